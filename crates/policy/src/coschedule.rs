@@ -15,7 +15,7 @@
 //! - *advice* (AV 4.3.1, the Linux form): the machine's scheduler picks the tasks, and prefers a waiting task of a
 //!   lower penalty. A task that lags behind the others by more than a bound gets no advice.
 //!
-//! Properties: the samples that a task has run are part of its score, so no task waits forever: with a weight of w per
+//! Properties: the samples that a task has run are part of its score, so no task waits forever. With a weight of w per
 //! sample and scores that differ by at most d, no task falls more than d/w samples behind. A task without evidence has
 //! no penalties, so it runs soon and evidence is gained. Caches are identified by their CPUs; a newcomer goes to the
 //! cache with the fewest tasks per CPU and stays there. CPUs on which other tasks were observed are left to those

@@ -1,7 +1,7 @@
 //! A deterministic simulated multicore: hardware, an operating system on it, and programs for it.
 //!
-//! It is the machine where a host has no counters, no partitions or only one cache, and the yardstick that scores
-//! every policy. The same seed gives the same bits on any host.
+//! It serves as the machine if a host has no counters, no partitions or only one cache, and as the reference by which
+//! every policy is scored. The same seed gives the same bits on any host.
 #![warn(missing_docs)]
 
 mod baseline;

@@ -1,7 +1,7 @@
-//! Scores of a mix against solo runs: pure arithmetic on rates.
+//! Scores of a mix relative to solo runs: pure arithmetic on rates.
 //!
 //! `rates` and `solo` are the same quantity (instructions per cycle, operations per second) of the same programs in the
-//! same order, together and alone. All are `None` without programs, or where a rate is not a positive number.
+//! same order, together and alone. All scores are `None` without programs, or if a rate is not a positive number.
 
 /// Sum of each program's rate over its solo rate (Snavely and Tullsen); equals the number of programs if none is slowed
 /// down.
@@ -15,18 +15,18 @@ pub fn harmonic_mean(rates: &[f64], solo: &[f64]) -> Option<f64> {
     Some(relative.len() as f64 / relative.iter().map(|rate| 1.0 / rate).sum::<f64>())
 }
 
-/// The largest rate alone over rate together.
+/// The largest ratio of a solo rate to the rate in the mix.
 pub fn worst_slowdown(rates: &[f64], solo: &[f64]) -> Option<f64> {
     relative(rates, solo)?.into_iter().map(|rate| 1.0 / rate).reduce(f64::max)
 }
 
-/// Mean of time together over time alone, minus one (CA).
+/// Mean run time in the mix over solo run time, minus one (CA).
 pub fn mean_slowdown(rates: &[f64], solo: &[f64]) -> Option<f64> {
     let relative = relative(rates, solo)?;
     Some(relative.iter().map(|rate| 1.0 / rate - 1.0).sum::<f64>() / relative.len() as f64)
 }
 
-/// Standard deviation over mean (CASC-6's fairness of run times).
+/// Standard deviation over mean (the fairness of run times in CASC-6).
 pub fn variation(values: &[f64]) -> Option<f64> {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let variance = values.iter().map(|value| (value - mean) * (value - mean)).sum::<f64>() / values.len() as f64;
@@ -54,7 +54,7 @@ mod tests {
         assert_eq!(variation(&[1.0, 3.0]), Some(0.5));
     }
 
-    /// Is nothing said of programs that never ran?
+    /// Is there no score for programs that never ran?
     #[test]
     fn a_rate_of_nothing_scores_nothing() {
         assert_eq!(weighted_speedup(&[0.0], &[1.0]), None);

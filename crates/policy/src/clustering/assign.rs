@@ -3,10 +3,10 @@
 //! Problem: put the threads of a cluster on one chip while all chips stay equally busy. Method: clusters are placed
 //! from the largest to the smallest, each on the chip with the fewest threads per CPU. A tie goes to the chip that
 //! already has most of the cluster's threads, so that good placements stay. If the remaining threads could not bring
-//! the other chips to within the limit of the chosen chip, the cluster is *neutralized*: it is spread over as few chips
-//! as preserve the balance, least loaded first (on two chips, over both, as in the thesis). Unclustered threads come
-//! last and even out differences. Threads that cannot be moved count toward the load of their chips, and attract their
-//! cluster if the balance allows it.
+//! the other chips to within the limit of the chosen chip, the cluster is *neutralized*. It is then spread over as few
+//! chips as preserve the balance, least loaded first (on two chips, over both, as in the thesis). Unclustered threads
+//! come last and even out differences. Threads that cannot be moved count toward the load of their chips, and attract
+//! their cluster if the balance allows it.
 //!
 //! Properties: pure, deterministic; best effort, not optimal.
 

@@ -1,7 +1,8 @@
 //! One run of a context: a fast path through accesses that no other context observes, then the event that ended it.
 //!
-//! `quick` is the loop that nearly all accesses pass through: L1 hits and fetches of code that is there. It ends with an
-//! `SlowPathCause`, which is dealt with at its tick; then it is entered again, until the run has a `BurstOutcome`.
+//! `quick` is the loop through which nearly all accesses pass: L1 hits, and fetches of code that is present. It ends
+//! with a `SlowPathCause`, which is handled at its tick; then the loop is entered again, until the run has a
+//! `BurstOutcome`.
 
 use cachemate_core::{Access, AccessKind, BatchEnd, CacheLevel};
 
@@ -12,66 +13,67 @@ use super::l1_variant::ANY;
 use super::pipeline::{ContextRun, CoreEnvironment, CoreFrontEnd};
 use super::thread::HwThread;
 
-/// How a run ended.
+/// The reason why a run ended.
 pub(crate) enum BurstOutcome {
-    /// Its time is up, or the turn is.
+    /// Its time or its turn is over.
     Yield,
-    /// Something that others see is due and must wait for the cores behind.
+    /// An access that others can see is due, and must wait for the cores that are behind.
     Held,
     Blocked,
     Turn(BatchEnd),
     Interrupt,
 }
 
-/// Why the quick way ended. At all but `BatchEnd`, `Jump` and `Compute` the instructions before have been issued.
+/// The reason why the fast path ended. For all but `BatchEnd`, `Jump` and `Compute`, the preceding instructions have
+/// been issued.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlowPathCause {
     BatchEnd,
     /// Time or window is used up.
     Budget,
-    /// The next line of code is not at hand.
+    /// The next line of code is not present.
     Fetch,
     Jump,
     Compute,
     Depends,
     Translate,
-    /// The access before is waited for.
+    /// The access needs the value of the previous load.
     Waits,
-    /// The access is not the L1's alone, and cores behind come first.
+    /// The access affects more than the L1, and cores that are behind come first.
     Early,
-    /// The access has to go the long way.
+    /// The access must take the slow path.
     Memory,
-    /// The access is no plain hit: the quick way's own affair.
+    /// The access is not a plain hit; the fast path handles it itself.
     Beyond,
 }
 
-/// A run under way. It can be put aside whenever the quick way has ended, and taken up again there.
+/// A run in progress. It can be suspended whenever the fast path has ended, and resumed there.
 #[derive(Default)]
 pub(crate) struct Burst {
     pub run: ContextRun,
-    /// `None` = there is no run.
+    /// `None` if there is no run.
     pub thread: Option<Box<HwThread>>,
-    /// Does every single access matter to its probes?
+    /// Whether the thread's probes observe every single access.
     pub watched: bool,
-    /// Are there any?
+    /// Whether the thread has probes.
     pub probed: bool,
-    /// The tick it got to.
+    /// The tick that the run has reached.
     pub t: u64,
-    /// Tick up to which time and window allow to issue.
+    /// Tick up to which time and window allow instructions to issue.
     pub stop: u64,
-    /// Instructions of the next record that have been issued.
+    /// Number of instructions of the next record that have been issued.
     pub skip: u64,
-    /// This context's part of the window.
+    /// This context's share of the window.
     window: u64,
-    /// Misses that it may have out.
+    /// Number of misses that may be outstanding.
     pub room: usize,
-    /// The access at hand was held at its tick: it is no plain hit.
+    /// Whether the current access was held at its tick, because it is not a plain hit.
     pub was_early: bool,
-    /// Where the L1 has its line.
+    /// Position of the access's line in the L1.
     pub place: Option<usize>,
     pub page: u64,
     pub frame: u64,
-    /// L1 hits of data and of code that are not yet in the counters.
+    /// L1 hits of data and of code that have not been added to the counters yet.
     pub hits: u64,
     pub fetches: u64,
     pub spent: UnattributedTicks,
@@ -88,7 +90,7 @@ impl Burst {
         self.thread = Some(thread);
     }
 
-    /// Are interrupts wanted that every stop must look for?
+    /// Must every stop check for overflow interrupts?
     #[inline]
     pub fn has_overflow_count(&self) -> bool {
         self.probed && self.thread.as_ref().is_some_and(|thread| !thread.probes.overflows.is_empty())
@@ -103,7 +105,7 @@ impl Burst {
         thread.fetch_left -= if thread.fetch_left == u64::MAX { 0 } else { count };
     }
 
-    /// The access itself is issued: the next record comes.
+    /// Issues the access itself, and advances to the next record.
     #[inline]
     pub fn skip_one(&mut self, thread: &mut HwThread, context: &mut HwContext) {
         thread.position += 1;
@@ -111,7 +113,7 @@ impl Burst {
         self.skip = 0;
     }
 
-    /// The tick until which time and window allow to issue.
+    /// Returns the tick up to which time and window allow instructions to issue.
     #[inline]
     pub fn issue_limit(&self, in_order: bool, t: u64, context: &mut HwContext) -> u64 {
         if in_order {
@@ -121,20 +123,21 @@ impl Burst {
         self.run.limit.min(issue).min(context.next_parked.max(t))
     }
 
-    /// Must what is due at this tick wait for cores behind?
+    /// Must an access that is due at this tick wait for cores that are behind?
     #[inline]
     pub fn must_wait(&self, context: &mut HwContext) -> bool {
         context.ready = self.t;
         self.t > self.run.shared
     }
 
-    /// The time is up, or the window is full (then the oldest load is waited for). `None` = neither.
+    /// Returns the outcome if the time is over or the window is full (the context then waits for the oldest load);
+    /// `None` if neither.
     fn exceeds_budget(&self, context: &mut HwContext) -> Option<BurstOutcome> {
         context.ready = self.t;
         if self.t >= self.run.limit {
             return Some(BurstOutcome::Yield);
         }
-        // The bound was that of a load which is back by now.
+        // The bound was that of a load that has returned in the meantime.
         if context.remaining_window(self.window, self.t) > 0 && context.next_parked > self.t {
             return None;
         }
@@ -150,7 +153,7 @@ impl Burst {
 }
 
 impl CoreFrontEnd {
-    /// Runs one context. On return `ready` and `wait` of the context say what is next.
+    /// Runs one context. On return, `ready` and `wait` of the context describe the next event.
     #[inline(never)]
     pub fn execute<const WATCHED: bool>(
         &mut self,
@@ -172,14 +175,14 @@ impl CoreFrontEnd {
             }
         };
         if matches!(outcome, BurstOutcome::Held) {
-            // Translations are looked up anew.
+            // Translations are looked up again.
             burst.page = u64::MAX;
         }
         burst.thread = Some(thread);
         outcome
     }
 
-    /// Puts the counts of a run where they belong; gives its thread back.
+    /// Adds the counts of a run to the counters, and returns its thread.
     #[inline]
     pub fn close(&mut self, burst: &Burst, mut thread: Box<HwThread>, caches: &mut Caches) -> Box<HwThread> {
         thread.skip = burst.skip;
@@ -194,7 +197,7 @@ impl CoreFrontEnd {
         thread
     }
 
-    /// Deals with what ended the quick way. `Some` = the run ends, too.
+    /// Handles the event that ended the fast path. `Some` if the run ends too.
     #[inline(never)]
     fn run_slow_path<const WATCHED: bool>(
         &mut self,
@@ -262,7 +265,7 @@ impl CoreFrontEnd {
         }
     }
 
-    /// Time or window is used up, or something put aside is due.
+    /// Handles the end of time or window, or a deferred access that is due.
     fn wait_or_unpark<const WATCHED: bool>(
         &mut self,
         burst: &mut Burst,
@@ -298,7 +301,7 @@ impl CoreFrontEnd {
         None
     }
 
-    /// The next line of code. `Some` = the context cannot go on at once.
+    /// Fetches the next line of code. `Some` if the context cannot continue at once.
     fn fetch<const WATCHED: bool>(
         &mut self,
         burst: &mut Burst,
@@ -321,7 +324,7 @@ impl CoreFrontEnd {
             return Some(BurstOutcome::Held);
         }
         let Some(frame) = thread.tlb.find(address >> page_shift) else {
-            // Comes here again with the translation at hand.
+            // The same fetch follows again, with the translation present.
             burst.spent.faults += translate(thread, address >> page_shift, context, false, around, self.l1d, t);
             context.ready = t + burst.spent.faults;
             return Some(BurstOutcome::Blocked);
@@ -366,7 +369,8 @@ impl CoreFrontEnd {
 }
 
 impl HwContext {
-    /// An access has been issued in the tick before `t`; its data is there at `done`. Does the context have to wait?
+    /// Completes an access that was issued in the tick before `t` and whose data arrives at `done`. Returns whether the
+    /// context has to wait.
     #[inline(always)]
     pub fn issued_miss(
         &mut self,
@@ -394,7 +398,7 @@ impl HwContext {
     }
 }
 
-/// All accesses of the batch are made: more of them, or what the thread said at its end.
+/// Handles the end of a batch: a further batch, or the request with which the thread ended it.
 fn batch_end(burst: &mut Burst, thread: &mut HwThread, context: &mut HwContext) -> Option<BurstOutcome> {
     burst.skip = 0;
     context.ready = burst.t;
@@ -409,14 +413,14 @@ fn batch_end(burst: &mut Burst, thread: &mut HwThread, context: &mut HwContext) 
     }
     thread.refill();
     if thread.batch.is_empty() && thread.turn == BatchEnd::More {
-        // A source that says "more" and gives nothing must not stop time.
+        // A source that returns "more" without any access must not stop time.
         HwContext::count_stall(&mut thread.counters, 1, context.value_wait());
         (burst.spent.in_place, burst.t) = (burst.spent.in_place + 1, burst.t + 1);
     }
     None
 }
 
-/// The value of the load before is needed: the context waits in place if no other one could use the time.
+/// Waits for the value of the last load; the context keeps its issue slot if no other context could use the time.
 pub(super) fn wait_for_value(
     burst: &mut Burst,
     thread: &mut HwThread,
@@ -433,7 +437,7 @@ pub(super) fn wait_for_value(
     Some(BurstOutcome::Blocked)
 }
 
-/// Asks the operating system; ticks it took.
+/// Asks the operating system for a translation. Returns the ticks that this took.
 pub(super) fn translate(
     thread: &mut HwThread,
     page: u64,

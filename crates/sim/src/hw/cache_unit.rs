@@ -9,10 +9,10 @@ use super::prefetch::Prefetcher;
 use super::server::BandwidthServer;
 use super::store::{LineMeta, SHARER_BITS, TagStore};
 
-/// No parent: memory is behind this cache.
+/// The cache has no parent: memory is behind it.
 pub(crate) const ROOT: usize = usize::MAX;
 
-/// The source of the data of a request.
+/// The source of a request's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DataOrigin {
     Hit(CacheLevel),
@@ -21,13 +21,13 @@ pub(crate) enum DataOrigin {
     RemoteMemory,
 }
 
-/// Fills on their way: line, tick of arrival, where from. Small; old ones go when it is full.
+/// Fills in progress: line, tick of arrival, and origin. The table is small; old entries are dropped when it is full.
 #[derive(Default)]
 pub(crate) struct PendingFills {
     fills: Vec<(u64, u64, DataOrigin)>,
-    /// Length at which those that have arrived are dropped.
+    /// Number of entries at which fills that have arrived are dropped.
     sweep_at: usize,
-    /// Bit `line % 64` of every line in `fills`: most lines that are asked for are not there.
+    /// Bit `line % 64` of every line in `fills`, because most lines that are looked up are not in it.
     bits: u64,
 }
 
@@ -35,7 +35,7 @@ const PENDING_AT_MOST: usize = 64;
 const MIN_SWEEP: usize = 12;
 
 impl PendingFills {
-    /// The line is being filled (again): what is known of an earlier fill does not matter any more.
+    /// Records that the line is being filled; an earlier fill of the line is replaced.
     #[inline]
     pub fn add(&mut self, line: u64, done: u64, served: DataOrigin, now: u64) {
         let bit = 1 << (line % 64);
@@ -60,7 +60,7 @@ impl PendingFills {
         self.bits = self.fills.iter().fold(0, |bits, entry| bits | 1 << (entry.0 % 64));
         self.sweep_at = (2 * self.fills.len()).clamp(MIN_SWEEP, PENDING_AT_MOST);
     }
-    /// Is the line's data there at tick `at`?
+    /// Has the line's data arrived by `tick`?
     #[inline]
     pub fn has_arrived(&self, line: u64, tick: u64) -> bool {
         self.pending_fill(line).is_none_or(|(done, _)| done <= tick)
@@ -74,7 +74,7 @@ impl PendingFills {
     }
 }
 
-/// Evicted lines by (evictor, owner), for the task numbers so far.
+/// Numbers of evicted lines by (evictor, owner), for the task numbers so far.
 #[derive(Default)]
 pub(crate) struct EvictionMatrix {
     side: usize,
@@ -104,7 +104,8 @@ impl EvictionMatrix {
     }
 }
 
-/// History words: 0 never here, 1 lost to a store elsewhere, evictor + 2.
+/// Words of the history: 0 if the line was never in the cache, 1 if a store elsewhere took it, otherwise the evictor +
+/// 2.
 const LOST_TO_STORE: u16 = 1;
 
 pub(crate) struct CacheUnit {
@@ -113,26 +114,26 @@ pub(crate) struct CacheUnit {
     pub latency: u64,
     pub write: WritePolicy,
     pub inclusion: Inclusion,
-    /// Index of the cache behind, or [`ROOT`].
+    /// Index of the cache behind this one, or [`ROOT`].
     pub parent: usize,
     /// This cache's bit in its parent's sharer masks.
     pub bit: u32,
     pub children: Vec<usize>,
-    /// False where all children write through: none of them can own a line.
+    /// False if all children write through: none of them can own a line.
     pub children_own: bool,
     pub package: u32,
-    /// That share it.
+    /// Number of cores that share the cache.
     pub cores: u32,
-    /// Whether the next level serves all requests of this L1 without effect on other caches.
+    /// Whether the next level serves all requests of this L1 without affecting other caches.
     pub owns_next: bool,
     pub store: TagStore,
     pub pending: PendingFills,
     pub out: Option<BandwidthServer>,
     pub prefetcher: Option<Prefetcher>,
-    /// Per class of service; all ways where absent.
+    /// Way masks by class of service; `None` allows all ways.
     pub masks: Vec<Option<u64>>,
     pub counters: CacheCounters,
-    /// Lines by owner.
+    /// Number of lines by owner.
     pub occupancy: Vec<u32>,
     pub matrix: EvictionMatrix,
     /// The cause of the first miss on a line.
@@ -179,18 +180,19 @@ impl CacheUnit {
         self.inclusion == Inclusion::Victim
     }
 
-    /// Bits of `line` (of a cache with shorter lines) within this cache's line: its sector.
+    /// Returns the bits of `address` (a line of a cache with shorter lines) within this cache's line, which select its
+    /// sector.
     pub fn sector(&self, address: u64, below_shift: u32) -> u32 {
         1 << ((address >> below_shift & ((1 << (self.line_shift - below_shift)) - 1)) as u32 % SHARER_BITS)
     }
 
-    /// Has the line been here before? Without that none of the caches before has a part of it either: what they have came
-    /// through this one (not so for a victim cache).
+    /// Was the line in this cache before? If not, none of the caches above has a part of it either, because their lines
+    /// came through this cache (this does not hold for a victim cache).
     pub fn was_cached(&self, line: u64) -> bool {
         self.is_victim() || self.history.get(line) != 0
     }
 
-    /// Why is the line not here for this task?
+    /// Returns the reason why the line is missing for this task.
     #[inline]
     pub fn miss_cause(&self, line: u64, task: u16) -> MissCause {
         match self.history.get(line) {
@@ -201,7 +203,7 @@ impl CacheUnit {
         }
     }
 
-    /// A demand miss of a task: counted with its cause, for both.
+    /// Counts a demand miss of a task, with its cause, for the task and for the cache.
     #[inline(always)]
     pub fn miss(&mut self, line: u64, task: u16, counters: &mut TaskCounters) {
         let cause = self.miss_cause(line, task) as usize;
@@ -209,7 +211,7 @@ impl CacheUnit {
         self.counters.demand.misses[cause] += 1;
     }
 
-    /// The line has just left. `evictor` `None`: a store elsewhere took it.
+    /// Records that the line has just left. If `evictor` is `None`, a store elsewhere took it.
     #[inline(always)]
     pub fn record_eviction(&mut self, line: u64, meta: LineMeta, evictor: Option<u16>) {
         self.occupancy[usize::from(meta.owner())] -= 1;
@@ -223,14 +225,14 @@ impl CacheUnit {
         }
     }
 
-    /// The line leaves without an eviction (a victim cache returned it, or its frame was reused):
-    /// `remember` whether the next miss on it still is one's own.
+    /// Records that the line leaves without an eviction (a victim cache returned it, or its frame was reused).
+    /// `remember` states whether the next miss on the line still counts as the task's own.
     pub fn record_removal(&mut self, line: u64, meta: LineMeta, remember: Option<u16>) {
         self.occupancy[usize::from(meta.owner())] -= 1;
         *self.history.count_mut(line) = remember.map_or(0, |task| task + 2);
     }
 
-    /// Tells the host that the line's history, and its set where asked, will be read.
+    /// Hints to the host that the line's history, and its set if requested, will be read.
     #[inline(always)]
     pub fn prefetch_host_line(&self, line: u64, set: bool) {
         self.history.prefetch_host_entry(line);
@@ -257,7 +259,7 @@ impl CacheUnit {
         self.masks.get(usize::from(class)).copied().flatten()
     }
 
-    /// Ticks to queue for passing `bytes` towards the core.
+    /// Returns the ticks that `bytes` queue on their way toward the core.
     #[inline]
     pub fn transfer_out(&mut self, tick: u64, bytes: u64) -> u64 {
         self.counters.bytes_out += bytes;

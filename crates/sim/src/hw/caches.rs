@@ -1,10 +1,10 @@
-//! All caches of a machine as one tree, and what the walks below share.
+//! All caches of a machine as one tree, and the parts that the walks below share.
 //!
-//! The leaves are the L1s, the roots the caches with memory behind them. A request walks from a leaf outwards until a
-//! cache has the line. Every cache on the way is updated at once: the state is exact at the tick of the
-//! request, and only the data is late (`PendingFills`). MESI: a cache in E or M means that no cache off its path to memory
-//! has the line; a parent's sharer bits say which children may hold it, a directory per line of memory which roots may.
-//! Both are supersets: a copy that left quietly is found missing when it is asked for.
+//! The leaves are the L1s; the roots are the caches with memory behind them. A request walks from a leaf outward until
+//! a cache has the line. Every cache on the way is updated at once: the state is exact at the tick of the request, and
+//! only the data arrives later (`PendingFills`). MESI: if a cache has a line in E or M, no cache off its path to memory
+//! has it. A parent's sharer bits show which children may hold the line, and a directory per line of memory shows which
+//! roots may. Both are supersets: a copy that was dropped silently is found missing when it is looked up.
 
 use cachemate_core::{CacheLevel, MachineSpec, MachineSpecError, SplitMix64, WritePolicy};
 
@@ -16,14 +16,14 @@ use super::line_table::LineTable;
 use super::page_index::{PageIndex, SetBits};
 use super::store::{EXCLUSIVE, EvictedLine, LineMeta, MODIFIED, SHARED, SHARER_BITS, TagStore};
 
-/// One request on its way.
+/// A request on its way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheRequest {
     pub address: u64,
     pub at: u64,
-    /// Ownership is wanted.
+    /// Whether ownership is requested.
     pub store: bool,
-    /// The data of a store comes along and the asking cache keeps no line for it (write through).
+    /// Whether the request carries the data of a store and the requesting cache keeps no line for it (write-through).
     pub through: bool,
     pub prefetch: bool,
     pub task: u16,
@@ -31,17 +31,17 @@ pub(crate) struct CacheRequest {
     pub package: u32,
 }
 
-/// The outcome.
+/// The response to a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheResponse {
-    /// Tick at which the data is there.
+    /// Tick at which the data arrives.
     pub ready_tick: u64,
-    /// The part of the time until then that is spent queueing.
+    /// The part of the time until then that is spent in queues.
     pub queue: u64,
     pub served: DataOrigin,
-    /// No other cache off the path holds the line.
+    /// Whether no other cache off the path holds the line.
     pub exclusive: bool,
-    /// The data differs from memory and the asker takes over responsibility.
+    /// Whether the data differs from memory, and the requester becomes responsible for it.
     pub dirty: bool,
 }
 
@@ -51,17 +51,17 @@ pub(crate) struct SnoopResult {
     pub any: bool,
     pub exclusive: bool,
     pub dirty: bool,
-    /// Package of a holder, the asker's own where possible.
+    /// Package of a holder; the requester's own if possible.
     pub package: Option<u32>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SnoopAction {
-    /// Others keep a shared copy.
+    /// Other caches keep a shared copy.
     Share,
     /// A store elsewhere takes all copies.
     Take,
-    /// An inclusive cache behind lost the line, by this task's doing.
+    /// An inclusive cache behind lost the line because of this task.
     Drop(u16),
 }
 
@@ -71,29 +71,29 @@ pub(crate) struct Caches {
     pub dram: Dram,
     pub same_package: Option<u64>,
     pub other_package: Option<u64>,
-    /// Caches with memory behind them.
+    /// The caches with memory behind them.
     pub roots: Vec<usize>,
-    /// Number of each unit in `roots`, for roots.
+    /// For each unit that is a root, its position in `roots`.
     root_number: Vec<usize>,
     pub directory: Option<LineTable>,
-    /// Lines of the directory.
+    /// Line size of the directory, as a shift.
     pub directory_shift: u32,
-    /// Prefetches that the request under way gave rise to: cache and line. They start when it is through.
+    /// Prefetches that the current request caused, as cache and line. They start when the request is complete.
     pub due: Vec<(usize, u64)>,
-    /// L1 prefetches of the last request, for a sampler that trips over them.
+    /// Number of L1 prefetches of the last request, for a sampler that misreads them.
     pub first_level_prefetches: u32,
-    /// Everything goes the long way: a test compares both.
+    /// All requests take the slow path, so that a test can compare both paths.
     #[cfg(test)]
     pub long_way_only: bool,
-    /// No core runs ahead with hits of its own second level.
+    /// No core runs ahead with hits in its own second level.
     #[cfg(test)]
     pub in_order_only: bool,
-    /// No core takes the quick way.
+    /// No core takes the fast path.
     #[cfg(test)]
     pub step_by_step: bool,
 }
 
-/// Bits of a directory word; more roots share bits.
+/// Number of bits in a directory word; if there are more roots, they share bits.
 const DIRECTORY_BITS: usize = 16;
 
 impl Caches {
@@ -128,7 +128,7 @@ impl Caches {
                 units[parent].children.push(child);
             }
         }
-        // Known before the first request: whose second level is its own, and predictable in what it drops.
+        // Determined before the first request: the L1s whose second level is their own and evicts predictably.
         for index in 0..units.len() {
             let Some(behind) = units.get(units[index].parent) else { continue };
             let alone = behind.level == CacheLevel::L2 && behind.cores == 1 && behind.write == WritePolicy::Back;
@@ -166,13 +166,13 @@ impl Caches {
         })
     }
 
-    /// Ticks to a copy of the line in another cache.
+    /// Returns the ticks to a copy of the line in another cache.
     pub fn remote_latency(&self, ask: &CacheRequest, held: SnoopResult) -> u64 {
         let transfer_ticks = if held.package == Some(ask.package) { self.same_package } else { self.other_package };
         transfer_ticks.unwrap_or_else(|| self.dram.latency(ask.address, ask.package))
     }
 
-    /// Looks for copies of the bytes `address` .. + 2^span in a cache and all before it, and acts on them.
+    /// Looks for copies of the bytes `address` .. + 2^span in a cache and all caches above it, and acts on them.
     pub fn snoop(&mut self, index: usize, address: u64, asked: u32, action: SnoopAction) -> SnoopResult {
         let mut held = SnoopResult::default();
         let mut sharers = 0;
@@ -180,7 +180,7 @@ impl Caches {
         let span = asked.max(unit.line_shift);
         let first = address >> span << (span - unit.line_shift);
         let victim = unit.is_victim();
-        // Of a victim cache's line, the sectors that overlap.
+        // In a victim cache's line, the sectors that overlap.
         let wanted = if victim { self.sectors(index, address, asked) } else { 0 };
         let unit = &mut self.units[index];
         for line in first..first + (1 << (span - unit.line_shift)) {
@@ -223,7 +223,7 @@ impl Caches {
         held
     }
 
-    /// Sectors of a victim cache's line that overlap the bytes `address` .. + 2^span.
+    /// Returns the sectors of a victim cache's line that overlap the bytes `address` .. + 2^span.
     fn sectors(&self, index: usize, address: u64, span: u32) -> u32 {
         let (unit, below) = (&self.units[index], self.below_shift(index));
         let start = address >> span << span;
@@ -231,7 +231,7 @@ impl Caches {
         (0..sectors).fold(0, |wanted, nth| wanted | unit.sector(start + (nth << below), below))
     }
 
-    /// The other children of `at` than `asking`, those with a bit in `sharers`.
+    /// Snoops the children of `at` other than `asking` that have a bit in `sharers`.
     pub fn siblings(
         &mut self,
         at: usize,
@@ -251,7 +251,7 @@ impl Caches {
         held
     }
 
-    /// The other roots that may hold the line; `asking` is noted as a holder.
+    /// Snoops the other roots that may hold the line, and records `asking` as a holder.
     pub fn other_roots(&mut self, asking: usize, ask: &CacheRequest, action: SnoopAction) -> SnoopResult {
         let mut held = SnoopResult::default();
         let Some(directory) = &mut self.directory else { return held };
@@ -282,7 +282,8 @@ impl Caches {
         held
     }
 
-    /// `from` has the line shared and wants to write: all copies off its path go. Ticks it takes.
+    /// Removes all copies off the path of `from`, which has the line shared and wants to write it. Returns the ticks
+    /// that this takes.
     pub fn upgrade(&mut self, from: usize, ask: &CacheRequest) -> u64 {
         let (mut latency, mut at) = (self.units[from].latency, from);
         loop {
@@ -312,7 +313,7 @@ impl Caches {
         }
     }
 
-    /// Puts a line into a cache; what has to leave goes its way.
+    /// Inserts a line into a cache, and handles the line that it displaces.
     pub fn fill(&mut self, index: usize, meta: LineMeta, ask: &CacheRequest, counters: &mut TaskCounters) {
         let unit = &mut self.units[index];
         let mask = unit.mask_of(ask.class);
@@ -341,7 +342,7 @@ impl Caches {
         } else if state == MODIFIED {
             self.units[index].counters.writebacks += 1;
             let bytes = if self.units[index].is_victim() {
-                // Only the sectors that are there.
+                // Only the sectors that are present.
                 u64::from(evicted.meta.sharers().count_ones()) << self.below_shift(index)
             } else {
                 1 << span
@@ -350,12 +351,12 @@ impl Caches {
         }
     }
 
-    /// Line length of the caches before, as a shift; of a victim cache: its sectors.
+    /// Returns the line length of the caches above, as a shift; for a victim cache, that of its sectors.
     pub fn below_shift(&self, index: usize) -> u32 {
         self.units[index].children.first().map_or(self.units[index].line_shift, |&child| self.units[child].line_shift)
     }
 
-    /// A dirty line goes outwards, to the first cache that has it, or to memory.
+    /// Writes a dirty line back to the first cache outward that has it, or to memory.
     pub fn write_back(&mut self, mut index: usize, bytes: u64, ask: &CacheRequest, counters: &mut TaskCounters) {
         while index != ROOT {
             let unit = &mut self.units[index];
@@ -372,7 +373,7 @@ impl Caches {
         self.dram.write(ask.address, ask.package, bytes, ask.at);
     }
 
-    /// Inserts a line that the level before evicted. `meta` has no sharers; `below` is that level's line.
+    /// Inserts a line that the level above evicted. `meta` has no sharers; `below` is that level's line.
     fn insert_victim(
         &mut self,
         at: usize,
@@ -391,23 +392,24 @@ impl Caches {
         let state = if old.state().min(meta.state()) == SHARED { SHARED } else { old.state().max(meta.state()) };
         unit.store.set_meta(place, old.with_sharers(old.sharers() | sector).with_state(state));
         unit.store.touch(line, place);
-        // Sectors share one state: a dirty one beside a shared one is written out.
+        // Sectors share one state, so a dirty one is written back if it joins a shared one.
         if state == SHARED && old.state().max(meta.state()) == MODIFIED {
             let parent = unit.parent;
             self.write_back(parent, 1 << below, ask, counters);
         }
     }
 
-    /// A page has just been copied to these bytes on the core of this L1: all of its lines are in the last cache on the
-    /// core's way to memory. They are held clean, as the traffic of copying is in what the machine says a copied page
-    /// costs. Without this the cost would be charged twice: its measurement (CP 4.6.5) left the lines cached.
+    /// Records that a page has just been copied to these bytes on the core of this L1: all of its lines are in the last
+    /// cache on the core's way to memory. They are held clean, because the machine's stated cost of a copied page
+    /// includes the traffic of copying. Without this the cost would be charged twice: its measurement (CP 4.6.5) left
+    /// the lines cached.
     pub fn insert_copied(&mut self, l1: usize, first_address: u64, bytes: u64, task: u16, now: u64) {
         let parent = |at: usize| Some(self.units[at].parent).filter(|&parent| parent != ROOT);
         let path: Vec<usize> = std::iter::successors(parent(l1), |&index| parent(index)).collect();
         let Some(&into) = path.iter().rev().find(|&&at| !self.units[at].is_victim()) else { return };
         let root = path[path.len() - 1];
         let (shift, package) = (self.units[into].line_shift, self.units[into].package);
-        // Nobody's counters: the copying is the operating system's.
+        // The counts belong to no task, because the operating system copies the page.
         let mut counters = TaskCounters::default();
         for line in first_address >> shift..(first_address + bytes) >> shift {
             if self.units[into].store.find(line).is_some() {
@@ -421,7 +423,7 @@ impl Caches {
         }
     }
 
-    /// Removes a frame's lines everywhere and forgets them.
+    /// Removes a frame's lines from all caches, and forgets them.
     pub fn flush(&mut self, first_address: u64, bytes: u64) {
         for unit in &mut self.units {
             let lines = first_address >> unit.line_shift..(first_address + bytes).div_ceil(1 << unit.line_shift);
@@ -452,7 +454,7 @@ impl SnoopResult {
     }
 }
 
-/// Checks the requirements of this engine on a machine.
+/// Checks that a machine meets the requirements of this engine.
 fn check(machine: &MachineSpec) -> Result<(), MachineSpecError> {
     let fail = |field: String, found: String, expected: &str| {
         Err(MachineSpecError { machine: machine.name.clone(), field, found, expected: expected.to_string() })
@@ -468,7 +470,7 @@ fn check(machine: &MachineSpec) -> Result<(), MachineSpecError> {
         if PageIndex::page_bits(machine) > PageIndex::MAX_PAGE_BITS {
             return fail(field("index"), format!("{:?}", cache.index), "at most 128 pages in a way of an L1");
         }
-        // Frames have longer names where an L1's sets go by virtual addresses.
+        // Frames have longer names if an L1 derives its sets from virtual addresses.
         let bytes = match PageIndex::page_bits(machine) {
             0 => machine.memory.size_bytes,
             bits => machine.memory.size_bytes.next_power_of_two() << bits,

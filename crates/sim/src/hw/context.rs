@@ -1,4 +1,4 @@
-//! One hardware context: the thread on it, what it waits for, and where its ticks went.
+//! One hardware context: its thread, the events for which it waits, and the attribution of its ticks.
 
 use cachemate_core::{CpuId, TaskId};
 
@@ -8,62 +8,64 @@ use super::counters::{CpuCounters, Stalls, TaskCounters};
 use super::deferred::DeferredAccess;
 use super::thread::HwThread;
 
-/// The cause for which a context waits, and the queueing part of the wait.
+/// The cause for which a context waits, and the part of the wait that is queueing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StallSource {
     pub served: DataOrigin,
     pub queue: u64,
-    /// Another miss of the context brings the line: no miss register of its own is taken.
+    /// Whether another miss of the context brings the line, so that no additional miss register is used.
     pub joined: bool,
 }
 
-/// A miss that the context did not wait for.
+/// A miss for which the context did not wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OutstandingMiss {
     pub done: u64,
-    /// Instruction number; `None` for stores, which hold no place in the window once issued.
+    /// Instruction number; `None` for stores, which occupy no place in the window once issued.
     pub instruction: Option<u64>,
     pub wait: StallSource,
 }
 
-/// Ticks of one run of a context that went to no instruction and no wait.
+/// Ticks of one run of a context that were spent neither on instructions nor on waits.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct UnattributedTicks {
-    /// Waited with the issue slot kept; owned already.
+    /// Ticks of waiting with the issue slot kept; they are already attributed.
     pub in_place: u64,
-    /// The operating system's, at the end of the run.
+    /// Ticks of the operating system, charged at the end of the run.
     pub faults: u64,
     pub interrupts: u64,
 }
 
-/// No load in flight.
+/// The value if no load is in flight.
 const NONE: (u64, u64) = (u64::MAX, u64::MAX);
 
 pub(crate) struct HwContext {
     pub cpu: CpuId,
     pub thread: Option<Box<HwThread>>,
-    /// Tick from which it could issue.
+    /// Tick from which the context could issue.
     pub ready: u64,
-    /// Its ticks before this have an owner.
+    /// Tick before which all ticks are attributed.
     pub accounted: u64,
     pub wait: Option<StallSource>,
-    /// Oldest first. Those that are back stay until their places are needed.
+    /// Outstanding misses, oldest first. Those that have returned stay until their places are needed.
     pub outstanding: Vec<OutstandingMiss>,
-    /// Miss registers (in order: places in the store buffer) that they hold.
+    /// Number of miss registers (in order: entries of the store buffer) that they occupy.
     pub mshrs_in_use: usize,
-    /// When the first of them is back; `u64::MAX` without any.
+    /// Tick at which the first of them returns; `u64::MAX` if there are none.
     pub soonest: u64,
-    /// The oldest load that may still be out: when it is back, its instruction; both `u64::MAX` = none.
+    /// The oldest load that may still be outstanding: the tick at which it returns, and its instruction; both
+    /// `u64::MAX` if there is none.
     oldest: (u64, u64),
-    /// When the value of the last load is there, and from where.
+    /// Tick at which the value of the last load arrives, and its origin.
     pub value_at: u64,
     pub value_from: DataOrigin,
-    /// Accesses put aside, by instruction, and the first tick at which one of them is due (`u64::MAX` = none).
+    /// Deferred accesses, by instruction, and the first tick at which one of them is due (`u64::MAX` if there are
+    /// none).
     pub parked: Vec<DeferredAccess>,
     pub next_parked: u64,
-    /// The one whose value is the last load's, where `value_at` is `u64::MAX`.
+    /// The deferred access whose value is that of the last load, if `value_at` is `u64::MAX`.
     pub parked_value: u64,
-    /// Instructions issued on this context, ever.
+    /// Number of instructions issued on this context since the start.
     pub issued: u64,
     pub counters: CpuCounters,
 }
@@ -90,7 +92,7 @@ impl HwContext {
         }
     }
 
-    /// Tick from which its thread could issue; `u64::MAX` = there is none.
+    /// Returns the tick from which its thread could issue; `u64::MAX` if there is no thread.
     #[inline(always)]
     pub fn ready_tick(&self) -> u64 {
         if self.thread.is_some() { self.ready } else { u64::MAX }
@@ -100,7 +102,8 @@ impl HwContext {
         self.thread.as_ref().map(|thread| thread.task)
     }
 
-    /// Gives every tick before `until` an owner: first what the context waited for, then the issue slot it did not get.
+    /// Attributes every tick before `until`: first to the wait of the context, then to the issue slot that it did not
+    /// get.
     pub fn account(&mut self, until: u64) {
         let Some(thread) = &mut self.thread else { return };
         if until <= self.accounted {
@@ -128,7 +131,7 @@ impl HwContext {
         }
     }
 
-    /// `ticks` of the operating system, from now on; everything else is put off by as much.
+    /// Charges `ticks` of the operating system, starting now; everything else is delayed by as much.
     pub fn charge_ticks(&mut self, now: u64, ticks: u64, what: Charge) {
         self.counters.charged_ticks[what as usize] += ticks;
         self.account(now);
@@ -143,7 +146,7 @@ impl HwContext {
         }
     }
 
-    /// A run of `ticks` ended at `now`: all but what was `spent` otherwise were instructions.
+    /// Attributes a run of `ticks` that ended at `now`: all ticks except those in `spent` were instructions.
     pub fn account_run(&mut self, counters: &mut TaskCounters, ticks: u64, now: u64, spent: UnattributedTicks) {
         let instructions = ticks - spent.in_place;
         let system = spent.faults + spent.interrupts;
@@ -158,12 +161,12 @@ impl HwContext {
         self.ready = self.ready.max(self.accounted);
     }
 
-    /// The stall source to which the wait for the last load's value is attributed.
+    /// Returns the stall source of the wait for the last load's value.
     pub fn value_wait(&self) -> StallSource {
         StallSource { served: self.value_from, queue: 0, joined: false }
     }
 
-    /// `ticks` spent waiting without giving up the issue slot.
+    /// Counts `ticks` of waiting with the issue slot kept.
     pub fn count_stall(counters: &mut TaskCounters, ticks: u64, wait: StallSource) {
         let queued = ticks.min(wait.queue);
         counters.stalls.queue += queued;
@@ -171,7 +174,7 @@ impl HwContext {
         counters.ticks += ticks;
     }
 
-    /// A miss goes out that is not waited for.
+    /// Sends a miss for which the context does not wait.
     #[inline(always)]
     pub fn send(&mut self, miss: OutstandingMiss) {
         if let (NONE, Some(instruction)) = (self.oldest, miss.instruction) {
@@ -182,7 +185,7 @@ impl HwContext {
         self.outstanding.push(miss);
     }
 
-    /// As [`HwContext::send`], for a load older than others in flight.
+    /// As [`HwContext::send`], for a load that is older than others in flight.
     pub fn send_in_order(&mut self, miss: OutstandingMiss) {
         let Some(instruction) = miss.instruction else { return self.send(miss) };
         let younger = |other: &OutstandingMiss| other.instruction.is_some_and(|other| other > instruction);
@@ -195,13 +198,14 @@ impl HwContext {
         self.outstanding.insert(index, miss);
     }
 
-    /// Does a miss of this context bring a line that comes at this tick?
+    /// Does an outstanding miss of this context bring a line at this tick?
     #[inline]
     pub fn has_miss_for(&self, done: u64) -> bool {
         self.outstanding.iter().rev().any(|miss| miss.done == done && !miss.wait.joined)
     }
 
-    /// Instructions that still fit into a window of so many, which the oldest load in flight keeps from moving on.
+    /// Returns the number of instructions that still fit into a window of this size, which the oldest load in flight
+    /// keeps from advancing.
     #[inline(always)]
     pub fn remaining_window(&mut self, window: u64, t: u64) -> u64 {
         if self.oldest.0 <= t {
@@ -212,7 +216,7 @@ impl HwContext {
         oldest.saturating_add(window).saturating_sub(self.issued)
     }
 
-    /// The thread is gone, and its misses with it.
+    /// Clears the state, because the thread has left the context, and its misses with it.
     pub fn forget(&mut self) {
         self.outstanding.clear();
         self.mshrs_in_use = 0;
@@ -222,7 +226,7 @@ impl HwContext {
         self.oldest = NONE;
     }
 
-    /// Forgets misses that are back.
+    /// Drops misses that have returned.
     pub fn retire(&mut self, now: u64) {
         if self.soonest > now {
             return;

@@ -1,8 +1,8 @@
 //! Hardware counters: per task, per cache, per processor, per memory node.
 //!
-//! Time is counted in *ticks*, issue slots of a core: one cycle has as many ticks as the core's issue width. Every tick
-//! that a task is on processor has exactly one owner (an instruction, a stall cause, or the system), and every miss
-//! exactly one cause; the tests hold the sums to that.
+//! Time is counted in *ticks*, the issue slots of a core: one cycle has as many ticks as the core's issue width. Every
+//! tick that a task is on a processor is attributed to exactly one owner (an instruction, a stall cause, or the
+//! system), and every miss to exactly one cause; the tests check these sums.
 
 use cachemate_core::{CacheLevel, CounterEvent, EventCount, EventCounts, StallCause};
 
@@ -13,17 +13,17 @@ pub const LEVELS: usize = 5;
 pub const ALL_LEVELS: [CacheLevel; LEVELS] =
     [CacheLevel::L1Instruction, CacheLevel::L1Data, CacheLevel::L2, CacheLevel::L3, CacheLevel::L4];
 
-/// Why a line that was asked for was not there.
+/// The reason why a requested line was not in the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum MissCause {
-    /// Never before in this cache.
+    /// The line was never in this cache.
     Cold,
-    /// The task itself had evicted it (capacity or conflict).
+    /// The task itself evicted the line (capacity or conflict).
     Own,
-    /// Another task had evicted it.
+    /// Another task evicted the line.
     InterTask,
-    /// A store elsewhere had invalidated it.
+    /// A store elsewhere invalidated the line.
     Coherence,
 }
 
@@ -34,7 +34,7 @@ pub struct LevelCounts {
     pub references: u64,
     /// Misses by [`MissCause`].
     pub misses: [u64; 4],
-    /// Demand hits on a line that a prefetcher brought, the first per line.
+    /// Demand hits on lines that a prefetcher brought; only the first hit on each line counts.
     pub prefetch_hits: u64,
 }
 
@@ -55,32 +55,33 @@ impl LevelCounts {
     }
 }
 
-/// Ticks on processor that went to no instruction, by owner.
+/// Ticks on a processor that were not used for instructions, by owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stalls {
-    /// Ready, but another context had the issue slot.
+    /// Ready, but another context used the issue slot.
     pub issue: u64,
     /// Waiting for a hit, by level.
     pub hit: [u64; LEVELS],
-    /// Waiting for a line out of another cache.
+    /// Waiting for a line from another cache.
     pub remote_cache: u64,
-    /// Waiting for memory of the own node.
+    /// Waiting for memory of the local node.
     pub local_memory: u64,
     /// Waiting for memory of another node.
     pub remote_memory: u64,
-    /// The part of any wait that was spent queueing for bandwidth.
+    /// The part of any wait that was spent in queues for bandwidth.
     pub queue: u64,
-    /// The operating system (faults, interrupts, switches) on the task's time.
+    /// Used by the operating system (faults, interrupts, switches) during the task's time.
     pub system: u64,
 }
 
 impl Stalls {
-    /// Stalls for data from beyond the first level, queues included.
+    /// Returns the stalls for data from beyond the first level, including queues.
     pub fn data_stalls(&self) -> u64 {
         let hits: u64 = self.hit[CacheLevel::L2 as usize..].iter().sum();
         hits + self.remote_cache + self.local_memory + self.remote_memory + self.queue
     }
-    /// All causes together; with the issue slots of instructions these are the ticks on processor.
+    /// Returns the sum of all causes; together with the issue slots of instructions, these are the ticks on a
+    /// processor.
     pub fn sum(&self) -> u64 {
         self.issue
             + self.hit.iter().sum::<u64>()
@@ -92,42 +93,43 @@ impl Stalls {
     }
 }
 
-/// Everything counted of one task since it began. Raw and complete: what a limited counter unit would see of it is
-/// the multiplexer's business.
+/// Everything counted for one task since it began. The counts are raw and complete; the multiplexer models the limits
+/// of a counter unit.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TaskCounters {
     /// Ticks of one cycle; 0 until the task first ran.
     pub ticks_per_cycle: u64,
-    /// Instructions that it has issued.
+    /// Number of instructions that the task has issued.
     pub instructions: u64,
-    /// Ticks on processor.
+    /// Ticks on a processor.
     pub ticks: u64,
-    /// Ticks on processor that no instruction used.
+    /// Ticks on a processor that no instruction used.
     pub stalls: Stalls,
-    /// Counts by `level as usize`.
+    /// Counts, indexed by `level as usize`.
     pub levels: [LevelCounts; LEVELS],
     /// Demand accesses that another cache answered.
     pub remote_cache_hits: u64,
-    /// Bytes that its requests brought from memory, prefetches included.
+    /// Bytes that the task's requests read from memory, including prefetches.
     pub memory_read_bytes: u64,
-    /// Bytes that its requests sent to memory: stores written through, and dirty lines that they push out or
-    /// that others get to share.
+    /// Bytes that the task's requests wrote to memory: stores written through, and dirty lines that they displace or
+    /// that become shared.
     pub memory_write_bytes: u64,
-    /// The operating system counts these.
+    /// Number of context switches, counted by the operating system.
     pub context_switches: u64,
-    /// Faults that the operating system answered for it.
+    /// Number of faults that the operating system handled for the task.
     pub page_faults: u64,
-    /// Batches that it ended with a wish to the operating system.
+    /// Number of batches that the task ended with a request to the operating system.
     pub system_calls: u64,
 }
 
 impl TaskCounters {
-    /// Cycles on processor (whole ones).
+    /// Returns the whole cycles on a processor.
     pub fn cycles(&self) -> u64 {
         self.ticks / self.ticks_per_cycle.max(1)
     }
 
-    /// One event's raw count; `None` where tasks have none: whose node memory is on is not told apart.
+    /// Returns one event's raw count; `None` if the event is not counted per task (the node of a memory access is not
+    /// distinguished).
     pub fn count(&self, event: CounterEvent) -> Option<u64> {
         let cycles = |ticks: u64| ticks / self.ticks_per_cycle.max(1);
         Some(match event {
@@ -153,15 +155,15 @@ impl TaskCounters {
         })
     }
 
-    /// Every event, as an ideal counter unit reads them: sorted, nothing multiplexed. `levels` are those that the
-    /// machine has; events of others would be absent evidence, not zeros.
+    /// Returns every event as an ideal counter unit reads it: sorted, without multiplexing. `levels` are the machine's
+    /// levels; events of other levels are left out rather than reported as zeros.
     pub fn counts(&self, levels: &[CacheLevel]) -> EventCounts {
         let events = events(levels);
         let reading = |event| Some(EventCount { event, count: self.count(event)?, enabled_share: 1.0 });
         EventCounts(events.into_iter().filter_map(reading).collect())
     }
 
-    /// The counts since `earlier`, an older copy of these counters.
+    /// Returns the counts since `earlier`, an older copy of these counters.
     pub fn subtract_earlier(&self, earlier: &Self) -> Self {
         let mut levels = self.levels;
         levels.iter_mut().zip(&earlier.levels).for_each(|(now, earlier_level)| now.add(earlier_level, -1));
@@ -190,7 +192,7 @@ impl TaskCounters {
     }
 }
 
-/// Every event that a machine with these cache levels counts, ascending.
+/// Returns every event that a machine with these cache levels counts, in ascending order.
 pub fn events(levels: &[CacheLevel]) -> Vec<CounterEvent> {
     let mut events = vec![CounterEvent::Instructions, CounterEvent::Cycles, CounterEvent::RemoteCacheHits];
     events.extend([CounterEvent::MemoryReadBytes, CounterEvent::MemoryWriteBytes]);
@@ -220,30 +222,30 @@ pub fn events(levels: &[CacheLevel]) -> Vec<CounterEvent> {
 pub struct CacheCounters {
     /// Demand accesses of all tasks.
     pub demand: LevelCounts,
-    /// Lines that a task's fill pushed out, here or in an inclusive cache behind.
+    /// Lines displaced by a task's fill, here or in an inclusive cache behind.
     pub evictions: u64,
-    /// Dirty lines passed outwards.
+    /// Dirty lines written outward.
     pub writebacks: u64,
     /// Copies lost to stores elsewhere.
     pub invalidations: u64,
-    /// Prefetches that this cache's prefetcher started.
+    /// Prefetches started by this cache's prefetcher.
     pub prefetches: u64,
-    /// Bytes this cache gave towards the cores, and ticks that requests queued for that.
+    /// Bytes that this cache sent toward the cores.
     pub bytes_out: u64,
-    /// Ticks that requests queued for the way to the cores.
+    /// Ticks that requests queued for the path to the cores.
     pub queue_ticks: u64,
 }
 
 /// The counts of one memory controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemoryCounters {
-    /// Lines read, prefetches included.
+    /// Bytes read, including prefetches.
     pub read_bytes: u64,
-    /// Lines and stores written.
+    /// Bytes written, as lines or stores.
     pub write_bytes: u64,
-    /// Ticks the controller was busy, and ticks that requests queued for it.
+    /// Ticks for which the controller was busy.
     pub busy_ticks: u64,
-    /// Ticks that requests queued, summed over them.
+    /// Ticks that requests queued, summed over the requests.
     pub queue_ticks: u64,
 }
 
@@ -252,18 +254,18 @@ pub struct MemoryCounters {
 pub struct BusCounters {
     /// Bytes passed, in both directions.
     pub bytes: u64,
-    /// Ticks in which it passed them.
+    /// Ticks in which the bytes were passed.
     pub busy_ticks: u64,
-    /// Ticks that requests queued, summed over them.
+    /// Ticks that requests queued, summed over the requests.
     pub queue_ticks: u64,
 }
 
 /// The counts of one hardware context.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuCounters {
-    /// Instructions of all tasks that ran here.
+    /// Instructions of all tasks that ran on the context.
     pub instructions: u64,
-    /// Ticks with a task on it.
+    /// Ticks with a task on the context.
     pub loaded_ticks: u64,
     /// Ticks charged by the operating system, by [`super::Charge`].
     pub charged_ticks: [u64; 5],

@@ -1,11 +1,11 @@
 //! Accesses deferred until a load returns its value, while independent accesses proceed (out of order).
 //!
-//! Problem: an access whose address is the value of a load cannot be issued before that value is there; the independent
+//! Problem: an access whose address is the value of a load cannot be issued before that value arrives; the independent
 //! misses behind it can, and overlap with both.
 //!
-//! Method: the access is put aside with the tick at which its value will be there, or behind another one put aside. It
-//! is issued at that tick, in order of time like everything that others see. Until then it holds its place in the
-//! window. Waits for a first-level hit are too short for that, and are waited for in place.
+//! Method: the access is deferred until the tick at which its value arrives, or behind another deferred access. It is
+//! issued at that tick, in order of time like every event that others can see. Until then it occupies its place in the
+//! window. Waits for a first-level hit are too short for deferral; the context waits for them in place.
 
 use cachemate_core::{Access, AccessKind, CacheLevel};
 
@@ -15,27 +15,28 @@ use super::context::{HwContext, OutstandingMiss, StallSource};
 use super::pipeline::{CoreEnvironment, CoreFrontEnd};
 use super::thread::HwThread;
 
-/// Accesses that a context puts aside at most; a reservation station's size (Core microarchitecture: 32 entries).
+/// Largest number of accesses that a context defers; the size of a reservation station (Core microarchitecture: 32
+/// entries).
 const MAX_PARKED: usize = 32;
 
 #[derive(Clone, Copy)]
 pub(crate) struct DeferredAccess {
     access: Access,
     pub instruction: u64,
-    /// Tick at which its address is known; `u64::MAX` = behind another one.
+    /// Tick at which the address is known; `u64::MAX` if it depends on another deferred access.
     ready: u64,
-    /// That one's instruction.
+    /// Instruction of the access on which this one depends.
     behind: u64,
 }
 
 impl HwContext {
-    /// Can the access that depends on the last load be put aside?
+    /// Can the access that depends on the last load be deferred?
     fn can_park(&self) -> bool {
         let near = self.value_at < u64::MAX && self.value_from == DataOrigin::Hit(CacheLevel::L1Data);
         !near && self.parked.len() < MAX_PARKED
     }
 
-    /// Puts the access that was just given an issue slot aside.
+    /// Defers the access that was just given an issue slot.
     fn park(&mut self, access: Access) {
         let instruction = self.issued - 1;
         self.parked.push(DeferredAccess { access, instruction, ready: self.value_at, behind: self.parked_value });
@@ -49,18 +50,18 @@ impl HwContext {
         self.next_parked = self.parked.iter().map(|parked| parked.ready).min().unwrap_or(u64::MAX);
     }
 
-    /// Nothing can go on before the next that was put aside.
+    /// Waits for the next deferred access, because nothing can proceed before it.
     fn wait_for_parked(&mut self) -> Option<BurstOutcome> {
         (self.ready, self.wait) = (self.next_parked, Some(self.value_wait()));
         Some(BurstOutcome::Blocked)
     }
 
-    /// The first that is due.
+    /// Returns the first deferred access that is due.
     fn first_due(&self, t: u64) -> Option<usize> {
         self.parked.iter().position(|parked| parked.ready <= t)
     }
 
-    /// Tells the accesses that depend on an issued one when its value arrives.
+    /// Informs the accesses that depend on an issued one of the tick at which its value arrives.
     fn wake_dependents(&mut self, parked: DeferredAccess, done: u64, late: bool, wait: StallSource) {
         let store = parked.access.kind() == AccessKind::Store;
         if late {
@@ -78,7 +79,7 @@ impl HwContext {
 }
 
 impl CoreFrontEnd {
-    /// The value of a load is needed that is not there: the access is put aside, or waited for where that cannot be.
+    /// Handles an access that needs the value of a pending load: defers it, or waits if it cannot be deferred.
     pub fn defer_access<const WATCHED: bool>(
         &mut self,
         access: Access,
@@ -104,7 +105,7 @@ impl CoreFrontEnd {
         context.wait_for_parked()
     }
 
-    /// Before the operating system is called all that was put aside is issued.
+    /// Issues all deferred accesses before the operating system is called.
     pub fn drain<const WATCHED: bool>(
         &mut self,
         burst: &mut Burst,
@@ -118,7 +119,7 @@ impl CoreFrontEnd {
         context.wait_for_parked()
     }
 
-    /// Issues what was put aside and is due. `Some` = the run ends.
+    /// Issues deferred accesses that are due. `Some` if the run ends.
     pub fn unpark<const WATCHED: bool>(
         &mut self,
         burst: &mut Burst,

@@ -7,10 +7,10 @@ use super::counters::{BusCounters, MemoryCounters};
 use super::page_index::PageIndex;
 use super::server::BandwidthServer;
 
-/// Lines that a controller writes in a row before it turns back to reads.
+/// Number of lines that a controller writes in a row before it returns to reads.
 const WRITE_BATCH: u64 = 16;
 
-/// Why bytes pass.
+/// The purpose of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Demand,
@@ -18,20 +18,20 @@ pub(crate) enum Purpose {
     Write,
 }
 
-/// Requests on their way at once: when each is back. A request takes the place of the one that is back first.
+/// Requests in flight: the tick at which each one returns. A new request takes the place of the one that returns first.
 #[derive(Clone)]
 struct InFlightWindow {
     back_at: Vec<u64>,
 }
 
 impl InFlightWindow {
-    /// The place to take, and ticks until it is free.
+    /// Returns the place to take, and the ticks until it is free.
     fn first_free(&self, tick: u64) -> (usize, u64) {
         let first = self.back_at.iter().enumerate().min_by_key(|&(_, &back)| back);
         first.map_or((0, 0), |(place, &back)| (place, back.saturating_sub(tick)))
     }
 
-    /// Share that is taken, in thousandths.
+    /// Returns the share of places that are taken, in thousandths.
     fn taken_slots(&self, tick: u64) -> u64 {
         let taken = self.back_at.iter().filter(|&&back| back > tick).count() as u64;
         taken * 1000 / self.back_at.len().max(1) as u64
@@ -41,18 +41,18 @@ impl InFlightWindow {
 pub(crate) struct Dram {
     local: u64,
     remote: u64,
-    /// Frames of a node are consecutive: addresses of one node.
+    /// Number of addresses of one node; the frames of a node are consecutive.
     node_bytes: u64,
-    /// Bits of an address that are the memory's.
+    /// Mask of the physical address bits.
     physical: u64,
     packages_per_node: u32,
     controllers: Vec<(BandwidthServer, MemoryCounters)>,
-    /// Per package, where packages have a bus.
+    /// Bus of each package; empty if packages have no bus.
     buses: Vec<(BandwidthServer, BusCounters)>,
     scheduling: MemorySchedulingSpec,
-    /// Ticks from reads to writes and back.
+    /// Ticks for turning from reads to writes or back.
     turnaround: u64,
-    /// Windows by package, or by node where packages have no bus; empty = any number.
+    /// Windows by package, or by node if packages have no bus; empty means any number.
     windows: Vec<InFlightWindow>,
     /// Lines of each node that were written since the last turn.
     written: Vec<u64>,
@@ -85,23 +85,25 @@ impl Dram {
         }
     }
 
-    /// The address without what `PageIndex` put above it.
+    /// Returns the address without the bits that `PageIndex` added above it.
     pub fn physical(&self, address: u64) -> u64 {
         address & self.physical
     }
 
     pub fn node_of(&self, address: u64) -> usize {
-        // A division costs the host as much as the rest of a request here.
+        // A division would take the host as long as the rest of the request.
         if self.controllers.len() == 1 {
             return 0;
         }
         ((self.physical(address) / self.node_bytes) as usize).min(self.controllers.len() - 1)
     }
 
-    /// Passes `bytes` between a package and the address' node; ticks queued at the bus and at the controller.
+    /// Passes `bytes` between a package and the address's node. Returns the ticks queued at the bus and at the
+    /// controller.
     fn pass(&mut self, address: u64, package: u32, bytes: u64, tick: u64, purpose: Purpose) -> u64 {
         let first_come = !self.scheduling.demand_priority;
-        // Reads that hold a place are in order. Demand has its priority before: prefetches take no place when none is free.
+        // Reads that occupy a place are in order. Demand requests already have priority, because prefetches take no
+        // place if none is free.
         let in_order = !self.windows.is_empty();
         let queue = |server: &mut BandwidthServer, at| match purpose {
             _ if first_come => server.transfer(at, bytes),
@@ -138,7 +140,7 @@ impl Dram {
         if self.buses.is_empty() { self.node_of(address) } else { package as usize }
     }
 
-    /// Latency without and with queueing apart, and whether it was local.
+    /// Returns the latency without queueing, the queueing time, and whether the read was local.
     pub fn read(
         &mut self,
         address: u64,
@@ -178,8 +180,9 @@ impl Dram {
         if self.is_local(address, package) { self.local } else { self.remote }
     }
 
-    /// How much of the way there is free for prefetches, in thousandths: 1000 with nothing waiting or on its way, 0 where
-    /// more waits than one access takes, or all requests are out. First come, first served, it is all or nothing.
+    /// Returns the share of the path that is free for prefetches, in thousandths: 1000 if no request is waiting or in
+    /// flight, 0 if more is waiting than one access takes, or all requests are in flight. With first come, first
+    /// served, it is either 0 or 1000.
     pub fn free_room_permille(&self, address: u64, package: u32, tick: u64) -> u64 {
         let (controller, _) = &self.controllers[self.node_of(address)];
         let bus = self.buses.get(package as usize).map_or(0, |(bus, _)| bus.backlog(tick));

@@ -1,10 +1,10 @@
-//! The quick way through a run: the loop that nearly all accesses pass through, and the step beyond the L1.
+//! The fast path through a run: the loop through which nearly all accesses pass, and the step beyond the L1.
 //!
-//! Problem: an L1 hit is a handful of host instructions, and everything around it is many times as much.
-//! Method: `hits` holds in registers what a hit needs, and nothing else; time, window and code are one bound that every
-//! access is compared with. `beyond` does a single access that is no plain hit, and leaves to the slow way (`burst`)
-//! what waits for others or is shown to probes.
-//! Properties: the bound may be one that has since moved on (a load is back): the slow way looks again, at the same tick.
+//! Problem: an L1 hit takes a handful of host instructions, and everything around it many times as many. Method: `hits`
+//! keeps only the state of a hit in registers; time, window and code are combined into one bound with which every
+//! access is compared. `beyond` handles a single access that is not a plain hit, and leaves accesses that wait for
+//! others or that probes observe to the slow path (`burst`). Properties: the bound may be outdated (a load has
+//! returned): the slow path checks again, at the same tick.
 
 use cachemate_core::{AccessKind, CacheLevel, WritePolicy};
 
@@ -17,11 +17,12 @@ use super::pipeline::{CoreEnvironment, CoreFrontEnd};
 use super::store::{LineMeta, PENDING, PREFETCHED, SHARED, SPECIAL};
 use super::thread::HwThread;
 
-/// No load yet.
+/// No load has been issued yet.
 const NEVER: u64 = u64::MAX;
 
 impl CoreFrontEnd {
-    /// Goes on while nothing but time, window, L1 hits, code at hand and (in its turn) the cache behind is needed.
+    /// Continues while accesses need only time, window, L1 hits, present code and (when it is the core's turn) the
+    /// cache behind.
     #[inline]
     pub fn run_fast_path<const WATCHED: bool>(
         &mut self,
@@ -36,7 +37,7 @@ impl CoreFrontEnd {
         }
         loop {
             if std::mem::take(&mut burst.was_early) {
-                // Its line may have been taken away since.
+                // The line may have been taken away in the meantime.
                 let line = self.address(burst, thread, around) >> around.caches.units[self.l1d].line_shift;
                 burst.place = around.caches.units[self.l1d].store.find(line);
             } else {
@@ -60,7 +61,7 @@ impl CoreFrontEnd {
         }
     }
 
-    /// The access at hand is not the L1's alone, and cores behind come first.
+    /// Classifies an access that affects more than the L1, while cores that are behind come first.
     fn classify_early_exit(&self, burst: &mut Burst, thread: &HwThread, around: &CoreEnvironment<'_>) -> SlowPathCause {
         if self.hints {
             around.caches.prefetch_host_path(self.l1d, self.address(burst, thread, around));
@@ -69,8 +70,8 @@ impl CoreFrontEnd {
         SlowPathCause::Early
     }
 
-    /// Plain hits of data and code. At the end, all instructions before the access at hand have been issued. `SHAPE` is
-    /// the data cache's.
+    /// Handles plain hits of data and code. On return, all instructions before the current access have been issued.
+    /// `SHAPE` is that of the data cache.
     #[inline(never)]
     fn hits<const WATCHED: bool, const SHAPE: usize>(
         &mut self,
@@ -82,7 +83,7 @@ impl CoreFrontEnd {
         let stop = burst.issue_limit(self.in_order, burst.t, context);
         burst.stop = stop;
         let page_shift = if SHAPE == ANY { around.page_shift } else { PLAIN_PAGE_SHIFT };
-        // The tick at which the code at hand is used up, and the one at which the record at hand would have begun.
+        // The tick at which the present code is used up, and the tick at which the current record would have begun.
         let mut code_end = burst.t.saturating_add(thread.fetch_left);
         let mut began = burst.t.wrapping_sub(burst.skip);
         let (mut t, mut position) = (burst.t, thread.position);
@@ -108,7 +109,7 @@ impl CoreFrontEnd {
                         break (SlowPathCause::Depends, issue);
                     }
                 }
-                // Which page comes next cannot be foreseen: both answers are looked up.
+                // The next page cannot be predicted, so both entries are looked up.
                 let (address, store) = (access.address(), access.is_store());
                 let wanted = address >> page_shift;
                 let (known, found) = thread.tlb.probe_entry(wanted);
@@ -166,7 +167,7 @@ impl CoreFrontEnd {
         event
     }
 
-    /// An access that is no plain hit, at its tick. `Some` = the quick way ends.
+    /// Handles an access that is not a plain hit, at its tick. `Some` if the fast path ends.
     #[inline(never)]
     pub(super) fn leave_fast_path<const WATCHED: bool>(
         &mut self,
@@ -187,7 +188,7 @@ impl CoreFrontEnd {
                 if let Some((done, served)) = unit.pending.pending_fill(line).filter(|&(done, _)| done > nearest) {
                     return self.hit_arriving_line(burst, thread, around, (line, place), (done, served));
                 }
-                // It is a plain hit by now.
+                // The access has become a plain hit.
                 unit.store.set_meta(place, LineMeta(meta.0 & !PENDING));
                 return None;
             }
@@ -195,7 +196,7 @@ impl CoreFrontEnd {
         if issue > burst.run.shared && !around.caches.is_own(self.l1d, place, address, store) {
             return Some(self.classify_early_exit(burst, thread, around));
         }
-        // Probes are shown what goes beyond the L1, which only the slow way does.
+        // Probes observe accesses beyond the L1, which only the slow path handles.
         if burst.probed {
             return Some(SlowPathCause::Memory);
         }
@@ -222,13 +223,13 @@ impl CoreFrontEnd {
         self.complete_access(burst, thread, answer.ready_tick, wait, nearest)
     }
 
-    /// Physical address of the access at hand, whose frame is known.
+    /// Returns the physical address of the current access, whose frame is known.
     #[inline(always)]
     fn address(&self, burst: &Burst, thread: &HwThread, around: &CoreEnvironment<'_>) -> u64 {
         burst.frame | thread.batch[thread.position].address() & ((1 << around.page_shift) - 1)
     }
 
-    /// A hit that waits for the rest of a fill; it takes up room if no miss before it does.
+    /// Handles a hit that waits for the rest of a fill; it occupies a register unless an earlier miss does.
     #[inline(always)]
     fn hit_arriving_line(
         &mut self,
@@ -253,7 +254,8 @@ impl CoreFrontEnd {
         self.complete_access(burst, thread, done, StallSource { served, queue: 0, joined }, nearest)
     }
 
-    /// The access at hand has been issued; its data is there at `done`. `Some` = it is waited for.
+    /// Completes the current access, which has been issued and whose data arrives at `done`. `Some` if the context
+    /// waits for it.
     #[inline(always)]
     fn complete_access(
         &mut self,
@@ -271,8 +273,8 @@ impl CoreFrontEnd {
 }
 
 impl CacheUnit {
-    /// The line is at `place` and was being filled when it was last checked: has it arrived, so that the access is a
-    /// plain hit?
+    /// The line at `place` was being filled when it was last checked: has it arrived, so that the access is a plain
+    /// hit?
     #[inline(never)]
     fn is_filled_line_hit(&mut self, line: u64, place: usize, store: bool, tick: u64) -> bool {
         let meta = self.store.meta(place);
@@ -288,7 +290,7 @@ impl CacheUnit {
     }
 }
 
-/// The next line of code, where page and line are at hand.
+/// Fetches the next line of code if page and line are present.
 #[inline(never)]
 pub(super) fn quick_fetch<const WATCHED: bool, const SHAPE: usize>(
     code: &mut CacheUnit,

@@ -6,7 +6,7 @@ use cachemate_core::{CpuId, ProcessId};
 
 use super::{FrameLookup, FrameProvider};
 
-/// Frames in the order of first touch, at no cost.
+/// Assigns frames in the order of first touch, at no cost.
 #[derive(Default)]
 pub struct FirstTouchFrames {
     frames: BTreeMap<(ProcessId, u64), u64>,

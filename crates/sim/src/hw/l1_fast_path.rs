@@ -1,7 +1,8 @@
-//! The short way of a request: the L1 lacks the line, or writes through, and the cache behind serves it alone.
+//! The fast path of a request: the L1 lacks the line, or writes through, and the cache behind serves it alone.
 //!
-//! With small L1s, short lines or stores that go through, most requests end there, without a word to any other cache.
-//! All of it happens in one go here, and in the same order as on the long way (`walk`): a test runs machines both ways.
+//! With small L1s, short lines or write-through stores, most requests end there, without involving any other cache.
+//! Here everything is done in one step, and in the same order as on the slow path (`walk`); a test runs machines both
+//! ways.
 
 use cachemate_core::{CacheLevel, WritePolicy};
 
@@ -11,10 +12,10 @@ use super::counters::TaskCounters;
 use super::store::{EXCLUSIVE, LineMeta, MODIFIED, PENDING, SHARED, SHARER_BITS, SPECIAL};
 
 impl CacheUnit {
-    /// Does a hit here by this child affect only the child?
+    /// Does a hit by this child affect only the child?
     #[inline]
     pub fn is_plain(&self, meta: LineMeta, bit: u32, store: bool) -> bool {
-        // Without branches: whether it is a store cannot be foreseen.
+        // Without branches, because a branch on stores cannot be predicted.
         let others = (meta.sharers() & !bit != 0) | (self.children.len() > SHARER_BITS as usize);
         let asks_others = others & (store | self.children_own);
         let upgrades = store & ((meta.state() == SHARED) | (self.write == WritePolicy::Through));
@@ -23,7 +24,7 @@ impl CacheUnit {
 }
 
 impl Caches {
-    /// The request at this address of an L1 is held: brings near what it will read on its way to memory.
+    /// Prefetches the host lines that a held request at this address of an L1 will read on its way to memory.
     #[inline(never)]
     pub fn prefetch_host_path(&self, l1: usize, address: u64) {
         let mut at = l1;
@@ -37,9 +38,9 @@ impl Caches {
         }
     }
 
-    /// Is the request served by the core's own second level, so that no other core can observe it? The second level
-    /// must be
-    /// the core's alone and have the line, the L1 have no prefetcher, and what leaves the L1 find its place behind.
+    /// Does the core's own second level serve the request, so that no other core can observe it? The second level must
+    /// be private to the core and have the line, the L1 must have no prefetcher, and lines evicted from the L1 must be
+    /// present behind it.
     pub fn is_own(&self, l1: usize, place: Option<usize>, address: u64, store: bool) -> bool {
         let first = &self.units[l1];
         #[cfg(test)]
@@ -61,8 +62,8 @@ impl Caches {
         })
     }
 
-    /// The part of [`Caches::first_level`] that the next cache serves. `None` = the request has to go the long way;
-    /// nothing was done.
+    /// The part of [`Caches::first_level`] that the next cache serves. `None` if the request must take the slow path;
+    /// in that case nothing was done.
     #[inline(always)]
     pub fn access_next_level(
         &mut self,

@@ -1,34 +1,34 @@
-//! A sixteen-bit word per line of physical memory, held only for pages that were used.
+//! A 16-bit word per line of physical memory, stored only for pages that were used.
 //!
-//! Serves as the memory of how each line last left a cache (the cause of the next miss), and as the directory of
-//! which caches may hold it. Pages are found by their frame in an open-addressed table, so that the size follows what
-//! was used and not the machine's memory.
+//! It serves as the record of how each line last left a cache (the cause of the next miss), and as the directory of the
+//! caches that may hold it. Pages are found by their frame in an open-addressed table, so that the size depends on the
+//! pages used and not on the machine's memory.
 
 use super::host_prefetch::prefetch;
 
-/// Slots of a line of the host's caches.
+/// Number of slots in a line of the host's caches.
 const BLOCK: u64 = 8;
 
 #[derive(Clone, Copy, Default)]
 struct PageSlot {
-    /// Frame + 1; 0 = free.
+    /// Frame + 1; 0 if the slot is free.
     key: u32,
-    /// Number of the page's words.
+    /// Position of the page's words.
     page: u32,
 }
 
 pub(crate) struct LineTable {
     lines_per_page_shift: u32,
-    /// A power of two, at most a quarter of it in use: most are found where they are looked for first.
+    /// Slots; a power of two, of which at most a quarter is in use, so that most pages are found at the first slot.
     slots: Vec<PageSlot>,
-    /// A hash shifted by it is the number of a block.
+    /// A hash shifted right by this is the number of a block.
     slot_shift: u32,
     words: Vec<u16>,
     used: u32,
 }
 
 impl LineTable {
-    /// A table for pages of `1 << lines_per_page_shift` lines each; frames are below 2^32 - 1.
+    /// Builds a table for pages of `1 << lines_per_page_shift` lines each; frames are below 2^32 - 1.
     pub fn new(lines_per_page_shift: u32) -> Self {
         LineTable {
             lines_per_page_shift,
@@ -45,24 +45,24 @@ impl LineTable {
         ((line >> self.lines_per_page_shift) as u32 + 1, in_page as usize)
     }
 
-    /// The page's slot, or the free one where it would go. Neighbors in memory stand beside each other, eight to a line
-    /// of the host's caches: programs go from page to page. Blocks of eight are scattered.
+    /// Returns the page's slot, or the free one where it would be inserted. Neighboring pages have neighboring slots,
+    /// eight to a line of the host's caches, because programs go from page to page. Blocks of eight are scattered.
     #[inline(always)]
     fn slot(&self, key: u32) -> usize {
         let block = (u64::from(key) / BLOCK).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.slot_shift;
-        // Colors leave frames of equal low bits only: each block has an order of its own.
+        // Page colors leave only frames of equal low bits, so each block has its own order.
         let mut index = (block * BLOCK + (u64::from(key) ^ block) % BLOCK) as usize;
         loop {
             let occupant = self.slots[index].key;
             if occupant == key || occupant == 0 {
                 return index;
             }
-            // Odd, so that it comes by every slot.
+            // An odd step, so that every slot is visited.
             index = (index + BLOCK as usize + 1) & (self.slots.len() - 1);
         }
     }
 
-    /// Tells the host that the line's word will be read.
+    /// Hints to the host that the line's word will be read.
     #[inline(always)]
     pub fn prefetch_host_entry(&self, line: u64) {
         let (key, in_page) = self.split(line);
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// Does the table remember what a plain map does, for frames in a row, of one color, of two nodes, and at random?
+    /// Does the table store the same as a plain map, for frames in a row, of one color, of two nodes, and at random?
     #[test]
     fn a_table_remembers_what_a_map_does() {
         let mut dice = crate::hw::tests::TestRng::new(5);

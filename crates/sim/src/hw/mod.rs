@@ -1,7 +1,8 @@
 //! The machine's hardware: cores, caches, coherence, prefetchers, buses, memory, counters.
 //!
-//! The operating system loads threads onto contexts, lets time pass with [`Hardware::run`], and is told when a thread
-//! wants something of it. It answers translations through [`FrameProvider`]. Nothing here decides who runs where.
+//! The operating system loads threads onto contexts, lets time pass with [`Hardware::run`], and is informed when a
+//! thread requests something from it. It provides translations through [`FrameProvider`]. The hardware makes no
+//! scheduling decisions.
 
 mod burst;
 mod cache_unit;
@@ -45,14 +46,14 @@ pub use first_touch::FirstTouchFrames;
 pub(crate) use probe::*;
 pub use thread::HwThread;
 
-/// Choices that are not the machine's.
+/// Options that are not part of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HwOptions {
-    /// Decides random replacement.
+    /// Seed of random replacement.
     pub seed: u64,
-    /// False switches every prefetcher off.
+    /// Whether prefetchers are enabled.
     pub prefetch: bool,
-    /// True: the first miss on a line counts as one on a line that its thread had before.
+    /// Whether the first miss on a line counts as a miss on a line that its thread had before.
     pub is_resident: bool,
 }
 
@@ -62,45 +63,45 @@ impl Default for HwOptions {
     }
 }
 
-/// A translation, and what the operating system took for it (a fault, a page moved lazily).
+/// A translation, and the time that the operating system took for it (a fault, or a page moved lazily).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameLookup {
     /// Physical page number, below memory size / page size.
     pub frame: u64,
-    /// Time that it took of the CPU; 0 = it was known.
+    /// CPU time that it took; 0 if it was known.
     pub cost_cycles: u64,
-    /// The page has just been copied there.
+    /// Whether the page has just been copied to the frame.
     pub copied: bool,
 }
 
-/// Asked when a thread's translation is not at hand; the operating system allocates, colors and charges.
+/// Provides missing translations; the operating system allocates frames, colors them and charges the time.
 pub trait FrameProvider {
-    /// `page` is a virtual page number; code pages are asked for like data pages, as loads.
+    /// Returns the frame of `page`, a virtual page number. Code pages are requested like data pages, as loads.
     fn find_frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, store: bool) -> FrameLookup;
 }
 
-/// Why [`Hardware::run`] came back.
+/// The reason why [`Hardware::run`] returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopReason {
-    /// The time asked for is reached on every CPU.
+    /// Every CPU has reached the requested time.
     Time,
-    /// The thread on `cpu` ended a batch with something other than [`BatchEnd::More`]. It stays loaded, and goes on with
-    /// its next batch if the operating system just runs the machine again.
+    /// The thread on `cpu` ended a batch with something other than [`BatchEnd::More`]. It stays loaded, and continues
+    /// with its next batch if the operating system simply runs the machine again.
     Turn {
-        /// Where the thread is.
+        /// The thread's CPU.
         cpu: CpuId,
         /// The request at the end of the batch.
         turn: BatchEnd,
-        /// When the batch ended.
+        /// Cycle at which the batch ended.
         at_cycle: u64,
     },
-    /// A probe of the task on `cpu` is full or overflowed.
+    /// A probe of the task on `cpu` is full or has overflowed.
     Interrupt {
-        /// Where the thread is.
+        /// The thread's CPU.
         cpu: CpuId,
         /// The thread's task.
         task: TaskId,
-        /// When the probe raised it.
+        /// Cycle at which the probe raised the interrupt.
         at_cycle: u64,
     },
 }
@@ -109,19 +110,19 @@ pub enum StopReason {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Charge {
-    /// Another thread is loaded.
+    /// Loading another thread.
     Switch,
-    /// The thread that is loaded ran elsewhere before.
+    /// Loading a thread that ran on another CPU before.
     Migration,
-    /// Pages are copied to frames of other colors.
+    /// Copying pages to frames of other colors.
     PageCopy,
-    /// A page had no frame, or a lazy move was due.
+    /// Assigning a frame to a page, or moving a page lazily.
     Fault,
-    /// A probe's entry, or the counters' turn.
+    /// Recording a probe's entry, or rotating the counters.
     Interrupt,
 }
 
-/// The request cannot be met by this hardware.
+/// The error for a request that this hardware cannot meet.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what}: found {found}, expected {expected}")]
 pub struct RequestError {
@@ -129,11 +130,11 @@ pub struct RequestError {
     pub what: String,
     /// Its value.
     pub found: String,
-    /// Values that this hardware takes.
+    /// Values that this hardware accepts.
     pub expected: String,
 }
 
-/// A machine's hardware, running.
+/// A running machine's hardware.
 pub struct Hardware {
     spec: MachineSpec,
     cores: Vec<Core>,
@@ -146,10 +147,10 @@ pub struct Hardware {
     now: u64,
 }
 
-/// Bytes that each line of a simulated cache takes: tag, age, state.
+/// Bytes of state for each line of a simulated cache: tag, age, state.
 const LINE_STATE_BYTES: u64 = 12;
 
-/// A machine whose caches this host has no memory for is an error, not the end of the process.
+/// Returns an error, rather than ending the process, if this host does not have enough memory for the machine's caches.
 fn check_room(spec: &MachineSpec) -> Result<(), MachineSpecError> {
     let mut all = 0u64;
     for (index, cache) in spec.caches.iter().enumerate() {
@@ -169,8 +170,10 @@ fn check_room(spec: &MachineSpec) -> Result<(), MachineSpecError> {
 }
 
 impl Hardware {
+    /// Builds the hardware of a machine.
+    ///
     /// # Errors
-    /// The first field that makes the machine impossible, or beyond what is modeled.
+    /// The first field that makes the machine impossible, or that exceeds the model.
     pub fn new(spec: &MachineSpec, options: HwOptions) -> Result<Self, MachineSpecError> {
         spec.check()?;
         check_room(spec)?;
@@ -184,7 +187,7 @@ impl Hardware {
             let has_level = spec.caches.iter().any(|cache| cache.level == level);
             has_level.then(|| before.map(|cache| spec.instances(cache) as usize).sum::<usize>())
         };
-        // The caches checked that there is one.
+        // The caches were checked, so there is one.
         let l1d = first(CacheLevel::L1Data).unwrap_or_default();
         let l1i = first(CacheLevel::L1Instruction);
         let core = |at: u32| {
@@ -205,17 +208,17 @@ impl Hardware {
         })
     }
 
-    /// As it was given to [`Hardware::new`].
+    /// Returns the specification given to [`Hardware::new`].
     pub fn spec(&self) -> &MachineSpec {
         &self.spec
     }
 
-    /// Ticks of one cycle, for counters that are kept in ticks.
+    /// Returns the ticks of one cycle, for counters in ticks.
     pub fn ticks_per_cycle(&self) -> u64 {
         self.ticks_per_cycle
     }
 
-    /// The cycle up to which every CPU has run.
+    /// Returns the cycle that every CPU has reached.
     pub fn now_cycles(&self) -> u64 {
         self.now / self.ticks_per_cycle
     }
@@ -236,7 +239,7 @@ impl Hardware {
         self.next.set(core, self.cores[core].next_tick());
     }
 
-    /// Puts a thread on an idle context from `at_cycle` on. If the context has a thread already, the new one is
+    /// Loads a thread onto an idle context from `at_cycle` on. If the context already has a thread, the new one is
     /// returned.
     pub fn load(&mut self, cpu: CpuId, mut thread: HwThread, at_cycle: u64) -> Option<HwThread> {
         let before = self.unload(cpu);
@@ -250,7 +253,7 @@ impl Hardware {
         before
     }
 
-    /// Takes the thread off, in the middle of whatever it does.
+    /// Removes the thread from its context, whatever it is doing.
     pub fn unload(&mut self, cpu: CpuId) -> Option<HwThread> {
         let now = self.now;
         let context = self.context_mut(cpu);
@@ -266,26 +269,27 @@ impl Hardware {
         thread.map(|thread| *thread)
     }
 
-    /// Its counters are complete up to the last stop of [`Hardware::run`] for time, or for this CPU.
+    /// Returns the thread on a CPU. Its counters are complete up to the last stop of [`Hardware::run`] for time, or for
+    /// this CPU.
     pub fn thread(&self, cpu: CpuId) -> Option<&HwThread> {
         let (core, at) = self.context_index(cpu);
         self.cores[core].front.contexts[at].thread.as_deref()
     }
 
-    /// The thread on a CPU; `None` = there is none.
+    /// Returns the thread on a CPU; `None` if there is none.
     pub fn thread_mut(&mut self, cpu: CpuId) -> Option<&mut HwThread> {
         self.context_mut(cpu).thread.as_deref_mut()
     }
 
-    /// The operating system works on this CPU for so long; a thread on it waits, and the time is its `system` time.
-    /// Other contexts of the core are not slowed by it.
+    /// Charges this CPU with work of the operating system. A thread on it waits, and the time counts as its `system`
+    /// time. Other contexts of the core are not slowed by it.
     pub fn charge_cycles(&mut self, cpu: CpuId, cycles: u64, what: Charge) {
         let (now, ticks) = (self.now, cycles * self.ticks_per_cycle);
         self.context_mut(cpu).charge_ticks(now, ticks, what);
         self.renew_key(cpu);
     }
 
-    /// Runs until every CPU has reached `until_cycle` or a thread wants the operating system. Idle CPUs just wait.
+    /// Runs until every CPU has reached `until_cycle` or a thread needs the operating system. Idle CPUs just wait.
     pub fn run(&mut self, until_cycle: u64, frames: &mut dyn FrameProvider) -> StopReason {
         let end = until_cycle * self.ticks_per_cycle;
         let stop = self.run_cores(end, frames);
@@ -313,7 +317,7 @@ impl Hardware {
                 return StopReason::Time;
             }
             self.now = self.now.max(key);
-            // Of equal ticks the lower core's comes first.
+            // At equal ticks, the core with the lower number comes first.
             let shared = next.0.saturating_sub(u64::from(at > next.1));
             let core = &mut self.cores[at];
             let stop = core.advance(RunBounds { shared, end: end.min(next.0.saturating_add(ahead)) }, &mut around);
@@ -324,8 +328,8 @@ impl Hardware {
         }
     }
 
-    /// The page's frame changes: its translation is dropped among loaded threads. Threads that are off drop theirs
-    /// with [`HwThread::shoot_down`]; lines of the old frame stay until they are evicted or flushed.
+    /// Drops the translation of a page whose frame changes from all loaded threads. Threads that are not loaded drop
+    /// theirs with [`HwThread::shoot_down`]; lines of the old frame stay until they are evicted or flushed.
     pub fn shoot_down(&mut self, process: ProcessId, page: u64) {
         let contexts = self.cores.iter_mut().flat_map(|core| &mut core.front.contexts);
         for thread in contexts.filter_map(|context| context.thread.as_mut()) {
@@ -335,14 +339,15 @@ impl Hardware {
         }
     }
 
-    /// Drops all lines of a frame from every cache, without writing them, and clears its history: the frame gets
+    /// Drops all lines of a frame from every cache, without writing them back, and clears its history: the frame gets
     /// another owner, whose first misses on it are cold.
     pub fn flush_frame(&mut self, frame: u64) {
         let named = self.caches.pages.forget(frame);
         self.caches.flush(named << self.page_shift, 1 << self.page_shift);
     }
 
-    /// A virtual page has just been copied to a frame by this CPU, on a task's time: see [`Caches::insert_copied`].
+    /// Records that this CPU has just copied a virtual page to a frame, in a task's time: see
+    /// [`Caches::insert_copied`].
     pub fn insert_copied(&mut self, cpu: CpuId, page: u64, frame: u64, task: TaskId) {
         let core = (cpu.0 / self.spec.contexts_per_core) as usize;
         let (l1d, address) = (self.cores[core].front.l1d, self.caches.pages.name(frame, page) << self.page_shift);
@@ -359,7 +364,7 @@ impl Hardware {
         })
     }
 
-    /// Lets a class of service allocate in these ways of one cache only; hits are not restricted.
+    /// Restricts a class of service to allocating in these ways of one cache; hits are not restricted.
     ///
     /// # Errors
     /// The cache cannot be partitioned, or the mask or class is outside its limits.
@@ -388,46 +393,48 @@ impl Hardware {
         Ok(())
     }
 
-    /// Ends all way masks of a cache.
+    /// Removes all way masks of a cache.
     pub fn clear_way_masks(&mut self, cache: CacheId) {
         if let Some(unit) = self.caches.units.get_mut(cache.0 as usize) {
             unit.masks.clear();
         }
     }
 
-    /// Counters of one hardware context, since the start.
+    /// Returns the counters of one hardware context since the start.
     pub fn cpu_counters(&self, cpu: CpuId) -> CpuCounters {
         let (core, at) = self.context_index(cpu);
         self.cores[core].front.contexts[at].counters
     }
-    /// Counters of a cache of this machine; another id has counted nothing.
+    /// Returns the counters of a cache of this machine; zeros for an unknown id.
     pub fn cache_counters(&self, cache: CacheId) -> CacheCounters {
         self.find_cache_unit(cache).map(|unit| unit.counters).unwrap_or_default()
     }
-    /// Counters of a node of this machine; another number has counted nothing.
+    /// Returns the counters of a node of this machine; zeros for an unknown number.
     pub fn memory_counters(&self, node: u32) -> MemoryCounters {
         self.caches.dram.memory_counters(node).unwrap_or_default()
     }
-    /// `None` where packages have no bus.
+    /// `None` if packages have no bus.
     pub fn bus_counters(&self, package: u32) -> Option<BusCounters> {
         self.caches.dram.bus_counters(package)
     }
 
-    /// Lines of the cache that each task brought and that are still there, in bytes; ascending tasks, none with zero.
+    /// Returns the bytes of the lines that each task brought into the cache and that are still there, by ascending
+    /// task, without zeros.
     pub fn occupancy_bytes(&self, cache: CacheId) -> Vec<(TaskId, u64)> {
         let Ok(unit) = self.find_cache_unit(cache) else { return Vec::new() };
         let lines = unit.occupancy.iter().enumerate().filter(|(_, lines)| **lines > 0);
         lines.map(|(task, &lines)| (TaskId(task as u32), u64::from(lines) << unit.line_shift)).collect()
     }
 
-    /// The set and the bringer of every line in a cache.
+    /// Returns the set of every line in a cache, and the task that brought it.
     #[cfg(test)]
     pub(crate) fn sets_in_use(&self, cache: CacheId) -> Vec<(u64, TaskId)> {
         let store = &self.caches.units[cache.0 as usize].store;
         store.lines().map(|(line, meta)| (store.set_of(line), TaskId(u32::from(meta.owner())))).collect()
     }
 
-    /// Evictions in one cache: (evictor, victim, lines), ascending, without zeros, including a task's own.
+    /// Returns the evictions in one cache as (evictor, victim, lines), ascending, without zeros, including a task's
+    /// own.
     pub fn evictions(&self, cache: CacheId) -> Vec<(TaskId, TaskId, u64)> {
         let Ok(unit) = self.find_cache_unit(cache) else { return Vec::new() };
         let task = |slot: u16| TaskId(u32::from(slot));

@@ -1,43 +1,43 @@
-//! The key by which caches know a frame if an L1 is indexed by virtual addresses.
+//! The key by which caches identify a frame if an L1 is indexed by virtual addresses.
 //!
-//! Problem: such an L1 finds a line by bits of its virtual address, and every other cache and every snoop by its
-//! physical one.
+//! Problem: such an L1 finds a line by bits of its virtual address, but every other cache and every snoop finds it by
+//! its physical one.
 //!
-//! Method: above a frame's own bits stand those low bits of the virtual page that lie within the L1's index. The first
-//! page to reach a frame gives them; they stay until the frame is flushed, for further pages that reach it too (as
-//! operating systems give shared pages equal low bits on such machines). The L1 uses them for its set, all other caches
-//! for part of the tag.
+//! Method: the frame's bits are extended by those low bits of the virtual page that lie within the L1's index. The
+//! first page that reaches a frame determines them; they stay until the frame is flushed, even if further pages reach
+//! it (operating systems give shared pages equal low bits on such machines). The L1 uses them for its set, all other
+//! caches for part of the tag.
 //!
-//! Properties: one name for a frame at any time, so that coherence works on names as it does on frames; without such
-//! a cache a name is the frame.
+//! Properties: a frame has one name at any time, so coherence works on names as it does on frames; without such a
+//! cache, the name is the frame.
 
 use cachemate_core::{CacheSpec, MachineSpec, SetIndexing};
 
 pub(crate) struct PageIndex {
-    /// Bits of a frame.
+    /// Number of bits of a frame.
     frame_bits: u32,
-    /// Bits of the virtual page that some L1's index has.
+    /// Number of bits of the virtual page that are in some L1's index.
     page_bits: u32,
-    /// Those bits + 1 of each frame; 0 if no access has reached it.
+    /// These bits + 1 for each frame; 0 if no access has reached it.
     given: Vec<u8>,
 }
 
-/// Bits of a frame.
+/// Returns the number of bits of a frame.
 fn frame_bits(machine: &MachineSpec) -> u32 {
     (machine.memory.size_bytes / machine.pages.page_bytes).next_power_of_two().trailing_zeros()
 }
 
-/// How one cache takes its set from a line of a named frame.
+/// How one cache derives its set from a line of a named frame.
 #[derive(Clone, Copy)]
 pub(crate) struct SetBits {
-    /// Bits of the line number within a page.
+    /// Number of bits of the line number within a page.
     pub within_page: u32,
     /// Shift of the line number for the bits above.
     pub shift: u32,
 }
 
 impl SetBits {
-    /// `None` where the set lies within a page, or goes by physical addresses.
+    /// `None` if the set lies within a page, or is derived from physical addresses.
     pub fn new(machine: &MachineSpec, cache: &CacheSpec) -> Option<Self> {
         let within_page = (machine.pages.page_bytes / u64::from(cache.line_bytes)).max(1).trailing_zeros();
         let wider = cache.index == SetIndexing::Virtual && cache.sets_per_slice() > 1 << within_page;
@@ -46,10 +46,10 @@ impl SetBits {
 }
 
 impl PageIndex {
-    /// A byte of `given` holds no more.
+    /// Largest number of bits that a byte of `given` can hold.
     pub const MAX_PAGE_BITS: u32 = 7;
 
-    /// Bits by which names are longer than frames.
+    /// Returns the number of bits by which names are longer than frames.
     pub fn page_bits(machine: &MachineSpec) -> u32 {
         let bits = machine.caches.iter().filter_map(|cache| {
             let within_page = SetBits::new(machine, cache)?.within_page;
@@ -62,7 +62,7 @@ impl PageIndex {
         PageIndex { frame_bits: frame_bits(machine), page_bits: Self::page_bits(machine), given: Vec::new() }
     }
 
-    /// The name of a frame that a virtual page is (about to be) mapped to.
+    /// Returns the name of a frame to which a virtual page is (about to be) mapped.
     pub fn name(&mut self, frame: u64, page: u64) -> u64 {
         if self.page_bits == 0 {
             return frame;
@@ -77,7 +77,7 @@ impl PageIndex {
         u64::from(self.given[index] - 1) << self.frame_bits | frame
     }
 
-    /// The name that a frame has had until now.
+    /// Drops a frame's name, and returns it.
     pub fn forget(&mut self, frame: u64) -> u64 {
         let name = self.given.get_mut(frame as usize).map_or(0, std::mem::take);
         u64::from(name.saturating_sub(1)) << self.frame_bits | frame

@@ -1,9 +1,10 @@
-//! A core: contexts that share an issue slot (or several a cycle), in order or out of order.
+//! A core: contexts that share an issue slot (or several per cycle), in order or out of order.
 //!
-//! Contexts are served first come, first served by the tick they became ready, one *turn* at a time while others are
-//! ready too. Time goes from one access to the next, never instruction by instruction. L1 hits of a core are private: it
-//! runs ahead with them, at most [`RUN_AHEAD_CYCLES`] past the core that is furthest behind; whatever others can see
-//! (misses, stores to shared lines, translations, the operating system) happens in order of time over all cores.
+//! Contexts are served in the order of the ticks at which they became ready, for one *turn* at a time while others are
+//! ready too. Time advances from one access to the next, never instruction by instruction. L1 hits of a core are
+//! private: the core runs ahead with them, at most [`RUN_AHEAD_CYCLES`] past the core that is furthest behind.
+//! Everything that others can see (misses, stores to shared lines, translations, the operating system) happens in order
+//! of time over all cores.
 
 use cachemate_core::{CacheLevel, CoreModel, CpuId, MachineSpec};
 
@@ -15,15 +16,15 @@ use super::l1_variant;
 use super::sampling::SamplingUnit;
 use super::{Charge, FrameProvider, StopReason};
 
-/// How far a core may run ahead with accesses that no other core observes. A line that another core invalidates is
-/// still hit for at most this long.
+/// Cycles by which a core may run ahead with accesses that no other core observes. A line that another core invalidates
+/// can still be hit for at most this long.
 pub(crate) const RUN_AHEAD_CYCLES: u64 = 400;
-/// A context's turn while others are ready.
+/// Length of a context's turn while others are ready.
 const TURN_CYCLES: u64 = 32;
-/// Cores whose caches' state the host's second cache mostly holds.
+/// Number of cores whose cache state mostly fits the host's second cache.
 const CORES_WITHOUT_HINTS: u32 = 8;
 
-/// The environment of a core.
+/// The environment of a core: state that it shares with others.
 pub(crate) struct CoreEnvironment<'a> {
     pub caches: &'a mut Caches,
     pub frames: &'a mut dyn FrameProvider,
@@ -32,16 +33,16 @@ pub(crate) struct CoreEnvironment<'a> {
     pub sampling: SamplingUnit,
 }
 
-/// How far a core may go.
+/// The bounds up to which a core may run.
 #[derive(Clone, Copy)]
 pub(crate) struct RunBounds {
-    /// Last tick at which it may do what others see.
+    /// Last tick at which the core may do something that others see.
     pub shared: u64,
-    /// First tick that it must not run into.
+    /// First tick into which the core must not run.
     pub end: u64,
 }
 
-/// One run of a context: from `start` to `limit` at most.
+/// The bounds of one run of a context: from `start` to `limit` at most.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ContextRun {
     pub nth: usize,
@@ -52,38 +53,38 @@ pub(crate) struct ContextRun {
     pub shared: u64,
 }
 
-/// The state on which a core's runs work.
+/// The state on which a core's runs operate.
 pub(crate) struct CoreFrontEnd {
     pub contexts: Vec<HwContext>,
     pub l1d: usize,
     pub l1i: Option<usize>,
     pub package: u32,
     pub in_order: bool,
-    /// Whether instructions that do not need the value of a load may pass it.
+    /// Whether instructions that do not need the value of a load may overtake it.
     pub loads_pass: bool,
-    /// Shapes of the L1s, of data and of code.
+    /// Shapes of the L1s, for data and for code.
     pub shape: usize,
     pub code_shape: usize,
-    /// The core's second level may serve what others do not notice.
+    /// Whether the core's second level may serve accesses that others do not notice.
     pub owns_next: bool,
-    /// Are there so many caches that the host's do not hold their state?
+    /// Whether there are so many caches that the host's caches do not hold their state.
     pub hints: bool,
     window: u64,
-    /// Each loaded context's part of the window; as of [`Core::renew`].
+    /// Each loaded context's share of the window, as computed by [`Core::renew`].
     window_share: u64,
     mshrs: usize,
 }
 
 pub(crate) struct Core {
     pub front: CoreFrontEnd,
-    /// [`HwContext::ready_tick`] of each, side by side: every turn begins with a look at all. Of no meaning for the context
-    /// whose run is under way.
+    /// [`HwContext::ready_tick`] of each context in one array, because every turn begins by reading all of them.
+    /// Meaningless for the context whose run is in progress.
     ready: Vec<u64>,
-    /// Tick up to which its issue slots are used.
+    /// Tick up to which the issue slots are used.
     now: u64,
     /// The context with the last turn, and the end of that turn.
     turn: (usize, u64),
-    /// The run under way, or put aside in the middle of something that must wait for the cores behind.
+    /// The run in progress, or suspended in the middle of an access that must wait for cores that are behind.
     burst: Burst,
     /// The result of [`Core::next_tick`] after [`Core::advance`] reached its bounds.
     pub next: u64,
@@ -123,7 +124,7 @@ impl Core {
         Core { front, ready, now: 0, turn: (0, 0), burst: Burst::default(), next: u64::MAX }
     }
 
-    /// Tick of the next thing it could do; `u64::MAX` = nothing.
+    /// Returns the tick of the core's next possible action; `u64::MAX` if there is none.
     #[inline]
     pub fn next_tick(&self) -> u64 {
         if self.burst.thread.is_some() {
@@ -133,7 +134,7 @@ impl Core {
         if ready == u64::MAX { ready } else { ready.max(self.now) }
     }
 
-    /// A thread was put on a context or taken off, or its time moved.
+    /// Updates the core after a thread was loaded or removed, or its time moved.
     pub fn renew(&mut self) {
         self.ready.iter_mut().zip(&self.front.contexts).for_each(|(ready, context)| *ready = context.ready_tick());
         if !self.front.in_order {
@@ -142,14 +143,15 @@ impl Core {
         }
     }
 
-    /// The context whose turn it is, when it is ready, and when the next other one is. `u64::MAX` = never.
+    /// Returns the context whose turn it is, the tick at which it is ready, and the tick at which the next other one
+    /// is. `u64::MAX` means never.
     #[inline]
     fn pick(&self) -> (usize, u64, u64) {
         let (last, ends) = self.turn;
         let (before, rest) = self.ready.split_at(last);
         let of_last = rest[0];
         let (mut best, mut ready, mut other) = (last, u64::MAX, u64::MAX);
-        // In turn after the last, the last itself at the end.
+        // In turn after the last context, with the last one itself at the end.
         let mut see = |at: usize, tick: u64| {
             other = other.min(tick.max(ready));
             best = if tick < ready { at } else { best };
@@ -161,10 +163,10 @@ impl Core {
         if goes_on || of_last < ready { (last, of_last, ready) } else { (best, ready, other.min(of_last)) }
     }
 
-    /// Runs until its bounds; `Some` = a thread wants the operating system.
+    /// Runs until the bounds. `Some` if a thread needs the operating system.
     pub fn advance(&mut self, bounds: RunBounds, around: &mut CoreEnvironment<'_>) -> Option<StopReason> {
         loop {
-            // Its turn may be over, and somebody else ready.
+            // The turn may be over while another context is ready.
             if self.burst.thread.is_some() && self.burst.t >= self.turn.1.max(self.burst.run.other) {
                 self.end_run(around.caches);
             }
@@ -196,7 +198,7 @@ impl Core {
         }
     }
 
-    /// Begins the run of the context that is next. False = none is ready in time.
+    /// Begins the run of the next context. Returns false if none is ready in time.
     #[inline]
     fn start_run(&mut self, bounds: RunBounds, ticks_per_cycle: u64) -> bool {
         debug_assert!(
@@ -208,8 +210,8 @@ impl Core {
             self.next = if ready == u64::MAX { ready } else { start };
             return false;
         }
-        // A turn begins with a change of contexts only: whoever is alone after its turn gives way as soon as another is
-        // ready, wherever the bounds cut its run.
+        // A turn begins only with a change of contexts: a context that is alone after its turn yields as soon as
+        // another is ready, wherever the bounds cut its run.
         if nth != self.turn.0 || self.turn.1 == 0 {
             self.turn = (nth, start + TURN_CYCLES * ticks_per_cycle);
         }
@@ -223,7 +225,7 @@ impl Core {
         true
     }
 
-    /// The run is over. `Some` = the operating system is wanted.
+    /// Ends the run with this outcome. `Some` if the operating system is needed.
     #[inline]
     fn end(&mut self, outcome: BurstOutcome, around: &mut CoreEnvironment<'_>) -> Option<StopReason> {
         let (nth, now) = (self.burst.run.nth, self.burst.t);
@@ -245,7 +247,7 @@ impl Core {
         }
     }
 
-    /// Ends the run, if there is one: its counts go where they belong, and its thread can be seen and taken off.
+    /// Ends the run, if there is one: its counts are added, and its thread can be observed and removed.
     #[inline]
     pub fn end_run(&mut self, caches: &mut Caches) {
         if let Some(thread) = self.burst.thread.take() {
@@ -259,7 +261,8 @@ impl Core {
 }
 
 impl CoreFrontEnd {
-    /// Is there a miss register (or a place in the store buffer) for another miss? If not, the first to be back.
+    /// Returns the miss that returns first if there is no miss register (or entry of the store buffer) for another
+    /// miss.
     pub fn first_blocking_miss(&mut self, nth: usize, t: u64) -> Option<OutstandingMiss> {
         if self.reclaim_mshrs(nth, t) {
             return None;
@@ -269,13 +272,15 @@ impl CoreFrontEnd {
         soonest.outstanding.iter().find(|miss| miss.done == soonest.soonest).copied()
     }
 
-    /// Those that are back give their registers back. They are only looked for when it matters: is there room now?
+    /// Frees the registers of misses that have returned; this is checked only when it matters. Returns whether there is
+    /// room now.
     pub fn reclaim_mshrs(&mut self, nth: usize, t: u64) -> bool {
         self.contexts.iter_mut().for_each(|context| context.retire(t));
         self.contexts[nth].mshrs_in_use < self.free_mshrs(nth)
     }
 
-    /// Misses that the context may have out: out of order it shares the registers, in order it has a store buffer.
+    /// Returns the number of misses that the context may have outstanding: out of order it shares the registers, in
+    /// order it has a store buffer.
     #[inline(always)]
     pub fn free_mshrs(&self, nth: usize) -> usize {
         let contexts = if self.in_order { &[] } else { &self.contexts[..] };

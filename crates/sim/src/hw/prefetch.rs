@@ -1,20 +1,21 @@
-//! Prefetchers beside a cache, shared by all its users: constant strides, streams, and the other line of a pair.
+//! Prefetchers of a cache, shared by all its users: constant strides, streams, and the other line of a pair.
 //!
-//! None has a program counter: streams are distinguished by physical page, and never leave the page (the next frames
-//! may belong to another process). If all streams are in use, the one idle longest is replaced.
+//! None of them uses a program counter: streams are distinguished by physical page, and never leave the page (the next
+//! frames may belong to another process). If all streams are in use, the one idle longest is replaced.
 //!
-//! *Stride*: two equal steps in a row confirm a stream; from then on every demand miss, and every first hit on a
-//! prefetched line, asks for the next `degree` lines.
+//! *Stride*: two equal steps in a row confirm a stream; from then on, every demand miss, and every first hit on a
+//! prefetched line, requests the next `degree` lines.
 //!
-//! *Streamer* (Intel 64 Optimization Reference Manual 248966, data prefetch logic of the Core microarchitecture): separate
-//! tables of pages walked upwards and downwards; the second access to a page makes it a stream; lines may be left out;
-//! it stays up to so many lines ahead of the last access, fewer the busier the bus. It asks for two lines at a time.
+//! *Streamer* (Intel 64 Optimization Reference Manual 248966, data prefetch logic of the Core microarchitecture): there
+//! are separate tables of pages accessed upward and downward. The second access to a page makes it a stream; lines may
+//! be skipped. The streamer stays up to a certain number of lines ahead of the last access, fewer if the bus is busier,
+//! and requests two lines at a time.
 
 use cachemate_core::PrefetcherSpec;
 
 #[derive(Clone, Copy, Default)]
 struct StrideStream {
-    /// Page + 1; 0 = free.
+    /// Page + 1; 0 if the entry is free.
     page: u64,
     last: u64,
     stride: i64,
@@ -22,20 +23,20 @@ struct StrideStream {
     used_at: u64,
 }
 
-/// A page walked in one direction.
+/// A page that is accessed in one direction.
 #[derive(Clone, Copy, Default)]
 struct PageStream {
-    /// Page + 1; 0 = free.
+    /// Page + 1; 0 if the entry is free.
     page: u64,
     last: u64,
-    /// The furthest line asked for.
+    /// The furthest line requested.
     sent: u64,
-    /// A second access came.
+    /// Whether a second access has followed.
     confirmed: bool,
     used_at: u64,
 }
 
-/// Lines asked for after one access.
+/// Number of lines requested after one access.
 const LINES_AT_ONCE: u64 = 2;
 
 #[derive(Default)]
@@ -55,7 +56,7 @@ pub(crate) struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// `None` where there is none at this cache.
+    /// `None` if this cache has no prefetcher.
     pub fn new(specs: impl Iterator<Item = PrefetcherSpec>, lines_per_page_shift: u32) -> Option<Self> {
         let (streams, streamer) = (Vec::new(), None);
         let mut prefetcher =
@@ -79,13 +80,13 @@ impl Prefetcher {
         any.then_some(prefetcher)
     }
 
-    /// Does what it asks for depend on the room there is?
+    /// Do the requests depend on the available bandwidth?
     pub fn is_adaptive(&self) -> bool {
         self.streamer.is_some()
     }
 
-    /// Told of a demand miss, or of the first hit on a prefetched line, and of the room that bus and memory have in
-    /// thousandths; names the lines to ask for.
+    /// Observes a demand miss, or the first hit on a prefetched line, and the room on bus and memory in thousandths.
+    /// Calls `wanted` with each line to request.
     pub fn observe_demand(&mut self, line: u64, room: u64, mut wanted: impl FnMut(u64)) {
         if self.adjacent {
             wanted(line ^ 1);
@@ -116,7 +117,7 @@ impl Prefetcher {
     }
 }
 
-/// A page's first access, or the second that turned its direction.
+/// Starts a stream at a page's first access, or at the second one if that reversed its direction.
 fn start_stream(walks: &mut [PageStream], walk: PageStream) {
     if let Some(idle) = walks.iter_mut().min_by_key(|walk| walk.used_at) {
         *idle = walk;
@@ -126,7 +127,7 @@ fn start_stream(walks: &mut [PageStream], walk: PageStream) {
 impl Streamer {
     fn observe_demand(&mut self, line: u64, page_shift: u32, clock: u64, room: u64, wanted: &mut impl FnMut(u64)) {
         let page = (line >> page_shift) + 1;
-        // At full room all the way, at none not a line.
+        // With full room, the whole distance; without room, no lines.
         let ahead = (self.ahead_lines * room).div_ceil(1000);
         if let Some(walk) = self.down.iter_mut().find(|walk| walk.page == page) {
             walk.used_at = clock;
@@ -187,7 +188,7 @@ mod tests {
         lines
     }
 
-    /// Does it start at the second access, two lines at a time, up to eight ahead and not out of the page?
+    /// Does the streamer start at the second access, two lines at a time, up to eight ahead, without leaving the page?
     #[test]
     fn it_starts_at_the_second_access_and_stays_eight_ahead() {
         let mut up = streamer(12, 4);
@@ -200,7 +201,7 @@ mod tests {
         assert_eq!(asked(&mut up, 703, 1000), [], "the page ends");
     }
 
-    /// Does it follow a page downwards from the second access, and ask for nothing when the bus is full?
+    /// Does the streamer follow a page downward from the second access, and request nothing when the bus is full?
     #[test]
     fn it_goes_downwards_and_holds_back() {
         let mut down = streamer(12, 4);
@@ -211,7 +212,8 @@ mod tests {
         assert_eq!(asked(&mut down, 641, 1000), [640]);
     }
 
-    /// Are as many pages followed as there are entries, the one idle longest replaced, each direction for itself?
+    /// Are as many pages followed as there are entries, with the one idle longest replaced, separately for each
+    /// direction?
     #[test]
     fn pages_are_followed_up_to_the_entries() {
         for (pages, follows) in [(12, true), (13, false)] {

@@ -1,20 +1,21 @@
-//! Looking at single accesses: traces of L1 data misses, sampled accesses, watched locations, super sets, overflows.
+//! Observation of single accesses: traces of L1 data misses, sampled accesses, watched locations, super sets,
+//! overflows.
 //!
-//! Probes belong to a thread and travel with it. They are off the hot path unless on: a thread with a watch or
-//! super-set counts on the L1 runs a variant of the engine compiled for that.
+//! Probes belong to a thread and move with it. They cost nothing on the hot path unless they are on: a thread with a
+//! watch or with super-set counts on the L1 runs a variant of the engine compiled for that.
 
 use cachemate_core::{AccessSample, CacheLevel, CounterEvent, ReuseSample, SplitMix64, SuperSetCount};
 
-/// All probes of one thread. The operating system attaches them and takes the results.
+/// All probes of one thread. The operating system attaches them and reads the results.
 #[derive(Clone, Debug, Default)]
 pub struct Probes {
     pub trace: Option<TraceProbe>,
     pub samples: Option<SampleProbe>,
     pub watch: Option<WatchProbe>,
-    /// One per level at most.
+    /// At most one per level.
     pub activity: Vec<ActivityProbe>,
     pub overflows: Vec<Overflow>,
-    /// Ticks of interrupts that these probes took from the task.
+    /// Ticks of the task that interrupts of these probes took.
     pub cost_ticks: u64,
 }
 
@@ -28,54 +29,56 @@ impl Probes {
     }
 }
 
-/// Logs the line of every L1 data miss, as the machine's sampler can (RM), and of fetches of code that missed, if
+/// Logs the line of every L1 data miss, as the machine's sampler can (RM), and of code fetches that missed, if
 /// requested. Each entry costs an interrupt. When the log is full, [`super::StopReason::Interrupt`] is raised once.
 #[derive(Clone, Debug, Default)]
 pub struct TraceProbe {
     pub max_entries: u32,
-    /// Fetches of code too: the interrupt's own address register has them, whatever the data's sampler.
+    /// Whether code fetches are logged too: the interrupt's own address register provides them, whatever the data
+    /// sampler.
     pub code_too: bool,
-    /// Physical lines of the L1 data cache.
+    /// Physical lines, in the size of the L1 data cache's lines.
     pub lines: Vec<u64>,
-    /// Places in the log of fetches of code.
+    /// Positions of the code fetches in the log.
     pub code: Vec<u32>,
-    /// L1 data misses that are not in the log. Known to the simulator; a real register cannot tell.
+    /// Number of L1 data misses that are not in the log. Known to the simulator only; a real register does not reveal
+    /// it.
     pub lost: u64,
-    /// Entries by how many misses were lost right after them: none, one, two, more.
+    /// Number of entries by the number of misses lost right after them: none, one, two, more.
     pub lost_after: [u32; 4],
-    /// Entries that repeat the register because a prefetch counted as a miss.
+    /// Number of entries that repeat the register because a prefetch counted as a miss.
     pub stale: u64,
     pub(crate) last_instruction: u64,
     pub(crate) lost_since: usize,
     pub(crate) register: Option<u64>,
 }
 
-/// Samples L1 data misses, one in `one_in` on average, jittered. Each sample costs an interrupt.
+/// Samples L1 data misses, one in `one_in` on average, with jitter. Each sample costs an interrupt.
 #[derive(Clone, Debug, Default)]
 pub struct SampleProbe {
     pub one_in: u32,
-    /// Only hits in remote caches count.
+    /// Whether only hits in remote caches count.
     pub remote_only: bool,
     pub at_most: u32,
     pub samples: Vec<AccessSample>,
-    /// Events passed, sampled or not.
+    /// Number of events that passed, sampled or not.
     pub events: u64,
     pub(crate) countdown: u64,
     pub(crate) armed_at: Option<u64>,
 }
 
-/// Watches single locations (virtual lines of data or code) until they are touched again (BS, StatCache): one watch
-/// point per location, as many as `locations`, set one in `one_in` accesses on average. Fetching a line of code is an
-/// access like another: a cache that holds both is shared by both.
+/// Watches single locations (virtual lines of data or code) until they are touched again (BS, StatCache). There is one
+/// watch point per location, up to `locations`, and one is set in `one_in` accesses on average. A fetch of a line of
+/// code counts as an access, because a cache that holds both code and data is shared by both.
 #[derive(Clone, Debug, Default)]
 pub struct WatchProbe {
     pub locations: u32,
     pub one_in: u32,
-    /// Watched lines are so many doublings larger than those of the L1 data and instruction caches.
+    /// Number of doublings by which watched lines are larger than those of the L1 data and instruction caches.
     pub coarser: u32,
     pub coarser_code: u32,
     pub samples: Vec<ReuseSample>,
-    /// Line, accesses of the task when it was set, tick when it was set.
+    /// Line, number of accesses of the task when the watch was set, and tick at which it was set.
     pub(crate) open: Vec<(u64, u64, u64)>,
     pub(crate) accesses: u64,
     pub(crate) next_at: u64,
@@ -86,13 +89,13 @@ pub struct WatchProbe {
 #[derive(Clone, Debug)]
 pub struct ActivityProbe {
     pub level: CacheLevel,
-    /// Super sets go by low set bits; `true`: contiguous ranges of sets.
+    /// Whether super sets are contiguous ranges of sets; otherwise they are selected by low set bits.
     pub contiguous: bool,
     pub super_sets: Vec<SuperSetCount>,
 }
 
 impl WatchProbe {
-    /// `elapsed_ns` turns the ticks since a watch was set into time.
+    /// Records a touch of a line; `elapsed_ns` converts the ticks since a watch was set into time.
     pub(crate) fn touch(&mut self, line: u64, tick: u64, elapsed_ns: impl Fn(u64) -> u64) {
         if let Some(found) = self.open.iter().position(|open| open.0 == line) {
             let (_, accesses, begun) = self.open.swap_remove(found);
@@ -126,7 +129,7 @@ impl ActivityProbe {
             counts.misses += u64::from(missed);
         }
     }
-    /// An access that was counted already turned out a miss.
+    /// Records that an access that was already counted is a miss.
     pub(crate) fn record_miss(&mut self, set: u64, sets: u64) {
         if let Some(counts) = self.super_set(set, sets) {
             counts.misses += 1;
@@ -141,11 +144,11 @@ pub struct Overflow {
     pub event: CounterEvent,
     pub period: u64,
     pub next_at: u64,
-    /// Interrupts so far.
+    /// Number of interrupts so far.
     pub raised: u64,
 }
 
-/// Uniform in 1 ..= 2 `one_in` - 1: `one_in` on average, never in step with a loop.
+/// Returns a uniform number in 1 ..= 2 `one_in` - 1: `one_in` on average, and never in step with a loop.
 pub(super) fn jitter(one_in: u32, seed: u64) -> u64 {
     let span = 2 * u64::from(one_in.max(1)) - 1;
     1 + ((u128::from(SplitMix64::scatter(seed ^ 0x5851_f42d_4c95_7f2d)) * u128::from(span)) >> 64) as u64

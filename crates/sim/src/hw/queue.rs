@@ -1,8 +1,8 @@
-//! Which core is next: a tournament of ticks, so that the cost hardly grows with the cores.
+//! Selection of the next core: a tournament of ticks, so that the cost hardly grows with the number of cores.
 
-/// The least ticks of a fixed number of cores; of equal ones the lower core's.
+/// The smallest tick of a fixed number of cores; ties go to the core with the lower number.
 pub(crate) struct CoreQueue {
-    /// By node, root at 1: (tick, core) of the winner below; leaves in the second half.
+    /// By node, with the root at 1: (tick, core) of the winner below; the leaves are in the second half.
     winners: Vec<(u64, usize)>,
 }
 
@@ -15,7 +15,7 @@ impl CoreQueue {
         queue
     }
 
-    /// `u64::MAX` = nothing to do.
+    /// Sets a core's tick; `u64::MAX` if it has nothing to do.
     #[inline]
     pub fn set(&mut self, core: usize, tick: u64) {
         let mut node = self.winners.len() / 2 + core;
@@ -26,7 +26,7 @@ impl CoreQueue {
         }
     }
 
-    /// The first, and the first of the others (`u64::MAX` without any).
+    /// Returns the first core, and the first of the others (`u64::MAX` if there are none).
     #[inline]
     pub fn two_earliest(&self) -> ((u64, usize), (u64, usize)) {
         let first = self.winners[1];

@@ -1,4 +1,4 @@
-//! The way of one request: L1, the caches behind it, other caches, memory.
+//! The path of one request: L1, the caches behind it, other caches, memory.
 
 use cachemate_core::{CacheLevel, Inclusion, WritePolicy};
 
@@ -7,12 +7,12 @@ use super::caches::{CacheRequest, CacheResponse, Caches, SnoopAction, SnoopResul
 use super::counters::TaskCounters;
 use super::store::{ALL_SHARERS, EXCLUSIVE, LineMeta, MODIFIED, PENDING, PREFETCHED, SHARED, SHARER_BITS, SPECIAL};
 
-/// A store that writes through carries so many bytes.
+/// Number of bytes of a write-through store.
 const STORE_BYTES: u64 = 8;
 
 impl Caches {
-    /// A request at an L1 that is no plain hit there. Counts the reference and what follows from it. `place`: where
-    /// the L1 has the line.
+    /// Handles a request at an L1 that is not a plain hit there. Counts the reference and its consequences. `place` is
+    /// the line's position in the L1.
     #[inline(never)]
     pub fn first_level(
         &mut self,
@@ -28,7 +28,7 @@ impl Caches {
         self.access_slow(l1, place, ask, counters)
     }
 
-    /// The long way, for all that the short one does not do.
+    /// The slow path, for everything that the fast one does not handle.
     #[inline(never)]
     fn access_slow(
         &mut self,
@@ -44,7 +44,7 @@ impl Caches {
         answer
     }
 
-    /// Lets an L1's prefetcher respond to a miss there.
+    /// Runs an L1's prefetcher after a miss there.
     pub fn prefetch_after(&mut self, l1: usize, line: u64, ask: &CacheRequest, counters: &mut TaskCounters) {
         self.note_prefetches(l1, line, ask);
         if !self.due.is_empty() {
@@ -101,8 +101,8 @@ impl Caches {
         answer
     }
 
-    /// A hit: when the data is there, which is later where the line is still being filled. Takes note of the first
-    /// demand for a prefetched line.
+    /// Handles a hit: returns when the data arrives, which is later if the line is still being filled. Records the
+    /// first demand for a prefetched line.
     fn wait_for_fill(
         &mut self,
         at: usize,
@@ -142,7 +142,7 @@ impl Caches {
         answer
     }
 
-    /// `child` lacks the line (or writes through) and asks the cache behind it.
+    /// Requests a line that `child` lacks (or writes through) from the cache behind it.
     fn fetch(&mut self, index: usize, child: usize, ask: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
         if index == ROOT {
             return self.access_memory(child, ask, counters);
@@ -170,7 +170,8 @@ impl Caches {
         }
     }
 
-    /// A hit that concerns no other cache before this one: what most are. `None` = another kind; nothing was done.
+    /// Handles a hit that involves no other cache above this one, as most hits do. `None` for another kind of hit; in
+    /// that case nothing was done.
     #[inline]
     fn serve_plain_hit(
         &mut self,
@@ -253,7 +254,7 @@ impl Caches {
         answer
     }
 
-    /// A store goes on from a cache that writes through.
+    /// Passes a store on from a cache that writes through.
     fn pass_store(&mut self, index: usize, ask: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
         let parent = self.units[index].parent;
         if parent != ROOT {
@@ -272,7 +273,7 @@ impl Caches {
         }
     }
 
-    /// Takes a sector out of a victim cache; the state it had, 0 where it was not there.
+    /// Removes a sector from a victim cache. Returns the state that it had, or 0 if it was not there.
     fn withdraw(&mut self, index: usize, ask: &CacheRequest, below: u32) -> u32 {
         let unit = &mut self.units[index];
         let (line, sector) = (ask.address >> unit.line_shift, unit.sector(ask.address, below));
@@ -291,7 +292,7 @@ impl Caches {
         meta.state()
     }
 
-    /// The line moves back to the level before.
+    /// Moves the line back to the level above.
     fn hit_victim(
         &mut self,
         at: usize,
@@ -313,12 +314,12 @@ impl Caches {
             exclusive: meta.state() >= EXCLUSIVE,
             dirty: meta.state() == MODIFIED,
         };
-        // Others before this cache may share the line, or have kept it when the level between evicted it.
+        // Other caches above this one may share the line, or may have kept it when the level between evicted it.
         let span = self.units[child].line_shift;
         let action = if ask.store { SnoopAction::Take } else { SnoopAction::Share };
         let held = self.siblings(at, child, !0, ask, span, action);
         answer.exclusive &= !held.any || ask.store;
-        // Dirty means owned: what becomes shared is written out.
+        // Dirty implies owned, so a line that becomes shared is written back.
         if (held.dirty && !ask.store) || (answer.dirty && !answer.exclusive) {
             self.write_back(self.units[at].parent, bytes, ask, counters);
             answer.dirty = false;
@@ -357,7 +358,7 @@ impl Caches {
             let latency = self.remote_latency(ask, held);
             counters.remote_cache_hits += u64::from(!ask.prefetch);
             if !victim && parent != ROOT && self.units[parent].is_victim() {
-                // It must not stay behind a cache that has it again.
+                // The sector must not remain behind a cache that has it again.
                 let state = self.withdraw(parent, ask, span);
                 held.exclusive |= state >= EXCLUSIVE;
                 held.dirty |= state == MODIFIED;
@@ -406,7 +407,7 @@ impl Caches {
         answer
     }
 
-    /// Nothing on the path has it: other roots, or memory.
+    /// Handles a request that no cache on the path can serve: other roots, or memory.
     fn access_memory(&mut self, root: usize, ask: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
         let bytes = 1u64 << self.units[root].line_shift.min(self.directory_shift);
         let held = self.other_roots(root, ask, if ask.store { SnoopAction::Take } else { SnoopAction::Share });
@@ -429,7 +430,8 @@ impl Caches {
         CacheResponse { ready_tick: ask.at + latency + queue, queue, served, exclusive: true, dirty: false }
     }
 
-    /// A demand miss, or the first hit on a prefetched line: notes what the prefetchers expect next.
+    /// Records the lines that the prefetchers expect next after a demand miss, or after the first hit on a prefetched
+    /// line.
     fn note_prefetches(&mut self, index: usize, line: u64, ask: &CacheRequest) {
         if let Some(fetcher) = &mut self.units[index].prefetcher {
             let room = if fetcher.is_adaptive() {
@@ -441,7 +443,7 @@ impl Caches {
         }
     }
 
-    /// Prefetchers hold back while bus and memory have no room for them.
+    /// Starts prefetches, as far as bus and memory have room for them.
     fn start_prefetches(&mut self, ask: &CacheRequest, counters: &mut TaskCounters) {
         let due = std::mem::take(&mut self.due);
         for &(at, line) in &due {

@@ -1,9 +1,9 @@
 //! The probes' responses to events: the trace register, sampled accesses, watched locations, super sets.
 //!
-//! Three samplers. *Ideal* sees every event exactly. *Last address* is POWER5's register. Of misses close together only
-//! the first is seen, since its exception flushes the others (RM 5.3.1). A prefetch into the L1 raises an exception
-//! without writing the register, so that the last value is logged again. *Tagged* (PEBS, IBS) follows one access
-//! through the machine and knows source, latency and physical line.
+//! There are three samplers. *Ideal* observes every event exactly. *Last address* is POWER5's register. Of misses close
+//! together, it records only the first, because the exception of that miss flushes the others (RM 5.3.1). A prefetch
+//! into the L1 raises an exception without writing the register, so that the last value is logged again. *Tagged*
+//! (PEBS, IBS) follows one access through the machine, and records source, latency and physical line.
 
 use cachemate_core::{AccessSample, CacheLevel, CoreModel, DataSource, PmuSpec, SamplerModel, TaskId};
 
@@ -16,7 +16,7 @@ use super::probe::{ActivityProbe, Overflow, Probes, jitter};
 pub(crate) struct SamplingUnit {
     pub sampler: SamplerModel,
     pub interrupt_ticks: u64,
-    /// Misses within so many instructions of one that raised an exception are flushed with it; 0 in order.
+    /// Number of instructions after an exception within which misses are flushed with it; 0 in order.
     pub shadow: u64,
     pub hertz: u64,
     pub ticks_per_cycle: u64,
@@ -51,7 +51,7 @@ pub(crate) struct Miss {
     /// False for stores that write through.
     pub traced: bool,
     pub dependent: bool,
-    /// Lines that were prefetched into the L1 because of it.
+    /// Number of lines that were prefetched into the L1 because of this miss.
     pub prefetches: u32,
 }
 
@@ -62,13 +62,13 @@ pub(crate) struct SampleEffect {
 }
 
 impl Probes {
-    /// Does every single access or fetched line matter?
+    /// Must every single access or fetched line be observed?
     pub(crate) fn is_watching_all(&self) -> bool {
         let first_level = |level: CacheLevel| level == CacheLevel::L1Data || level == CacheLevel::L1Instruction;
         self.watch.is_some() || self.activity.iter().any(|activity| first_level(activity.level))
     }
 
-    /// Any data access, by virtual line.
+    /// Observes a data access, by virtual line.
     pub(crate) fn observe_access(&mut self, line: u64, tick: u64, set: u64, sets: u64, sampling: SamplingUnit) {
         if let Some(activity) = self.activity_at(CacheLevel::L1Data) {
             activity.count(set, sets, false);
@@ -78,7 +78,7 @@ impl Probes {
         }
     }
 
-    /// Any line of code that is fetched, by virtual line.
+    /// Observes a fetched line of code, by virtual line.
     pub(crate) fn observe_code(&mut self, line: u64, tick: u64, sampling: SamplingUnit) {
         if let Some(watch) = &mut self.watch {
             watch.touch(line >> watch.coarser_code, tick, |ticks| sampling.ns(ticks));
@@ -89,15 +89,15 @@ impl Probes {
         self.activity.iter_mut().find(|activity| activity.level == level)
     }
 
-    /// A line of code that the L1 had.
+    /// Observes a line of code that the L1 had.
     pub(crate) fn observe_fetch(&mut self, set: u64, sets: u64) {
         if let Some(activity) = self.activity_at(CacheLevel::L1Instruction) {
             activity.count(set, sets, false);
         }
     }
 
-    /// Counts a request that left the fast way, at every level whose counters it moved. `before` are the task's
-    /// counters before it; references to the L1 data cache are [`Probes::observe_access`]'s.
+    /// Counts a request that left the fast path, at every level whose counters it changed. `before` are the task's
+    /// counters before it; references to the L1 data cache are counted by [`Probes::observe_access`].
     pub(crate) fn observe_path(
         &mut self,
         l1: usize,
@@ -154,7 +154,7 @@ impl Probes {
         self.trace_prefetches(miss.prefetches, sampling, off);
     }
 
-    /// A fetch of code that missed the L1, by physical line of the data cache's size.
+    /// Observes a code fetch that missed the L1, by physical line of the data cache's size.
     pub(crate) fn observe_code_miss(&mut self, line: u64, sampling: SamplingUnit) -> SampleEffect {
         let mut off = SampleEffect { ticks: 0, full: false };
         let Some(trace) = self.trace.as_mut().filter(|trace| trace.code_too) else { return off };
@@ -167,14 +167,15 @@ impl Probes {
         off
     }
 
-    /// Prefetches into the L1 that a first hit on a prefetched line gave rise to: a stream runs on without a miss.
+    /// Observes prefetches into the L1 that a first hit on a prefetched line caused: a stream continues without a miss.
     pub(crate) fn observe_prefetches(&mut self, prefetches: u32, sampling: SamplingUnit) -> SampleEffect {
         let mut off = SampleEffect { ticks: 0, full: false };
         self.trace_prefetches(prefetches, sampling, &mut off);
         off
     }
 
-    /// Each counts as a miss and raises an exception, with the register as it was (RM 5.3.1: up to 96 % of a log).
+    /// Records prefetches. Each counts as a miss and raises an exception, with the register unchanged (RM 5.3.1: up to
+    /// 96 % of a log).
     fn trace_prefetches(&mut self, prefetches: u32, sampling: SamplingUnit, off: &mut SampleEffect) {
         let Some(trace) = self.trace.as_mut().filter(|_| sampling.sampler == SamplerModel::LastAddress) else { return };
         let Some(register) = trace.register else { return };
@@ -192,7 +193,7 @@ impl Probes {
         let Some(sample) = &mut self.samples else { return };
         let virtual_line = miss.virtual_address >> miss.line_shift;
         let last_address = sampling.sampler == SamplerModel::LastAddress;
-        // The register goes on being written until the exception is taken.
+        // The register continues to be written until the exception is taken.
         if let Some(armed) = sample.armed_at.take().filter(|_| last_address)
             && is_in_shadow(miss.instruction, armed, sampling.shadow)
             && let Some(last) = sample.samples.last_mut()
@@ -215,7 +216,7 @@ impl Probes {
             DataOrigin::RemoteCache => DataSource::RemoteCache,
             DataOrigin::LocalMemory | DataOrigin::RemoteMemory => DataSource::Memory,
         };
-        // The register holds an address and nothing else; what overflowed says what it was.
+        // The register holds only an address; the overflowing counter determines the kind of access.
         let is_reported = !last_address || sample.remote_only;
         let latency = (miss.latency / sampling.ticks_per_cycle).min(u64::from(u32::MAX)) as u32;
         sample.samples.push(AccessSample {
@@ -231,7 +232,7 @@ impl Probes {
         off.full |= sample.is_full();
     }
 
-    /// Has a count passed its next threshold? Sets the next ones.
+    /// Has a count passed its next threshold? Sets the next thresholds.
     pub(crate) fn has_overflowed(&mut self, counters: &TaskCounters) -> bool {
         let mut any = false;
         for overflow in &mut self.overflows {
@@ -274,8 +275,8 @@ impl Overflow {
     }
 }
 
-/// Is the instruction at most `shadow` behind the earlier one? Numbers are of a context, and the thread may have changed
-/// its context since: a smaller one is another context's.
+/// Is the instruction at most `shadow` behind the earlier one? Numbers belong to a context, and the thread may have
+/// changed its context since: a smaller number is from another context.
 fn is_in_shadow(instruction: u64, earlier: u64, shadow: u64) -> bool {
     instruction.checked_sub(earlier).is_some_and(|behind| behind <= shadow)
 }
@@ -284,7 +285,7 @@ fn is_in_shadow(instruction: u64, earlier: u64, shadow: u64) -> bool {
 mod tests {
     use super::*;
 
-    /// Is a miss in the shadow of the one before it only on the same context's numbers?
+    /// Is a miss in the shadow of the preceding one only by numbers of the same context?
     #[test]
     fn a_smaller_number_is_another_contexts() {
         assert!(is_in_shadow(105, 100, 5) && is_in_shadow(100, 100, 0));

@@ -1,9 +1,9 @@
-//! Looks through the words of one set: which equals a tag, and which is least.
+//! Searches the words of one set for a tag, or for the smallest age.
 //!
-//! Every x86-64 has SSE2, so tags are compared four at a time without asking. Least ages are looked for on every
-//! insertion; that is compiled a second time for processors with AVX2. Both give the same way.
+//! Every x86-64 has SSE2, so tags are compared four at a time without a check. The smallest age is searched on every
+//! insertion; that code is compiled a second time for processors with AVX2. Both find the same way.
 
-/// Ways of four consecutive words that equal `tag`, as bits.
+/// Returns a bit for each of four consecutive words that equals `tag`.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
@@ -21,7 +21,7 @@ pub(crate) fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
     words.iter().zip(0..).fold(0, |found, (&word, way)| found | u32::from(word == tag) << way)
 }
 
-/// Which of the words equal `tag`, as bits. Without a loop where their number is known.
+/// Returns a bit for each word that equals `tag`. There is no loop if the number of words is known.
 #[inline(always)]
 pub(crate) fn equal_mask(words: &[u32], tag: u32) -> u32 {
     let (fours, rest) = words.as_chunks::<4>();
@@ -29,7 +29,7 @@ pub(crate) fn equal_mask(words: &[u32], tag: u32) -> u32 {
     rest.iter().zip(4 * fours.len()..).fold(mask, |found, (&word, way)| found | u32::from(word == tag) << way)
 }
 
-/// First of the words that equals `tag`, without a branch per way.
+/// Returns the first word that equals `tag`, without a branch per way.
 #[inline(always)]
 pub(crate) fn position(words: &[u32], tag: u32) -> Option<usize> {
     let (fours, rest) = words.as_chunks::<4>();
@@ -53,7 +53,8 @@ pub(crate) fn position(words: &[u32], tag: u32) -> Option<usize> {
     rest.iter().position(|&word| word == tag).map(|way| 4 * fours.len() + way)
 }
 
-/// The first of the least. Minima of unsigned words take a single instruction from SSE4.1 on, and seven before.
+/// Returns the first of the smallest words. A minimum of unsigned words takes one instruction from SSE4.1 on, and seven
+/// before.
 #[inline(always)]
 fn index_of_oldest(ages: &[u32]) -> usize {
     let (fours, rest) = ages.as_chunks::<4>();
@@ -65,7 +66,7 @@ fn index_of_oldest(ages: &[u32]) -> usize {
     position(ages, minimum).unwrap_or(0)
 }
 
-/// The same with AVX2's instructions, and without a loop for the usual numbers of ways.
+/// As [`index_of_oldest`], with AVX2 instructions, and without a loop for the usual numbers of ways.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1")]
 fn least_avx2(ages: &[u32]) -> usize {
@@ -76,13 +77,13 @@ fn least_avx2(ages: &[u32]) -> usize {
     }
 }
 
-/// The first of the least of whole vectors.
+/// Returns the first of the smallest words of whole vectors.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1")]
 #[inline]
 fn least_of_8(ages: &[[u32; 8]]) -> usize {
     use core::arch::x86_64::*;
-    // SAFETY: the unaligned loads read the 32 bytes of each.
+    // SAFETY: the unaligned loads read the 32 bytes of each array.
     let load = |eight: &[u32; 8]| unsafe { _mm256_loadu_si256(eight.as_ptr().cast()) };
     let all = ages.iter().map(load).fold(_mm256_set1_epi32(-1), |a, b| _mm256_min_epu32(a, b));
     let halves = _mm_min_epu32(_mm256_castsi256_si128(all), _mm256_extracti128_si256::<1>(all));
@@ -95,19 +96,19 @@ fn least_of_8(ages: &[[u32; 8]]) -> usize {
     least_ways.trailing_zeros() as usize
 }
 
-/// How the least age of a set is looked for.
+/// The method of searching for the smallest age of a set.
 #[derive(Clone, Copy)]
 pub(crate) struct MinAgeScan {
     #[cfg(target_arch = "x86_64")]
     avx2: bool,
 }
 
-/// Ways from which the call is worth its cost.
+/// Smallest number of ways for which the call is worth its cost.
 #[cfg(target_arch = "x86_64")]
 const WAYS_FOR_AVX2: usize = 8;
 
 impl MinAgeScan {
-    /// The faster way for sets of so many ways.
+    /// Chooses the faster method for sets of this many ways.
     #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables))]
     pub fn for_ways(ways: usize) -> Self {
         MinAgeScan {
@@ -116,12 +117,12 @@ impl MinAgeScan {
         }
     }
 
-    /// The first of the least.
+    /// Returns the first way of the smallest age.
     #[inline(always)]
     pub fn way(self, ages: &[u32]) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.avx2 {
-            // SAFETY: the processor was asked for both.
+            // SAFETY: the processor was checked for both features.
             return unsafe { least_avx2(ages) };
         }
         index_of_oldest(ages)
@@ -132,7 +133,7 @@ impl MinAgeScan {
 mod tests {
     use super::*;
 
-    /// Do all forms find the way that a plain loop finds, whatever the number of ways and wherever equal ages stand?
+    /// Do all methods find the same way as a plain loop, whatever the number of ways and the positions of equal ages?
     #[test]
     fn every_form_finds_the_first_of_the_least() {
         let mut dice = crate::hw::tests::TestRng::new(3);

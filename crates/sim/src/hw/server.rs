@@ -1,6 +1,6 @@
-//! A server with a fixed number of bytes per tick: a bus, a controller, a cache's port.
+//! A server that passes a fixed number of bytes per tick: a bus, a controller, a cache's port.
 //!
-//! Requests are served first come, first served ([`BandwidthServer::transfer`]), or in two classes: demand before
+//! Requests are served first come, first served ([`BandwidthServer::transfer`]), or in two classes, demand before
 //! background ([`BandwidthServer::transfer_priority`], [`BandwidthServer::transfer_background`]). The second class
 //! fills the gaps of the first: its backlog shrinks while the first is idle, and no work is lost or done twice. A line
 //! in service is not interrupted.
@@ -8,18 +8,18 @@
 /// Fixed point: ticks in 1/65536.
 const POINT: u32 = 16;
 
-/// Requests of the second class that may stand back; beyond, the first waits for them (write queues are that long, and
-/// drained when full).
+/// Number of requests of the second class that may be delayed; beyond it, the first class waits for them (write queues
+/// are that long, and are drained when full).
 const STANDING_BACK: u64 = 32;
 
 #[derive(Clone, Debug)]
 pub(crate) struct BandwidthServer {
-    /// When it is free again but for the second class, fixed point.
+    /// Tick from which the server is free except for the second class, in fixed point.
     free_at: u64,
-    /// Work of the second class that is left, as of `settled`; fixed point both.
+    /// Remaining work of the second class as of `settled`; both in fixed point.
     backlog: u64,
     settled: u64,
-    /// Fixed point.
+    /// In fixed point.
     ticks_per_byte: u64,
 }
 
@@ -29,7 +29,7 @@ impl BandwidthServer {
         BandwidthServer { free_at: 0, backlog: 0, settled: 0, ticks_per_byte: (ticks_per_byte + 0.5) as u64 }
     }
 
-    /// Passes `bytes` that arrive at tick `at`; ticks they wait before their turn.
+    /// Passes `bytes` that arrive at `tick`. Returns the ticks that they wait for service.
     #[inline]
     pub fn transfer(&mut self, tick: u64, bytes: u64) -> u64 {
         let arrives = tick << POINT;
@@ -38,19 +38,19 @@ impl BandwidthServer {
         (starts - arrives) >> POINT
     }
 
-    /// The second class gets what the first left idle until now.
+    /// Gives the second class the time that the first has left idle until now.
     fn advance_to(&mut self, now: u64) {
         let idle = now.saturating_sub(self.free_at.max(self.settled));
         self.backlog -= self.backlog.min(idle);
         self.settled = self.settled.max(now);
     }
 
-    /// As [`BandwidthServer::transfer`], before everything of the second class that is not in service.
+    /// As [`BandwidthServer::transfer`], before all work of the second class that is not in service.
     pub fn transfer_priority(&mut self, tick: u64, bytes: u64) -> u64 {
         let (arrives, work) = (tick << POINT, bytes * self.ticks_per_byte);
         self.advance_to(arrives);
         let idle = self.free_at <= arrives;
-        // What is in service, and what can stand back no longer.
+        // The request in service, and the ones that can no longer be delayed.
         let in_service = if idle && work > 0 { self.backlog % work } else { 0 };
         let pressing = in_service.max(self.backlog.saturating_sub(STANDING_BACK * work));
         self.backlog -= pressing;
@@ -69,19 +69,19 @@ impl BandwidthServer {
         (starts - arrives) >> POINT
     }
 
-    /// Keeps it busy for so long without passing anything.
+    /// Keeps the server busy for `ticks` without passing anything.
     pub fn pause(&mut self, ticks: u64, last: bool) {
         *(if last { &mut self.backlog } else { &mut self.free_at }) += ticks << POINT;
     }
 
-    /// Ticks that a request at `at` would wait after all others.
+    /// Returns the ticks that a request at `tick` would wait after all others.
     pub fn backlog(&self, tick: u64) -> u64 {
         let arrives = tick << POINT;
         let idle = arrives.saturating_sub(self.free_at.max(self.settled));
         (self.free_at.saturating_sub(arrives) + self.backlog.saturating_sub(idle)) >> POINT
     }
 
-    /// Ticks that `bytes` keep it busy (rounded).
+    /// Returns the ticks for which `bytes` keep the server busy (rounded).
     pub fn busy_ticks(&self, bytes: u64) -> u64 {
         (bytes * self.ticks_per_byte + (1 << (POINT - 1))) >> POINT
     }
@@ -91,13 +91,13 @@ impl BandwidthServer {
 mod tests {
     use super::*;
 
-    /// Does the second class fill the gaps of the first and nothing else, and is no work lost?
+    /// Does the second class fill exactly the gaps of the first, and is no work lost?
     #[test]
     fn the_second_class_fills_the_gaps_of_the_first() {
-        // A byte a tick, requests of ten.
+        // One byte per tick, requests of ten bytes.
         let mut server = BandwidthServer::new(1.0, 1);
         assert_eq!((server.transfer_background(0, 10), server.transfer_background(0, 10)), (0, 10));
-        // The one in service is waited for, the other overtaken.
+        // The request waits for the one in service, and overtakes the other.
         assert_eq!(server.transfer_priority(4, 10), 6);
         assert_eq!(server.backlog(4), 26);
         assert_eq!(server.transfer_priority(5, 10), 15, "behind the first class only");
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(server.backlog(60), 0);
     }
 
-    /// Is the second class served too, however busy the first is?
+    /// Is the second class served in the end, however busy the first is?
     #[test]
     fn what_stands_back_is_served_in_the_end() {
         let mut server = BandwidthServer::new(1.0, 1);
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(server.transfer_priority(1, 10), 59);
     }
 
-    /// Does arrival at random wait as long as theory says (M/D/1, non-preemptive priorities)?
+    /// Do random arrivals wait as long as theory predicts (M/D/1, non-preemptive priorities)?
     #[test]
     fn two_classes_wait_as_cobham_says() {
         // Cobham 1954: W1 = R / (1 - r1), W2 = R / ((1 - r1) (1 - r1 - r2)), R = (r1 + r2) s / 2.
@@ -139,7 +139,8 @@ mod tests {
         let left = (loads[0] + loads[1]) * service as f64 / 2.0;
         let first = left / (1.0 - loads[0]);
         assert!((waits[0] / counts[0] / first - 1.0).abs() < 0.05, "{} for {first}", waits[0] / counts[0]);
-        // What overtakes later is not in the second class' own figure: it lies between no overtaking and Cobham's.
+        // Requests that overtake later are not in the second class's own figure, which lies between that without
+        // overtaking and Cobham's.
         let second = waits[1] / counts[1];
         let (least, most) = (left / (1.0 - loads[0] - loads[1]), first / (1.0 - loads[0] - loads[1]));
         assert!(second > 0.8 * least && second < most, "{second}, {least} to {most}");

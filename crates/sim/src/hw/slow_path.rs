@@ -1,4 +1,4 @@
-//! An access that goes beyond the first level, or waits there, and what probes see of it.
+//! An access that goes beyond the first level, or waits there, and its observation by probes.
 
 use cachemate_core::{Access, AccessKind, WritePolicy};
 
@@ -20,7 +20,7 @@ pub(crate) struct SlowAccess {
 pub(super) type PriorCounts = Option<[LevelCounts; LEVELS]>;
 
 impl CoreFrontEnd {
-    /// An access that goes beyond the L1, or waits there.
+    /// Handles an access that goes beyond the L1, or waits there.
     #[inline(never)]
     pub fn memory<const WATCHED: bool>(
         &mut self,
@@ -58,8 +58,9 @@ impl CoreFrontEnd {
         self.report_access(access, &seen, &before, blocked, burst, thread, around)
     }
 
-    /// Does a miss of the context bring this line already? Loads and stores to it wait in the miss's own register, as in
-    /// the line fill buffers of Intel's cores (Optimization Reference Manual). A store buffer has a place for each store.
+    /// Does an outstanding miss of the context already bring this line? Loads and stores to it wait in the register of
+    /// that miss, as in the line fill buffers of Intel's cores (Optimization Reference Manual). A store buffer has an
+    /// entry for each store.
     pub(super) fn can_join_miss(&self, nth: usize, physical: u64, tick: u64, caches: &Caches) -> bool {
         let unit = &caches.units[self.l1d];
         let line = physical >> unit.line_shift;
@@ -67,7 +68,7 @@ impl CoreFrontEnd {
         done > tick + unit.latency && unit.store.find(line).is_some() && self.contexts[nth].has_miss_for(done)
     }
 
-    /// The access goes to the L1 and beyond at the burst's tick. `frame` is the address of its frame.
+    /// Sends the access to the L1 and beyond, at the burst's tick. `frame` is the address of its frame.
     pub(super) fn access_caches<const WATCHED: bool>(
         &mut self,
         access: Access,
@@ -97,7 +98,7 @@ impl CoreFrontEnd {
         SlowAccess { ask, answer }
     }
 
-    /// Shows what became of an access to the probes. `Some` = the run ends.
+    /// Reports the result of an access to the probes. `Some` if the run ends.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn report_access(
         &mut self,
@@ -123,7 +124,7 @@ impl CoreFrontEnd {
         blocked.then_some(BurstOutcome::Blocked)
     }
 
-    /// Shows a miss of the L1 to the probes, or prefetches into it that a first hit gave rise to.
+    /// Reports a miss of the L1 to the probes, or the prefetches into the L1 that a first hit caused.
     #[cold]
     #[allow(clippy::too_many_arguments)]
     fn probe(

@@ -1,13 +1,12 @@
-//! The tags of one cache: sets, replacement, way masks, and per line its MESI state, owner and sharers.
+//! The tags of one cache: sets, replacement, way masks, and the MESI state, owner and sharers of each line.
 //!
-//! Problem: tens of caches with millions of lines, looked up a hundred million times a second.
-//! Method: twelve bytes a line, set by set (tags, then the rest, then ages; random replacement has none), zero meaning
-//! absent, so that the host only commits memory for sets that were used. What a hit needs stands together. Ways keep
-//! their position (way masks need it); LRU is an age per line from a clock of the cache, which is renumbered before it
-//! could wrap.
-//! In a virtually indexed cache the set's upper bits are those of the page (`page_index`).
-//! Properties: a tag is the line number without its set bits (where sets are a power of two), plus one; set and tag
-//! give the line back when it leaves.
+//! Problem: there are tens of caches with millions of lines, which are looked up a hundred million times a second.
+//! Method: each line takes twelve bytes, stored set by set (tags, then the rest, then ages; random replacement has no
+//! ages). Zero means absent, so that the host commits memory only for sets that were used. The state needed for a hit
+//! is stored together. Ways keep their position (way masks need it); LRU is an age per line from a clock of the cache,
+//! which is renumbered before it could wrap. In a virtually indexed cache, the set's upper bits are those of the page
+//! (`page_index`). Properties: a tag is the line number without its set bits (if the number of sets is a power of two),
+//! plus one; set and tag together restore the line number when the line leaves.
 
 use cachemate_core::{CacheSpec, ReplacementPolicy, SplitMix64};
 
@@ -16,19 +15,20 @@ use super::l1_variant;
 use super::page_index::SetBits;
 use super::scan::{MinAgeScan, equal_4, equal_mask, position};
 
-/// MESI. Invalid lines are absent.
+/// MESI states. Invalid lines are absent.
 pub(crate) const SHARED: u32 = 1;
 pub(crate) const EXCLUSIVE: u32 = 2;
 pub(crate) const MODIFIED: u32 = 3;
 const STATE: u32 = 3;
-/// The line's data is still on its way; the pending table knows until when.
+/// The line's data is still on its way; the pending table has the tick of its arrival.
 pub(crate) const PENDING: u32 = 4;
-/// Brought by a prefetcher, not yet asked for.
+/// A prefetcher brought the line, and no demand access has used it yet.
 pub(crate) const PREFETCHED: u32 = 8;
-/// A hit on such a line takes the slow way.
+/// A hit on a line with one of these bits takes the slow path.
 pub(crate) const SPECIAL: u32 = PENDING | PREFETCHED;
 const SHARERS_SHIFT: u32 = 4;
-/// Bits for children that may hold the line (or for sectors, in a victim cache). More children share bits.
+/// Number of bits for children that may hold the line (or for sectors, in a victim cache). If there are more children,
+/// they share bits.
 pub(crate) const SHARER_BITS: u32 = 12;
 pub(crate) const ALL_SHARERS: u32 = (1 << SHARER_BITS) - 1;
 const OWNER_SHIFT: u32 = 16;
@@ -48,13 +48,13 @@ impl LineMeta {
     pub fn with_state(self, state: u32) -> Self {
         LineMeta(self.0 & !STATE | state)
     }
-    /// After a hit by a store or a load, without a branch: modified is all bits of the state.
+    /// Returns the state after a hit by a store or a load, without a branch: modified is all bits of the state.
     #[inline]
     pub fn as_store(self, store: bool) -> Self {
         LineMeta(self.0 | (MODIFIED * u32::from(store)))
     }
-    /// Is an access here more than the cache's own affair: a fill to wait for, a prefetch's first use, or a store to a
-    /// line that others may have?
+    /// Does an access affect more than this cache: a fill to wait for, a prefetch's first use, or a store to a line
+    /// that others may have?
     #[inline]
     pub fn needs_slow_path(self, store: bool, through: bool) -> bool {
         (self.0 & SPECIAL != 0) | (store & (through | (self.state() == SHARED)))
@@ -70,27 +70,29 @@ impl LineMeta {
     }
 }
 
-/// A line that had to leave.
+/// A line that was evicted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EvictedLine {
     pub line: u64,
     pub meta: LineMeta,
 }
 
-/// Where a line stands, and what its tag is.
+/// The position of each line, and its tag.
 #[derive(Clone, Copy)]
 pub(crate) struct TagLayout {
     ways: usize,
     words_per_set: usize,
-    /// Where a line of the host's caches begins: sets straddle fewer of them.
+    /// Index at which a line of the host's caches begins, so that sets straddle fewer of them.
     first: usize,
-    /// Bits of the line number that the set gives: none where sets are no power of two.
+    /// Number of bits of the line number that the set determines: none if the number of sets is not a power of two.
     tag_shift: u32,
-    /// Bits of the set that are low line bits, and those that stand `shift` further up (of the virtual page).
+    /// Masks of the set's bits: those that are low bits of the line, and those that lie `shift` further up (of the
+    /// virtual page).
     low: u64,
     high: u64,
     shift: u32,
-    /// Sets are no power of two, or a hash picks the slice: bits alone do not give the set.
+    /// Whether bits alone do not determine the set: the number of sets is not a power of two, or a hash selects the
+    /// slice.
     odd: bool,
     sets: u64,
     slices: u64,
@@ -120,7 +122,8 @@ impl TagLayout {
         (line >> self.tag_shift) as u32 + 1
     }
 
-    /// Sets by low line bits (so that page colors divide them), slices by a hash of all bits.
+    /// Returns the set, from low line bits (so that page colors partition them), with the slice from a hash of all
+    /// bits.
     #[inline(always)]
     fn set_of(&self, line: u64) -> u64 {
         if self.odd { self.odd_set_of(line) } else { line & self.low | line >> self.shift & self.high }
@@ -157,8 +160,8 @@ impl TagLayout {
         self.way_of(words, base, self.tag(line)).map(|way| base + way)
     }
 
-    /// Tree bits stand where the ages would: node 1 is the root, children of n are 2n and 2n+1; a bit says which half
-    /// was *not* used last.
+    /// Points the tree away from a way. Tree bits are stored in place of the ages: node 1 is the root, the children of
+    /// n are 2n and 2n+1; a bit shows which half was *not* used last.
     fn point_tree_away(&self, words: &mut [u32], line: u64, place: usize) {
         let base = self.set_start(line);
         let mut node = place - base + self.ways;
@@ -172,7 +175,8 @@ impl TagLayout {
 pub(crate) struct TagStore {
     layout: TagLayout,
     replacement: ReplacementPolicy,
-    /// From the layout's `first` on, `words_per_set` each: tags, metas, ages (or tree bits); `ways` of each.
+    /// From the layout's `first` on, `words_per_set` words for each set: tags, metas, ages (or tree bits), with `ways`
+    /// of each.
     words: Vec<u32>,
     least: MinAgeScan,
     clock: u32,
@@ -195,7 +199,7 @@ impl TagStore {
         }
     }
 
-    /// Bits of the line number that tags do without.
+    /// Returns the number of line bits that tags omit.
     pub fn tag_shift(spec: &CacheSpec, set_bits: Option<SetBits>) -> u32 {
         if let Some(bits) = set_bits {
             return bits.within_page;
@@ -204,9 +208,9 @@ impl TagStore {
         if sets.is_power_of_two() { sets.trailing_zeros() } else { 0 }
     }
 
-    /// An access that affects only this cache: its state and its place in the order of use. An error says where
-    /// the line is, if anywhere, when it is another kind of access; nothing was done then. `SHAPE` is
-    /// the cache's.
+    /// Handles an access that affects only this cache: its state, and its place in the order of use. For any other
+    /// access, nothing is done, and the error contains the line's position, if it is present. `SHAPE` is that of the
+    /// cache.
     #[inline(always)]
     pub fn hit<const SHAPE: usize>(&mut self, line: u64, store: bool, through: bool) -> Result<(), Option<usize>> {
         let lru = !l1_variant::is_random(SHAPE);
@@ -246,13 +250,13 @@ impl TagStore {
         Ok(())
     }
 
-    /// The line with this tag in the set of another line.
+    /// Returns the line with this tag in the set of another line.
     #[inline(always)]
     fn line_of(&self, tag: u32, set_of: u64) -> u64 {
         (u64::from(tag) - 1) << self.layout.tag_shift | set_of & ((1 << self.layout.tag_shift) - 1)
     }
 
-    /// All sets, of all slices.
+    /// Returns the number of sets in all slices.
     pub fn all_sets(&self) -> u64 {
         self.layout.sets * self.layout.slices
     }
@@ -263,13 +267,13 @@ impl TagStore {
         self.layout.set_of(line)
     }
 
-    /// Place of the line, for the calls below; its replacement state is left alone.
+    /// Returns the position of the line, for the functions below; its replacement state does not change.
     #[inline(always)]
     pub fn find(&self, line: u64) -> Option<usize> {
         self.layout.find(&self.words, line)
     }
 
-    /// Tells the host that the line's set will be read.
+    /// Hints to the host that the line's set will be read.
     #[inline(always)]
     pub fn prefetch_host_set(&self, line: u64) {
         let base = self.layout.set_start(line);
@@ -302,7 +306,7 @@ impl TagStore {
         }
     }
 
-    /// Gives every set the ages 1, 2, ... in the order they had, so that the clock can start over.
+    /// Gives the lines of every set the ages 1, 2, ... in their present order, so that the clock can start again.
     #[cold]
     fn renumber(&mut self) {
         for set in self.words[self.layout.first..].chunks_exact_mut(self.layout.words_per_set) {
@@ -330,13 +334,13 @@ impl TagStore {
         node - self.layout.ways
     }
 
-    /// Under LRU: an absent line, else the oldest.
+    /// Under LRU, returns the way of an absent line, otherwise that of the oldest.
     #[inline(always)]
     fn oldest(&self, base: usize) -> usize {
         self.least.way(&self.words[base + 2 * self.layout.ways..base + 3 * self.layout.ways])
     }
 
-    /// Way to fill: an empty allowed one, else by policy. `mask` `None` = all ways.
+    /// Returns the way to fill: an empty allowed one, otherwise by policy. `mask` of `None` allows all ways.
     #[inline]
     fn victim(&mut self, base: usize, mask: Option<u64>) -> usize {
         if let Some(mask) = mask {
@@ -376,7 +380,7 @@ impl TagStore {
         }
     }
 
-    /// Uniform below `count`.
+    /// Returns a uniform number below `count`.
     fn draw_below(&mut self, count: u64) -> usize {
         self.random.draw_below(count) as usize
     }
@@ -395,12 +399,12 @@ impl TagStore {
         evicted
     }
 
-    /// Oldest lines go first.
+    /// Are the oldest lines replaced first?
     pub fn is_lru(&self) -> bool {
         self.replacement == ReplacementPolicy::Lru
     }
 
-    /// The line that would leave for this one, under LRU and without masks. `None` = nothing.
+    /// Returns the line that this one would displace, under LRU and without masks. `None` if there is none.
     pub fn next_victim(&self, line: u64) -> Option<EvictedLine> {
         let base = self.layout.set_start(line);
         let place = base + self.oldest(base);
@@ -408,7 +412,7 @@ impl TagStore {
         (tag != 0).then(|| EvictedLine { line: self.line_of(tag, line), meta: self.meta(place) })
     }
 
-    /// Takes the line at `place` out.
+    /// Removes the line at `place`.
     pub fn remove(&mut self, place: usize) {
         self.words[place] = 0;
         self.set_meta(place, LineMeta(0));
@@ -417,7 +421,7 @@ impl TagStore {
         }
     }
 
-    /// All lines present, set by set.
+    /// Returns all lines that are present, set by set.
     #[cfg(test)]
     pub fn lines(&self) -> impl Iterator<Item = (u64, LineMeta)> + '_ {
         let all = self.all_sets() as usize;

@@ -1,4 +1,4 @@
-//! A thread as the hardware holds it: its stream of accesses, its place in it, its translations, its counters.
+//! A thread as the hardware holds it: its stream of accesses and the position in it, its translations, its counters.
 
 use cachemate_core::{Access, AccessSource, BatchEnd, ProcessId, TaskId};
 
@@ -6,36 +6,36 @@ use super::counters::TaskCounters;
 use super::probe::Probes;
 use super::sampling::SamplingUnit;
 
-/// Bytes of an instruction, for fetching.
+/// Bytes of an instruction, for code fetches.
 const INSTRUCTION_BYTES: u64 = 4;
 
-/// A software thread, on a context or put aside.
+/// A software thread, loaded on a context or not.
 pub struct HwThread {
-    /// Its number in the caches' books, too.
+    /// The thread's number, also used in the caches' records.
     pub task: TaskId,
-    /// Whose pages it touches.
+    /// The process whose pages the thread touches.
     pub process: ProcessId,
-    /// Class of service: picks the way masks.
+    /// Class of service, which selects the way masks.
     pub class: u8,
-    /// Complete up to the last stop; see [`super::Hardware::thread`].
+    /// Counters, complete up to the last stop; see [`super::Hardware::thread`].
     pub counters: TaskCounters,
     pub(crate) probes: Probes,
     pub(crate) source: Box<dyn AccessSource>,
     pub(crate) batch: Vec<Access>,
     pub(crate) position: usize,
-    /// Instructions of `batch[position]` already issued.
+    /// Number of instructions of `batch[position]` that have already been issued.
     pub(crate) skip: u64,
-    /// The request of the source at the end of the batch.
+    /// The source's request at the end of the batch.
     pub(crate) turn: BatchEnd,
     pub(crate) tlb: Tlb,
-    /// Virtual address of the code to fetch when `fetch_left` is used up.
+    /// Virtual address of the code that is fetched when `fetch_left` is used up.
     pub(crate) next_code: u64,
-    /// Instructions until then; without end for a source that has named no code address yet.
+    /// Number of instructions until then; unlimited for a source that has named no code address yet.
     pub(crate) fetch_left: u64,
 }
 
 impl HwThread {
-    /// A thread at the start of its source, with nothing counted. Class 0 has all ways unless it was given fewer.
+    /// Builds a thread at the start of its source, with nothing counted. Class 0 has all ways unless it was restricted.
     pub fn new(task: TaskId, process: ProcessId, class: u8, source: Box<dyn AccessSource>) -> Self {
         HwThread {
             task,
@@ -54,19 +54,19 @@ impl HwThread {
         }
     }
 
-    /// Drops the translation of a page whose frame changes, while the thread is on no context.
+    /// Drops the translation of a page whose frame changes, while the thread is not loaded on a context.
     pub fn shoot_down(&mut self, page: u64) {
         self.tlb.drop_page(page);
     }
 
-    /// The next batch, after the last.
+    /// Fetches the next batch when the last one is used up.
     pub(crate) fn refill(&mut self) {
         self.batch.clear();
         self.position = 0;
         self.turn = self.source.next_batch(&mut self.batch);
     }
 
-    /// Control goes to `target`. Within the line that is being fetched no new fetch is needed (a loop buffer).
+    /// Transfers control to `target`. Within the line that is being fetched, no new fetch is needed (a loop buffer).
     pub(crate) fn jump_to(&mut self, target: u64, line_bytes: u64) {
         let start = target & !(line_bytes - 1);
         if self.fetch_left != u64::MAX && start + line_bytes == self.next_code {
@@ -76,32 +76,33 @@ impl HwThread {
         }
     }
 
-    /// The line at `next_code` is here.
+    /// Accounts for the line at `next_code`, which is present now.
     pub(crate) fn charge_fetch(&mut self, line_bytes: u64) {
         let end = (self.next_code & !(line_bytes - 1)) + line_bytes;
         self.fetch_left = (end - self.next_code).div_ceil(INSTRUCTION_BYTES);
         self.next_code = end;
     }
 
-    /// Shows the line that was fetched last to whoever watches locations.
+    /// Reports the line that was fetched last to the probes that watch locations.
     pub(crate) fn report_code_line(&mut self, line_shift: u32, tick: u64, sampling: SamplingUnit) {
         self.probes.observe_code((self.next_code - 1) >> line_shift, tick, sampling);
     }
 
-    /// Number in the caches' books. Tasks from 65 533 on share one.
+    /// Returns the number in the caches' records. Tasks from 65 533 on share one number.
     pub(crate) fn slot(&self) -> u16 {
         self.task.0.min(u32::from(u16::MAX) - 2) as u16
     }
 
-    /// Work done so far, in the program's own unit.
+    /// Returns the work done so far, in the program's own unit.
     pub fn progress(&self) -> Option<f64> {
         self.source.progress()
     }
 }
 
-/// Direct-mapped translations, so that the operating system is asked rarely. Not a model of a TLB: it costs no time.
+/// Direct-mapped translations, so that the operating system is rarely called. This does not model a TLB: it costs no
+/// time.
 pub(crate) struct Tlb {
-    /// By low bits of the virtual page: the other bits + 1 (0 = nothing) above the frame, which is below 2^32.
+    /// By low bits of the virtual page: the other bits + 1 (0 if empty) above the frame, which is below 2^32.
     entries: Box<[u64; TLB_ENTRIES]>,
 }
 
@@ -114,7 +115,7 @@ impl Default for Tlb {
 }
 
 impl Tlb {
-    /// Pages are below 2^41: 48 bits of address, at least 128 bytes a page.
+    /// Pages are below 2^41: 48 bits of address, at least 128 bytes per page.
     #[inline]
     fn tag(page: u64) -> u64 {
         page / TLB_ENTRIES as u64 + 1
@@ -124,7 +125,7 @@ impl Tlb {
         let (known, frame) = self.probe_entry(page);
         known.then_some(frame)
     }
-    /// Is the page here, and the frame that stands in its place.
+    /// Returns whether the page is present, and the frame stored in its place.
     #[inline(always)]
     pub(crate) fn probe_entry(&self, page: u64) -> (bool, u64) {
         let entry = self.entries[page as usize % TLB_ENTRIES];

@@ -1,33 +1,33 @@
 //! The basis of a network simplex: a spanning tree over a day's timetable, its flows and potentials.
 //!
-//! Problem: how many tree nodes a pivot touches, how long its cycle is and which arcs violate optimality decide mcf's
-//! misses, and none of it can be drawn at random without deciding the result.
+//! Problem: mcf's misses depend on the number of tree nodes that a pivot touches, the length of its cycle, and the arcs
+//! that violate optimality. None of these can be drawn at random without deciding the result.
 //!
-//! Method: the real thing. Trips of a day are to be covered by as few vehicles as can be: a trip has a start and an end
-//! node; a depot arc leads to each start and from each end; a dead-head arc leads from an end to a later start. All
-//! capacities are one. The tree is kept as mcf keeps it (Löbel 1997: parent, first child, siblings, size of the subtree,
-//! direction and flow of the arc to the parent). Ends and costs of arcs are hashes of their index, so that arcs need
-//! no memory here.
+//! Method: a real simplex. The trips of a day are to be covered by as few vehicles as possible: a trip has a start and
+//! an end node; a depot arc leads to each start and from each end; a dead-head arc leads from an end to a later start.
+//! All capacities are one. The tree is stored as in mcf (Löbel 1997: parent, first child, siblings, size of the
+//! subtree, direction and flow of the arc to the parent). Ends and costs of arcs are hashes of their index, so that
+//! arcs need no memory here.
 //!
-//! Properties: after every pivot the tree spans all nodes, sizes are those of the subtrees, flows are 0 or 1 and
+//! Properties: after every pivot, the tree spans all nodes, sizes are those of the subtrees, flows are 0 or 1 and
 //! conserved, and basic arcs have reduced cost 0 (tested).
 
 use super::random::{mix, scale};
 
 pub(super) const NONE: u32 = u32::MAX;
-/// The arc of a node that hangs from the root by an artificial arc.
+/// The arc of a node that an artificial arc connects to the root.
 pub(super) const ARTIFICIAL: u64 = u64::MAX;
 
 /// Cost of a vehicle (mcf's BIGM), and of leaving or reaching the depot.
 const VEHICLE: i64 = 10_000_000;
 const DEPOT: i64 = 15;
-/// Cost of a dead-head trip that the program generates by itself (as in its source).
+/// Cost of a dead-head trip that the program generates (as in its source).
 const GENERATED: i64 = 30;
 const ARTIFICIAL_COST: i64 = 100_000_000;
-/// Dead-head trips given for each trip: the published log of 429.mcf's test input has 102 404 arcs to begin with for 5 985
-/// trips, three of them of the trip itself.
+/// Number of given dead-head trips for each trip: the published log of 429.mcf's test input starts with 102 404 arcs
+/// for 5 985 trips, three of which belong to the trip itself.
 const GIVEN_ARCS: u64 = 14;
-/// Arcs of a trip: from the depot, to the depot, and the trip.
+/// Number of arcs of a trip: from the depot, to the depot, and the trip.
 const TRIP_ARCS: u64 = 3;
 const DAY_MINUTES: u64 = 18 * 60;
 
@@ -38,9 +38,9 @@ pub(super) struct BasisNode {
     pub child: u32,
     pub next: u32,
     pub previous: u32,
-    /// Nodes of the subtree.
+    /// Number of nodes in the subtree.
     pub size: u32,
-    /// The basic arc leads from this node to its parent.
+    /// Whether the basic arc leads from this node to its parent.
     pub up: bool,
     /// Flow of the basic arc.
     pub flow: bool,
@@ -48,24 +48,24 @@ pub(super) struct BasisNode {
     pub potential: i64,
 }
 
-/// An arc about to enter the basis, and what leaves for it.
+/// An arc about to enter the basis, and the arc that leaves for it.
 #[derive(Clone, Copy)]
 pub(super) struct Pivot {
     pub entering: u64,
-    /// Flow is pushed from here, over the arc, to there, and back through the tree.
+    /// Flow is pushed from here, over the arc, to `to`, and back through the tree.
     from: u32,
     to: u32,
     apex: u32,
     /// The node whose basic arc leaves; `NONE` if the entering arc's own capacity binds.
     pub cut: u32,
-    /// `cut` lies on `from`'s way to the apex.
+    /// Whether `cut` lies on the path from `from` to the apex.
     cut_is_from: bool,
     push: bool,
     reduced_cost: i64,
 }
 
 impl Pivot {
-    /// The end of the entering arc within the subtree that is cut off, and the other one.
+    /// Returns the end of the entering arc that is within the subtree to be cut off, and the other end.
     pub fn entering_arc_ends(&self) -> (u32, u32) {
         if self.cut_is_from { (self.from, self.to) } else { (self.to, self.from) }
     }
@@ -77,15 +77,15 @@ pub(super) struct Basis {
     trips: u64,
     pub arcs: u64,
     salt: u64,
-    /// Changes when the optimum is reached: the next problem on the same network.
+    /// Salt of the costs; it changes when the optimum is reached, which gives the next problem on the same network.
     costs_salt: u64,
-    /// Nonbasic arcs with a flow of one, a bit each.
+    /// A bit for each nonbasic arc that has a flow of one.
     upper: Vec<u64>,
 }
 
 impl Basis {
-    /// Trips whose arcs fill `arcs`: of 429.mcf's test input, the arcs generated are 13.4 % of all pairs of its trips
-    /// (2 393 292 of 5 985^2 / 2).
+    /// Returns the number of trips whose arcs fill `arcs`: in 429.mcf's test input, the generated arcs are 13.4 % of
+    /// all pairs of its trips (2 393 292 of 5 985^2 / 2).
     pub fn trip_count(arcs: u64) -> u64 {
         let trips = libm::sqrt(2.0 * arcs as f64 / 0.134) as u64;
         trips.min(arcs / (2 * (TRIP_ARCS + GIVEN_ARCS))).max(8)
@@ -95,7 +95,8 @@ impl Basis {
         2 * Self::trip_count(arcs) + 2
     }
 
-    /// A feasible basis: each trip is followed by the first of its given dead-head trips whose end is still free.
+    /// Builds a feasible basis: each trip is followed by the first of its given dead-head trips whose end is still
+    /// free.
     pub fn new(arcs: u64, salt: u64) -> Self {
         let trips = Self::trip_count(arcs);
         let blank = BasisNode {
@@ -166,8 +167,8 @@ impl Basis {
         self.link(node, parent);
     }
 
-    /// Tail, head and cost of an arc. Trips start evenly over the day and last 10 to 64 minutes: 29 make a vehicle's
-    /// day, as in the published solution (5 985 trips, 206 vehicles).
+    /// Returns tail, head and cost of an arc. Trips start evenly over the day and last 10 to 64 minutes, so that 29
+    /// make a vehicle's day, as in the published solution (5 985 trips, 206 vehicles).
     #[inline]
     pub fn arc(&self, arc: u64) -> (u32, u32, i64) {
         let trips = self.trips;
@@ -185,19 +186,19 @@ impl Basis {
         let given = index < GIVEN_ARCS * trips;
         let mut trip = if given { index / GIVEN_ARCS } else { scale(hash, trips) };
         let mut later = self.first_after(trip);
-        // Nothing follows the last trips of a day: their arcs belong to trips of its middle.
+        // No trip follows the last ones of a day, so their arcs belong to trips in the middle of the day.
         while later + 1 >= trips {
             trip /= 2;
             later = self.first_after(trip);
         }
-        // Dead-head trips that are given lead to what starts within a quarter of an hour, the others anywhere later.
+        // Given dead-head trips lead to a trip that starts within a quarter of an hour, others to any later one.
         let span = if given { (trips * 15 / DAY_MINUTES).max(1).min(trips - later) } else { trips - later };
         let head = later + scale(hash << 32, span);
         let cost = if given { 1 + (mix(hash ^ self.costs_salt) % 60) as i64 } else { GENERATED };
         (end(trip), start(head), cost)
     }
 
-    /// The first trip that starts when this one has ended.
+    /// Returns the first trip that starts after this one has ended.
     #[inline]
     fn first_after(&self, trip: u64) -> u64 {
         let minutes = 10 + mix(trip ^ self.salt) % 55;
@@ -221,18 +222,18 @@ impl Basis {
         cost - self.nodes[tail as usize].potential + self.nodes[head as usize].potential
     }
 
-    /// Would pushing flow over a nonbasic arc of this reduced cost gain anything?
+    /// Would pushing flow over a nonbasic arc of this reduced cost improve the solution?
     pub fn is_violating(&self, arc: u64, reduced_cost: i64) -> bool {
         if reduced_cost < 0 { !self.is_upper(arc) } else { reduced_cost > 0 && self.is_upper(arc) }
     }
 
-    /// The next problem on the same network: other costs of the given arcs. Flows stay feasible; potentials are stale
-    /// until they have been refreshed.
+    /// Starts the next problem on the same network, with other costs of the given arcs. Flows stay feasible; potentials
+    /// are stale until they are refreshed.
     pub fn next_problem(&mut self) {
         self.costs_salt = mix(self.costs_salt);
     }
 
-    /// Finds the cycle that an arc closes and the arc on it that blocks first; `climbed` is told of every step.
+    /// Finds the cycle that an arc closes, and the arc on it that blocks first; `climbed` is called for every step.
     pub fn pivot(&self, entering: u64, mut climbed: impl FnMut(u32)) -> Pivot {
         let (tail, head, cost) = self.arc(entering);
         let reduced_cost = self.reduced_cost(tail, head, cost);
@@ -242,7 +243,7 @@ impl Basis {
         while one != two {
             let (left, right) = (&self.nodes[one as usize], &self.nodes[two as usize]);
             // Flow would come down from the apex to `from`, and go up from `to`. An arc that blocks on `to`'s side
-            // leaves even where another would do, against cycling.
+            // leaves even if another could, to prevent cycling.
             if left.size < right.size {
                 if push && left.flow != left.up {
                     (cut, cut_is_from, push) = (one, true, false);
@@ -261,14 +262,14 @@ impl Basis {
         Pivot { entering, from, to, apex: one, cut, cut_is_from, push, reduced_cost }
     }
 
-    /// The change of the potentials in the subtree that is cut off.
+    /// Returns the change of the potentials in the subtree that is cut off.
     pub fn potential_change(&self, pivot: &Pivot) -> i64 {
         let inside = pivot.entering_arc_ends().0;
         if inside == self.arc(pivot.entering).0 { pivot.reduced_cost } else { -pivot.reduced_cost }
     }
 
-    /// Pushes the flow and exchanges the arcs. `seen` is told of every node whose record changes: true for those between
-    /// the entering arc and the cut, whose arcs turn round.
+    /// Pushes the flow and exchanges the arcs. `seen` is called for every node whose record changes, with true for
+    /// those between the entering arc and the cut, whose arcs are reversed.
     pub fn exchange(&mut self, pivot: &Pivot, mut seen: impl FnMut(u32, bool)) {
         if pivot.push {
             self.push_flow(pivot);
@@ -315,7 +316,7 @@ impl Basis {
         self.update_path(pivot.to, pivot.apex, |record, _| record.flow = record.up);
     }
 
-    /// Reverses the path from `node` up to `cut`, hanging `node` under `above` by the arc given.
+    /// Reverses the path from `node` up to `cut`, and attaches `node` to `above` by the given arc.
     fn reverse_path(
         &mut self,
         mut node: u32,
@@ -363,7 +364,7 @@ impl Basis {
         (record.parent, record.next, record.previous) = (parent, first, NONE);
     }
 
-    /// A node's potential from its parent's.
+    /// Computes a node's potential from its parent's.
     pub fn set_potential(&mut self, node: u32) {
         let BasisNode { parent, arc, up, .. } = self.nodes[node as usize];
         let cost = if arc == ARTIFICIAL { ARTIFICIAL_COST } else { self.arc(arc).2 };
@@ -371,12 +372,13 @@ impl Basis {
         self.nodes[node as usize].potential = if up { above + cost } else { above - cost };
     }
 
-    /// The node after `node` in depth-first order, within the subtree of `root`.
+    /// Returns the node after `node` in depth-first order, within the subtree of `root`.
     pub fn sibling_after(&self, node: u32, root: u32) -> Option<u32> {
         self.next_in_subtree(node, root, |_, _| ())
     }
 
-    /// As [`Basis::sibling_after`]; `read` is told of every node whose links are looked at, and whether it is on the way up.
+    /// As [`Basis::sibling_after`]; `read` is called for every node whose links are read, with whether it is on the way
+    /// up.
     pub fn next_in_subtree(&self, mut node: u32, root: u32, mut read: impl FnMut(u32, bool)) -> Option<u32> {
         read(node, false);
         let record = &self.nodes[node as usize];
@@ -399,7 +401,7 @@ impl Basis {
 mod tests {
     use super::*;
 
-    /// One step of the simplex method with the arc of most reduced cost; false at the optimum.
+    /// Takes one step of the simplex method with the arc of largest reduced cost; returns false at the optimum.
     fn step(basis: &mut Basis) -> bool {
         let cost = |basis: &Basis, arc: u64| {
             let (tail, head, cost) = basis.arc(arc);
@@ -424,7 +426,7 @@ mod tests {
         true
     }
 
-    /// Vehicles on the road, and flow in minus flow out of every node.
+    /// Returns the number of vehicles in use, and the flow in minus the flow out of every node.
     fn flows(basis: &Basis) -> (u64, Vec<i32>) {
         let mut excess = vec![0; basis.nodes.len()];
         let mut vehicles = 0;
@@ -440,8 +442,8 @@ mod tests {
         (vehicles, excess)
     }
 
-    /// Do pivots keep a spanning tree with right sizes and potentials and a feasible flow, and do they come to an optimum
-    /// that no schedule beats: as many vehicles as an augmenting-path matching leaves?
+    /// Do pivots keep a spanning tree with correct sizes and potentials and a feasible flow, and do they reach an
+    /// optimum that no schedule beats, with as many vehicles as an augmenting-path matching leaves?
     #[test]
     fn pivots_keep_the_basis_and_find_the_least_fleet() {
         let mut basis = Basis::new(6000, 7);
@@ -482,7 +484,7 @@ mod tests {
         assert!(basis.nodes.iter().zip(sizes).all(|(node, size)| node.size == size));
     }
 
-    /// Most trips that can follow another one in the same vehicle (Berge's augmenting paths).
+    /// Returns the largest number of trips that can follow another one in the same vehicle (Berge's augmenting paths).
     fn matching(basis: &Basis) -> u64 {
         let mut followers = vec![Vec::new(); basis.trips as usize];
         for arc in TRIP_ARCS * basis.trips..basis.arcs {

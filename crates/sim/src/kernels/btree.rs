@@ -1,8 +1,8 @@
 //! BerkeleyDB: an embedded database, and the B-tree that the server programs share with it.
 //!
-//! Method: pages of a cached tree; a descent goes from the root over one internal page per level to a leaf, by binary
-//! search over each page's slot array with a look at the key behind each probed slot. The papers' database has 100 MB and
-//! sends 80 % of the accesses to 30 % of it (papers CASC, section 5.2).
+//! Method: the pages of a tree are cached. A descent goes from the root over one internal page per level to a leaf, by
+//! binary search over each page's slot array, reading the key behind each probed slot. The papers' database has 100 MB
+//! and directs 80 % of the accesses to 30 % of it (papers CASC, section 5.2).
 
 use cachemate_core::BatchEnd;
 
@@ -31,7 +31,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
 pub(super) const PAGE_BYTES: u64 = 8192;
 const RECORD_BYTES: u64 = 128;
 const RECORDS: u64 = PAGE_BYTES / RECORD_BYTES - 1;
-/// Children of an internal page.
+/// Number of children of an internal page.
 const FANOUT: u64 = 256;
 
 /// A tree of pages: the root first, then each level in turn, leaves last.
@@ -65,12 +65,12 @@ impl BTree {
         self.leaves
     }
 
-    /// Address of leaf `index`.
+    /// Returns the address of leaf `index`.
     pub fn leaf(&self, index: u64) -> u64 {
         self.pages.element_address(Self::internal_pages(self.leaves) + index, PAGE_BYTES)
     }
 
-    /// Binary search among a page's slots: the slot array sits behind the header, keys where they were inserted.
+    /// Binary search among a page's slots: the slot array follows the header, keys are where they were inserted.
     fn search(page: u64, slots: u64, wanted: u64, out: &mut AccessEmitter) {
         out.load(page);
         out.load(page + 16);
@@ -83,7 +83,7 @@ impl BTree {
         }
     }
 
-    /// Goes from the root to the leaf that holds record `slot` of leaf `index`; returns the record's address.
+    /// Descends from the root to the leaf that holds record `slot` of leaf `index`, and returns the record's address.
     pub fn descend(&self, index: u64, slot: u64, out: &mut AccessEmitter) -> u64 {
         let mut levels = [0; 8];
         let (mut width, mut depth) = (self.leaves, 0);
@@ -105,14 +105,14 @@ impl BTree {
     }
 }
 
-/// Copies a record out, or writes it.
+/// Reads a record, or writes it.
 pub(super) fn copy_record(record: u64, write: bool, out: &mut AccessEmitter) {
     for word in 0..RECORD_BYTES / 8 {
         if write { out.store(record + word * 8) } else { out.load(record + word * 8) }
     }
 }
 
-/// Draws from `0..limit` so that 80 % of the draws fall on 30 % of the values, scattered.
+/// Draws from `0..limit` so that 80 % of the draws fall on 30 % of the values, which are scattered.
 pub(super) fn draw_hot(rng: &mut Rng, limit: u64) -> u64 {
     let hot = (limit * 3 / 10).max(1);
     if rng.draw_below(10) < 8 || hot == limit { rng.draw_below(hot) } else { hot + rng.draw_below(limit - hot) }
@@ -120,7 +120,7 @@ pub(super) fn draw_hot(rng: &mut Rng, limit: u64) -> u64 {
 
 struct Database {
     tree: BTree,
-    /// Lock table, buffer headers, cursors: touched at every operation.
+    /// Lock table, buffer headers, cursors; touched by every operation.
     environment: Region,
     log: Region,
     logged: u64,

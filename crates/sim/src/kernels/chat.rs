@@ -1,10 +1,10 @@
 //! chatrooms: VolanoMark's server, two threads per connection.
 //!
-//! Method (papers TC, section 3.5.2; 2 rooms x 8 clients, no think time): a connection's reader takes a message that
-//! came in and parses it in a private buffer. It appends it to the room's list of messages under the room's lock, and
+//! Method (papers TC, section 3.5.2; 2 rooms x 8 clients, no think time): a connection's reader takes an incoming
+//! message and parses it in a private buffer. It appends the message to the room's list under the room's lock, and
 //! posts to the writer of every connection of the room. A writer waits for messages, copies each from the room's list
-//! and sends it. Clients answer at once, so that a writer's delivery of a client's own message is what lets its reader
-//! go on: readers wait for their own writer. Every wait is paired with one post.
+//! and sends it. Clients answer at once, so a reader can continue when its writer has delivered the client's own
+//! message: readers wait for their own writer. Every wait is paired with one post.
 
 use cachemate_core::BatchEnd;
 
@@ -40,7 +40,7 @@ struct ChatRoom {
     /// Lock, member list, counters.
     state: Region,
     clients: u32,
-    /// Channel of the first connection's writer; the others follow, then the readers' channels.
+    /// Channel of the first connection's writer; the other writers' channels follow, then the readers'.
     first_channel: u32,
 }
 
@@ -111,20 +111,20 @@ enum Role {
     Writer,
 }
 
-/// Where a thread stands between two turns.
+/// The stage of a thread between two turns.
 #[derive(Clone, Copy)]
 enum ChatStage {
     Work,
-    /// Reader: has woken the first so many writers.
+    /// Reader: has woken this many writers.
     Post(u32),
     Wait,
 }
 
 struct ChatConnection {
     rooms: Vec<ChatRoom>,
-    /// The room whose members it wakes; never changes, so that waits and posts stay paired.
+    /// The room whose members the thread wakes; it never changes, so that waits and posts stay paired.
     own: ChatRoom,
-    /// Group whose messages it works on.
+    /// Group on whose messages the thread works.
     membership: Membership,
     process: Region,
     buffer: Region,
@@ -138,7 +138,8 @@ struct ChatConnection {
 
 impl ChatConnection {
     fn room(&self) -> ChatRoom {
-        // A change of phase comes after as many messages of the room for both roles; a reader appends one in `clients`.
+        // A change of phase comes after the same number of the room's messages in both roles; a reader appends one in
+        // `clients`.
         let messages = match self.role {
             Role::Reader => self.messages * u64::from(self.own.clients),
             Role::Writer => self.messages,
@@ -151,7 +152,7 @@ impl ChatConnection {
         self.buffer.base + self.at
     }
 
-    /// Looks at the server's own data: sessions, character tables, buffers of the socket layer.
+    /// Reads the server's own data: sessions, character tables, buffers of the socket layer.
     fn serve(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.functions());
         for _ in 0..3 {
@@ -166,12 +167,12 @@ impl ChatConnection {
                 out.store(word);
             }
         }
-        // One line of statistics that every thread changes.
+        // One line of statistics that every thread updates.
         out.load(self.process.base);
         out.store(self.process.base);
     }
 
-    /// Takes the room's lock and reads or appends the newest message.
+    /// Takes the room's lock, and reads or appends the newest message.
     fn exchange_message(&mut self, out: &mut AccessEmitter) {
         let room = self.room();
         self.serve(out);
@@ -180,7 +181,8 @@ impl ChatConnection {
         for client in 0..u64::from(room.clients) {
             out.load(room.state.base + (64 + client * 16) % room.state.bytes);
         }
-        // All members append to the ring in turn: the newest one is about the members' count times one's own.
+        // All members append to the ring in turn, so the newest message has about the number of members times one's own
+        // count.
         let number = self.messages * u64::from(room.clients) + u64::from(self.place);
         let message = match self.role {
             Role::Reader => room.message(number),
@@ -214,7 +216,7 @@ impl WorkloadKernel for ChatConnection {
                 BatchEnd::Post { channel: self.own.writer_channel(place) }
             }
             (Role::Reader, ChatStage::Wait) => {
-                // The client answers when its own message comes back.
+                // The client answers when its own message returns.
                 self.stage = ChatStage::Work;
                 BatchEnd::Wait { channel: self.own.reader_channel(self.place) }
             }

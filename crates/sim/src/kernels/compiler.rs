@@ -1,12 +1,12 @@
-//! gcc and parser: many small allocations, and a dictionary with memoised search.
+//! gcc and parser: many small allocations, and a dictionary with memoized search.
 //!
-//! Method, gcc: functions are read one by one, of sizes as real programs have; each becomes a chain of small nodes
-//! allocated in a row, with operands pointing back into the function; two dozen passes walk it, each with code of its
-//! own, and one computes the sets of live registers; names are looked up in a symbol table. Then the function's obstack
-//! is freed, so that the next one is built in the same memory; of functions short enough to be inlined a copy is kept
-//! (gcc 2.7's integrate.c), which is how the heap grows. Method, parser: each word of a sentence is searched in a tree
-//! of words; then all spans of the sentence are matched through a hash table of partial results, whose chains are
-//! followed.
+//! Method, gcc: functions are read one by one, with the sizes of real programs. Each becomes a chain of small nodes
+//! allocated in a row, with operands that point back into the function. Two dozen passes walk the chain, each with its
+//! own code, and one computes the sets of live registers; names are looked up in a symbol table. Then the function's
+//! obstack is freed, so that the next one is built in the same memory. A copy of each function that is short enough to
+//! be inlined is kept (gcc 2.7's integrate.c), which is how the heap grows. Method, parser: each word of a sentence is
+//! searched in a tree of words; then all spans of the sentence are matched through a hash table of partial results,
+//! whose chains are followed.
 
 use cachemate_core::BatchEnd;
 
@@ -49,8 +49,8 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
     },
 ];
 
-/// Bytes of a node and nodes per byte of machine code: gcc 12 -O2 expands two large C files (17 600 instructions of 4.1
-/// bytes after assembly) into as many RTL instructions, each of 5.0 expressions; laid out as gcc 2.7 does on a 64-bit
+/// Bytes of a node, and nodes per byte of machine code. gcc 12 -O2 expands two large C files (17 600 instructions of
+/// 4.1 bytes after assembly) into as many RTL instructions of 5.0 expressions each; laid out as in gcc 2.7 on a 64-bit
 /// machine (8 bytes and 8 for each operand), these have 158 bytes.
 const NODE_BYTES: u64 = 32;
 const NODES_PER_CODE_BYTE: f64 = 5.0 / 4.1;
@@ -58,7 +58,7 @@ const NODES_PER_CODE_BYTE: f64 = 5.0 / 4.1;
 /// of a function with two parameters, 5 nodes each.
 const INLINE_NODES: u64 = 8 * (8 + 2) * 5;
 const PASSES: u32 = 24;
-/// The pass before which registers' lives are analysed. A set of all registers is kept at the start and at the end of
+/// The pass before which registers' lives are analyzed. A set of all registers is kept at the start and at the end of
 /// each basic block (gcc 2.7's flow.c), in three rounds over the blocks (estimate: one, one for loops, one without a
 /// change).
 const LIFE_PASS: u32 = 8;
@@ -67,8 +67,8 @@ const LIFE_ROUNDS: u64 = 3;
 const NODES_PER_REGISTER: f64 = 5.0 / 0.47;
 const NODES_PER_BLOCK: f64 = 5.0 / 0.18;
 
-/// Bytes of machine code of the functions of real programs, by the share of functions that are no larger. They are out
-/// of the dynamic symbol tables of cc1, perl, python 3.11, sqlite3 and glibc's loader of Debian 12, x86-64 (34 608
+/// Bytes of machine code of the functions of real programs, by the share of functions that are no larger. They come
+/// from the dynamic symbol tables of cc1, perl, python 3.11, sqlite3 and glibc's loader of Debian 12, x86-64 (34 608
 /// functions, 12.8 MB; half of all code lies in functions above a kilobyte, a tenth above 13).
 const CODE_BYTES: [(f64, f64); 18] = [
     (0.0, 1.0),
@@ -91,7 +91,8 @@ const CODE_BYTES: [(f64, f64); 18] = [
     (1.0, 311460.0),
 ];
 
-/// Bytes of the function that is larger than this share of all, geometric between the quantiles of the table.
+/// Returns the bytes of the function that is larger than this share of all, geometric between the quantiles of the
+/// table.
 fn code_bytes(share: f64) -> f64 {
     let above = CODE_BYTES.iter().position(|&(quantile, _)| quantile > share).unwrap_or(CODE_BYTES.len() - 1);
     let ((low, small), (high, large)) = (CODE_BYTES[above - 1], CODE_BYTES[above]);
@@ -101,7 +102,7 @@ fn code_bytes(share: f64) -> f64 {
 struct Compiler {
     /// Copies of functions that can be inlined, one after the other; never freed.
     kept: Region,
-    /// The obstack of the function at hand.
+    /// The obstack of the current function.
     obstack: Region,
     symbols: Region,
     rng: Rng,
@@ -138,14 +139,16 @@ impl Compiler {
         self.nodes = ((code_bytes(drawn) * NODES_PER_CODE_BYTE) as u64).clamp(8, capacity);
     }
 
-    /// Bytes of a set of the function's registers, and its basic blocks as far as the obstack has room for their sets.
+    /// Returns the bytes of a set of the function's registers, and the number of its basic blocks, limited by the room
+    /// that the obstack has for their sets.
     fn register_sets(&self) -> (u64, u64) {
         let bytes = ((self.nodes as f64 / NODES_PER_REGISTER) as u64 + 64).div_ceil(64) * 8;
         let room = (self.obstack.bytes - self.nodes * NODE_BYTES) / (2 * bytes);
         (bytes, ((self.nodes as f64 / NODES_PER_BLOCK) as u64).min(room))
     }
 
-    /// Registers alive at the end of a block are those at the start of its successors; some more or less are at its own.
+    /// Registers live at the end of a block are those at the start of its successors; a few more or fewer are live at
+    /// its own start.
     fn emit_liveness(&mut self, out: &mut AccessEmitter) {
         let (bytes, blocks) = self.register_sets();
         let sets = self.obstack.base + self.nodes * NODE_BYTES;
@@ -172,7 +175,7 @@ impl Compiler {
         }
     }
 
-    /// The end of a function: a short one is copied to where it stays.
+    /// Ends a function: a short one is copied into permanent memory.
     fn end_function(&mut self, out: &mut AccessEmitter) {
         if self.nodes <= INLINE_NODES {
             for offset in (0..self.nodes * NODE_BYTES).step_by(8) {
@@ -192,7 +195,7 @@ impl Compiler {
         self.obstack.element_address(index, NODE_BYTES)
     }
 
-    /// Reading: the node is allocated and filled, its name looked up.
+    /// Reads a node: it is allocated and filled, and its name is looked up.
     fn build(&mut self, index: u64, out: &mut AccessEmitter) {
         let node = self.node(index);
         for word in 0..NODE_BYTES / 8 {
@@ -211,7 +214,7 @@ impl Compiler {
         let node = self.node(index);
         out.load(node + 8);
         let hash = mix(index ^ self.salt ^ u64::from(self.pass) << 40);
-        // Operands: mostly just before, one in eight anywhere in the function.
+        // Operands are mostly just before; one in eight is anywhere in the function.
         let back = if hash & 7 == 0 { scale(hash, index + 1) } else { scale(hash, 24.min(index + 1)) };
         out.load(node + 16);
         out.chase(self.node(index - back));
@@ -234,7 +237,7 @@ impl WorkloadKernel for Compiler {
         let end = (self.next + 32).min(self.nodes);
         for index in self.next..end {
             if index.is_multiple_of(4) {
-                // Each pass has functions of its own, chosen by the node's kind: few kinds are frequent.
+                // Each pass has its own functions, chosen by the node's kind; a few kinds are frequent.
                 out.enter(self.pass * own + self.rng.function(u64::from(own)));
             }
             if self.pass == 0 { self.build(index, out) } else { self.visit(index, out) }
@@ -252,7 +255,7 @@ impl WorkloadKernel for Compiler {
 }
 
 const WORD_BYTES: u64 = 64;
-/// Entries of the memo table that a recursion returns to: 32 KiB of them.
+/// Number of recent entries of the memo table to which a recursion returns: 32 KiB of them.
 const RECENT_SPANS: u64 = 1024;
 
 struct LinkParser {
@@ -291,9 +294,9 @@ impl LinkParser {
         }
     }
 
-    /// Searches a word in the balanced tree, then copies its expression into the sentence's pool.
+    /// Searches for a word in the balanced tree, then copies its expression into the sentence's pool.
     fn look_up(&mut self, out: &mut AccessEmitter) {
-        // Few words make most of a text; one in sixteen is any word.
+        // A few words make up most of a text; one in sixteen is any word.
         let rank = if self.rng.draw_below(16) == 0 {
             self.rng.draw_below(self.words)
         } else {
@@ -303,7 +306,7 @@ impl LinkParser {
         let (mut low, mut high) = (0, self.words);
         while low < high {
             let middle = (low + high) / 2;
-            // Tree nodes lie in the order the dictionary was read, scattered against the alphabet.
+            // Tree nodes lie in the order in which the dictionary was read, scattered relative to the alphabet.
             let node = self.dictionary.element_address(scatter(middle, self.words), WORD_BYTES);
             out.chase(node);
             out.load(node + 16);
@@ -324,8 +327,8 @@ impl LinkParser {
 
     /// Matches the pieces of one span: probes the memo table and follows the chain.
     fn span(&mut self, out: &mut AccessEmitter) {
-        // A sentence uses a part of the table in proportion to its length. The recursion over a span's words asks for the
-        // spans that it has just entered again; one in 32 is any, as in the recorded parser of the same grammar.
+        // A sentence uses a part of the table in proportion to its length. The recursion over a span's words requests
+        // the spans that it has just entered again; one in 32 is any, as in the recorded parser of the same grammar.
         let used = ((self.table.bytes / 32) * self.length / 40).max(1);
         let recent = used.min(RECENT_SPANS);
         let slot = match self.rng.draw_below(32) {
@@ -353,7 +356,7 @@ impl WorkloadKernel for LinkParser {
         if self.spans == 0 {
             self.length = 4 + self.rng.draw_below(37);
             self.looked_up = self.length;
-            // Pruned: as many to a word as leave the recorded program's share of look-ups.
+            // Pruned: the number per word gives the same share of look-ups as in the recorded program.
             self.spans = self.length * self.length * self.length / 5;
             self.sentences += 1;
         }
@@ -380,8 +383,8 @@ impl WorkloadKernel for LinkParser {
 mod tests {
     use super::*;
 
-    /// Are the functions drawn as large as those that were measured (369 bytes in the mean, half of all code in functions
-    /// of more than 1004 bytes, a tenth in ones of more than 13 231)?
+    /// Are the drawn functions as large as the measured ones (369 bytes on average, half of all code in functions of
+    /// more than 1004 bytes, a tenth in functions of more than 13 231)?
     #[test]
     fn functions_are_as_large_as_real_ones() {
         const DRAWS: u32 = 400_000;

@@ -1,9 +1,9 @@
 //! gzip and bzip2: LZ77 with hash chains, and block sorting.
 //!
-//! Method, gzip: a 64 KiB window slides over the input; every position is hashed into a head table, earlier positions
-//! with the same hash are followed through a chain and compared. Input and output stream by. Method, bzip2: a block of up to
-//! 900 kB is read, its suffix pointers are bucket-counted and sorted by comparing at random places of the block, then
-//! moved to front and Huffman coded in sequence.
+//! Method, gzip: a 64 KiB window slides over the input; every position is hashed into a head table, and earlier
+//! positions with the same hash are followed through a chain and compared. Input and output are streamed. Method,
+//! bzip2: a block of up to 900 kB is read; its suffix pointers are bucket-counted and sorted by comparisons at random
+//! places of the block; then it is moved to front and Huffman coded in sequence.
 
 use cachemate_core::BatchEnd;
 
@@ -55,7 +55,7 @@ struct Deflate {
     window: Region,
     head: Region,
     chain: Region,
-    /// Position in the endless input, and where this copy began: its window is full from the start.
+    /// Position in the endless input, and the start of this copy, whose window is full from the beginning.
     position: u64,
     first: u64,
     written: u64,
@@ -67,7 +67,8 @@ struct Deflate {
 impl Deflate {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        // The tables are fixed by the format; a footprint smaller than they need shrinks them (as memory level 1 does).
+        // The format fixes the tables; a footprint that is smaller than they need shrinks them (as memory level 1
+        // does).
         let window_bytes = WINDOW_BYTES.min((bytes / 16).next_power_of_two() / 2);
         let hashes = HASHES.min(window_bytes / 2);
         let window = setup.region("window", window_bytes, RegionUsers::All);
@@ -147,7 +148,7 @@ struct BlockSort {
     quadrants: Region,
     buckets: Region,
     stage: BlockSortStage,
-    /// Position within the stage, and the block's place in the input.
+    /// Position within the stage, and the block's position in the input.
     at: u64,
     start: u64,
     written: u64,
@@ -184,7 +185,7 @@ impl BlockSort {
         }
     }
 
-    /// Bucket of the bytes at a place: text uses few pairs often.
+    /// Returns the bucket of the bytes at a position: text uses a few pairs often.
     fn bucket(&mut self) -> u64 {
         let count = self.buckets.bytes / 4;
         self.buckets.element_address(self.rng.draw_skewed(count), 4)
@@ -202,7 +203,7 @@ impl BlockSort {
         }
     }
 
-    /// One partition step of the pointer sort within a bucket: compares suffixes at random places of the block. A
+    /// Takes one partition step of the pointer sort within a bucket: compares suffixes at random places of the block. A
     /// stretch of pointers has the same suffixes in every pass, in another order.
     fn emit_sort_step(&mut self, stretch: u64, pass: u64, out: &mut AccessEmitter) {
         let moved = scale(mix(pass ^ self.start), stretch);
@@ -212,11 +213,11 @@ impl BlockSort {
             let entry = pointer / stretch * stretch + (pointer + moved) % stretch;
             let suffix = scale(mix(entry ^ self.start << 24), self.block.bytes - 16);
             out.chase(self.block.base + suffix);
-            // Bytes already equal up to the bucket's depth are skipped; then a few are compared with the pivot's.
+            // Bytes that are equal up to the bucket's depth are skipped; then a few are compared with the pivot's.
             for byte in 1..1 + self.rng.draw_below(6) {
                 out.load(self.block.base + suffix + byte);
             }
-            // Repetitive text: the order found for later suffixes decides.
+            // In repetitive text, the order found for later suffixes decides.
             if self.rng.draw_below(4) == 0 {
                 out.load(self.quadrants.base + suffix * 2);
                 out.store(self.quadrants.base + suffix * 2);
@@ -230,7 +231,7 @@ impl BlockSort {
             out.load(self.pointers.element_address(pointer, 4));
             let suffix = self.rng.draw_below(self.block.bytes);
             out.chase(self.block.base + suffix);
-            // The move-to-front list: 256 bytes at the start of the buckets, most hits near its head.
+            // The move-to-front list consists of 256 bytes at the start of the buckets, with most hits near its head.
             let depth = self.rng.draw_skewed(256);
             out.load(self.buckets.base + depth);
             out.store(self.buckets.base);
@@ -242,7 +243,7 @@ impl BlockSort {
     }
 }
 
-/// Times each pointer is moved in sorting: log2 of the usual bucket's size.
+/// Number of times that sorting moves each pointer: log2 of the usual bucket's size.
 const SORT_PASSES: u64 = 6;
 
 impl WorkloadKernel for BlockSort {

@@ -1,9 +1,10 @@
-//! warehouses and rubis: threads working on B-trees of their group.
+//! warehouses and rubis: threads that work on B-trees of their group.
 //!
-//! Method, warehouses (SPECjbb2000; papers TC, section 3.5.2): each thread runs orders on its warehouse, a tree of 25 MB:
-//! descents, record updates, district and stock counters of the warehouse that every order changes, new objects in a
-//! private allocation buffer. Method, rubis: one server, two databases, a thread per connection; transactions pin pages in
-//! a buffer pool whose headers belong to the database, write its log, and pass locks and statistics of the whole server.
+//! Method, warehouses (SPECjbb2000; papers TC, section 3.5.2): each thread runs orders on its warehouse, a tree of 25
+//! MB: descents, record updates, district and stock counters of the warehouse that every order changes, new objects in
+//! a private allocation buffer. Method, rubis: one server, two databases, a thread per connection. Transactions pin
+//! pages in a buffer pool whose headers belong to the database, write its log, and update locks and statistics of the
+//! whole server.
 
 use cachemate_core::BatchEnd;
 
@@ -54,12 +55,12 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
 /// The differences between the two servers.
 struct ServerShape {
     tree: &'static str,
-    /// Share of the footprint that is private to threads: `private_bytes` of `footprint` each by default.
+    /// Part of the footprint that is private to threads: by default `private_bytes` of `footprint` each.
     private_part: fn(threads: u64, groups: u64) -> (u64, u64),
-    /// Touches of the group's counters and of the whole process's, per operation.
+    /// Number of touches of the group's counters and of the whole process's, per operation.
     group_touches: u64,
     process_touches: u64,
-    /// Descents per operation, and how many of them write.
+    /// Number of descents per operation, and number of those that write.
     descents: u64,
     writes: u64,
 }
@@ -86,7 +87,7 @@ const RUBIS: ServerShape = ServerShape {
 #[derive(Clone, Copy)]
 struct ServerGroup {
     tree: BTree,
-    /// Counters, page headers, latches, log tail: what every operation of the group changes.
+    /// Counters, page headers, latches, log tail: the data that every operation of the group changes.
     hot: Region,
 }
 
@@ -158,7 +159,7 @@ impl WorkloadKernel for ServerConnection {
             let record = group.tree.descend(leaf, self.rng.bits(), out);
             out.enter(self.rng.function(functions));
             copy_record(record, descent < self.shape.writes, out);
-            // What was read becomes an object, a row buffer, a reply.
+            // The data that was read becomes an object, a row buffer, a reply.
             for _ in 0..24 {
                 out.store(self.private.base + self.allocated);
                 self.allocated = (self.allocated + 8) % self.private.bytes;

@@ -1,8 +1,8 @@
-//! How a kernel writes its stream: data accesses paced to the program's instruction mix, code as loops and calls.
+//! The stream of a kernel: data accesses paced to the program's instruction mix, and code as loops and calls.
 //!
-//! Problem: an algorithm names only the data it must touch. A compiled program also executes the instructions between,
-//! fetches them from somewhere, and spends many of its loads and stores on spills, locals and constants that stay in
-//! the first-level cache.
+//! Problem: an algorithm names only the data that it must touch. A compiled program also executes the instructions
+//! between, fetches them, and spends many of its loads and stores on spills, locals and constants that stay in the
+//! first-level cache.
 //!
 //! Method: [`AccessEmitter`] adds these at fixed published ratios ([`AccessPace`]), by Bresenham's line: exact in the
 //! long run, without random numbers, at a few additions per access. Code is a row of equal functions; each runs as a
@@ -16,19 +16,19 @@ use cachemate_core::{Access, AccessKind};
 
 /// Bytes of one instruction: the papers' machines (SPARC, POWER) have fixed four-byte instructions.
 pub const INSTRUCTION_BYTES: u64 = 4;
-/// Where a process's code starts. Data regions start far above.
+/// Start of a process's code. Data regions start far above.
 pub const CODE_BASE: u64 = 0x40_0000;
 /// Size of a thread's window of stack.
 pub const STACK_BYTES: u64 = 4096;
 
 const ONE: u32 = 1 << 16;
 
-/// Bytes at the top of the stack that every second access stays in.
+/// Number of bytes at the top of the stack within which every second access stays.
 const STACK_TOP_BYTES: u64 = 32;
 
-/// Where the n-th access to the stack goes. Every second one stays within the top 32 bytes, every fourth within 64, and
-/// so on to all of the window. Of real programs' accesses to their stacks 59 to 92 % come back within 64 bytes of stack
-/// distance and 92 to 99 % within 512 (docs/programs.md).
+/// Returns the offset of the n-th access to the stack. Every second one stays within the top 32 bytes, every fourth
+/// within 64, and so on up to the whole window. In real programs, 59 to 92 % of stack accesses return within 64 bytes
+/// of stack distance, and 92 to 99 % within 512 (docs/programs.md).
 #[inline]
 fn stack_offset(turn: u64) -> u64 {
     let window = (STACK_TOP_BYTES << turn.trailing_zeros().min(7)).min(STACK_BYTES);
@@ -36,32 +36,32 @@ fn stack_offset(turn: u64) -> u64 {
     ((turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % window) & !7
 }
 
-/// The ratios that an algorithm does not give by itself.
+/// Ratios that an algorithm does not determine by itself.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AccessPace {
-    /// Instructions per data access, the access included.
+    /// Instructions per data access, including the access.
     pub instructions_per_access: f64,
-    /// Accesses to the thread's stack window per access that the algorithm makes.
+    /// Accesses to the thread's stack window per access of the algorithm.
     pub stack_per_access: f64,
 }
 
 /// A program's code: equal functions in a row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct CodeLayout {
-    /// At least one.
+    /// Number of functions; at least one.
     pub functions: u32,
-    /// Length of each function, which is also the length of its loop.
+    /// Length of each function in instructions, which is also the length of its loop.
     pub function_instr: u32,
 }
 
 impl CodeLayout {
-    /// Size of all functions together.
+    /// Returns the size of all functions together.
     pub const fn bytes(self) -> u64 {
         self.functions as u64 * self.function_instr as u64 * INSTRUCTION_BYTES
     }
 }
 
-/// Where a kernel writes its accesses.
+/// The target of a kernel's accesses.
 pub(crate) struct AccessEmitter {
     pub(super) batch: Vec<Access>,
     gap_step: u32,
@@ -93,7 +93,7 @@ impl AccessEmitter {
         out
     }
 
-    /// Sets the instructions per access from here on, for programs whose phases differ in it.
+    /// Sets the instructions per access from here on, for programs whose phases have different ratios.
     pub fn pace(&mut self, instructions_per_access: f64) {
         self.gap_step = ((instructions_per_access - 1.0) * f64::from(ONE)) as u32;
     }
@@ -110,14 +110,14 @@ impl AccessEmitter {
         self.batch.push(Access::new(kind, address, gap, dependent));
     }
 
-    /// Jumps to the head of the running function, in front of an access with this gap.
+    /// Jumps to the start of the running function, before an access with this gap.
     fn emit_loop_back(&mut self, gap: u32) {
         self.batch.push(Access::jump(self.block_start, 0));
         self.left_instr = self.code.function_instr as i32 - gap as i32 - 1;
         debug_assert!(self.left_instr >= 0, "a function is shorter than one gap");
     }
 
-    /// Pays the stack accesses owed: never called between a load and the one that depends on it.
+    /// Emits the stack accesses that are due; never called between a load and the load that depends on it.
     #[inline]
     fn pay_stack(&mut self) {
         while self.stack_debt >= ONE {
@@ -137,7 +137,7 @@ impl AccessEmitter {
         self.push(AccessKind::Load, address, false);
     }
 
-    /// A load whose address came from the load emitted just before.
+    /// Emits a load whose address came from the preceding load.
     #[inline]
     pub fn chase(&mut self, address: u64) {
         self.stack_debt += self.stack_step;
@@ -151,7 +151,7 @@ impl AccessEmitter {
         self.push(AccessKind::Store, address, false);
     }
 
-    /// Calls function `index` (taken modulo their number): what follows is fetched from there, in a loop.
+    /// Calls function `index` (modulo the number of functions): from here on, code is fetched from it, in a loop.
     #[inline]
     pub fn enter(&mut self, index: u32) {
         let index = if index < self.code.functions { index } else { index % self.code.functions };
@@ -161,13 +161,13 @@ impl AccessEmitter {
         self.batch.push(Access::jump(self.block_start, 0));
     }
 
-    /// Number of functions there are to enter.
+    /// Returns the number of functions.
     #[inline]
     pub fn functions(&self) -> u32 {
         self.code.functions
     }
 
-    /// Data accesses and jumps so far in this batch.
+    /// Returns the number of data accesses and jumps so far in this batch.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.batch.len()
@@ -178,7 +178,8 @@ impl AccessEmitter {
 mod tests {
     use super::*;
 
-    /// Do accesses to the stack come back as near as those of recorded programs (docs/programs.md), and never leave it?
+    /// Do stack accesses return at the same distances as those of recorded programs (docs/programs.md), and never leave
+    /// the stack?
     #[test]
     fn the_stack_is_reused_near_its_top() {
         const LINE_BYTES: u64 = 16;

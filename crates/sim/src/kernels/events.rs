@@ -1,7 +1,7 @@
 //! omnetpp: discrete-event simulation of a network.
 //!
-//! Method: a real binary heap of times (kept on the host) whose entries point to message objects; each event pops the
-//! earliest message, visits the module it is for and that module's gates, and sends a message on, later, to a
+//! Method: there is a real binary heap of times (stored on the host), whose entries point to message objects. Each
+//! event pops the earliest message, visits its module and that module's gates, and sends a message on, later, to a
 //! neighboring module. Comparisons read the messages through the heap's pointers.
 
 use cachemate_core::BatchEnd;
@@ -36,10 +36,10 @@ struct Network {
     messages: Region,
     heap: Region,
     module_count: u64,
-    /// (time, message): a real heap.
+    /// A real heap of (time, message).
     queue: Vec<(u64, u32)>,
     free: Vec<u32>,
-    /// The module each message is for.
+    /// The module of each message.
     target: Vec<u32>,
     rng: Rng,
     events: u64,
@@ -50,7 +50,7 @@ impl Network {
         let bytes = setup.data_bytes();
         let message_count = (bytes / 4 / MESSAGE_BYTES).max(8);
         let messages = setup.region("messages", message_count * MESSAGE_BYTES, RegionUsers::All);
-        // A quarter of the messages is scheduled at a time, the others wait in the free list.
+        // A quarter of the messages is scheduled at any time; the others wait in the free list.
         let scheduled = message_count / 4;
         let heap = setup.region("event heap", (scheduled + 1) * 8, RegionUsers::All);
         let modules = setup.region("modules", bytes - messages.bytes - heap.bytes, RegionUsers::All);
@@ -58,7 +58,7 @@ impl Network {
         let mut rng = setup.rng.clone();
         let mut queue: Vec<(u64, u32)> =
             (0..scheduled as u32).map(|message| (rng.draw_below(1 << 20), message)).collect();
-        // Sorted is a heap.
+        // A sorted list is a heap.
         queue.sort_unstable();
         let target = (0..message_count).map(|_| rng.draw_below(module_count) as u32).collect();
         let free = (scheduled as u32..message_count as u32).collect();
@@ -74,7 +74,7 @@ impl Network {
         out.chase(self.message(self.queue[place].1) + 24);
     }
 
-    /// Takes the earliest event off the heap, leaving its place to `last`.
+    /// Removes the earliest event from the heap, and moves `last` to its place.
     fn pop(&mut self, out: &mut AccessEmitter) -> (u64, u32) {
         self.read_entry(0, out);
         let top = self.queue[0];
@@ -124,7 +124,7 @@ impl Network {
         out.store(self.heap.element_address(place as u64, 8));
     }
 
-    /// The module handles the message: its state, one of its gates, a queue or statistic further on in its object.
+    /// The module handles the message: its state, one of its gates, and a queue or statistic further on in its object.
     fn handle(&mut self, module: u64, out: &mut AccessEmitter) {
         let base = self.modules.element_address(module, MODULE_BYTES);
         out.chase(base);
@@ -146,13 +146,13 @@ impl WorkloadKernel for Network {
         let module = u64::from(self.target[message as usize]);
         out.enter(1 + self.rng.function(functions - 1));
         self.handle(module, out);
-        // Half of the events stay in the module (timers), the others go to a neighbor, few far away.
+        // Half of the events stay in the module (timers), the others go to a neighbor, a few far away.
         let to = match self.rng.draw_below(8) {
             0..4 => module,
             4..7 => (module + 1 + self.rng.draw_below(8)) % self.module_count,
             _ => self.rng.draw_below(self.module_count),
         };
-        // The message is deleted, a new one taken from the other end of the free list.
+        // The message is deleted, and a new one is taken from the other end of the free list.
         let swap = self.rng.draw_below(self.free.len() as u64) as usize;
         let fresh = std::mem::replace(&mut self.free[swap], message);
         let object = self.message(fresh);

@@ -1,14 +1,14 @@
-//! milc: staggered lattice QCD, as the loops of the public program walk its data.
+//! milc: staggered lattice QCD, with the accesses of the public program's loops.
 //!
-//! Layout (MILC 6, `ks_imp_dyn/lattice.h`, as 433.milc builds it: double precision, temporary vectors and links): a site is
-//! 1808 bytes, its four links the 576 from byte 112 on, its momenta the 320 after, two work matrices the last 288. The
-//! fat and long links stand apart, four matrices of 144 bytes to a site; vectors of 48 bytes, pointers and neighbor
-//! tables in arrays of their own. Even sites come first.
+//! Layout (MILC 6, `ks_imp_dyn/lattice.h`, as 433.milc builds it: double precision, temporary vectors and links): a
+//! site has 1808 bytes; its four links take 576 from byte 112 on, its momenta the next 320, two work matrices the last
+//! 288. The fat and long links are stored separately, four matrices of 144 bytes per site; vectors of 48 bytes,
+//! pointers and neighbor tables are in their own arrays. Even sites come first.
 //!
 //! Method: conjugate gradient (`dslash` on contiguous links), fermion force, gauge force and fat links (strided by a
-//! site) take the shares of time that were published for the program. In the program each loop passes over the whole
-//! lattice before the next, gigabytes later; here each loop has a place of its own in the lattice and does one time
-//! slice when its turn comes. Nothing that a loop leaves in a cache is thus found by the next, as in the program.
+//! site) take the shares of time that were published for the program. In the program, each loop passes over the whole
+//! lattice before the next, gigabytes later; here, each loop has its own position in the lattice and processes one time
+//! slice in its turn. As in the program, a loop thus finds nothing in a cache that an earlier loop left there.
 
 use cachemate_core::BatchEnd;
 
@@ -40,7 +40,7 @@ const VECTOR_WORDS: u64 = 6;
 const MATRIX: u64 = MATRIX_WORDS * WORD;
 const VECTOR: u64 = VECTOR_WORDS * WORD;
 
-/// Size of a site, and places of its parts (`lattice.h`; offsets by the C ABI of x86-64).
+/// Size of a site, and offsets of its parts (`lattice.h`; by the C ABI of x86-64).
 const SITE: u64 = 1808;
 const PRNG: u64 = 16;
 const LINK: u64 = 112;
@@ -52,7 +52,7 @@ const FIELD_VECTORS: u64 = 6;
 const WORK: u64 = 1520;
 const STAPLE: u64 = 1664;
 
-/// Arrays beside the sites: vectors of the solver, of `dslash`, of the fermion force.
+/// Arrays besides the sites: vectors of the solver, of `dslash`, of the fermion force.
 const SOLVER: usize = 4;
 const TEMPORARIES: usize = 9;
 const FORCE: usize = 9;
@@ -62,12 +62,12 @@ const BYTES_PER_SITE: u64 =
 const POINTER: u64 = 8;
 const INDEX: u64 = 4;
 
-/// One loop of the program over a part of the lattice. Directions: 0 to 3 forwards, 4 to 7 backwards.
+/// One loop of the program over a part of the lattice. Directions: 0 to 3 forward, 4 to 7 backward.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LoopBody {
-    /// A gather's pointers are set from the neighbor table.
+    /// Sets a gather's pointers from the neighbor table.
     Point(u64),
-    /// `dslash`: adjoint links times the vector here, to be fetched from the other side.
+    /// `dslash`: adjoint links times the local vector, to be fetched from the other side.
     Back {
         source: usize,
     },
@@ -75,9 +75,9 @@ enum LoopBody {
     Forward {
         source: usize,
     },
-    /// `dslash`: what came from behind is subtracted.
+    /// `dslash`: subtracts the products from the backward direction.
     Subtract,
-    /// Vectors of the solver: so many read, the last one written.
+    /// Vectors of the solver: all are read, and the last one is written.
     Axpy(&'static [usize]),
     ShiftForward(u64),
     ShiftBack(u64),
@@ -97,7 +97,7 @@ enum LoopBody {
     Update,
 }
 
-/// Functions of the program that the bodies stand for.
+/// Number of functions of the program that the bodies stand for.
 const FUNCTIONS: u32 = 12;
 
 impl LoopBody {
@@ -118,7 +118,7 @@ impl LoopBody {
         }
     }
 
-    /// Sites that give some hundred accesses.
+    /// Returns the number of sites that give several hundred accesses.
     fn sites_per_step(self) -> u64 {
         match self {
             LoopBody::Point(_) => 64,
@@ -128,7 +128,7 @@ impl LoopBody {
     }
 }
 
-/// A loop, and how far it is.
+/// A loop and its position.
 struct LatticeSweep {
     body: LoopBody,
     first: u64,
@@ -136,11 +136,11 @@ struct LatticeSweep {
     place: u64,
 }
 
-/// Routines that are done in turn, and how much of them has been.
+/// The loops of a routine, which run in turn, and the work done so far.
 struct Routine {
     sweeps: Vec<LatticeSweep>,
     next: usize,
-    /// How many of a hundred accesses.
+    /// The routine's share, in percent of the accesses.
     share: u64,
     accesses: u64,
 }
@@ -155,19 +155,19 @@ struct Gauge {
     pointers: Region,
     neighbors: Region,
     sites: u64,
-    /// Sides in x, y and z, and in t.
+    /// Length of the sides in x, y and z, and in t.
     side: u64,
     times: u64,
     routines: Vec<Routine>,
     running: usize,
-    /// Sites left of the slice under way.
+    /// Number of sites left in the current slice.
     left: u64,
     visited: u64,
 }
 
 impl Gauge {
     fn new(setup: &mut KernelSetup) -> Self {
-        // Lines of a region are whole: up to 64 bytes of each are lost.
+        // Regions consist of whole lines, so up to 64 bytes of each are lost.
         let regions = (5 + SOLVER + TEMPORARIES + FORCE) as u64;
         let fitting = (setup.data_bytes() - regions * 64) / BYTES_PER_SITE;
         let side = (libm::sqrt(libm::sqrt(fitting as f64)) as u64 & !1).max(2);
@@ -185,7 +185,7 @@ impl Gauge {
         for routine in &mut routines {
             let loops = routine.sweeps.len() as u64;
             for (nth, sweep) in (0..).zip(&mut routine.sweeps) {
-                // A loop stands in front of the one after it.
+                // Each loop is ahead of the one after it.
                 sweep.place = (setup.rng.draw_below(sites) + (loops - nth) * sweep.count / loops) % sweep.count;
             }
         }
@@ -208,7 +208,7 @@ impl Gauge {
         }
     }
 
-    /// The neighbor so many hops away in a direction; periodic. Even sites are the first half.
+    /// Returns the neighbor at this number of hops in a direction; periodic. Even sites are the first half.
     fn neighbor(&self, site: u64, direction: u64, hops: u64) -> u64 {
         let (half, side) = (self.sites / 2, self.side);
         let odd = u64::from(site >= half);
@@ -294,7 +294,7 @@ impl Gauge {
         }
     }
 
-    /// Products of links, and what is done once a trajectory.
+    /// Products of links, and work done once per trajectory.
     fn visit_whole_site(&self, body: LoopBody, site: u64, out: &mut AccessEmitter) {
         match body {
             LoopBody::PathCopy(direction) => {
@@ -396,7 +396,7 @@ impl Gauge {
         store(out, self.solver[0].element_address(site, VECTOR), VECTOR_WORDS);
     }
 
-    /// The slice under way is done: its routine's next loop comes when its share is the least used.
+    /// Handles the end of the current slice: the next loop is of the routine that is furthest below its share.
     fn start_next_loop(&mut self, out: &mut AccessEmitter) {
         let routine = &mut self.routines[self.running];
         routine.next = (routine.next + 1) % routine.sweeps.len();
@@ -444,13 +444,13 @@ fn store(out: &mut AccessEmitter, to: u64, words: u64) {
     (0..words).for_each(|word| out.store(to + word * WORD));
 }
 
-/// All loops, in the program's order, with the published shares of its four routines and of the rest.
+/// Returns all loops in the program's order, with the published shares of its four routines and of the rest.
 fn routines(sites: u64) -> Vec<Routine> {
     let half = sites / 2;
     let over = |first, count| move |body| LatticeSweep { body, first, count, place: 0 };
     let (even, odd, all) = (over(0, half), over(half, sites - half), over(0, sites));
     let mut solver = Vec::new();
-    // `dslash` of odd sites from even ones, then the other way round (`d_congrad5_fn.c`).
+    // `dslash` of odd sites from even ones, then the reverse (`d_congrad5_fn.c`).
     for (source, onto_odd) in [(1, true), (0, false)] {
         let sweep = |here: bool, body| if here == onto_odd { odd(body) } else { even(body) };
         solver.extend((0..8).map(|gather| sweep(true, LoopBody::Point(gather))));
@@ -460,7 +460,7 @@ fn routines(sites: u64) -> Vec<Routine> {
         solver.push(sweep(true, LoopBody::Subtract));
     }
     solver.extend([&[1, 0][..], &[1, 3], &[0, 2], &[2, 1]].map(|vectors| even(LoopBody::Axpy(vectors))));
-    // Shifts, sums and forces as often as `fermion_force_asqtad.c` makes them: 2000, 624 and 1032 a time.
+    // Shifts, sums and forces as often as in `fermion_force_asqtad.c`: 2000, 624 and 1032 each time.
     let mut fermions = Vec::new();
     for round in 0..8 {
         let direction = round % 4;
@@ -469,7 +469,7 @@ fn routines(sites: u64) -> Vec<Routine> {
         fermions.extend([LoopBody::ShiftBack(direction), LoopBody::Point(0), LoopBody::Fetch(direction)].map(all));
         fermions.extend((round < 5).then(|| all(LoopBody::ForceAxpy)));
     }
-    // Paths of three and five links, 4.75 in the mean.
+    // Paths of three and five links, 4.75 on average.
     let (mut gauge, mut fat) = (Vec::new(), Vec::new());
     for direction in 0..4 {
         for step in 1..5 {

@@ -1,9 +1,9 @@
 //! perl, gap and vortex: programs whose data are objects behind handles.
 //!
-//! Method, perl: an op tree is followed op by op; variables are slots of a pad; now and then a key is hashed, its bucket's
-//! chain followed and the value read, or a string is appended to. Method, gap: bags behind master pointers hold big
-//! integers; products are allocated one after the other until the workspace is full, then live bags are marked and moved
-//! together. Method, vortex: handles lead over chunk tables to objects of several lines; an index tree finds them.
+//! Method, perl: an op tree is followed op by op, and variables are slots of a pad; occasionally a key is hashed, its
+//! bucket's chain is followed and the value read, or a string is appended to. Method, gap: bags behind master pointers
+//! hold big integers; products are allocated one after the other until the workspace is full, then live bags are marked
+//! and compacted. Method, vortex: handles lead over chunk tables to objects of several lines; an index tree finds them.
 
 use cachemate_core::BatchEnd;
 
@@ -89,7 +89,8 @@ impl Interpreter {
     /// Fetches a value by key: bucket, chain, key comparison, value.
     fn hash(&mut self, out: &mut AccessEmitter) {
         let records = self.entries.bytes / 128;
-        // Programs' keys repeat: mostly drawn from a distribution skewed twice, one in eight from all.
+        // Keys repeat in programs: they are mostly drawn from a distribution skewed twice, and one in eight from all
+        // keys.
         let popular = self.rng.draw_skewed(records);
         let key =
             if self.rng.draw_below(8) == 0 { self.rng.draw_below(records) } else { self.rng.draw_skewed(popular + 1) };
@@ -119,13 +120,13 @@ impl WorkloadKernel for Interpreter {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let ops = self.ops.bytes / 64;
         for _ in 0..8 {
-            // Straight runs of ops, loops back to hot ones.
+            // Straight runs of ops, and loops back to hot ones.
             self.op = if self.rng.draw_below(12) == 0 { self.rng.draw_skewed(ops) } else { (self.op + 1) % ops };
             let op = self.ops.element_address(self.op, 64);
             out.chase(op);
             out.load(op + 16);
             let functions = u64::from(out.functions());
-            // Few op bodies serve most ops; the others call string, hash and matching routines.
+            // A few op bodies serve most ops; the others call string, hash and matching routines.
             let calls = mix(self.op ^ 7).is_multiple_of(8);
             out.enter(if calls { self.rng.function(functions) } else { (mix(self.op) % (functions / 8)) as u32 });
             for _ in 0..4 {
@@ -152,7 +153,7 @@ impl WorkloadKernel for Interpreter {
 struct GapWorkspace {
     masters: Region,
     workspace: Region,
-    /// Address offset of each live bag, and its length in words.
+    /// Address offset and length in words of each live bag.
     live: Vec<(u64, u32)>,
     used: u64,
     collecting: Option<usize>,
@@ -179,7 +180,7 @@ impl GapWorkspace {
         GapWorkspace { masters, workspace, live, used, collecting: None, operations: 0, rng }
     }
 
-    /// Reads the words of a live bag; which are used most is skewed.
+    /// Reads the words of a live bag; usage is skewed.
     fn operand(&mut self, out: &mut AccessEmitter) -> u32 {
         let popular = self.rng.draw_skewed(self.live.len() as u64);
         let bag = self.rng.draw_skewed(popular + 1);
@@ -217,7 +218,7 @@ impl GapWorkspace {
         self.operations += 1;
     }
 
-    /// Moves one live bag down; bags are in the order of their masters afterwards.
+    /// Moves one live bag down; afterward, bags are in the order of their masters.
     fn collect(&mut self, bag: usize, out: &mut AccessEmitter) {
         let (offset, words) = self.live[bag];
         out.load(self.masters.element_address(bag as u64, 8));
@@ -297,7 +298,7 @@ impl ObjectStore {
 
     fn transaction(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.functions());
-        // Most transactions stay with recently created and often used objects.
+        // Most transactions use recently created and often used objects.
         let recent = self.transactions / 4 % self.count;
         let object = match self.rng.draw_below(64) {
             0 => self.rng.draw_below(self.count),

@@ -1,4 +1,4 @@
-//! lbm and libquantum: long arrays of sites updated in place or from one array to the other.
+//! lbm and libquantum: long arrays of sites, updated in place or from one array to another.
 //!
 //! Method: lbm streams 19 distributions of each cell from one grid to the neighbors' cells of the other. libquantum
 //! applies gate after gate to every basis state of the register.
@@ -47,7 +47,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
 /// 19 distributions and the flags, as doubles.
 const CELL_BYTES: u64 = 160;
 
-/// Where each distribution goes, in the order of its place in the cell (470.lbm: C N S E W T B NE NW SE SW NT NB ST SB ET
+/// The direction of each distribution, in the order within the cell (470.lbm: C N S E W T B NE NW SE SW NT NB ST SB ET
 /// EB WT WB).
 const DIRECTIONS: [[i64; 3]; 19] = [
     [0, 0, 0],
@@ -84,7 +84,7 @@ impl Boltzmann {
         let cells = setup.data_bytes() / (2 * CELL_BYTES);
         let grids = ["grid", "other grid"].map(|name| setup.region(name, cells * CELL_BYTES, RegionUsers::All));
         let cells = grids[0].bytes / CELL_BYTES;
-        // 100 x 100 x 130 cells in the reference input: rows of a hundred.
+        // The reference input has 100 x 100 x 130 cells, in rows of a hundred.
         Boltzmann { grids, cells, row: 100.min(cells / 64).max(1), cell: setup.rng.draw_below(cells), steps: 0 }
     }
 }

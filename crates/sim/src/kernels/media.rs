@@ -1,9 +1,9 @@
-//! h264, mesa and sphinx: motion search, rasterising, Gaussian scoring.
+//! h264, mesa and sphinx: motion search, rasterization, Gaussian scoring.
 //!
-//! Method, h264: for each macroblock, candidates around the predicted vector are compared in several reference pictures,
-//! which are kept upsampled four times in both directions, as the reference encoder does. Method, mesa: triangles of a
-//! mesh are filled span by span with depth test and texture. Method, sphinx: each frame scores the active senones, whose
-//! means and variances are streamed, and steps the active states of the lexical tree.
+//! Method, h264: for each macroblock, candidates around the predicted vector are compared in several reference
+//! pictures, which are stored upsampled four times in both directions, as in the reference encoder. Method, mesa:
+//! triangles of a mesh are filled span by span with depth test and texture. Method, sphinx: each frame scores the
+//! active senones, whose means and variances are streamed, and steps the active states of the lexical tree.
 
 use cachemate_core::BatchEnd;
 
@@ -67,7 +67,7 @@ struct MotionSearch {
     references: Vec<Region>,
     current: Region,
     coded: Region,
-    /// Luma size in pixels; references hold four samples per pixel in both directions.
+    /// Luma size in pixels; references store four samples per pixel in both directions.
     width: u64,
     height: u64,
     at: u64,
@@ -78,7 +78,7 @@ struct MotionSearch {
 
 impl MotionSearch {
     fn new(setup: &mut KernelSetup) -> Self {
-        // Five pictures of 16 bytes a pixel, the current one, and as much again for coded data and side information.
+        // Five pictures of 16 bytes per pixel, the current one, and as much again for coded data and side information.
         let pixels = setup.data_bytes() / (REFERENCES * 16 + 2);
         let width = (libm::sqrt(pixels as f64 * 5.0 / 4.0) as u64 / 16 * 16).max(16);
         let height = (pixels / width / 16 * 16).max(16);
@@ -91,7 +91,8 @@ impl MotionSearch {
         MotionSearch { references, current, coded, width, height, at: 0, written: 0, macroblocks: 0, rng }
     }
 
-    /// Sum of absolute differences at one candidate: rows until it is worse than the best (on average half of them).
+    /// Computes the sum of absolute differences at one candidate, row by row until it is worse than the best (on
+    /// average half of the rows).
     fn compare(&mut self, reference: usize, x: u64, y: u64, out: &mut AccessEmitter) {
         let (columns, picture) = (self.width / 16, self.references[reference]);
         let (left, top) = (self.at % columns * 16, self.at / columns * 16);
@@ -184,7 +185,7 @@ impl Rasteriser {
         for pixel in (0..width).filter(|pixel| x + pixel < self.side) {
             let place = (y * self.side + x + pixel) * 4;
             out.load(self.depth.base + place);
-            // Nearer than what is there already in three of four cases.
+            // The new point is nearer than the present one in three of four cases.
             if mix(place ^ self.triangles) & 3 == 0 {
                 continue;
             }
@@ -202,7 +203,7 @@ impl Rasteriser {
 
 impl WorkloadKernel for Rasteriser {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        // The mesh covers the screen strip by strip; vertices stream by, transformed by code of their own.
+        // The mesh covers the screen strip by strip; vertices are streamed and transformed by their own code.
         let vertex = self.vertices.element_address(self.triangles % (self.vertices.bytes / 64), 64);
         out.enter(self.triangles as u32 % 48);
         for word in 0..8 {
@@ -228,7 +229,7 @@ impl WorkloadKernel for Rasteriser {
     }
 }
 
-/// Mixture of one senone: 8 densities of 39 means and variances in single precision, and weights.
+/// Bytes of one senone's mixture: 8 densities of 39 means and variances in single precision, and weights.
 const SENONE_BYTES: u64 = 8 * 39 * 2 * 4;
 const STATE_BYTES: u64 = 64;
 
@@ -247,7 +248,7 @@ struct Recogniser {
 impl Recogniser {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        // 6000 senones in the reference model: a third of the memory; the tree and the language model take the rest.
+        // The reference model has 6000 senones, a third of the memory; the tree and the language model take the rest.
         let senone_count = (bytes / 3 / SENONE_BYTES).max(4);
         let senones = setup.region("senones", senone_count * SENONE_BYTES, RegionUsers::All);
         let tree = setup.region("lexical tree", bytes - senones.bytes, RegionUsers::All);
@@ -267,7 +268,7 @@ impl Recogniser {
     /// Follows successors of one active state.
     fn search(&mut self, out: &mut AccessEmitter) {
         let states = self.tree.bytes / STATE_BYTES;
-        // Paths move to nearby states, now and then a word ends and another begins.
+        // Paths move to nearby states; occasionally a word ends and another begins.
         let jump = if self.at & 15 == 0 { self.rng.draw_below(states) } else { self.rng.draw_below(64) };
         let state = (self.at + jump) % states;
         self.at = self.at.wrapping_add(jump + 1);
@@ -291,7 +292,7 @@ impl WorkloadKernel for Recogniser {
             self.states_left -= batch;
             return BatchEnd::More;
         }
-        // Two of five senones are active in a frame; which changes slowly, every sixteenth frame.
+        // Two of five senones are active in a frame; the set changes slowly, every sixteenth frame.
         let epoch = self.frames / 16;
         if mix(self.next ^ epoch << 32 ^ self.salt) % 5 < 2 {
             out.enter(self.next as u32 % 16);

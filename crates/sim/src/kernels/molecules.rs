@@ -1,7 +1,7 @@
 //! ammp and namd: forces between atoms over neighbor lists.
 //!
 //! Method: atoms lie in a box, numbered along the cells of a coarse grid; the neighbor list of an atom names atoms of
-//! its own and adjoining cells. ammp keeps each atom in a large record and reaches neighbors by pointer; namd works on
+//! its own and adjoining cells. ammp stores each atom in a large record and reaches neighbors by pointer; namd works on
 //! small compact coordinate arrays of one pair of patches at a time, with many instructions per access.
 
 use cachemate_core::BatchEnd;
@@ -45,7 +45,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
     },
 ];
 
-/// Steps between two rebuilds of the neighbor lists.
+/// Number of steps between two rebuilds of the neighbor lists.
 const STEPS_PER_REBUILD: u64 = 20;
 
 struct Molecules {
@@ -71,7 +71,7 @@ impl Molecules {
         Molecules { atoms, lists, atom_bytes, neighbors, count, next: 0, steps: 0, rebuilding: false, salt, rng }
     }
 
-    /// Neighbor `slot` of `atom`: within its own row of cells or in the rows and planes beside it.
+    /// Returns neighbor `slot` of `atom`: within its own row of cells, or in the adjacent rows and planes.
     fn neighbor(&self, atom: u64, slot: u64) -> u64 {
         let plane = (self.count / 24).max(1);
         let row = (plane / 24).max(1);
@@ -94,7 +94,7 @@ impl Molecules {
             out.load(other + 8);
             out.load(other + 16);
             out.load(other + 24);
-            // Beyond the cutoff (half of the list) no force is added.
+            // Beyond the cutoff (half of the list), no force is added.
             if mix(atom ^ slot << 32) & 1 == 0 {
                 out.load(other + 40);
                 out.store(other + 40);
@@ -106,7 +106,7 @@ impl Molecules {
     }
 
     fn rebuild(&self, atom: u64, out: &mut AccessEmitter) {
-        // Multipoles, bonds and old coordinates, further on in the record, are only used here.
+        // Multipoles, bonds and old coordinates, further on in the record, are used only here.
         for offset in (0..self.atom_bytes).step_by(64) {
             out.load(self.atoms.element_address(atom, self.atom_bytes) + offset);
         }

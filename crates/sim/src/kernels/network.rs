@@ -1,17 +1,17 @@
 //! mcf: minimum-cost flow by the network simplex method.
 //!
-//! Problem: the share of pricing, sorting, tree walks and refreshes, and the sizes of records, decide the curve; they
-//! are those of the programs' published description and source (Löbel; SPEC's documentation of 429.mcf).
+//! Problem: the shares of pricing, sorting, tree walks and refreshes, and the sizes of records, determine the curve;
+//! they are taken from the programs' published description and source (Löbel; SPEC's documentation of 429.mcf).
 //!
-//! Method: a real simplex over a timetable (the sibling module `basis`). Arcs are priced in groups of 300 that lie as far
-//! apart as there are groups, each reading both ends' potentials, until a basket holds 50 violating arcs (181.mcf: 100);
-//! the best of the last basket are priced again first. The basket is sorted as far as its best 50 or 100; the first
-//! enters. The cycle is found by climbing from both ends; the subtree that is cut off gets new potentials and is turned
-//! round. Every 200th pivot (181.mcf: every 20th) all potentials are computed anew along the tree, each from its node's
-//! basic arc. Nodes have 104 bytes (181.mcf: 120), arcs 64.
+//! Method: a real simplex over a timetable (the sibling module `basis`). Arcs are priced in groups of 300 that lie as
+//! far apart as there are groups, and each arc reads the potentials of both ends, until a basket holds 50 violating
+//! arcs (181.mcf: 100); the best arcs of the last basket are priced again first. The basket is sorted as far as its
+//! best 50 or 100; the first of these enters. The cycle is found by climbing from both ends; the subtree that is cut
+//! off gets new potentials and is reversed. At every 200th pivot (181.mcf: every 20th), all potentials are computed
+//! again along the tree, each from its node's basic arc. Nodes have 104 bytes (181.mcf: 120), arcs 64.
 //!
-//! Properties: at the optimum the given arcs' costs change, so that the problem never ends. The generation of arcs, which
-//! runs between some ten thousand pivots, is left out.
+//! Properties: at the optimum the costs of the given arcs change, so that the problem never ends. The generation of
+//! arcs, which runs between some ten thousand pivots, is left out.
 
 use cachemate_core::BatchEnd;
 
@@ -58,7 +58,7 @@ const ARC_BYTES: u64 = 64;
 const GROUP_ARCS: u64 = 300;
 const BASKET_ENTRY_BYTES: u64 = 24;
 
-/// Where a version of the program keeps what, in bytes from the record's start (64-bit), and its constants.
+/// Record layout of a version of the program, in bytes from the record's start (64-bit), and its constants.
 struct McfVersion {
     node_bytes: u64,
     potential: u64,
@@ -70,7 +70,7 @@ struct McfVersion {
     basic_arc: u64,
     flow: u64,
     size: u64,
-    /// A mark in every node, cleared before each refresh.
+    /// A mark in every node, which is cleared before each refresh.
     mark: Option<u64>,
     cost: u64,
     tail: u64,
@@ -129,7 +129,7 @@ enum SimplexStage {
     Refresh { at: u32 },
 }
 
-/// An arc in the basket, and where its entry lies.
+/// An arc in the basket, and the position of its entry.
 #[derive(Clone, Copy)]
 struct BasketArc {
     arc: u64,
@@ -183,7 +183,7 @@ impl Simplex {
         self.entries.element_address(slot, BASKET_ENTRY_BYTES)
     }
 
-    /// Prices one arc: its reduced cost if it violates optimality.
+    /// Prices one arc, and returns its reduced cost if it violates optimality.
     #[inline]
     fn price_arc(&self, arc: u64, out: &mut AccessEmitter) -> Option<i64> {
         let version = self.version;
@@ -211,7 +211,7 @@ impl Simplex {
         self.basket.push(BasketArc { arc, reduced_cost, slot });
     }
 
-    /// Prices the best of the last basket again, except the one that entered; then the next group follows.
+    /// Prices the best arcs of the last basket again, except the one that entered; then the next group follows.
     fn start_pricing(&mut self, out: &mut AccessEmitter) {
         out.enter(0);
         let last = std::mem::take(&mut self.basket);
@@ -253,8 +253,8 @@ impl Simplex {
         };
     }
 
-    /// Sorts the basket by the size of the reduced costs as far as the entries that are kept: quicksort that leaves
-    /// out what lies behind them.
+    /// Sorts the basket by the size of the reduced costs, as far as the entries that are kept: a quicksort that leaves
+    /// out the entries behind them.
     fn sort_candidates(&mut self, low: isize, high: isize, out: &mut AccessEmitter) {
         let cost = |simplex: &Self, at: isize, out: &mut AccessEmitter| {
             out.load(simplex.pointer(at as usize));
@@ -289,7 +289,7 @@ impl Simplex {
         }
     }
 
-    /// The first of the basket enters: the cycle that it closes, and the subtree that is cut off.
+    /// Lets the first arc of the basket enter: the cycle that it closes, and the subtree that is cut off.
     fn pivot(&mut self, out: &mut AccessEmitter) {
         self.sort_candidates(0, self.basket.len() as isize - 1, out);
         out.enter(1);

@@ -1,9 +1,9 @@
-//! art: the adaptive-resonance network of SPEC 179.art, scanning an image window by window.
+//! art: the adaptive-resonance network of SPEC 179.art, which scans an image window by window.
 //!
-//! Method: for each window, the F1 layer's fields are relaxed in passes over an array of 64-byte structs; then every F2
+//! Method: for each window, the F1 layer's fields are relaxed in passes over an array of 64-byte structs. Then every F2
 //! neuron's activation is the dot product of P with one *column* of the bottom-up weights, which are stored by rows, so
-//! that each load is on another line; then the winner's weights are learnt. Published as the classic cache-thrashing
-//! program: the column scans miss until all weights fit.
+//! that each load is on another line. Finally the winner's weights are learned. This is published as the classic
+//! cache-thrashing program: the column scans miss until all weights fit.
 
 use cachemate_core::BatchEnd;
 
@@ -70,12 +70,12 @@ impl Art {
         let top_down = setup.region("top-down weights", neurons * ROW_BYTES, RegionUsers::All);
         let images = setup.region("images", neurons * IMAGE_BYTES, RegionUsers::All);
         let mut rng = setup.rng.clone();
-        // Copies are scanning different windows: each starts at another column.
+        // Copies scan different windows, so each starts at another column.
         let stage = ArtStage::Column { j: rng.draw_below(F2_NEURONS) };
         Art { f1, bottom_up, top_down, images, neurons, rng, stage, next: 0, winner: 0, windows: 0 }
     }
 
-    /// One neuron in one of the loops of a pass: which fields are read and written.
+    /// Processes one neuron in one of the loops of a pass, with the fields that this loop reads and writes.
     fn relax(&self, i: u64, pass: u32, out: &mut AccessEmitter) {
         let neuron = self.f1.element_address(i, NEURON_BYTES);
         let (read, also, written) = match pass % LOOPS {

@@ -1,10 +1,10 @@
 //! twolf and vpr: placement by simulated annealing, and vpr's maze router.
 //!
-//! Method: cells with pins, nets with terminal lists, all drawn at random with Rent-like locality (most nets join cells
-//! of nearby index). A move swaps a cell with the one at a position inside the shrinking window, walks every net of both
-//! (pin to net to terminals, pointer by pointer), and accepts by Metropolis on the half perimeter. Positions live on the
-//! host, so that the cost and the acceptance are real. Between temperatures twolf rebuilds its global-routing tables;
-//! vpr routes: wavefronts with a heap over the routing graph, inside the net's bounding box.
+//! Method: cells with pins, and nets with terminal lists, are drawn at random with Rent-like locality (most nets join
+//! cells of nearby index). A move swaps a cell with the one at a position inside the shrinking window, walks every net
+//! of both (pin to net to terminals, pointer by pointer), and accepts by Metropolis on the half perimeter. Positions
+//! are stored on the host, so that the cost and the acceptance are real. Between temperatures, twolf rebuilds its
+//! global-routing tables. vpr routes: wavefronts with a heap over the routing graph, inside the net's bounding box.
 
 use cachemate_core::BatchEnd;
 
@@ -54,7 +54,7 @@ const CELL_BYTES: u64 = 128;
 const PIN_BYTES: u64 = 32;
 const NET_BYTES: u64 = 64;
 const TERMINAL_BYTES: u64 = 32;
-/// Cell, its pins, one net per cell and that net's terminals.
+/// Bytes of a cell, its pins, one net per cell and that net's terminals.
 const BYTES_PER_CELL: u64 = CELL_BYTES + PINS as u64 * (PIN_BYTES + TERMINAL_BYTES) + NET_BYTES;
 
 struct Annealer {
@@ -70,7 +70,7 @@ struct Annealer {
     net_cells: Vec<u32>,
     /// Pin p of cell c belongs to net `cell_nets[c * PINS + p]`.
     cell_nets: Vec<u32>,
-    /// Slot (row-major place) of each cell, and the cell in each slot.
+    /// Slot (row-major position) of each cell, and the cell in each slot.
     slot_of: Vec<u32>,
     cell_at: Vec<u32>,
     window: u32,
@@ -120,7 +120,7 @@ impl Annealer {
         (slot % self.side, slot / self.side)
     }
 
-    /// Walks one net as the cost function does; returns its half perimeter.
+    /// Walks one net as the cost function does, and returns its half perimeter.
     fn net_cost(&self, cell: u32, pin: usize, out: &mut AccessEmitter) -> u32 {
         let index = cell as usize * PINS + pin;
         out.load(self.pins.element_address(index as u64, PIN_BYTES));
@@ -147,7 +147,7 @@ impl Annealer {
         (0..PINS).map(|pin| self.net_cost(cell, pin, out)).sum()
     }
 
-    /// The cell at a random place within the window around `cell`, if that place is taken.
+    /// Returns the cell at a random position within the window around `cell`, if that position is taken.
     fn partner(&mut self, cell: u32) -> Option<u32> {
         let (x, y) = self.place(cell);
         let span = u64::from(2 * self.window + 1);
@@ -197,7 +197,7 @@ impl Annealer {
         }
     }
 
-    /// Ends a temperature: cools, narrows the window; frozen, starts again hot (the next run's input).
+    /// Ends a temperature: cools, and narrows the window. If frozen, starts again hot (the next run's input).
     fn cool(&mut self) {
         self.temperature = self.temperature * 9 / 10;
         self.window = (self.window * 19 / 20).max(2);
@@ -208,7 +208,7 @@ impl Annealer {
         self.moves_left = 10 * self.slot_of.len() as u32;
     }
 
-    /// Part of the sweep over the tables; ends it at their end.
+    /// Sweeps over a part of the tables, and ends the sweep at their end.
     fn sweep(&mut self, from: u64, out: &mut AccessEmitter) {
         let end = (from + 64 * 64).min(self.tables.bytes);
         for offset in (from..end).step_by(32) {
@@ -252,13 +252,14 @@ impl WorkloadKernel for Annealer {
     }
 }
 
-/// Random nets of `PINS` cells each, with every cell on `PINS` nets: nearby indices with distance falling like 1/d.
+/// Random nets of `PINS` cells each, with every cell on `PINS` nets: nearby indices, with probability falling like 1/d.
 fn netlist_of(count: u32, rng: &mut Rng) -> (Vec<u32>, Vec<u32>) {
     let total = count as usize * PINS;
     let mut net_cells = vec![0; total];
     let mut cell_nets = vec![0; total];
     for pin in 0..PINS {
-        // Terminal `pin` of net n is on the cell a permutation of blocks away: still one pin of each kind per cell.
+        // Terminal `pin` of net n is on the cell given by a permutation of blocks, so each cell still has one pin of
+        // each kind.
         let block = [1, 16, 256, u64::from(count)][pin].min(u64::from(count));
         let mut order: Vec<u32> = (0..count).collect();
         for start in (0..u64::from(count)).step_by(block as usize) {
@@ -280,7 +281,7 @@ struct Router {
     graph: Region,
     side: u64,
     nets_left: u32,
-    /// Nodes still to expand for the net at hand, and its box.
+    /// Number of nodes still to expand for the current net, and its box.
     wave: u64,
     corner: (u64, u64),
     extent: u64,
@@ -301,7 +302,7 @@ impl Router {
             self.extent = self.extent.min(self.side);
             let span = self.side - self.extent + 1;
             self.corner = (rng.draw_below(span), rng.draw_below(span));
-            // Wavefronts of one net, and of the nets beside it, expand a node several times.
+            // Wavefronts of one net, and of neighboring nets, expand a node several times.
             self.wave = (self.extent * self.extent * 4).min(16_384);
             self.nets_left -= 1;
         }
@@ -314,7 +315,7 @@ impl Router {
             let node = self.graph.element_address(y * self.side + x, NODE_BYTES);
             out.load(node);
             out.load(node + 48);
-            // The four neighbors' costs, relaxed where they improve.
+            // The costs of the four neighbors, relaxed if they improve.
             for (dx, dy) in [(1, 0), (0, 1), (2, 0), (0, 2)] {
                 let (x, y) = ((x + dx).min(self.side - 1), (y + dy).min(self.side - 1));
                 out.load(node + 64 + dx * 4 + dy * 8);

@@ -2,7 +2,7 @@
 
 use cachemate_core::SplitMix64;
 
-/// The first word of the generator that starts from `value`: a bijection that scatters neighboring indices.
+/// Returns the first word of the generator that starts from `value`: a bijection that scatters neighboring indices.
 #[inline]
 pub(crate) fn mix(value: u64) -> u64 {
     SplitMix64::new(value).next_u64()
@@ -14,13 +14,13 @@ pub(crate) fn scale(hash: u64, limit: u64) -> u64 {
     ((u128::from(hash) * u128::from(limit)) >> 64) as u64
 }
 
-/// A scattered order of `0..count`: each index once (`count` is no multiple of the prime).
+/// A scattered order of `0..count`, with each index once (`count` must not be a multiple of the prime).
 #[inline]
 pub(crate) fn scatter(index: u64, count: u64) -> u64 {
     index * 1_000_000_007 % count
 }
 
-/// The workspace's generator with the distributions of this folder; its seed is scattered first.
+/// The workspace's generator with the distributions of this directory; its seed is scattered first.
 #[derive(Clone)]
 pub(crate) struct Rng(SplitMix64);
 
@@ -34,21 +34,22 @@ impl Rng {
         self.0.next_u64()
     }
 
-    /// Uniform in `0..limit`.
+    /// Returns a uniform number in `0..limit`.
     #[inline]
     pub fn draw_below(&mut self, limit: u64) -> u64 {
         self.0.draw_below(limit)
     }
 
-    /// In `0..limit`, denser towards 0, as the product of two uniform numbers: the smallest fraction x of the values
-    /// gets x·(1 − ln x) of the draws (a tenth of them a third, a hundredth 5.6 %).
+    /// Returns a number in `0..limit`, denser toward 0, as the product of two uniform numbers: the smallest fraction x
+    /// of the values gets x·(1 − ln x) of the draws (a tenth of the values gets a third, a hundredth 5.6 %).
     #[inline]
     pub fn draw_skewed(&mut self, limit: u64) -> u64 {
         let bits = self.bits();
         scale((bits >> 32) * (bits & 0xffff_ffff), limit)
     }
 
-    /// A function to call, of `count`: profiles are steep, with a long flat tail (one call in 32 goes anywhere).
+    /// Returns a function to call, of `count`: profiles are steep, with a long flat tail (one call in 32 goes
+    /// anywhere).
     #[inline]
     pub fn function(&mut self, count: u64) -> u32 {
         let first = self.draw_skewed(count);

@@ -1,30 +1,30 @@
-//! The list of programs, and building one by name.
+//! The list of programs, and their construction by name.
 
 use cachemate_core::{AccessSource, nearest_name};
 
 use super::setup::{KernelProgram, KernelSetup, KernelSpec, Options, group_sizes};
 
-/// Why a program could not be built.
+/// The error for a program that could not be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
-    /// The name is none of the table's.
+    /// The name is not in the table.
     #[error("no program '{name}' is simulated; there are {known}{meant}")]
     Unknown {
-        /// As it was asked for.
+        /// The requested name.
         name: String,
         /// All names, separated by commas.
         known: String,
-        /// The nearest of them as a question; empty = none is near.
+        /// The most similar of them, as a question; empty if none is similar.
         meant: String,
     },
-    /// The program does not take this option, or not this value.
+    /// The program does not accept this option, or this value.
     #[error("program {program:?}: {option} = {found}, expected {expected}")]
     Refused {
-        /// Its name.
+        /// The program's name.
         program: &'static str,
         /// The field of [`Options`].
         option: &'static str,
-        /// Its value.
+        /// The given value.
         found: String,
         /// The values that would be accepted.
         expected: String,
@@ -52,20 +52,20 @@ const FAMILIES: &[&[KernelSpec]] = &[
     super::placement::PROGRAMS,
 ];
 
-/// Every program, in the order of the table.
+/// Returns every program, in the order of the table.
 pub fn programs() -> impl Iterator<Item = &'static KernelSpec> {
     FAMILIES.iter().flat_map(|family| family.iter())
 }
 
-/// The threads of one process running program `name`.
+/// Returns the threads of one process that runs program `name`.
 ///
 /// # Errors
-/// An unknown name (with the nearest known one), or an option that the program does not take.
+/// An unknown name (with the most similar known one), or an option that the program does not accept.
 pub fn program(name: &str, seed: u64, options: &Options) -> Result<Vec<Box<dyn AccessSource>>, ProgramError> {
     build(name, seed, options).map(|program| program.threads)
 }
 
-/// As [`program`], with the groups and regions beside the threads.
+/// As [`program`], with the groups and regions in addition to the threads.
 ///
 /// # Errors
 /// As [`program`].

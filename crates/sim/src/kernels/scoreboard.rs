@@ -1,7 +1,8 @@
 //! The scoreboard microbenchmark of the thread-clustering chapter, and the two controls without clusters.
 //!
-//! Method (papers TC, section 3.5.2): each thread reads and modifies the scoreboard of its group, and works on a private
-//! region that is large enough to miss often. With one thread to a board nothing is shared; with one board everything is.
+//! Method (papers TC, section 3.5.2): each thread reads and modifies the scoreboard of its group, and works on a
+//! private region that is large enough to miss often. With one thread per board, nothing is shared; with one board,
+//! everything is.
 
 use cachemate_core::BatchEnd;
 
@@ -75,7 +76,7 @@ enum SharingMode {
 }
 
 const BOARD_BYTES: u64 = 4096;
-/// Reads and updates of the board, and reads of private data, in one round.
+/// Number of reads and updates of the board, and of reads of private data, in one round.
 const BOARD_TOUCHES: u64 = 16;
 const PRIVATE_TOUCHES: u64 = 48;
 

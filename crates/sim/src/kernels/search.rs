@@ -1,10 +1,10 @@
 //! crafty, gobmk, gamess and povray: programs that compute more than they touch.
 //!
 //! Method: game search goes up and down a tree of positions on the stack, evaluates with attack tables and pattern
-//! databases of moderate size, and probes a transposition table at random. gamess computes the integrals of a quartet of
-//! shells in small buffers and contracts them into the packed triangles of the density and Fock matrices, quartets in
-//! their canonical order. povray follows rays through a bounding hierarchy: its top levels at every ray, its
-//! leaves and textures seldom.
+//! databases of moderate size, and probes a transposition table at random. gamess computes the integrals of a quartet
+//! of shells in small buffers and contracts them into the packed triangles of the density and Fock matrices, with
+//! quartets in their canonical order. povray follows rays through a bounding hierarchy: every ray reads its top levels,
+//! few rays its leaves and textures.
 
 use cachemate_core::BatchEnd;
 
@@ -81,14 +81,14 @@ struct GameSearch {
     boards: Region,
     tables: Region,
     cache: Region,
-    /// Table reads per position.
+    /// Number of table reads per position.
     reads: u64,
-    /// The reads of these in a loop of one routine.
+    /// Number of these reads in a loop of one routine.
     reads_per_call: u64,
-    /// One read in this many goes anywhere in the tables, the others to [their hot part](Self::hot_divisor). gobmk reads so
-    /// once a position; with this it misses from 256 KB on about as often as recorded GNU Go does.
+    /// One read in this many goes anywhere in the tables, the others to [their hot part](Self::hot_divisor). gobmk does
+    /// so once per position; with this value, it misses from 256 KB on about as often as recorded GNU Go.
     seldom: u64,
-    /// Attack tables and common patterns are this fraction of the tables.
+    /// Attack tables and common patterns are one over this number of the tables.
     hot_divisor: u64,
     depth: u64,
     positions: u64,
@@ -113,7 +113,7 @@ impl WorkloadKernel for GameSearch {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let functions = u64::from(out.functions());
         let levels = self.boards.bytes / BOARD_BYTES;
-        // Depth-first: down until a cut-off or the horizon, then back.
+        // Depth-first: down until a cutoff or the horizon, then back.
         let up = self.rng.draw_below(levels.min(16)) < self.depth;
         self.depth = if up { self.depth.saturating_sub(1 + self.rng.draw_below(2)) } else { self.depth + 1 };
         let board = self.boards.element_address(self.depth.min(levels - 1), BOARD_BYTES);
@@ -150,17 +150,18 @@ impl WorkloadKernel for GameSearch {
     }
 }
 
-/// Functions of a shell: s and three p.
+/// Number of functions of a shell: s and three p.
 const SHELL: u64 = 4;
-/// An integral takes 616 instructions in a free program of this kind (MPQC 2.3.1, direct Hartree-Fock of two waters in
-/// 6-311G**: 6.63e9 for 10.8e6), so a quartet's 256 take so many terms of three accesses and their stack.
+/// Number of terms for the 256 integrals of a quartet, each of three accesses and their stack accesses. An integral
+/// takes 616 instructions in a free program of this kind (MPQC 2.3.1, direct Hartree-Fock of two waters in 6-311G**:
+/// 6.63e9 for 10.8e6).
 const TERMS_PER_QUARTET: u64 = 5_632;
-/// Terms of one step.
+/// Number of terms of one step.
 const TERMS_PER_STEP: u64 = 128;
-/// Routines of the recursions, which take turns; every other call is one of them. MPQC misses 16 KB of code 11.4 times in a
-/// thousand instructions.
+/// Number of routines of the recursions, which take turns; every other call is one of them. MPQC misses 16 KB of code
+/// 11.4 times per thousand instructions.
 const RECURSIONS: u64 = 24;
-/// Every so manieth term uses what was put aside for other shells: as often as that program misses 32 KB.
+/// One term in this many uses values stored for other shells: as often as MPQC misses 32 KB.
 const TERMS_PER_INTERMEDIATE: u64 = 14;
 
 struct Integrals {
@@ -169,7 +170,7 @@ struct Integrals {
     density: Region,
     fock: Region,
     shells: u64,
-    /// Shells of the quartet under way: `shells > i >= j`, `i >= k >= l`.
+    /// Shells of the current quartet: `shells > i >= j`, `i >= k >= l`.
     quartet: [u64; 4],
     terms: u64,
     quartets: u64,
@@ -189,7 +190,7 @@ impl Integrals {
         let fock = setup.region("Fock matrix", triangle_bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let shells = (functions / SHELL).max(1);
-        // The last shell's quartets are half of all, and each pair's go over the whole triangle.
+        // The last shell has half of all quartets, and those of each pair go over the whole triangle.
         let quartet = [shells - 1, rng.draw_below(shells), 0, 0];
         Integrals { buffers, intermediates, density, fock, shells, quartet, terms: 0, quartets: 0, rng }
     }
@@ -197,7 +198,8 @@ impl Integrals {
     /// Recursions over the primitives of one quartet of shells.
     fn recur(&mut self, out: &mut AccessEmitter) {
         let (words, intermediates) = (self.buffers.bytes / 8, self.intermediates.bytes / 8);
-        // The types of the shells choose the routines: three kinds, of which the outer two shells' stay for long.
+        // The types of the shells choose the routines: three kinds, of which those of the outer two shells stay for
+        // long.
         let [i, j, k, l] = self.quartet;
         let types = [i, j, k, l].iter().fold(0, |types, shell| types * 3 + shell % 3);
         let contractions = u64::from(out.functions()).saturating_sub(RECURSIONS).max(1);
@@ -216,7 +218,8 @@ impl Integrals {
         }
     }
 
-    /// The block of two shells: what it holds of the density goes into the block of the others, and theirs into its.
+    /// Contracts the block of two shells: its part of the density goes into the block of the other two, and theirs into
+    /// its own.
     fn contract(&self, first: u64, second: u64, out: &mut AccessEmitter) {
         let (high, low) = (first.max(second), first.min(second));
         for row in high * SHELL..(high + 1) * SHELL {
@@ -229,7 +232,7 @@ impl Integrals {
         }
     }
 
-    /// Each quartet once, whatever the order of its shells.
+    /// Advances to the next quartet; each occurs once, whatever the order of its shells.
     fn next(&mut self) {
         let [i, j, k, l] = self.quartet;
         let last = if k == i { j } else { k };
@@ -289,7 +292,7 @@ impl WorkloadKernel for RayTracer {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let functions = u64::from(out.functions());
         let boxes = self.hierarchy.bytes / BOX_BYTES;
-        // Neighboring pixels hit neighboring shapes: the leaf drifts, secondary rays leave it.
+        // Neighboring pixels hit neighboring shapes: the leaf drifts, and secondary rays leave it.
         let drift = self.rays / 64 * 3 % boxes;
         let leaf = if self.rng.draw_below(48) == 0 {
             self.rng.draw_skewed(boxes)
@@ -318,7 +321,7 @@ impl WorkloadKernel for RayTracer {
             }
             out.load(shape + word * 8);
         }
-        // Texture: some other part of the shapes' memory, seldom.
+        // Texture: occasionally, some other part of the shapes' memory.
         if self.rng.draw_below(64) == 0 {
             let other = self.rng.draw_skewed(shapes);
             for word in 0..8 {

@@ -1,11 +1,12 @@
-//! The multi-threaded programs' shared parts: groups of threads, who works on whose data, collectors.
+//! The shared parts of the multithreaded programs: groups of threads, the data on which each thread works, collectors.
 //!
 //! Problem: thread clustering must find groups that share data from remote accesses alone, so the groups must come from
-//! real sharing. That is records that several threads read and write, beside private data, data of the whole process,
-//! and threads that belong nowhere.
+//! real sharing: records that several threads read and write, in addition to private data, data of the whole process,
+//! and threads without a group.
 //!
-//! Method: every program declares its regions with their users; a thread's group decides which of them it works on, and
-//! may change midway ([`Membership`]). Background threads behave like a collector: they sleep, then walk everything.
+//! Method: every program declares its regions with their users; a thread's group determines the regions on which it
+//! works, and may change midway ([`Membership`]). Background threads behave like a collector: they sleep, then walk
+//! through all data.
 
 use cachemate_core::BatchEnd;
 
@@ -13,7 +14,7 @@ use super::emitter::AccessEmitter;
 use super::random::Rng;
 use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel, group_later};
 
-/// Which group's data a thread works on, now.
+/// The group on whose data a thread currently works.
 #[derive(Clone, Copy)]
 pub(super) struct Membership {
     group: u32,
@@ -27,30 +28,30 @@ impl Membership {
         Membership { group, later, regroup_after: setup.options.regroup_after }
     }
 
-    /// The parts of a thread that has one set of data to work on, whatever its group.
+    /// Builds the membership of a thread that works on the same data throughout, whatever its group.
     pub fn single_member() -> Self {
         Membership { group: 0, later: 0, regroup_after: None }
     }
 
-    /// The group after `operations` of the thread's own.
+    /// Returns the group after `operations` of the thread's own.
     pub fn phase_at(&self, operations: u64) -> usize {
         let moved = self.regroup_after.is_some_and(|after| operations >= after);
         (if moved { self.later } else { self.group }) as usize
     }
 }
 
-/// Users of a group's region: the group, or all threads if threads change groups.
+/// Returns the users of a group's region: the group, or all threads if threads change groups.
 pub(super) fn group_users(setup: &KernelSetup, group: u32) -> RegionUsers {
     if setup.options.regroup_after.is_some() { RegionUsers::All } else { RegionUsers::Group(group) }
 }
 
-/// The threads to be: (group, place within the group).
+/// Returns the threads to build, as (group, position within the group).
 pub(super) fn members(setup: &KernelSetup) -> Vec<(u32, u32)> {
     let sizes = setup.sizes.iter().enumerate();
     sizes.flat_map(|(group, &size)| (0..size).map(move |place| (group as u32, place))).collect()
 }
 
-/// A collector: sleeps, then reads some stretch of every region and marks it, then sleeps again.
+/// A collector: it sleeps, then reads a stretch of every region and marks it, then sleeps again.
 struct Collector {
     heap: Vec<Region>,
     marks: Region,
@@ -60,13 +61,14 @@ struct Collector {
     rng: Rng,
 }
 
-/// Lines walked between two sleeps.
+/// Number of lines walked between two sleeps.
 const WALK_LINES: u64 = 4096;
-/// The papers found collectors run too seldom to show sharing (TC, section 3.6.1). This is the program's own time, which
-/// no scale shortens: long beside a thread's turn, short enough that runs of some milliseconds have collections at all.
+/// The papers found that collectors run too rarely to show sharing (TC, section 3.6.1). This is the program's own time,
+/// which no scale shortens: it is long relative to a thread's turn, and short enough that runs of several milliseconds
+/// contain collections.
 const SLEEP_NS: u64 = 1_500_000;
 
-/// Adds the background threads that the options ask for, walking `heap`.
+/// Adds the background threads that the options request; they walk through `heap`.
 pub(super) fn add_collectors(setup: &mut KernelSetup, heap: &[Region], marks: Region) {
     for _ in 0..setup.options.background_threads.unwrap_or(0) {
         let rng = Rng::new(setup.rng.bits());

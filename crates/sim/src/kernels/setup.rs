@@ -1,4 +1,4 @@
-//! Building a program: its address space, and the wrapper that turns a kernel into an endless source.
+//! Construction of a program: its address space, and the wrapper that turns a kernel into an endless source.
 
 use cachemate_core::{Access, AccessSource, BatchEnd};
 use serde::{Deserialize, Serialize};
@@ -7,39 +7,39 @@ use super::emitter::{AccessEmitter, STACK_BYTES};
 use super::random::{Rng, mix};
 use super::{AccessPace, CodeLayout};
 
-/// Parameters of a program that a scenario may change. An omitted one keeps the table's value.
+/// Parameters of a program that a scenario may change. If a parameter is omitted, the table's value applies.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Bytes of data the whole program touches, its stacks included.
+    /// Bytes of data that the whole program touches, including its stacks.
     pub footprint_bytes: Option<u64>,
-    /// Threads of each group (warehouse, scoreboard, database), clients of each room.
+    /// Number of threads of each group (warehouse, scoreboard, database), or of clients of each room.
     pub threads: Option<u32>,
     /// Groups of threads that share data: warehouses, scoreboards, rooms, databases.
     pub groups: Option<u32>,
-    /// Threads of each group where they differ; replaces `threads` and `groups`.
+    /// Number of threads of each group if the groups differ; replaces `threads` and `groups`.
     pub group_sizes: Vec<u32>,
-    /// Collector-like threads that now and then walk everything.
+    /// Number of collector-like threads that occasionally walk through all data.
     pub background_threads: Option<u32>,
     /// After this many operations of its own, every other thread of a group moves on to the next group's data: a change
-    /// of phase, after which the partition is another one.
+    /// of phase, after which the groups are different.
     pub regroup_after: Option<u64>,
 }
 
 /// One row of the table of programs.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelSpec {
-    /// Name in scenarios.
+    /// The program's name in scenarios.
     pub name: &'static str,
     /// The program that it models.
     pub stands_for: &'static str,
-    /// The algorithm that runs.
+    /// The algorithm that the kernel runs.
     pub algorithm: &'static str,
-    /// Data touched, stacks included.
+    /// Bytes of data touched, including stacks.
     pub footprint_bytes: u64,
     /// The publication that the footprint is from, or `estimate`.
     pub footprint_source: &'static str,
-    /// Instructions and stack accesses beside the algorithm's own.
+    /// Instructions and stack accesses in addition to the algorithm's own.
     pub pace: AccessPace,
     /// The publication that the pace is from, or `estimate`.
     pub pace_source: &'static str,
@@ -51,24 +51,24 @@ pub struct KernelSpec {
     pub phases: &'static str,
     /// The unit of `progress()`.
     pub unit: &'static str,
-    /// Threads of each group and groups; (1, 1) where single-threaded.
+    /// Number of threads in each group, and number of groups; (1, 1) if single-threaded.
     pub threads: (u32, u32),
     pub(crate) make: fn(&mut KernelSetup),
 }
 
-/// A program ready to run.
+/// A program that is ready to run.
 pub struct KernelProgram {
-    /// Its threads, in one address space, in the order of their groups.
+    /// The program's threads, in one address space, in the order of their groups.
     pub threads: Vec<Box<dyn AccessSource>>,
     /// Group of each thread; `None` for background threads.
     pub groups: Vec<Option<u32>>,
-    /// The same after `regroup_after`; as before where it is not asked for.
+    /// Groups after `regroup_after`; unchanged if that is not set.
     pub groups_later: Vec<Option<u32>>,
-    /// Everything the threads may touch besides code.
+    /// All memory that the threads may touch besides code.
     pub regions: Vec<Region>,
 }
 
-/// Threads of each group under these options.
+/// Returns the number of threads of each group under these options.
 pub(super) fn group_sizes(spec: &KernelSpec, options: &Options) -> Vec<u32> {
     if !options.group_sizes.is_empty() {
         return options.group_sizes.clone();
@@ -77,8 +77,8 @@ pub(super) fn group_sizes(spec: &KernelSpec, options: &Options) -> Vec<u32> {
     vec![options.threads.unwrap_or(spec.threads.0); groups as usize]
 }
 
-/// The group of a member after a change of phase: every other one moves on, so that the partition is another one. (If
-/// all did, the groups would only change their data.)
+/// Returns the group of a member after a change of phase: every other member moves on, so that the groups differ. (If
+/// all moved, the groups would only change their data.)
 pub(super) fn group_later(group: u32, place: u32, groups: u32) -> u32 {
     (group + place % 2) % groups
 }
@@ -90,30 +90,30 @@ pub enum RegionUsers {
     All,
     /// The threads of one group, and background threads.
     Group(u32),
-    /// One thread, by its place in the program's list.
+    /// One thread, by its position in the program's list.
     Thread(u32),
 }
 
-/// A stretch of the address space that a program declares it touches.
+/// A stretch of the address space that a program declares to touch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
     /// The content of the region.
     pub name: &'static str,
     /// Address of the first byte, a multiple of 4096.
     pub base: u64,
-    /// Whole lines of 64 bytes.
+    /// Size in bytes, a multiple of 64-byte lines.
     pub bytes: u64,
     /// The threads that may touch it.
     pub users: RegionUsers,
 }
 
 impl Region {
-    /// Is the address one of its bytes?
+    /// Is the address within the region?
     pub fn contains(&self, address: u64) -> bool {
         address >= self.base && address - self.base < self.bytes
     }
 
-    /// Address of element `index` of `size` bytes.
+    /// Returns the address of element `index`, for elements of `size` bytes.
     #[inline]
     pub(crate) fn element_address(&self, index: u64, size: u64) -> u64 {
         debug_assert!((index + 1) * size <= self.bytes, "{self:?}: element {index} of {size} bytes lies outside");
@@ -121,16 +121,16 @@ impl Region {
     }
 }
 
-/// One operation after the other of a program's algorithm.
+/// A program's algorithm, as a sequence of operations.
 pub(crate) trait WorkloadKernel: Send {
-    /// Emits the accesses of the next operation (up to about a thousand); says how it ends.
+    /// Emits the accesses of the next operation (up to about a thousand). Returns how the operation ends.
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd;
 
-    /// Work done, in the unit of the program's table row.
+    /// Returns the work done, in the unit of the program's table row.
     fn progress(&self) -> f64;
 }
 
-/// A kernel as a source: operations until a batch is full or the kernel leaves the processor.
+/// A kernel as a source: it runs operations until a batch is full or the kernel leaves the processor.
 struct EndlessSource<K> {
     kernel: K,
     out: AccessEmitter,
@@ -161,14 +161,14 @@ pub(crate) struct KernelSetup<'a> {
     pub spec: &'static KernelSpec,
     pub options: &'a Options,
     pub rng: Rng,
-    /// Threads of each group.
+    /// Number of threads of each group.
     pub sizes: Vec<u32>,
     footprint_bytes: u64,
     next_base: u64,
     program: KernelProgram,
 }
 
-/// Data starts within 64 GiB above this; regions go up from there.
+/// Data starts within 64 GiB above this address; regions follow upward.
 const DATA_BASE: u64 = 0x10_0000_0000;
 const PAGE_BYTES: u64 = 4096;
 
@@ -188,18 +188,18 @@ impl<'a> KernelSetup<'a> {
         self.program
     }
 
-    /// Threads that there will be, background threads included.
+    /// Returns the number of threads that there will be, including background threads.
     pub fn threads_total(&self) -> u64 {
         let grouped: u64 = self.sizes.iter().map(|&n| u64::from(n)).sum();
         grouped + u64::from(self.options.background_threads.unwrap_or(0))
     }
 
-    /// Bytes left for the program's data once every thread has its stack window.
+    /// Returns the bytes left for the program's data after every thread has its stack window.
     pub fn data_bytes(&self) -> u64 {
         self.footprint_bytes - self.threads_total() * STACK_BYTES
     }
 
-    /// Declares a region of whole lines, on a page of its own, some unused pages after the one before.
+    /// Declares a region of whole lines, on its own pages, several unused pages after the previous one.
     pub fn region(&mut self, name: &'static str, bytes: u64, users: RegionUsers) -> Region {
         let bytes = bytes.max(64).next_multiple_of(64);
         let base = self.next_base;
@@ -210,18 +210,18 @@ impl<'a> KernelSetup<'a> {
         region
     }
 
-    /// Threads added so far: the place of the next.
+    /// Returns the number of threads added so far, which is the position of the next.
     pub fn thread_count(&self) -> u32 {
         self.program.threads.len() as u32
     }
 
-    /// A program of one thread.
+    /// Adds a program of one thread.
     pub fn add_single_kernel<K: WorkloadKernel + 'static>(&mut self, new: fn(&mut Self) -> K) {
         let kernel = new(self);
         self.member(0, 0, kernel);
     }
 
-    /// Adds a thread of a group, at its place within it.
+    /// Adds a thread of a group, at its position within the group.
     pub fn member(&mut self, group: u32, place: u32, kernel: impl WorkloadKernel + 'static) {
         let later = match self.options.regroup_after {
             Some(_) => group_later(group, place, self.sizes.len() as u32),

@@ -2,8 +2,8 @@
 //!
 //! Method: equake multiplies a symmetric sparse matrix of 3x3 blocks with a displacement vector each time step (column
 //! index, block, gather, scatter), then integrates over plain vectors. soplex prices the columns of a linear program
-//! against the dual vector (column headers, then the nonzeros' index and value, gathering from the dense dual), and now
-//! and then solves with the factorised basis.
+//! against the dual vector (column headers, then the nonzeros' index and value, gathering from the dense dual), and
+//! occasionally solves with the factorized basis.
 
 use cachemate_core::BatchEnd;
 
@@ -47,13 +47,13 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
 ];
 
 const BLOCK_BYTES: u64 = 72;
-/// Nonzero blocks of a row: published mesh, about 13 (half stored, by symmetry).
+/// Number of nonzero blocks of a row: about 13 in the published mesh (half stored, by symmetry).
 const ROW_BLOCKS: u64 = 7;
 
 struct Earthquake {
     matrix: Region,
     columns: Region,
-    /// Displacements of three time levels, velocities, masses: three doubles a node each.
+    /// Displacements of three time levels, velocities, masses: three doubles per node each.
     vectors: Vec<Region>,
     nodes: u64,
     row: u64,
@@ -72,7 +72,7 @@ impl Earthquake {
         Earthquake { matrix, columns, vectors, nodes, row, integrating: false, salt, steps: 0 }
     }
 
-    /// Multiplies with one row, its transpose scattered as it goes.
+    /// Multiplies with one row, and scatters its transpose at the same time.
     fn product(&self, row: u64, out: &mut AccessEmitter) {
         let (source, target) = (self.vectors[0], self.vectors[1]);
         for word in 0..3 {
@@ -136,7 +136,7 @@ impl WorkloadKernel for Earthquake {
     }
 }
 
-/// Nonzeros of a column: 16-byte index and value pairs.
+/// Number of nonzeros of a column: 16-byte index and value pairs.
 const COLUMN_NONZEROS: u64 = 8;
 const COLUMN_BYTES: u64 = COLUMN_NONZEROS * 16;
 
@@ -157,7 +157,7 @@ struct LinearProgram {
 impl LinearProgram {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        // pds-50: 83 060 rows, 275 814 columns: about three columns to a row; factors take a tenth.
+        // pds-50 has 83 060 rows and 275 814 columns: about three columns per row; factors take a tenth.
         let factors = setup.region("basis factors", bytes / 10, RegionUsers::All);
         let count = (bytes - bytes / 10) / (COLUMN_BYTES + 32 + 3);
         let rows = (count * 3 / 8).max(8);
@@ -174,7 +174,7 @@ impl LinearProgram {
         let header = self.headers.element_address(column, 32);
         out.load(header);
         out.load(header + 8);
-        // Columns are ordered by commodity, as are the rows they meet.
+        // Columns are ordered by commodity, as are their rows.
         let base = (scale(self.salt, self.rows) + column * self.rows / self.count) % self.rows;
         for nonzero in 0..COLUMN_NONZEROS {
             let entry = self.columns.element_address(column, COLUMN_BYTES) + nonzero * 16;
@@ -200,7 +200,7 @@ impl LinearProgram {
     }
 }
 
-/// Columns priced and factor vectors read per simplex iteration.
+/// Number of columns priced and of factor vectors read per simplex iteration.
 const PRICED: u64 = 4096;
 const SOLVED: u64 = 1024;
 

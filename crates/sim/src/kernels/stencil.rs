@@ -1,9 +1,9 @@
 //! swim, mgrid, applu, apsi: sweeps of stencils over grids.
 //!
 //! Method: one engine runs a cycle of loop nests. A nest visits its points row by row; at each point it touches a fixed
-//! list of places, each a base address with a stride per dimension. So a coarse grid can be walked beside a fine one,
-//! and a point may hold a vector or a 5x5 block. Nests may repeat each plane, as solvers that iterate plane by plane
-//! do. The lists follow the programs' loops.
+//! list of places, each a base address with a stride per dimension. A coarse grid can thus be walked together with a
+//! fine one, and a point may hold a vector or a 5x5 block. Nests may repeat each plane, as solvers that iterate plane
+//! by plane do. The lists follow the programs' loops.
 
 use cachemate_core::BatchEnd;
 
@@ -78,7 +78,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
     },
 ];
 
-/// One place touched at every point of a nest.
+/// A place touched at every point of a nest.
 #[derive(Clone, Copy)]
 struct Touch {
     base: u64,
@@ -90,7 +90,7 @@ struct Touch {
 struct Nest {
     extent: [u64; 3],
     touches: Vec<Touch>,
-    /// Passes over each plane before the next.
+    /// Number of passes over each plane before the next.
     passes: u32,
     function: u32,
 }
@@ -113,7 +113,8 @@ impl Grid {
         [self.point_bytes, self.point_bytes * self.side[0], self.point_bytes * self.side[0] * self.side[1]]
     }
 
-    /// Word `word` of the point `shift` away, walked `step` points at a time; nests start one point inside the grid.
+    /// Returns word `word` of the point `shift` away, walked `step` points at a time; nests start one point inside the
+    /// grid.
     fn touch(&self, shift: [i64; 3], word: u64, step: u64, store: bool) -> Touch {
         let strides = self.strides();
         let mut base = self.region.base + word * 8;
@@ -132,7 +133,7 @@ impl Grid {
         self.touch([0; 3], 0, 1, true)
     }
 
-    /// Boundary conditions: every line of every face is set once a cycle.
+    /// Boundary conditions: every line of every face is set once per cycle.
     fn face_nests(&self) -> Vec<Nest> {
         let strides = self.strides();
         let mut nests = Vec::new();
@@ -149,7 +150,7 @@ impl Grid {
         nests
     }
 
-    /// Points that have all their neighbors.
+    /// Returns the number of points that have all their neighbors, by dimension.
     fn interior(&self) -> [u64; 3] {
         self.side.map(|side| side.max(3) - 2)
     }
@@ -158,7 +159,7 @@ impl Grid {
 struct Stencil {
     nests: Vec<Nest>,
     nest: usize,
-    /// Next point of the row, row, plane.
+    /// Next point of the row, the row, and the plane.
     at: [u64; 3],
     pass: u32,
     row: Vec<u64>,
@@ -166,13 +167,13 @@ struct Stencil {
 }
 
 impl Stencil {
-    /// Starts at a place in the first nest that the seed chooses: copies of a program are not in step.
+    /// Starts at a position in the first nest that the seed chooses, so that copies of a program are not in step.
     fn new(setup: &mut KernelSetup, nests: Vec<Nest>) -> Self {
         let at = nests[0].extent.map(|points| setup.rng.draw_below(points));
         Stencil { nests, nest: 0, at, pass: 0, row: Vec::new(), cycles: 0 }
     }
 
-    /// Moves to the row after the one just ended.
+    /// Moves to the row after the one that has just ended.
     fn next_row(&mut self, out: &mut AccessEmitter) {
         let nest = &self.nests[self.nest];
         self.at[0] = 0;
@@ -284,7 +285,7 @@ fn swim(setup: &mut KernelSetup) -> Stencil {
     Stencil::new(setup, nests)
 }
 
-/// The loads of a 27-point stencil as compiled: the sums along the row of the point before stay in registers.
+/// Returns the loads of a 27-point stencil as compiled: the sums along the row of the previous point stay in registers.
 fn touches_of_27_points(grid: &Grid, step: u64) -> Vec<Touch> {
     let mut touches = Vec::new();
     for dk in -1..=1 {
@@ -298,7 +299,7 @@ fn touches_of_27_points(grid: &Grid, step: u64) -> Vec<Touch> {
 }
 
 fn mgrid(setup: &mut KernelSetup) -> Stencil {
-    // u and r on all levels (8/7 of the finest), v on the finest only.
+    // u and r exist on all levels (8/7 of the finest), v on the finest only.
     let finest = cube_root(setup.data_bytes() * 7 / (23 * 8));
     let mut levels = Vec::new();
     let mut side = finest;
@@ -416,7 +417,7 @@ fn apsi(setup: &mut KernelSetup) -> Stencil {
         ];
         nests.push(Nest { extent: first.interior(), touches, passes: 12, function: solver });
     }
-    // The last fields are sources and boundary values, read once a step.
+    // The last fields are sources and boundary values, read once per step.
     let touches = fields.iter().map(|field| field.load(HERE)).chain([fields[0].store()]).collect();
     nests.push(Nest { extent: fields[0].interior(), touches, passes: 1, function: 5 });
     for grid in &fields {

@@ -1,4 +1,4 @@
-//! Putting a plan in force, and reading back what holds.
+//! Application of a plan, and read-back of the state in force.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ fn refused_item(change: &Change, why: &impl std::fmt::Display) -> RefusedItem {
 }
 
 impl SimMachine {
-    /// Makes the plan hold as far as it can.
+    /// Applies the plan as far as possible.
     pub(crate) fn apply_plan(&mut self, plan: &Plan) -> AppliedPlan {
         let derived = derive_changes(plan, &[], &self.state(), &self.topology, &self.capabilities);
         let outcomes = run(&derived.changes, |change| self.apply_change(change));
@@ -49,13 +49,13 @@ impl SimMachine {
         live.map(|task| (task, self.known[task.0 as usize].slot)).collect()
     }
 
-    /// The state in force, object by object.
+    /// Returns the state in force, object by object.
     fn state(&self) -> MachineState {
         let live = self.live_tasks();
         let all = self.topology.online();
         let task = |&(id, slot): &(TaskId, Slot)| {
             let (known, task) = (&self.known[id.0 as usize], self.system.dispatcher.task(slot));
-            // Class 0 of the hardware is everybody's.
+            // The hardware's class 0 is shared by all other tasks.
             let class = self.system.thread(slot).and_then(|thread| thread.class.checked_sub(1));
             TaskState {
                 task: id,
@@ -132,7 +132,7 @@ impl SimMachine {
         Ok(())
     }
 
-    /// Lets the operating system know of the gangs that run. Schedules that ran before keep their turn.
+    /// Passes the running gangs to the operating system. Schedules that ran before keep their turn.
     fn seat_gangs(&mut self) {
         let now = self.system.now();
         let rotation = |schedule: &GangSchedule| {
@@ -158,7 +158,7 @@ impl SimMachine {
         self.live_tasks().iter().any(|&(_, slot)| self.system.task(slot).process == process)
     }
 
-    /// Gives a class its ways in every cache that can be divided; all of them where the masks say nothing.
+    /// Gives a class its ways in every cache that can be partitioned; all ways if the masks do not name any.
     fn set_masks(&mut self, class: ServiceClassId, masks: &WayMasks) -> Result<(), RequestError> {
         for cache in &self.topology.caches {
             let described = self.spec.caches.iter().find(|described| described.level == cache.level);
@@ -170,7 +170,7 @@ impl SimMachine {
         Ok(())
     }
 
-    /// The state as the machine has it now.
+    /// Reads the state that the machine has now.
     pub(crate) fn read_back(&mut self) -> AppliedPlan {
         let all: CpuSet = (0..self.spec.cpus()).collect();
         let mut applied = AppliedPlan { penalties: self.penalties.clone(), ..AppliedPlan::default() };

@@ -1,4 +1,4 @@
-//! The abilities of the simulated machine, from its specification alone, as a host would survey them.
+//! The abilities of the simulated machine, from its specification alone, as a host survey would find them.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use cachemate_core::{Ability, Cache, Capabilities, MachineSpec, PartitionSupport
 
 use super::setup::NominalClock;
 
-/// Shorter windows and slices than this many cycles are all overhead.
+/// Smallest lengths of windows and slices, in cycles; shorter ones consist of overhead only.
 const SHORTEST_WINDOW_CYCLES: u64 = 10_000;
 const SHORTEST_SLICE_CYCLES: u64 = 1_000;
 
@@ -18,7 +18,7 @@ fn unsupported(why: &str) -> Support {
     Support::No { reason: why.to_string(), remedy: None }
 }
 
-/// Truthful capabilities of a machine.
+/// Returns the true capabilities of a machine.
 pub fn capabilities(spec: &MachineSpec, topology: &Topology, clock: NominalClock) -> Capabilities {
     let sampler = spec.counters.sampler;
     let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());

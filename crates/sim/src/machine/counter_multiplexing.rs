@@ -1,17 +1,17 @@
-//! Counters as a limited unit gives them: so many events at once, the others in turn.
+//! Counters as a limited unit provides them: a few events at once, the others in turn.
 //!
-//! Instructions and cycles are always counted (the papers' machines have own counters for them), and what the kernel
-//! counts itself costs no counter. All other events share what is left: groups of them take turns, and each reading
-//! says during which share of the task's time it counted. Every task has its own turns, which go on while it runs, as
-//! the kernel's do: with turns of the machine, a task that is on processor every other turn would never see half of the
-//! groups. The hardware below counts everything; this is where it is forgotten.
+//! Instructions and cycles are always counted (the papers' machines have dedicated counters for them), and events that
+//! the kernel counts itself use no counter. All other events share the remaining counters: groups of them take turns,
+//! and each reading states the share of the task's time during which it counted. Every task has its own turns, which
+//! advance while it runs, as in the kernel: with turns of the whole machine, a task that runs in every other turn would
+//! never count half of the groups. The simulated hardware counts everything; this module discards the rest.
 
 use cachemate_core::{CacheLevel, CounterEvent, EventCount, EventCounts, SamplerModel, StallCause};
 
 use crate::hw::{TaskCounters, events};
 use crate::os::queues::Slot;
 
-/// Which events are counted when.
+/// Rotation of the counted events.
 pub struct CounterMultiplexer {
     always: Vec<CounterEvent>,
     groups: Vec<Vec<CounterEvent>>,
@@ -21,17 +21,17 @@ pub struct CounterMultiplexer {
 #[derive(Clone, Default)]
 struct Meter {
     last: TaskCounters,
-    /// The group whose turn it is, and whether the task ran in it.
+    /// The active group, and whether the task ran during its turn.
     active: usize,
     ran: bool,
-    /// Counts in this window, by group and event: count, and cycles while the group was on.
+    /// Counts in this window by group and event, and the cycles for which the group was active.
     counts: Vec<Vec<u64>>,
     on_cycles: Vec<u64>,
     always: Vec<u64>,
     cycles: u64,
 }
 
-/// Only events of [`events`] are asked for.
+/// Only events of [`events`] are requested.
 const COUNTED: &str = "every event of the unit is one that tasks count";
 
 fn is_software_event(event: &CounterEvent) -> bool {
@@ -39,7 +39,8 @@ fn is_software_event(event: &CounterEvent) -> bool {
 }
 
 impl CounterMultiplexer {
-    /// `count` is the number of counters. Only an ideal unit knows which task caused a miss.
+    /// Builds the rotation. `count` is the number of counters. Only an ideal unit attributes a miss to the task that
+    /// caused it.
     pub fn new(levels: &[CacheLevel], count: u32, sampler: SamplerModel) -> Self {
         let known =
             |event: &CounterEvent| sampler == SamplerModel::Ideal || !matches!(event, CounterEvent::InterTaskMisses(_));
@@ -48,7 +49,7 @@ impl CounterMultiplexer {
             is_software_event(event) || matches!(event, CounterEvent::Instructions | CounterEvent::Cycles)
         };
         let (always, mut turns): (Vec<CounterEvent>, Vec<CounterEvent>) = all.into_iter().partition(fixed);
-        // References and misses of one level belong together: their ratio is what everybody wants.
+        // References and misses of one level belong together, because their ratio is what is needed.
         turns.sort_by_key(|event| match event {
             CounterEvent::References(level) => (0, *level as usize, 0),
             CounterEvent::Misses(level) => (0, *level as usize, 1),
@@ -62,7 +63,7 @@ impl CounterMultiplexer {
         CounterMultiplexer { always, groups, tasks: Vec::new() }
     }
 
-    /// Do groups take turns at all?
+    /// Do groups take turns?
     pub fn is_multiplexed(&self) -> bool {
         self.groups.len() > 1
     }
@@ -74,7 +75,7 @@ impl CounterMultiplexer {
         &mut self.tasks[slot]
     }
 
-    /// Books what the task did since the last call to the group that is on.
+    /// Adds the task's counts since the last call to the active group.
     pub fn read(&mut self, slot: Slot, now: TaskCounters) {
         let (always, groups, active) = (self.always.clone(), self.groups.len(), self.meter(slot).active);
         let active_events: Vec<CounterEvent> = self.groups.get(active).cloned().unwrap_or_default();
@@ -98,7 +99,7 @@ impl CounterMultiplexer {
         meter.last = now;
     }
 
-    /// The next group's turn, for every task that ran since the last one.
+    /// Activates the next group, for every task that has run since the last call.
     pub fn rotate_group(&mut self) {
         let groups = self.groups.len().max(1);
         for meter in self.tasks.iter_mut().filter(|meter| meter.ran) {
@@ -106,7 +107,7 @@ impl CounterMultiplexer {
         }
     }
 
-    /// The task's readings of this window, which ends here. Events whose group never was on are left out.
+    /// Returns the task's readings of this window, which ends here. Events whose group was never active are left out.
     pub fn take_counts(&mut self, slot: Slot) -> EventCounts {
         let (always, groups) = (self.always.clone(), self.groups.clone());
         let meter = self.meter(slot);
@@ -140,7 +141,7 @@ mod tests {
         counters
     }
 
-    /// Does a steady program read the same through turns of few counters as through enough of them?
+    /// Does a steady program give the same readings with turns of few counters as with enough counters?
     #[test]
     fn turns_are_scaled_back_by_their_share_and_enough_counters_need_none() {
         let levels = [CacheLevel::L1Data, CacheLevel::L2];
@@ -165,7 +166,7 @@ mod tests {
         }
     }
 
-    /// Does a task that runs every other turn only see every event all the same?
+    /// Does a task that runs only in every other turn still get every event counted?
     #[test]
     fn a_task_in_step_with_the_turns_sees_every_event() {
         let levels = [CacheLevel::L1Data, CacheLevel::L2];
@@ -181,7 +182,7 @@ mod tests {
         assert!((counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap() / 3500.0 - 1.0).abs() < 0.02);
     }
 
-    /// Is an event that was never counted in a window absent, and who-evicted-whom absent on a real unit?
+    /// Is an event that was never counted in a window missing, and are evictions by task missing on a real unit?
     #[test]
     fn what_was_not_counted_is_absent() {
         let mut counting = CounterMultiplexer::new(&[CacheLevel::L2], 3, SamplerModel::Tagged);

@@ -1,8 +1,8 @@
-//! The simulated machine behind `core::Machine`: policies cannot tell it from a host.
+//! The simulated machine behind `core::Machine`, which policies cannot distinguish from a host.
 //!
-//! A window runs the operating system until its time is over, a probe is answered, or tasks come or go; then everything
-//! that a host could have read is read. Times in nanoseconds are nominal (the run's one time scale is taken out of
-//! them), counts and cycles are those of the simulated machine.
+//! A window runs the operating system until its time is over, a probe is answered, or tasks arrive or exit; then
+//! everything that a host could have read is read. Times in nanoseconds are nominal (the run's time scale is divided
+//! out), counts and cycles are those of the simulated machine.
 
 mod apply;
 mod capabilities;
@@ -43,25 +43,25 @@ use crate::os::queues::Slot;
 use crate::os::schedulers::{SchedulerTimes, scheduler};
 use crate::os::system::{OsCosts, System, SystemEvent};
 
-/// Counters that take turns are switched at this nominal interval, as a kernel's timer does.
+/// Multiplexed counters are switched at this nominal interval, as by a kernel's timer.
 pub const COUNTER_TURN_NS: u64 = 4_000_000;
 const PAGE_MOVE_BURST_NS: u64 = 100_000;
 const TOUCH_WATCH_NS: u64 = 10_000_000;
-/// The process of the machine's own probe threads; programs come after it.
+/// The process of the machine's own probe threads; programs follow it.
 const PROBE_PROCESS: usize = 0;
 
-/// A task as the outside knows it.
+/// A task as seen from outside the machine.
 pub(crate) struct SimTask {
     pub slot: Slot,
     pub program: usize,
     pub name: String,
     pub goal: Option<Goal>,
     pub fixed: bool,
-    /// As in the last observation: on each CPU, waiting, progress.
+    /// Values of the last observation: cycles on each CPU, waiting, progress.
     pub seen_on_cpu_cycles: Vec<u64>,
     pub seen_wait_cycles: u64,
     pub seen_progress: f64,
-    /// Its end has been reported.
+    /// Whether the task's exit has been reported.
     pub reported_exit: bool,
 }
 
@@ -69,10 +69,10 @@ pub(crate) struct RunningProgram {
     pub program: SimProgram,
     pub arrives_cycle: Option<u64>,
     pub runs: u32,
-    /// Threads of the present run that have not ended.
+    /// Number of threads of the present run that have not ended.
     pub alive: u32,
     pub completions: u32,
-    /// The completions in the warm-up.
+    /// Number of completions during the warm-up.
     pub completions_before: u32,
 }
 
@@ -92,28 +92,30 @@ pub struct SimMachine {
     segments: BTreeMap<u32, usize>,
     pub(crate) plan: Plan,
     pub(crate) penalties: Vec<CoRunPenalty>,
-    /// Ascending by their CPUs.
+    /// In ascending order of their CPUs.
     pub(crate) gangs: Vec<GangSchedule>,
     /// Way masks of classes of service; all other tasks are in the hardware's class 0, which has all ways.
     pub(crate) classes: BTreeMap<ServiceClassId, WayMasks>,
     ends: Option<RunLimit>,
-    /// Ends the warm-up; `None` once that is over.
+    /// End of the warm-up; `None` after it.
     warms_up: Option<RunLimit>,
     pub(crate) baseline: Baseline,
     over: bool,
     next_counter_turn: u64,
-    /// Scaled.
+    /// In scaled cycles.
     counter_turn_cycles: u64,
     windows: u64,
     pub(crate) places: observe::LastSharedCounts,
     probes: Vec<probes::ActiveProbe>,
-    /// The probe that holds CPUs for itself.
+    /// The probe that has CPUs to itself.
     holder: Option<ProbeId>,
     stop: Arc<AtomicBool>,
     trail: Option<progress_log::ProgressLog>,
 }
 
 impl SimMachine {
+    /// Builds a machine with these programs.
+    ///
     /// # Errors
     /// The first field that makes the machine impossible.
     pub fn new(spec: &MachineSpec, options: &SimOptions, programs: Vec<SimProgram>) -> Result<Self, MachineSpecError> {
@@ -192,25 +194,26 @@ impl SimMachine {
         Ok(machine)
     }
 
-    /// Set to true from anywhere, the run ends after the window that is running, with what was measured.
+    /// Returns a flag that ends the run when it is set to true: the run ends after the current window, with the results
+    /// so far.
     pub fn stop_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.stop)
     }
-    /// Simulated cycles so far.
+    /// Returns the number of simulated cycles so far.
     pub fn now_cycles(&self) -> u64 {
         self.system.now()
     }
-    /// How this run's cycles and nominal times convert.
+    /// Returns the conversions between this run's cycles and nominal times.
     pub fn clock(&self) -> NominalClock {
         self.clock
     }
 
-    /// The next observation ends after this, unless a plan says otherwise.
+    /// Sets the length of the next observation's window, unless a plan sets another.
     pub fn set_first_window(&mut self, window: WindowLength) {
         self.plan.window = window;
     }
 
-    /// Starts the programs that are due; true if any did.
+    /// Starts the programs that are due. Returns whether any started.
     fn admit_arrivals(&mut self) -> bool {
         let now = self.system.now();
         let due: Vec<usize> = (0..self.programs.len())
@@ -259,7 +262,7 @@ impl SimMachine {
         }
     }
 
-    /// A thread of a program ended: when it was the last one, the program may start again.
+    /// Records that a thread of a program has ended. If it was the last one, the program may start again.
     fn record_exit(&mut self, slot: Slot) {
         let Some(task) = self.task_of_slot.get(&slot) else { return };
         let running = &mut self.programs[self.known[task.0 as usize].program];
@@ -279,14 +282,14 @@ impl SimMachine {
         }
     }
 
-    /// Is the length asked for reached, or nothing left to run?
+    /// Has the run reached its length, or is nothing left to run?
     fn is_over(&self) -> bool {
         let reached = self.warms_up.is_none() && self.ends.is_some_and(|length| self.has_reached(length));
         let nothing_left = self.programs.iter().all(|program| program.alive == 0 && program.arrives_cycle.is_none());
         reached || nothing_left || self.work_is_done() || self.stop.load(Ordering::Relaxed)
     }
 
-    /// Whether the length has passed since the start of the measured part, or of the run while it warms up.
+    /// Has the length passed since the start of the measured part, or of the run during the warm-up?
     fn has_reached(&self, length: RunLimit) -> bool {
         match length {
             RunLimit::Cycles(_) | RunLimit::Ns(_) => self.system.now() >= self.cycle_of(length),
@@ -297,7 +300,7 @@ impl SimMachine {
         }
     }
 
-    /// When a length is reached for certain; never, where it is not a time.
+    /// Returns the cycle at which a length is certainly reached; never if it is not a time.
     fn cycle_of(&self, length: RunLimit) -> u64 {
         match length {
             RunLimit::Cycles(cycles) => self.baseline.cycle + cycles,
@@ -313,12 +316,12 @@ impl SimMachine {
             .sum()
     }
 
-    /// The cycle at which the warm-up or the run is over for certain.
+    /// Returns the cycle at which the warm-up or the run is certainly over.
     fn end_cycle(&self) -> u64 {
         self.warms_up.or(self.ends).map_or(u64::MAX, |length| self.cycle_of(length))
     }
 
-    /// Runs one window; how it ended.
+    /// Runs one window, and returns the reason for its end.
     fn run_window(&mut self) -> Result<WindowEnd, MachineError> {
         let window_end = self.system.now().saturating_add(self.window_cycles());
         loop {
@@ -389,7 +392,7 @@ impl SimMachine {
     pub(crate) fn ticks_per_cycle(&self) -> u64 {
         self.system.hw.ticks_per_cycle()
     }
-    /// Counters of a cache that the topology names.
+    /// Returns the counters of a cache of the topology.
     pub(crate) fn cache_counters(&self, cache: CacheId) -> CacheCounters {
         self.system.hw.cache_counters(cache)
     }
@@ -400,7 +403,7 @@ impl SimMachine {
         MachineError(format!("machine '{machine}': the programs need more than its memory.size_bytes = {bytes}"))
     }
 
-    /// The outside's number of a program's process.
+    /// Returns the number by which a program's process is known outside.
     pub(crate) fn process_id(&self, process: usize) -> cachemate_core::ProcessId {
         cachemate_core::ProcessId((process - PROBE_PROCESS - 1) as u32)
     }

@@ -1,4 +1,4 @@
-//! Reading everything at the end of a window.
+//! Observation of the whole state at the end of a window.
 
 use cachemate_core::{
     CacheId, CounterEvent, CounterScope, CpuId, EventCount, EventCounts, Observation, TaskId, TaskSample, TimeSpan,
@@ -9,7 +9,7 @@ use super::SimMachine;
 use crate::hw::{CacheCounters, CpuCounters, MemoryCounters};
 use crate::os::queues::RunState;
 
-/// Shared counters as of the last observation.
+/// Shared counters at the last observation.
 #[derive(Default)]
 pub struct LastSharedCounts {
     caches: Vec<CacheCounters>,
@@ -97,7 +97,7 @@ impl SimMachine {
         }
     }
 
-    /// The counts of caches, memory controllers and CPUs in the window.
+    /// Returns the counts of caches, memory controllers and CPUs in the window.
     fn scope_counts(&mut self) -> Vec<(CounterScope, EventCounts)> {
         let now = LastSharedCounts {
             caches: self.topology.caches.iter().map(|cache| self.cache_counters(cache.id)).collect(),

@@ -1,13 +1,13 @@
-//! How far every task was, at regular moments of the run.
+//! The progress of every task, at regular moments of the run.
 //!
-//! Problem: programs have phases, so that two runs over equally many cycles see different parts of a slower program, and
-//! comparing their speeds compares phases. Method: instructions and misses of every task are noted at a fixed interval;
-//! whoever compares asks when a task had run so many instructions, between two notes by a straight line. Properties: a
-//! reading of the books, which no policy sees and which costs no simulated time.
+//! Problem: programs have phases, so over equally many cycles, two runs see different parts of a slower program, and
+//! comparing their speeds compares phases. Method: instructions and misses of every task are recorded at a fixed
+//! interval; a comparison asks when a task had run a given number of instructions, and interpolates linearly between
+//! two records. Properties: the records are invisible to policies and cost no simulated time.
 
 use super::SimMachine;
 
-/// One task at one moment, since its start.
+/// Counts of one task since its start, at one moment.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TaskProgress {
     /// Instructions issued.
@@ -16,16 +16,16 @@ pub struct TaskProgress {
     pub misses: u64,
     /// Cycles on a processor.
     pub on_cpu_cycles: u64,
-    /// The cycles of these in which it waited for data from beyond the first level.
+    /// The part of these cycles in which the task waited for data from beyond the first level.
     pub data_stall_cycles: f64,
 }
 
-/// All tasks at one moment, by task number.
+/// Counts of all tasks at one moment, by task number.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProgressSample {
-    /// When it was noted, since the start of the run.
+    /// Cycle of the record, since the start of the run.
     pub cycle: u64,
-    /// Tasks that had arrived by then.
+    /// Tasks that had arrived by that cycle.
     pub tasks: Vec<TaskProgress>,
 }
 
@@ -33,21 +33,22 @@ pub(crate) struct ProgressLog {
     every_cycles: u64,
     next_cycle: u64,
     steps: Vec<ProgressSample>,
-    /// Instructions of each task at which the run is over.
+    /// Number of instructions of each task at which the run is over.
     until_instructions: Vec<u64>,
     done: bool,
 }
 
 impl SimMachine {
-    /// Notes how far every task is every `every_cycles` (1 or more) from now on, and ends the run as soon as each of the
-    /// first `until_instructions.len()` tasks has run so many instructions; without any, only the run's length ends it.
+    /// Records the progress of every task each `every_cycles` (1 or more) from now on, and ends the run as soon as each
+    /// of the first `until_instructions.len()` tasks has run its number of instructions; if there are none, only the
+    /// run's length ends it.
     pub fn log_progress(&mut self, every_cycles: u64, until_instructions: Vec<u64>) {
         let (every_cycles, next_cycle) = (every_cycles.max(1), self.now_cycles());
         self.trail = Some(ProgressLog { every_cycles, next_cycle, steps: Vec::new(), until_instructions, done: false });
         self.take_step();
     }
 
-    /// The recorded samples in order of time; empty without [`SimMachine::log_progress`].
+    /// Returns the recorded samples in order of time; empty without [`SimMachine::log_progress`].
     pub fn progress_samples(&self) -> &[ProgressSample] {
         self.trail.as_ref().map_or(&[], |trail| &trail.steps)
     }
@@ -99,7 +100,7 @@ mod tests {
         SimMachine::new(&crate::machine::tests::spec(), &options, vec![program("twolf"), program("gamess")]).unwrap()
     }
 
-    /// Does the trail rise to what the books say at the end, and does keeping it change nothing?
+    /// Do the records rise to the final counts, and does recording change nothing?
     #[test]
     fn a_trail_ends_where_the_books_do_and_changes_nothing() {
         let without = run_alone(&mut machine(1_000_000)).unwrap();

@@ -5,32 +5,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::os::schedulers::SchedulerKind;
 
-/// Choices that belong to the run, not to the machine.
+/// Options of the run, as opposed to the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SimOptions {
-    /// Frames, caches with random replacement, and jitter come from it.
+    /// Seed of frames, of caches with random replacement, and of jitter.
     pub seed: u64,
-    /// The one time scale (1 = as published): windows, slices, and the operating system's and interrupts' costs that a
-    /// plan or the machine's specification names are divided by it. Entries of a trace and samples are not: each costs
-    /// an interrupt, so with its cost scaled so many of them take the published share of the time. Times that the
-    /// machine reports in nanoseconds are multiplied by it again, so that a policy sees the published scale; counts and
-    /// cycles are reported as they are.
+    /// The one time scale (1 = as published). Windows, slices, and the costs of the operating system and of interrupts
+    /// that a plan or the machine's specification names are divided by it. Entries of a trace and samples are not: each
+    /// costs an interrupt, so with its cost scaled, this number of them takes the published share of the time. Times
+    /// that the machine reports in nanoseconds are multiplied by the scale again, so that a policy sees the published
+    /// scale; counts and cycles are reported as they are.
     pub scale: u64,
-    /// Decides wherever a plan says nothing.
+    /// The default scheduler, which decides wherever a plan does not.
     pub scheduler: SchedulerKind,
-    /// False switches every hardware prefetcher off.
+    /// Whether hardware prefetchers are enabled.
     pub prefetch: bool,
-    /// True: programs begin with their memory resident, as they have it after minutes. The first touch of a page takes no
-    /// fault, and the first miss on a line counts as one on a line that its thread had before.
+    /// Whether programs begin with their memory resident, as after minutes of running. The first touch of a page then
+    /// takes no fault, and the first miss on a line counts as one on a line that its thread had before.
     #[serde(default)]
     pub is_resident: bool,
-    /// Largest order of the pieces that free memory is in: 10 = an aged buddy allocator, 0 = every frame on its own.
+    /// Largest order of the pieces of free memory: 10 is an aged buddy allocator, 0 makes every frame separate.
     pub max_piece_order: u32,
-    /// Published cost of a switch of the counters on a CPU if events are multiplexed; 0 if they are not read.
+    /// Published cost of switching the counters on a CPU if events are multiplexed; 0 if they are not read.
     pub counter_turn_cycles: u64,
-    /// Before the measured part.
+    /// Length of the run before the measured part.
     pub warm_up: Option<RunLimit>,
-    /// Length of the measured part; `None` = until nothing is left to run.
+    /// Length of the measured part; `None` means until nothing is left to run.
     pub ends: Option<RunLimit>,
 }
 
@@ -50,24 +50,24 @@ impl Default for SimOptions {
     }
 }
 
-/// When a run is over; not scaled.
+/// The limit of a run; not scaled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunLimit {
-    /// Simulated cycles.
+    /// A number of simulated cycles.
     Cycles(u64),
-    /// Simulated nanoseconds.
+    /// A number of simulated nanoseconds.
     Ns(u64),
-    /// Instructions of all programs together.
+    /// A number of instructions of all programs together.
     Instructions(u64),
-    /// The run lasts until every program has ended this often.
+    /// A number of completions that every program must reach.
     Completions(u32),
 }
 
-/// Builds the threads of a program's `n`th run (0 first).
+/// Builds the threads of a program's `n`th run (from 0).
 pub type Maker = Box<dyn FnMut(u32) -> Vec<Box<dyn AccessSource>> + Send>;
 
-/// Memory that several programs map at the same virtual place.
+/// Memory that several programs map at the same virtual address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SharedMemory {
     /// Programs that name the same number share it.
@@ -80,24 +80,24 @@ pub struct SharedMemory {
 
 /// One process and its threads.
 pub struct SimProgram {
-    /// Name of its tasks; several programs may have the same.
+    /// Name of the program's tasks; several programs may have the same name.
     pub name: String,
     /// Called for every run of the program.
     pub maker: Maker,
-    /// Simulated time, not scaled.
+    /// Start in simulated time, not scaled.
     pub start_ns: u64,
-    /// Starts again when all its threads have ended.
+    /// Whether the program starts again when all its threads have ended.
     pub restart: bool,
-    /// Pinned there by its owner: no policy may move it.
+    /// CPUs to which the owner has pinned the program, so that no policy may move it.
     pub pinned: Option<CpuSet>,
     /// The owner's goal; `None` if there is none.
     pub goal: Option<Goal>,
-    /// Segments of its address space that it does not have for itself.
+    /// Segments of the address space that the program shares with others.
     pub shared: Vec<SharedMemory>,
 }
 
 impl SimProgram {
-    /// Starts at once, runs anywhere.
+    /// Builds a program that starts at once and may run on any CPU.
     pub fn new(name: impl Into<String>, maker: Maker) -> Self {
         let name = name.into();
         SimProgram { name, maker, start_ns: 0, restart: false, pinned: None, goal: None, shared: Vec::new() }
@@ -114,24 +114,25 @@ pub struct NominalClock {
 }
 
 impl NominalClock {
-    /// A scale of 0 counts as 1.
+    /// Builds the conversions; a scale of 0 counts as 1.
     pub fn new(spec: &MachineSpec, scale: u64) -> Self {
         NominalClock { hertz: spec.hertz, scale: scale.max(1) }
     }
-    /// Nominal nanoseconds of so many simulated cycles.
+    /// Returns the nominal nanoseconds of these simulated cycles.
     pub fn nominal_ns(&self, cycles: u64) -> u64 {
         (u128::from(cycles) * 1_000_000_000 * u128::from(self.scale) / u128::from(self.hertz)) as u64
     }
-    /// Simulated cycles of so many nominal nanoseconds, at least one.
+    /// Returns the simulated cycles of these nominal nanoseconds, at least one.
     pub fn cycles(&self, nominal_ns: u64) -> u64 {
         let cycles = u128::from(nominal_ns) * u128::from(self.hertz) / 1_000_000_000 / u128::from(self.scale);
         cycles.clamp(1, u128::from(u64::MAX / 4)) as u64
     }
-    /// Simulated cycles of unscaled time.
+    /// Returns the simulated cycles of unscaled time.
     pub fn unscaled_cycles(&self, ns: u64) -> u64 {
         (u128::from(ns) * u128::from(self.hertz) / 1_000_000_000) as u64
     }
-    /// A cost or count that the specification or a plan names, at the run's scale: at least one, unless it was none.
+    /// Returns a cost or count that the specification or a plan names, at the run's scale: at least one, unless it was
+    /// zero.
     pub fn scale(&self, amount: u64) -> u64 {
         amount.div_ceil(self.scale)
     }

@@ -1,4 +1,4 @@
-//! Probes that sit on a task's thread in the hardware: traces, samples, reuses, super sets.
+//! Probes attached to a task's thread in the hardware: traces, samples, reuses, super sets.
 
 use cachemate_core::{
     AddressKind, CacheLevel, CpuId, ProbeEvidence, ProbeKind, ProcessId, RefusalReason, ReuseSample, SamplerModel,
@@ -10,7 +10,7 @@ use super::ProbeRefusal;
 use crate::hw::{ActivityProbe, SampleProbe, TaskCounters, TraceProbe, WatchProbe};
 use crate::os::queues::Slot;
 
-/// Between two watched locations, on average, before scaling.
+/// Mean number of accesses between two watched locations, before scaling.
 const WATCH_ONE_IN: u64 = 1_000;
 
 enum AttachedKind {
@@ -27,7 +27,7 @@ enum AttachedKind {
         taken: u32,
         events: u64,
     },
-    /// `all_set`: when the last location was set.
+    /// `all_set` is the cycle at which the last location was set.
     Reuses {
         locations: u32,
         all_set: Option<u64>,
@@ -59,7 +59,7 @@ impl AttachedProbe {
                 (AttachedKind::Trace { entries: (*entries).max(1), code: *code, before }, vec![slot])
             }
             ProbeKind::AccessSamples { processes, sample_period: one_in, remote_only, max_samples: at_most } => {
-                // Not scaled: each sample's cost is, and a round's share of the time must come out once.
+                // Not scaled: the cost of each sample is scaled, and a round's share of the time must appear once only.
                 let at_most = (*at_most).max(1);
                 let (processes, one_in, remote_only) = (processes.clone(), (*one_in).max(1), *remote_only);
                 (AttachedKind::Samples { processes, one_in, remote_only, at_most, taken: 0, events: 0 }, Vec::new())
@@ -90,7 +90,7 @@ impl AttachedProbe {
 
     fn attach(&mut self, slot: Slot, machine: &mut SimMachine) -> Result<(), ProbeRefusal> {
         let one_in = machine.clock.scale(WATCH_ONE_IN) as u32;
-        // The models are of the last level, so its lines are watched.
+        // The models describe the last level, so its lines are watched.
         let of_level = |level: CacheLevel| machine.spec.caches.iter().find(|cache| cache.level == level);
         let last = machine.spec.last_level();
         let doublings = |first: CacheLevel| {
@@ -129,7 +129,7 @@ impl AttachedProbe {
         Ok(())
     }
 
-    /// A look at whether everything is in.
+    /// Checks whether all results are present.
     pub fn poll(&mut self, machine: &mut SimMachine) -> bool {
         self.attach_newcomers(machine);
         let slots = &self.slots;
@@ -149,7 +149,7 @@ impl AttachedProbe {
                 let now = machine.system.now();
                 let Some(watch) = slots.first().and_then(|&slot| probes(slot)?.watch.as_ref()) else { return true };
                 if watch.begun >= *locations {
-                    // A location not seen again for as long as it took to set them all is given up.
+                    // A location that is not touched again for as long as it took to set all of them is abandoned.
                     let patience = all_set.get_or_insert(now).saturating_sub(self.begun);
                     return all_exited || watch.open.is_empty() || now >= all_set.unwrap_or(now) + patience;
                 }
@@ -159,7 +159,7 @@ impl AttachedProbe {
         }
     }
 
-    /// Threads that came after the probe began.
+    /// Attaches the probe to threads that arrived after the probe began.
     fn attach_newcomers(&mut self, machine: &mut SimMachine) {
         let AttachedKind::Samples { processes, .. } = &self.kind else { return };
         let indices: Vec<usize> = processes.iter().map(|process| machine.process_index(*process)).collect();
@@ -171,12 +171,12 @@ impl AttachedProbe {
             .filter(|&slot| machine.system.task(slot).exited_cycle.is_none())
             .collect();
         for slot in new {
-            // One that another probe samples already is left to it.
+            // A thread that another probe already samples is left to that probe.
             let _ = self.attach(slot, machine);
         }
     }
 
-    /// Traces and samples interrupt; watches are looked at from time to time.
+    /// Returns the cycle of the next check. Traces and samples raise interrupts; watches are polled.
     pub fn next_due(&self) -> u64 {
         u64::MAX
     }
@@ -190,7 +190,7 @@ impl AttachedProbe {
         self.slots.iter().zip(&self.ticks_before).map(cost).collect()
     }
 
-    /// The evidence at the end of a window.
+    /// Returns the evidence at the end of a window.
     pub fn take_evidence(&mut self, machine: &mut SimMachine, complete: bool) -> Vec<ProbeEvidence> {
         match &self.kind {
             AttachedKind::Trace { .. } if complete => self.take_trace(machine).into_iter().collect(),
@@ -301,7 +301,8 @@ impl AttachedProbe {
     }
 }
 
-/// Super sets by low set bits (AV indexes them so; its other passage, contiguous ranges, is the probe's other form).
+/// Builds a probe of super sets by low set bits (one passage of AV indexes them so; the other form, contiguous ranges,
+/// follows another passage).
 fn activity_probe(level: CacheLevel, super_sets: u32) -> ActivityProbe {
     ActivityProbe {
         level,

@@ -1,10 +1,10 @@
 //! Measured co-runs: CASC's rows (4.2.2.1) and its secondary measurement (4.2.2.2), among others.
 //!
-//! An interval begins when exactly the wanted tasks are on processor below the cache, after the settling time, and ends
-//! when any of them leaves, when enough is collected, or with the window. With `boost` the machine brings each row
+//! An interval begins when exactly the wanted tasks are on processors below the cache, after the settling time. It ends
+//! when any of them leaves, when enough is collected, or with the window. With `boost`, the machine brings each row
 //! together in turn. Each of its tasks gets a CPU, regardless of its affinity in the plan: a plan that has just put the
 //! intensive tasks on one CPU must not end the measurement. The other CPUs of the cache idle. This is stronger than
-//! CASC's raised priorities, which wait for rows to occur; without `boost` the machine waits as well.
+//! CASC's raised priorities, which wait for rows to occur; without `boost`, the machine waits as well.
 
 use cachemate_core::{
     CacheId, CacheLevel, CounterEvent, CpuSet, EventCounts, ProbeEvidence, ProbeId, ProbeKind, RefusalReason,
@@ -25,7 +25,7 @@ struct CoRunRow {
     given_up: bool,
 }
 
-/// An interval that is running.
+/// An interval in progress.
 struct OpenInterval {
     members: Vec<Slot>,
     row: usize,
@@ -38,7 +38,7 @@ pub(super) struct CoRunProbe {
     cache: CacheId,
     cpus: CpuSet,
     level: CacheLevel,
-    /// Beside: one row, of the task; peers change.
+    /// For a probe beside a task: one row, that of the task; its peers change.
     rows: Vec<CoRunRow>,
     peers: Option<Vec<Slot>>,
     total: u64,
@@ -123,7 +123,7 @@ impl CoRunProbe {
         })
     }
 
-    /// Looks at who is on; true when every row has enough.
+    /// Checks which tasks are running. Returns true when every row has enough.
     pub fn poll(&mut self, machine: &mut SimMachine) -> bool {
         let now = machine.system.now();
         for row in &mut self.rows {
@@ -201,7 +201,7 @@ impl CoRunProbe {
         });
     }
 
-    /// With `boost`: the next unfinished row gets its CPUs once no other probe holds CPUs.
+    /// With `boost`, gives the next unfinished row its CPUs once no other probe holds CPUs.
     fn seat_next_row(&mut self, machine: &mut SimMachine) {
         if !self.boost || machine.holder.is_some_and(|holder| holder != self.id) {
             return;
@@ -220,7 +220,7 @@ impl CoRunProbe {
         machine.system.set_hold(hold);
     }
 
-    /// The intervals of the window that ends; the running one is cut there and goes on.
+    /// Returns the intervals of the ending window; the current one is cut there and continues.
     pub fn take_evidence(&mut self, machine: &mut SimMachine) -> Option<ProbeEvidence> {
         let cut = self.open.as_ref().filter(|open| open.begun.is_some());
         if let Some((members, row)) = cut.map(|open| (open.members.clone(), open.row)) {

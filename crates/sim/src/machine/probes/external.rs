@@ -1,4 +1,4 @@
-//! Looking from outside, as where there is no PMU: a neighbor beside a task, a line between two CPUs.
+//! Measurements from outside, as on a host without a PMU: a neighbor beside a task, a line between two CPUs.
 
 use cachemate_core::{CpuId, CpuSet, Neighbor, ProbeEvidence, ProbeId, ProbeKind, RefusalReason, TaskId};
 
@@ -9,13 +9,13 @@ use crate::os::gangs::assign_seats;
 use crate::os::queues::Slot;
 use crate::os::system::SeatHold;
 
-/// Longest phase of a neighbor's measurement, in nominal time; a shorter budget makes phases shorter.
+/// Longest phase of a measurement with a neighbor, in nominal time; a smaller budget shortens the phases.
 const PHASE_NS: u64 = 10_000_000;
-/// A phase of ping-pong, in cycles: some two hundred rounds.
+/// Length of a phase of ping-pong in cycles, which is about two hundred rounds.
 const PING_PONG_CYCLES: u64 = 400_000;
-/// Instructions between two turns of a ping-pong thread: long enough for the other to have had its own.
+/// Instructions between two turns of a ping-pong thread: enough for the other thread to have its own turn.
 const PING_PONG_APART: u64 = 1_000;
-/// Enough to be a stream in any cache.
+/// Large enough to be a stream in any cache.
 const STREAM_BYTES: u64 = 64 << 20;
 const LINE_BYTES: u64 = 64;
 
@@ -24,11 +24,11 @@ enum ExternalProbeKind {
     PingPong { cpus: (CpuId, CpuId) },
 }
 
-/// The threads that run during a phase: the measured task, the machine's own threads.
+/// The threads that run during a phase: the measured task, and the machine's own threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct MeasurementPhase {
     task: bool,
-    /// Which of the machine's own threads: from, to.
+    /// Range of the machine's own threads: from, to.
     own: Option<(usize, usize)>,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct ExternalProbe {
     phases: Vec<MeasurementPhase>,
     phase: usize,
     phase_cycles: u64,
-    /// Half of each phase warms up; then counting begins.
+    /// Whether the first half of the phase, which warms up, is over, so that counting has begun.
     half: bool,
     due: u64,
     begun: Option<u64>,
@@ -65,7 +65,7 @@ impl ExternalProbe {
                     return Err((RefusalReason::NotSupported, "two different CPUs of this machine are needed".into()));
                 }
                 let held: CpuSet = [cpus.0.0, cpus.1.0].into_iter().collect();
-                // Two threads on one line, then two on a line each: the difference is what carrying it over takes.
+                // First both threads use one line, then a line each: the difference is the time to transfer the line.
                 let line = |at: u64| (base + at * LINE_BYTES, InjectedPattern::OneLine { apart: PING_PONG_APART });
                 let sources = vec![line(0), line(0), line(2), line(4)];
                 let phases = vec![
@@ -193,7 +193,7 @@ impl ExternalProbe {
         self.due = machine.system.now() + self.phase_cycles / 2;
     }
 
-    /// The task's instructions, the own threads' accesses.
+    /// Returns the task's instructions, and the own threads' accesses.
     fn measured_work(&self, machine: &SimMachine) -> (f64, f64) {
         let task = match self.kind {
             ExternalProbeKind::Neighbor { slot, .. } => machine.system.counters(slot).instructions as f64,
@@ -204,7 +204,7 @@ impl ExternalProbe {
     }
 
     pub fn take_evidence(&mut self, complete: bool) -> Option<ProbeEvidence> {
-        // Own threads that got nowhere measured nothing.
+        // Own threads that made no progress measured nothing.
         let own_moved = |(phase, rates): (&MeasurementPhase, &(f64, f64))| phase.own.is_none() || rates.1 > 0.0;
         if !complete || self.rates.len() < self.phases.len() || !self.phases.iter().zip(&self.rates).all(own_moved) {
             return None;
@@ -212,7 +212,7 @@ impl ExternalProbe {
         let each_ns = |rate: f64| 1.0 / rate;
         Some(match self.kind {
             ExternalProbeKind::PingPong { cpus } => {
-                // Both threads carry the line over once per turn of their own: a round is two of those.
+                // Each thread transfers the line once per turn, so a round consists of two turns.
                 let turn_ns = |phase: usize| each_ns(self.rates[phase].1 / 2.0);
                 ProbeEvidence::PingPong { cpus, round_trip_ns: 2.0 * (turn_ns(0) - turn_ns(1)) }
             }
@@ -235,7 +235,7 @@ impl ExternalProbe {
     }
 }
 
-/// The CPUs below the last-level cache that the task uses: two at least are needed.
+/// Returns the CPUs below the last-level cache that the task uses; at least two are needed.
 fn sharing_cpus(slot: Slot, machine: &SimMachine) -> Result<CpuSet, ProbeRefusal> {
     let state = machine.system.dispatcher.task(slot);
     let cpu = state.last_cpu.or_else(|| state.allowed.first()).unwrap_or(0);
@@ -246,7 +246,8 @@ fn sharing_cpus(slot: Slot, machine: &SimMachine) -> Result<CpuSet, ProbeRefusal
     }
 }
 
-/// An own thread goes to another core than the task where one is free: contexts of one core share more than the cache.
+/// Moves an own thread to another core than the task's if one is free, because contexts of one core share more than the
+/// cache.
 fn separate_seats(seats: &mut [(u32, Slot)], own: &[Slot], machine: &SimMachine, held: &CpuSet) {
     let core = |cpu: u32| machine.topology.cpus[cpu as usize].core;
     let Some(task_cpu) = seats.iter().find(|(_, slot)| !own.contains(slot)).map(|&(cpu, _)| cpu) else { return };

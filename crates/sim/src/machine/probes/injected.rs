@@ -1,17 +1,17 @@
-//! The machine's own threads for looking from outside.
+//! The machine's own threads for measurements from outside.
 
 use cachemate_core::{Access, AccessSource, BatchEnd};
 
 const LINE_BYTES: u64 = 64;
 const BATCH: usize = 64;
 
-/// Every `progress` is one access.
+/// Patterns of accesses; each unit of `progress` is one access.
 pub(super) enum InjectedPattern {
-    /// Dependent loads over all lines of a footprint, in an order no prefetcher follows.
+    /// Dependent loads over all lines of a footprint, in an order that no prefetcher follows.
     Chase { lines: u64 },
-    /// Ascending lines of a footprint, one after the other, again and again.
+    /// Ascending lines of a footprint, repeatedly.
     Sweep { lines: u64 },
-    /// One line, loaded and stored, with so many instructions of nothing between.
+    /// One line, loaded and stored, with `apart` instructions without accesses between.
     OneLine { apart: u64 },
 }
 
@@ -36,7 +36,7 @@ impl AccessSource for InjectedSource {
             self.done += 1;
             match self.pattern {
                 InjectedPattern::Chase { lines } => {
-                    // A full-period generator modulo a power of two (Hull and Dobell), values past the end skipped.
+                    // A full-period generator modulo a power of two (Hull and Dobell); values past the end are skipped.
                     let modulus = lines.next_power_of_two().max(4);
                     loop {
                         self.at =

@@ -1,9 +1,10 @@
-//! Probes at work: measurements that a plan asks for, answered from the simulated hardware.
+//! Probes in progress: measurements that a plan requests, answered from the simulated hardware.
 //!
-//! Three kinds. *Together* probes record which tasks co-run below a cache, and co-schedule rows of tasks if allowed.
-//! *Attached* probes sit on a task's thread in the hardware: traces, samples, reuses, super sets. *Outside* probes run
-//! threads of the machine's own beside a task or between two CPUs. A probe that needs CPUs for itself reserves them,
-//! one probe at a time; its cost and that of the interrupts are charged to the programs and reported in the answer.
+//! There are three kinds. *Together* probes record which tasks co-run below a cache, and co-schedule rows of tasks if
+//! allowed. *Attached* probes belong to a task's thread in the hardware: traces, samples, reuses, super sets. *Outside*
+//! probes run threads of the machine's own beside a task or between two CPUs. A probe that needs CPUs to itself
+//! reserves them, one probe at a time. Its cost and that of the interrupts are charged to the programs and reported in
+//! the answer.
 
 mod attached;
 mod co_run;
@@ -19,10 +20,10 @@ use attached::AttachedProbe;
 use co_run::CoRunProbe;
 use external::ExternalProbe;
 
-/// Why a probe cannot be done.
+/// The reason why a probe is refused.
 pub(crate) type ProbeRefusal = (RefusalReason, String);
 
-/// One probe of the plan.
+/// A probe of the plan.
 pub(crate) struct ActiveProbe {
     probe: ProbeRequest,
     work: ProbeWork,
@@ -33,7 +34,7 @@ pub(crate) struct ActiveProbe {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ProbeStage {
     Working,
-    /// Everything is in; the answer is due.
+    /// All results are present; the answer is due.
     Complete,
     /// The budget is used up; the results so far will be reported.
     Stopped,
@@ -66,7 +67,7 @@ impl ProbeWork {
 }
 
 impl SimMachine {
-    /// Starts, keeps and drops probes as the plan says.
+    /// Starts, keeps and drops probes according to the plan.
     pub(crate) fn apply_probes(&mut self, plan: &Plan, refusals: &mut Vec<RefusedItem>) {
         let (continuing, dropped): (Vec<ActiveProbe>, Vec<ActiveProbe>) =
             std::mem::take(&mut self.probes).into_iter().partition(|active| plan.probes.contains(&active.probe));
@@ -94,7 +95,7 @@ impl SimMachine {
         self.poll_probes();
     }
 
-    /// Lets every probe look at the machine as it is now; true if one has its answer.
+    /// Lets every probe check the machine's present state. Returns true if one has its answer.
     pub(crate) fn poll_probes(&mut self) -> bool {
         let mut probes = std::mem::take(&mut self.probes);
         for active in probes.iter_mut().filter(|active| active.stage == ProbeStage::Working) {
@@ -105,7 +106,7 @@ impl SimMachine {
         answered
     }
 
-    /// When a probe wants to look again, at the latest.
+    /// Returns the latest cycle at which a probe must check again.
     pub(crate) fn probes_due(&self) -> u64 {
         let working = self.probes.iter().filter(|active| active.stage == ProbeStage::Working);
         let due = |active: &ActiveProbe| match &active.work {
@@ -116,7 +117,7 @@ impl SimMachine {
         working.map(due).min().unwrap_or(u64::MAX)
     }
 
-    /// Does any probe care for every switch?
+    /// Must any probe observe every switch?
     pub(crate) fn probes_watch_switches(&self) -> bool {
         let together =
             |active: &ActiveProbe| active.stage == ProbeStage::Working && matches!(active.work, ProbeWork::Together(_));
@@ -127,7 +128,7 @@ impl SimMachine {
         self.probes.iter().filter(|active| active.stage != ProbeStage::Told).map(|active| active.probe.id).collect()
     }
 
-    /// The probes' results at the end of a window, and the probes that had to be stopped.
+    /// Returns the probes' results at the end of a window, and the probes that had to be stopped.
     pub(crate) fn answers(&mut self) -> (Vec<ProbeResult>, Vec<RefusedItem>) {
         let (mut answers, mut stopped) = (Vec::new(), Vec::new());
         let mut probes = std::mem::take(&mut self.probes);
@@ -194,7 +195,7 @@ impl ActiveProbe {
         }
         let last = evidence.len().saturating_sub(1);
         for (at, evidence) in evidence.into_iter().enumerate() {
-            // Several pieces of one probe: the cost stands with the first, the end with the last.
+            // If one probe has several pieces, the cost is reported with the first, and the end with the last.
             let cost_ns = std::mem::take(&mut cost_ns);
             answers.push(ProbeResult { probe: self.probe.id, evidence, complete: complete && at == last, cost_ns });
         }

@@ -42,8 +42,8 @@ pub struct ProblemTask {
     pub cluster: Option<usize>,
     /// Site on which the task was observed; `None` if it did not run.
     pub last_site: Option<usize>,
-    /// Whether the task stays on its site, for one of two reasons: the site is closed, or other threads of its process
-    /// are on the same cache and the task has never run on another one, so that its waits there are unknown.
+    /// Whether the task stays on its site. Either the site is closed, or other threads of its process are on the same
+    /// cache and the task has never run on another one, so that its waits there are unknown.
     pub keep_in_place: bool,
 }
 

@@ -1,9 +1,9 @@
-//! Miss-rate curves of the simulator's programs beside those of recorded real programs of the same family, as the tables
-//! of docs/validation.md. `cargo run --release -p cachemate-benches --example program_curves [PROGRAM...]`
+//! Miss-rate curves of the simulator's programs beside those of recorded real programs of the same family, as the
+//! tables of docs/validation.md. `cargo run --release -p cachemate-benches --example program_curves [PROGRAM...]`
 //!
 //! Both sides pass the recording's filter (128 KiB, 8 ways), over as many data accesses as the recording has, after as
-//! many as it passed over (64 M at most). What passes goes through exact stack distances; a first touch is a miss. The
-//! last column is a 16 KiB 4-way instruction cache's misses, which recordings do not have.
+//! many as it skipped (at most 64 M). The accesses that pass are counted by exact stack distances; a first touch is a
+//! miss. The last column gives the misses of a 16 KiB 4-way instruction cache, which recordings do not contain.
 
 use cachemate_core::{Access, AccessKind};
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
@@ -13,7 +13,7 @@ use cachemate_sim::kernels::{INSTRUCTION_BYTES, Options, build, programs};
 use cachemate_trace::{CmtReader, L1Filter, TraceReader, bundled_recording};
 use std::error::Error;
 
-/// Recording, and the programs of its family.
+/// Recordings, each with the programs of its family.
 const FAMILIES: [(&str, &[&str]); 15] = [
     ("gzip", &["gzip"]),
     ("bzip2", &["bzip2"]),
@@ -50,7 +50,8 @@ fn curve(stack: StackDistances, instructions: u64) -> Result<Vec<f64>, Box<dyn E
     Ok(curve.points().iter().map(|point| point.1).collect())
 }
 
-/// The recorded program; accesses passed over, accesses in the window, its filter.
+/// The recorded program: its curve, the number of skipped accesses, the number of accesses in the window, and its
+/// filter.
 fn recorded_curve(name: &str) -> Result<(CurveSide, u64, u64, L1Filter), Box<dyn Error>> {
     let mut reader = CmtReader::open(bundled_recording(name)?)?;
     let (mut stack, mut lines, mut batch, mut passed) = (StackDistances::new(), Vec::new(), Vec::new(), 0);
@@ -74,7 +75,7 @@ fn recorded_curve(name: &str) -> Result<(CurveSide, u64, u64, L1Filter), Box<dyn
     Ok((side, header.skip_accesses.min(MAX_SKIP), accesses, filter))
 }
 
-/// A program's data lines and fetched lines of code, batch by batch.
+/// A program's data lines and fetched code lines, batch by batch.
 struct ProgramLines {
     threads: Vec<Box<dyn cachemate_core::AccessSource>>,
     batch: Vec<Access>,
@@ -172,7 +173,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             print(&format!("`{name}`"), &simulated_curve(name, skip, accesses, filter)?);
         }
     }
-    // No recorded relative: alone, over a window of usual length.
+    // Programs without a recorded relative run alone, over a window of the usual length.
     let related = |name: &str| FAMILIES.iter().any(|(_, family)| family.contains(&name));
     for spec in programs().filter(|spec| !related(spec.name) && wanted(spec.name)) {
         print(&format!("`{}`", spec.name), &simulated_curve(spec.name, 30_000_000, 30_000_000, L1Filter::default())?);

@@ -1,10 +1,10 @@
-//! How many of a program's L1 misses find their line in an L2. The simulator's programs stand beside those that were
-//! measured on a POWER5 (thesis RM, Table 5.5 column g), as the table of docs/validation.md. `cargo run --release
-//! -p cachemate-benches --example stack_hits`
+//! The fraction of a program's L1 misses that find their line in an L2. The simulator's programs are compared with
+//! those measured on a POWER5 (thesis RM, Table 5.5 column g), as in the table of docs/validation.md. `cargo run
+//! --release -p cachemate-benches --example stack_hits`
 //!
-//! As there, a log holds 163 840 misses of a 32 KB 4-way L1 with lines of 128 bytes that stores do not fill. Half of it
-//! warms an LRU stack of 15 360 lines; hits are counted in the other half. The log is taken after 60 M accesses (the
-//! thesis': after 10^10 instructions); prefetches are not part of it.
+//! As in the thesis, a log contains 163 840 misses of a 32 KB 4-way L1 with 128-byte lines that stores do not fill. Its
+//! first half warms an LRU stack of 15 360 lines; hits are counted in the second half. The log starts after 60 M
+//! accesses (in the thesis after 10^10 instructions) and contains no prefetches.
 
 use cachemate_core::AccessKind;
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
@@ -12,7 +12,7 @@ use cachemate_locality::stack::StackDistances;
 use cachemate_sim::kernels::{Options, build};
 use std::error::Error;
 
-/// Program and the share measured, in percent.
+/// Program, and measured percentage.
 const MEASURED: [(&str, u32); 21] = [
     ("ammp", 95),
     ("applu", 70),

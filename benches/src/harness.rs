@@ -1,8 +1,8 @@
-//! Runs contenders by turns and compares them.
+//! Runs contenders in turn and compares them.
 //!
-//! Every round runs all contenders once, in an order that turns by one each round; a ratio is the median over the rounds
-//! of the ratio *within* a round. So a machine that slows down for a while slows all alike. Work on one thread is
-//! timed by that thread's processor time, work on several by the clock on the wall.
+//! Every round runs all contenders once, in an order that rotates by one each round; a ratio is the median over the
+//! rounds of the ratio *within* a round. A temporary slowdown of the machine therefore affects all contenders alike.
+//! Work on one thread is timed by that thread's CPU time, and work on several by the wall clock.
 
 use crate::memory::peak_bytes;
 use rustix::time::{ClockId, clock_gettime};
@@ -10,9 +10,9 @@ use serde::Serialize;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BenchClock {
-    /// Processor time of the calling thread.
+    /// CPU time of the calling thread.
     Thread,
-    /// Processor time of all threads.
+    /// CPU time of all threads.
     Process,
     Wall,
 }
@@ -29,14 +29,14 @@ impl BenchClock {
     }
 }
 
-/// One contender: a name, the work (returning a number that stands for its result), and what is asked of it.
+/// One contender: a name, the work (which returns a number that represents its result), and its targets.
 pub struct Contender<'a> {
     pub name: String,
     pub work: Box<dyn FnMut() -> u64 + 'a>,
-    /// Index of the contender it is compared with, and the least ratio of speeds asked for, if any.
+    /// Index of the contender with which it is compared, and the minimum ratio of speeds, if there is a target.
     pub against: Option<(usize, Option<f64>)>,
     pub most_bytes: Option<u64>,
-    /// Millions of items a second that are asked for on the machine the promise was made for.
+    /// Target in millions of items per second on the machine for which the promise was made.
     pub least_millions: Option<f64>,
 }
 
@@ -58,7 +58,7 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// One line of the result.
+/// One row of the result.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ResultRow {
     pub group: String,
@@ -68,23 +68,23 @@ pub struct ResultRow {
     /// Median over the rounds.
     pub millions_per_s: f64,
     pub millions_per_s_bar: Option<f64>,
-    /// Compared with whom, and how many times as fast: median over the rounds.
+    /// The contender of the comparison, and the ratio of speeds: median over the rounds.
     pub against: Option<String>,
     pub speed_ratio: Option<f64>,
     pub speed_ratio_bar: Option<f64>,
-    /// Least and greatest ratio of any round.
+    /// Smallest and largest ratio of any round.
     pub speed_ratio_range: Option<(f64, f64)>,
-    /// Beyond the input, at the peak.
+    /// Peak memory in addition to the input.
     pub peak_bytes: u64,
     pub peak_bytes_bar: Option<u64>,
-    /// All bars met; `None` without any.
+    /// Are all targets met? `None` if there are none.
     pub met: Option<bool>,
 }
 
-/// Runs `rounds` rounds over `items` items each. Contenders must agree on the result where `same_result` is set.
+/// Runs `rounds` rounds over `items` items each. Contenders must agree on the result if `same_result` is set.
 ///
 /// # Panics
-/// Contenders disagree: a wrong answer has no speed.
+/// Contenders disagree, because the speed of a wrong result is meaningless.
 pub fn compare(
     group: &str,
     input: &str,
@@ -156,7 +156,7 @@ pub fn median(sorted: &[f64]) -> f64 {
     (sorted[upper] + sorted[lower]) / 2.0
 }
 
-/// The rows as a table for people.
+/// Prints the rows as a table.
 pub fn print_table(rows: &[ResultRow]) {
     println!(
         "{:<8} {:<14} {:<26} {:>8}  {:>7} {:>15}  {:<26} {:>9}",

@@ -1,4 +1,4 @@
-//! Speed as ratios: everything that is compared runs in one process, by turns. Prints a table, or JSON.
+//! Speed as ratios: all contenders of a comparison run in turn in one process. Prints a table, or JSON.
 
 mod groups;
 mod harness;

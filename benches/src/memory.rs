@@ -1,4 +1,4 @@
-//! Peak memory of the compared programs.
+//! Peak memory of the contenders.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
@@ -16,34 +16,34 @@ fn add(bytes: isize) {
     }
 }
 
-// SAFETY: all calls go to the system's allocator unchanged.
+// SAFETY: all calls are passed to the system's allocator unchanged.
 unsafe impl GlobalAlloc for PeakAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as isize);
-        // SAFETY: the caller's promises are the system's.
+        // SAFETY: the caller's promises are those that the system requires.
         unsafe { System.alloc(layout) }
     }
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as isize);
-        // SAFETY: the caller's promises are the system's.
+        // SAFETY: the caller's promises are those that the system requires.
         unsafe { System.alloc_zeroed(layout) }
     }
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         add(-(layout.size() as isize));
-        // SAFETY: the caller's promises are the system's.
+        // SAFETY: the caller's promises are those that the system requires.
         unsafe { System.dealloc(place, layout) }
     }
     unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Counted as if old and new were held together, which is the worst that reallocation can do.
+        // Counted as if the old and the new block existed at the same time, the worst case of a reallocation.
         add(size as isize);
-        // SAFETY: the caller's promises are the system's.
+        // SAFETY: the caller's promises are those that the system requires.
         let moved = unsafe { System.realloc(place, layout, size) };
         add(-(layout.size() as isize));
         moved
     }
 }
 
-/// Runs `work`; its result, and the most bytes it held beyond those held before.
+/// Runs `work`; returns its result, and its peak number of bytes beyond those allocated before.
 pub fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let before = NOW.load(Relaxed);
     PEAK.store(before, Relaxed);

@@ -1,6 +1,6 @@
-//! The baseline: Olken's algorithm as the textbooks have it. A hash map says when a line was last touched, a Fenwick
-//! tree over time slots counts the lines touched since. Slots are renumbered when they run out (four times as many as
-//! lines), so that memory goes with the lines. The map uses the same hash function as the engine under test.
+//! The baseline: Olken's algorithm as in textbooks. A hash map gives the last touch of a line, and a Fenwick tree over
+//! time slots counts the lines touched since. Slots are renumbered when they run out (four times as many as lines), so
+//! that memory is proportional to the number of lines. The map uses the same hash function as the engine under test.
 
 use cachemate_locality::hash::mix;
 use cachemate_locality::stack::DistanceHistogram;
@@ -15,7 +15,7 @@ impl Hasher for MixHasher {
         unreachable!("only u64 keys are hashed")
     }
     fn write_u64(&mut self, key: u64) {
-        // hashbrown takes the bucket from the low bits, the tag from the high ones; `mix` is good at the top.
+        // hashbrown takes the bucket from the low bits and the tag from the high ones; `mix` is best in its high bits.
         self.0 = mix(key).rotate_left(32);
     }
     fn finish(&self) -> u64 {
@@ -82,7 +82,7 @@ impl Olken {
         for (slot, (_, line)) in (1..).zip(live) {
             self.last.insert(line, slot);
         }
-        // All slots up to the last line's hold one: each node adds itself to its parent.
+        // All slots up to the last line's contain one: each node adds itself to its parent.
         let (filled, len) = (self.next, self.tree.len());
         self.tree[1..filled].fill(1);
         for slot in 1..len {

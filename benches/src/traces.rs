@@ -1,8 +1,8 @@
-//! The three synthetic traces that all speed figures refer to, generated: line numbers (64-byte lines).
+//! The three generated synthetic traces to which all speed figures refer: line numbers (64-byte lines).
 //!
-//! - `zipf`: Zipf with exponent 0.99 over 10^6 lines by exact inversion, ranks scattered by a seeded shuffle;
+//! - `zipf`: Zipf with exponent 0.99 over 10^6 lines by exact inversion, with ranks scattered by a seeded shuffle;
 //! - `scan`: a cyclic scan over 300 000 lines;
-//! - `mixed`: 1 562 500 lines (100 MB); 80 % of the accesses go evenly to the first 30 %, the others to the rest.
+//! - `mixed`: 1 562 500 lines (100 MB); 80 % of the accesses are uniform over the first 30 %, the others over the rest.
 
 use cachemate_core::SplitMix64;
 use std::hash::Hasher;
@@ -16,7 +16,7 @@ pub enum TraceKind {
 }
 
 pub const KINDS: [TraceKind; 3] = [TraceKind::Zipf, TraceKind::Scan, TraceKind::Mixed];
-/// The length at which misses are known and the checksums hold.
+/// The length for which misses are known and the checksums are valid.
 pub const FULL_LEN: usize = 20_000_000;
 
 impl TraceKind {
@@ -31,7 +31,7 @@ impl TraceKind {
     /// The first `len` line numbers.
     ///
     /// # Panics
-    /// A full trace is not the one that all figures refer to.
+    /// A full trace differs from the one to which all figures refer.
     pub fn lines(self, len: usize) -> Vec<u64> {
         let lines: Vec<u64> = match self {
             TraceKind::Zipf => zipf(len),

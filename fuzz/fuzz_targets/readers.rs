@@ -1,4 +1,4 @@
-//! Any bytes to the reader that `CACHEMATE_TARGET` names: no panic, no end of the program, no unbounded memory.
+//! Feeds any bytes to the reader that `CACHEMATE_TARGET` names: no panic, no abort, no unbounded memory.
 #![no_main]
 
 use std::sync::OnceLock;

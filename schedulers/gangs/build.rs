@@ -1,4 +1,4 @@
-//! Compiles the BPF object with clang (18 or later), against the headers of the libbpf that is linked.
+//! Compiles the BPF object with clang (18 or later), against the headers of the linked libbpf.
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;

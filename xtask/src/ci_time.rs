@@ -20,9 +20,9 @@ const MAX_GROWTH: f64 = 1.5;
 const MIN_STAGES_OF_HOST: usize = 3;
 /// Beyond this factor, growth of all stages is a failure and no longer a property of the host.
 const MAX_HOST_SLOWDOWN: f64 = 2.0;
-/// Stages below this many CPU seconds vary too much to be judged.
+/// Stages with fewer CPU seconds vary too much to be judged.
 const MIN_JUDGED_CPU_S: f64 = 20.0;
-/// Slowest tests that a report names.
+/// Number of slowest tests that a report names.
 const SLOWEST_TESTS: usize = 20;
 /// Unit of the times in `/proc/PID/stat`, fixed in the kernel's interface.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -33,25 +33,25 @@ pub struct StageCost {
     pub name: String,
     pub cpu_s: f64,
     pub wall_s: f64,
-    /// Tests have their slowest ones listed; other stages have none.
+    /// The slowest tests of a stage of tests; empty for other stages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tests: Vec<StageCost>,
 }
 
-/// CPU seconds of the process called `pid` and of its children that have ended; `None` once it is gone.
+/// CPU seconds of the process `pid` and of its children that have ended; `None` once it has exited.
 pub fn process_cpu_s(pid: &str) -> Option<f64> {
     let (own, children) = cpu_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
     Some((own + children) as f64 / TICKS_PER_SECOND)
 }
 
-/// Times of a process and of its children that have ended. The program's name, in parentheses, may hold blanks.
+/// Times of a process and of its children that have ended. The program's name, in parentheses, may contain blanks.
 fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |index: usize| fields.get(index)?.parse::<u64>().ok();
     Some((ticks(11)? + ticks(12)?, ticks(13)? + ticks(14)?))
 }
 
-/// Runs a command as the stage `name` and appends its cost, whether it succeeds or not.
+/// Runs a command as the stage `name`, and appends its cost whether it succeeds or not.
 pub fn run_stage(root: &Path, name: &str, command: &[&str]) -> Result<(), String> {
     let [program, arguments @ ..] = command else { return Err("ci-time stage NAME COMMAND...".to_string()) };
     let (start, cpu_s) = (Instant::now(), process_cpu_s("self").unwrap_or_default());
@@ -73,7 +73,7 @@ pub fn append(root: &Path, cost: &StageCost) -> Result<(), String> {
     opened.and_then(|mut file| writeln!(file, "{line}")).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Forgets the stages of an earlier run.
+/// Removes the stages of an earlier run.
 pub fn start(root: &Path) -> Result<(), String> {
     match fs::remove_file(root.join(CURRENT)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{CURRENT}: {error}")),
@@ -81,7 +81,7 @@ pub fn start(root: &Path) -> Result<(), String> {
     }
 }
 
-/// Prints this run's stages beside the record; an error names the stages that have grown grossly.
+/// Prints this run's stages beside the record; the error names stages that have grown grossly.
 pub fn report(root: &Path) -> Result<(), String> {
     let current = read_current(root)?;
     let record = read_record(root)?;
@@ -92,7 +92,7 @@ pub fn report(root: &Path) -> Result<(), String> {
     if grown.is_empty() { Ok(()) } else { Err(format!("ci-time: {}", grown.join("; "))) }
 }
 
-/// Makes this run's stages the record.
+/// Stores this run's stages as the record.
 pub fn accept(root: &Path) -> Result<(), String> {
     let mut current = read_current(root)?;
     current.iter_mut().for_each(|cost| cost.tests.truncate(SLOWEST_TESTS));
@@ -118,12 +118,12 @@ fn find_recorded<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCos
     record.iter().find(|cost| cost.name == name)
 }
 
-/// A stage of the record that is long enough to be judged.
+/// The recorded cost of a stage, if it is long enough to be judged.
 fn judged_record<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
     find_recorded(name, record).filter(|before| before.cpu_s >= MIN_JUDGED_CPU_S)
 }
 
-/// Growth of the median stage, within 1 and [`MAX_HOST_SLOWDOWN`]; 1 while too few stages can be compared.
+/// Growth of the median stage, between 1 and [`MAX_HOST_SLOWDOWN`]; 1 if too few stages can be compared.
 fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
     let ratio = |cost: &StageCost| judged_record(&cost.name, record).map(|before| cost.cpu_s / before.cpu_s);
     let mut ratios: Vec<f64> = current.iter().filter_map(ratio).collect();
@@ -131,7 +131,7 @@ fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
     if ratios.len() < MIN_STAGES_OF_HOST { 1.0 } else { ratios[ratios.len() / 2].clamp(1.0, MAX_HOST_SLOWDOWN) }
 }
 
-/// Complaint about a stage that has grown grossly on a host that needs `slowdown` times the record's CPU seconds.
+/// A complaint about a stage that has grown grossly on a host that needs `slowdown` times the record's CPU seconds.
 fn growth(cost: &StageCost, record: &[StageCost], slowdown: f64) -> Option<String> {
     let before = judged_record(&cost.name, record)?;
     let is_gross = cost.cpu_s > MAX_GROWTH * slowdown * before.cpu_s;

@@ -1,14 +1,14 @@
 //! Do doc comments begin with their noun?
 //!
-//! A comment that has to begin with "What" or "Who" belongs to an item whose name lacks a noun. Questions of tests are left
-//! alone: they ask.
+//! A comment that must begin with "What" or "Who" belongs to an item whose name lacks a noun. The questions of tests
+//! are exempt.
 
 use crate::rules::Complaint;
 use crate::source_tree::{SourceTree, scan};
 
 const HEADS: &[&str] = &["What", "Who", "Whoever", "Whatever", "Of"];
 
-/// Doc comments that begin with one of [`HEADS`] and do not ask.
+/// Doc comments that begin with one of [`HEADS`] and are not questions.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {

@@ -1,7 +1,7 @@
-//! The picture of the crates: `docs/pictures/crates.svg`, drawn from their `Cargo.toml` files.
+//! The picture of the crates, `docs/pictures/crates.svg`, drawn from their `Cargo.toml` files.
 //!
-//! A crate stands one row below the lowest crate that it uses. An arrow is left out if a longer path implies it, so that
-//! the picture shows the order in which the crates can be read.
+//! A crate is one row below the lowest crate that it uses. An arrow is omitted if a longer path implies it, so that the
+//! picture shows the order in which the crates can be read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -27,7 +27,7 @@ pub fn write(root: &Path) -> Result<(), String> {
     std::fs::write(root.join(PICTURE), draw(&read(root)?)).map_err(|error| format!("{PICTURE}: {error}"))
 }
 
-/// A complaint if the picture is not the one that the sources give.
+/// A complaint if the picture differs from the one that the sources give.
 ///
 /// # Errors
 /// A `Cargo.toml` cannot be read.
@@ -59,10 +59,10 @@ pub fn used_crates(manifest: &toml::Table) -> impl Iterator<Item = &str> {
     named.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix(PREFIX))
 }
 
-/// The row of each crate: 0 uses no other, and every other crate stands below all that it uses.
+/// The row of each crate: 0 for crates that use no other; every other crate is below all that it uses.
 fn rows(graph: &CrateGraph) -> BTreeMap<&str, usize> {
     let mut rows: BTreeMap<&str, usize> = graph.keys().map(|name| (name.as_str(), 0)).collect();
-    // A path has fewer edges than there are crates; cargo refuses cycles.
+    // A path has fewer edges than there are crates, because cargo rejects cycles.
     for _ in 0..graph.len() {
         for (name, used) in graph {
             let row = used.iter().filter_map(|used| rows.get(used.as_str())).max().map_or(0, |row| row + 1);
@@ -100,7 +100,7 @@ fn draw(graph: &CrateGraph) -> String {
     let (width, height) = (2 * MARGIN + columns * COLUMN, 2 * MARGIN + levels.len() * ROW - (ROW - BOX_HEIGHT));
     let mut center: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for (row, level) in levels.iter_mut().enumerate() {
-        // A crate stands near the mean of those that it uses, so that arrows cross less.
+        // A crate is placed near the mean of those that it uses, so that fewer arrows cross.
         let wish = |name: &str| {
             let xs: Vec<usize> =
                 edges[name].iter().filter_map(|used| center.get(used.as_str())).map(|at| at.0).collect();

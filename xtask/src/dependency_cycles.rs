@@ -1,27 +1,27 @@
-//! Do files of a crate use one another in a cycle? A file and its parent may, because they are one module; any other cycle
-//! means that two files cannot be read one after the other.
+//! Do files of a crate use one another in a cycle? A file and its parent may, because they form one module; any other
+//! cycle means that two files cannot be read in sequence.
 //!
-//! Method: `use` lines and paths that begin with `crate`, `self` or `super`, resolved to files; what code of tests uses does
-//! not count. Two files lie in one cycle if each can be reached from the other.
+//! Method: `use` lines and paths that begin with `crate`, `self` or `super` are resolved to files; uses in test code do
+//! not count. Two files are in one cycle if each can be reached from the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file as its path of modules; the crate's root is empty.
+/// A file as its module path; the crate's root is empty.
 type Module = Vec<String>;
 
-/// Circles that are left, and why: a file of each.
+/// Remaining cycles, each given by a file, with the reason.
 const LEFT: &[(&str, &str, &str)] = &[
     ("sim", "hw/burst", "the hot path of one access is inlined across its four files"),
     ("policy", "policies/auto/model/problem", "auto's scene and what scores it"),
 ];
 
-/// A complaint for each cycle of a crate, and for each of [`LEFT`] that is gone.
+/// A complaint for each cycle of a crate, and for each entry of [`LEFT`] that no longer exists.
 ///
 /// # Errors
-/// Reading the tree failed.
+/// The tree cannot be read.
 pub fn check(crate_name: &str, src: &Path, files: &[PathBuf], complaints: &mut Vec<String>) -> io::Result<()> {
     let edges = edges(src, files)?;
     let cycles = cycles(&edges);
@@ -71,7 +71,7 @@ fn module_of(below: &Path) -> Module {
     module
 }
 
-/// Every path of the code before its tests that begins with `crate`, `self` or `super`, groups taken apart.
+/// Every path before the tests that begins with `crate`, `self` or `super`, with groups expanded.
 fn paths(text: &str) -> Vec<String> {
     let code = text.split("mod tests {").next().unwrap_or_default();
     let code: String =
@@ -89,7 +89,7 @@ fn paths(text: &str) -> Vec<String> {
     paths
 }
 
-/// Length of a path with the groups in it.
+/// Length of a path including its groups.
 fn tree_length(text: &str) -> usize {
     let mut depth = 0;
     for (at, c) in text.char_indices() {
@@ -108,7 +108,7 @@ fn tree_length(text: &str) -> usize {
     text.len()
 }
 
-/// `a::{b, c::{d, e}}` is `a::b`, `a::c::d` and `a::c::e`.
+/// Expands `a::{b, c::{d, e}}` to `a::b`, `a::c::d` and `a::c::e`.
 fn expand(tree: &str, paths: &mut Vec<String>) {
     let Some((head, group)) = tree.split_once('{') else {
         paths.push(tree.to_string());
@@ -129,7 +129,7 @@ fn expand(tree: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// The file that a path of a module leads to.
+/// The file to which a path in a module refers.
 fn resolve(module: &Module, path: &str, known: &BTreeSet<Module>) -> Option<Module> {
     let mut at = module.clone();
     for (place, part) in path.split("::").enumerate() {
@@ -148,7 +148,7 @@ fn resolve(module: &Module, path: &str, known: &BTreeSet<Module>) -> Option<Modu
     (!at.is_empty()).then_some(at)
 }
 
-/// Sets of files of which each can be reached from each.
+/// Sets of files in which each can be reached from each other one.
 fn cycles(edges: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<BTreeSet<Module>> {
     let reached: BTreeMap<&Module, BTreeSet<&Module>> =
         edges.keys().map(|module| (module, from(module, edges))).collect();

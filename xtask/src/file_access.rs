@@ -1,12 +1,13 @@
-//! Is every file opened by `crates/files`?
+//! Are all files opened through `crates/files`?
 //!
-//! A path from an argument, a configuration or another user can lead to a FIFO, an endless device, or through a link. The
-//! crate `files` opens such paths safely, so other crates open nothing themselves. Tests, benches and this crate may.
+//! A path from an argument, a configuration or another user can refer to a FIFO, an endless device, or a link. The
+//! crate `files` opens such paths safely, so other crates do not open paths themselves. Tests, benches and this crate
+//! are exempt.
 
 use crate::rules::Complaint;
 use crate::source_tree::{SourceTree, scan};
 
-/// Calls that open, read or write a path, or ask whether it is there.
+/// Calls that open, read or write a path, or test its existence.
 const ACCESSES: &[&str] = &[
     "File::open",
     "File::create",
@@ -19,7 +20,7 @@ const ACCESSES: &[&str] = &[
     "fs::write(",
     ".exists()",
 ];
-/// Crates that are not shipped, or that are the one place.
+/// Crates that are not shipped, and the crate that may open files.
 const FREE: &[&str] = &["crates/files/", "crates/bench/"];
 /// Places that open files themselves, at most [`MAX_ALLOWED`], each with its reason.
 const ALLOWED: &[(&str, &str)] = &[

@@ -1,11 +1,11 @@
-//! Does a local named `found` stand beside the value that was expected?
+//! Does a local named `found` occur together with the expected value?
 //!
-//! `found` says nothing of its content. It is kept for one place, the pair of an error: found this, expected that.
+//! `found` does not describe its content. It is reserved for the pair in an error: found this, expected that.
 
 use crate::rules::Complaint;
 use crate::source_tree::{RustLine, SourceTree, has_word, scan};
 
-/// Locals named `found` in functions that never say `expected`.
+/// Locals named `found` in functions that never mention `expected`.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
@@ -25,7 +25,7 @@ fn binds_found(code: &str) -> bool {
     ["let found", "let mut found"].iter().any(|binding| has_word(code, binding))
 }
 
-/// From the line of the innermost `fn` above to the brace at its depth; rustfmt sets both.
+/// The lines from the innermost enclosing `fn` to the brace at its depth, as rustfmt places them.
 fn function_around(lines: &[RustLine], index: usize) -> &[RustLine] {
     let indent = |line: &RustLine| line.code.len() - line.code.trim_start().len();
     let begins = |line: &&RustLine, within: usize| has_word(&line.code, "fn") && indent(line) < within;

@@ -1,4 +1,4 @@
-//! Do the links of the project's pages lead somewhere: to a file that exists, and to a heading that it has?
+//! Do the links of the project's pages lead to existing files and headings?
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -28,7 +28,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     complaints
 }
 
-/// Lines outside of blocks of code, pieces of code left out.
+/// Lines outside of code blocks, without inline code.
 fn prose_lines(text: &str) -> impl Iterator<Item = (usize, String)> {
     let mut is_in_code = false;
     text.lines().enumerate().filter_map(move |(index, line)| {
@@ -52,7 +52,7 @@ fn targets(text: &str) -> Vec<(usize, String)> {
     all
 }
 
-/// The anchors that headings get, and those that HTML sets.
+/// The anchors of headings, and those set in HTML.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     let mut is_in_code = false;
@@ -73,7 +73,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     all
 }
 
-/// Lower case, spaces as hyphens, punctuation left out; the text of a link without its target.
+/// Lower case, with hyphens for spaces, without punctuation; the text of a link without its target.
 fn heading_anchor(heading: &str) -> String {
     let mut text = String::new();
     for (index, piece) in heading.trim().split("](").enumerate() {
@@ -83,7 +83,7 @@ fn heading_anchor(heading: &str) -> String {
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// `docs/../pack/README.md` as `pack/README.md`.
+/// Normalizes `docs/../pack/README.md` to `pack/README.md`.
 pub fn normalize(path: &Path) -> String {
     let mut parts: Vec<String> = Vec::new();
     for part in path.iter().map(|part| part.to_string_lossy().into_owned()) {

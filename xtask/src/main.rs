@@ -1,4 +1,4 @@
-//! The project's own checks and pages. `tidy` and the pages' check are also run by `cargo test`.
+//! The project's own checks and generated pages. `cargo test` also runs `tidy` and the check of the pages.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,7 +1,7 @@
 //! Does every test exist that the threat model names?
 //!
-//! The pages below promise a property in each row of a table whose last column is "test". The names there are functions of
-//! this project.
+//! The pages below promise a property in each row of a table whose last column is "test". The names in that column are
+//! functions of this project.
 
 use std::collections::BTreeSet;
 

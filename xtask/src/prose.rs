@@ -7,29 +7,30 @@ use std::path::Path;
 
 use crate::links;
 
-/// Mean words of a page's sentences, and of the claims in a file's doc comments.
+/// Maximum mean number of words in a page's sentences, and in the claims of a file's doc comments.
 const MAX_MEAN_WORDS: f64 = 20.0;
-/// A mean of fewer sentences says nothing.
+/// A mean of fewer sentences is not meaningful.
 const SENTENCES_FOR_A_MEAN: usize = 5;
-/// Words of one claim on a page: of a sentence, or of a part of it between semicolons.
+/// Maximum number of words in one claim on a page: a sentence, or the part of it between semicolons.
 const MAX_PAGE_WORDS: usize = 30;
-/// The same in a doc comment, where a sentence may carry a source.
+/// The same in a doc comment, whose sentences may contain a source.
 const MAX_COMMENT_WORDS: usize = 40;
 
-/// Pages that order others.
+/// Pages that list others.
 const INDEXES: [&str; 2] = ["docs/index.md", "docs/results/index.md"];
 const GLOSSARY: &str = "docs/glossary.md";
-/// Pages that stand on their own.
+/// Pages that need no index.
 const UNLISTED: [&str; 3] = ["README.md", "CHANGELOG.md", "docs/index.md"];
-/// Abbreviations that a reader brings along: units, formats, licenses, conferences, products, signals, our own pages.
+/// Abbreviations that need no explanation: units, formats, licenses, conferences, products, signals, pages of the
+/// project.
 const COMMON: &[&str] = &[
     "AES", "ASPLOS", "BSD", "CPU", "CSV", "DNS", "EPYC", "GB", "GNU", "GPL", "GPU", "HPCA", "HTML", "ISCA", "JSON",
     "KB", "MB", "README", "RFC", "SIGHUP", "STYLE", "SVG", "TOML", "UTC",
 ];
-/// Longer words in capitals are no abbreviations.
+/// Longer words in capitals are not abbreviations.
 const MAX_ABBREVIATION_LETTERS: usize = 6;
 
-/// One paragraph, list item or table cell, with the line where it begins.
+/// One paragraph, list item or table cell, with its first line.
 struct Paragraph {
     line: usize,
     text: String,
@@ -39,13 +40,14 @@ struct Paragraph {
 /// Complaints about a page: its mean, and its sentences that are too long.
 pub fn check_page(shown: &str, text: &str, complaints: &mut Vec<String>) {
     let all = paragraphs(text.lines().enumerate());
-    // Tables of results are made from data: what a result is called stands there.
+    // Tables of results are generated from data, which determine the names of results.
     let measured = |paragraph: &&Paragraph| !(paragraph.is_cell && shown.starts_with("docs/results/"));
     check_claims(shown, all.iter().filter(measured), MAX_PAGE_WORDS, complaints);
     check_mean(shown, &all, &SENTENCE_ENDS, complaints);
 }
 
-/// Complaints about the doc comments of a file. The questions of tests are as long as what they ask: they have no mean.
+/// Complaints about the doc comments of a file. The questions of tests are exempt from the mean, because each is as
+/// long as its question.
 pub fn check_comments(shown: &str, source: &str, is_test: bool, complaints: &mut Vec<String>) {
     let mut all = Vec::new();
     let mut block: Vec<(usize, &str)> = Vec::new();
@@ -95,7 +97,8 @@ fn check_mean(shown: &str, paragraphs: &[Paragraph], ends: &[char], complaints: 
     }
 }
 
-/// The prose of Markdown: no code, headings, pictures or HTML. Code in a line is one word, a link is its text.
+/// The prose of Markdown, without code, headings, pictures or HTML. Inline code counts as one word, and a link as its
+/// text.
 fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragraph> {
     let mut all: Vec<Paragraph> = Vec::new();
     let (mut open, mut in_code) = (false, false);
@@ -123,19 +126,19 @@ fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragrap
         }
         open = true;
     }
-    // Links and code may go over line ends.
+    // Links and code may span lines.
     all.iter_mut().for_each(|paragraph| paragraph.text = plain(&paragraph.text));
     all
 }
 
-/// The text of a list item behind its bullet or number.
+/// The text of a list item after its bullet or number.
 fn strip_bullet(text: &str) -> Option<&str> {
     let numbered = text.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix(". ");
     let numbered = numbered.filter(|_| text.starts_with(|c: char| c.is_ascii_digit()));
     text.strip_prefix("- ").or_else(|| text.strip_prefix("* ")).or(numbered)
 }
 
-/// Text without the addresses of links, and with a letter for each piece of code.
+/// Text without the targets of links, and with one letter for each piece of code.
 fn plain(text: &str) -> String {
     let mut spans = text.split('`');
     let mut shown = spans.next().unwrap_or_default().to_string();
@@ -152,7 +155,7 @@ fn plain(text: &str) -> String {
     words
 }
 
-/// Pieces of a text that end at one of these signs and a space, or at the text's end.
+/// Parts of a text that end at one of these characters and a space, or at the end of the text.
 fn parts(text: &str, ends: &[char]) -> Vec<String> {
     let mut pieces = vec![String::new()];
     for word in text.split_whitespace() {
@@ -170,7 +173,7 @@ fn count_words(text: &str) -> usize {
     text.split_whitespace().filter(|word| word.chars().any(char::is_alphanumeric)).count()
 }
 
-/// Abbreviations on a page that the glossary does not have.
+/// Abbreviations on a page that the glossary does not contain.
 pub fn check_abbreviations(root: &Path, shown: &str, text: &str, complaints: &mut Vec<String>) -> io::Result<()> {
     let Ok(glossary) = fs::read_to_string(root.join(GLOSSARY)) else { return Ok(()) };
     let known: BTreeSet<&str> = split_words(&glossary).chain(COMMON.iter().copied()).collect();
@@ -187,15 +190,15 @@ pub fn check_abbreviations(root: &Path, shown: &str, text: &str, complaints: &mu
     Ok(())
 }
 
-/// Words, with their hyphens: a paper's result (`RM-1`) is no abbreviation.
+/// Words with their hyphens, because a paper's result (`RM-1`) is not an abbreviation.
 fn split_words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-').filter(|word| !word.is_empty())
 }
 
-/// Pages that no index names, where there is an index. `pages` are paths below the root.
+/// Pages that no index lists, if there is an index. `pages` are paths below the root.
 ///
 /// # Errors
-/// An index that is there cannot be read.
+/// An existing index cannot be read.
 pub fn check_index(root: &Path, pages: &[String], complaints: &mut Vec<String>) -> io::Result<()> {
     if !root.join(INDEXES[0]).is_file() {
         return Ok(());

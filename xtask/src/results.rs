@@ -1,8 +1,7 @@
 //! `docs/results/`: the pages of results, generated from measured figures and from written findings.
 //!
-//! `docs/results/data/*.jsonl` holds figures, one a line, as `cachemate repro` measured them; `findings.toml` holds the
-//! papers and at most ten sentences on each. The pages are generated from both and from nothing else; a test compares
-//! them.
+//! `docs/results/data/*.jsonl` contains figures, one per line, as `cachemate repro` measured them; `findings.toml`
+//! contains the papers and at most ten sentences on each. The pages are generated only from both; a test compares them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,19 +20,19 @@ const MAX_SENTENCES: usize = 10;
 struct ResultRecord {
     id: String,
     title: String,
-    /// As text, such as `at least 27`.
+    /// The target as text, such as `at least 27`.
     target: String,
-    /// `met`, `exceeded` (better than the paper's own figure) or `missed`; `None` without a target.
+    /// `met`, `exceeded` (better than the paper's figure) or `missed`; `None` without a target.
     verdict: Option<String>,
-    /// Mean over seeds; `None` where it was not measured.
+    /// Mean over seeds; `None` if not measured.
     measured: Option<f64>,
     /// Standard deviation over seeds.
     spread: Option<f64>,
     unit: String,
     seeds: Vec<u64>,
-    /// A quick run has fewer sizes, programs, mixes or workloads than the target asks for.
+    /// A quick run has fewer sizes, programs, mixes or workloads than the target requires.
     quick: bool,
-    /// UTC, such as `2026-11-21T05:52:57Z`: newer dates sort after older ones.
+    /// Date in UTC, such as `2026-11-21T05:52:57Z`, so that dates sort by time.
     date: String,
     version: String,
     command: String,
@@ -72,11 +71,11 @@ struct ResultText {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Paper {
-    /// File name without its ending.
+    /// File name without its extension.
     page: String,
     title: String,
     source: String,
-    /// Ids begin with one of these; `AV-` or a whole id.
+    /// Prefixes of ids, such as `AV-`, or whole ids.
     ids: Vec<String>,
     findings: Vec<String>,
 }
@@ -101,7 +100,7 @@ pub fn write(root: &Path) -> Result<(), String> {
     pages.iter().try_for_each(|(path, text)| fs::write(path, text).map_err(error_in_file(path)))
 }
 
-/// Pages that differ from those that the data gives.
+/// Pages that differ from those generated from the data.
 ///
 /// # Errors
 /// As [`write()`].
@@ -118,7 +117,7 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
         .collect())
 }
 
-/// Imports the figures of `cachemate repro -o DIR`'s results.json into the data, and replaces earlier ones of this name.
+/// Imports the figures of `cachemate repro -o DIR`'s results.json into the data, replacing earlier ones of this name.
 ///
 /// # Errors
 /// A file that cannot be read or written, or that `repro` did not write.
@@ -127,7 +126,7 @@ pub fn import(root: &Path, json: &Path, name: &str) -> Result<(), String> {
     let MeasuredResults { command, version, date, quick, results } =
         serde_json::from_str(&text).map_err(error_in_file(json))?;
     let mut lines = String::new();
-    // A result without a value is no figure: its recording is missing here, or its form lacks the workload.
+    // A result without a value is not a figure: its recording is missing here, or its form lacks the workload.
     for result in results.into_iter().filter(|result| result.measured.is_some()) {
         let MeasuredResult { id, title, target, verdict, measured, spread, unit, seeds } = result;
         let (command, version, date) = (command.clone(), version.clone(), date.clone());
@@ -156,7 +155,7 @@ fn pages_there(root: &Path) -> Result<Vec<PathBuf>, String> {
     list_files(&root.join(FOLDER), "md")
 }
 
-/// All figures, those of a file in its order.
+/// All figures, those of each file in its order.
 fn figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     let mut all = Vec::new();
     for path in list_files(&root.join(FOLDER).join("data"), "jsonl")? {
@@ -199,7 +198,7 @@ fn pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     Ok(pages)
 }
 
-/// For each result in each form the newest figure, and older ones of more seeds; ordered by id.
+/// The newest figure of each result in each form, and older ones of more seeds; ordered by id.
 fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&'a ResultRecord> {
     let mut all: Vec<&ResultRecord> = figures.collect();
     let same = |a: &ResultRecord, b: &ResultRecord| (&a.id, &a.title, a.quick) == (&b.id, &b.title, b.quick);
@@ -214,7 +213,7 @@ fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&
         let (name, number) = figure.id.rsplit_once('-').unwrap_or((&figure.id, ""));
         (name.to_string(), number.parse::<u32>().unwrap_or(u32::MAX), figure.id.clone())
     };
-    // Full runs first: they say more.
+    // Full runs come first, because they are more informative.
     all.sort_by_key(|figure| (number(figure), figure.quick));
     all
 }
@@ -241,7 +240,7 @@ fn generator_note() -> String {
     "Generated from `data/` and `findings.toml` by `cargo run -p xtask -- results`; edit those.\n\n".to_string()
 }
 
-/// Results without a target are printed by the command only, because they have no verdict.
+/// Only the command prints results without a target, because they have no verdict.
 fn has_target(figure: &ResultRecord) -> bool {
     figure.target != "shown as measured"
 }
@@ -292,7 +291,7 @@ impl<'a> FigureOrigin<'a> {
     }
 }
 
-/// The runs that measured these figures, in the figures' order.
+/// The runs that measured these figures, in the order of the figures.
 fn origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
     let mut all = Vec::new();
     for origin in figures.iter().map(|figure| FigureOrigin::from_record(figure)) {
@@ -303,7 +302,7 @@ fn origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
     all
 }
 
-/// A figure with its verdict, and with the number of its run if the page has several.
+/// A figure with its verdict, and the number of its run if the page has several.
 fn cell(figure: &ResultRecord, origins: &[FigureOrigin<'_>]) -> String {
     let verdict = if is_missed(figure) { "**missed**" } else { figure.verdict.as_deref().unwrap_or("–") };
     let run =
@@ -312,7 +311,7 @@ fn cell(figure: &ResultRecord, origins: &[FigureOrigin<'_>]) -> String {
     format!("{}, {verdict}{run}", value(figure))
 }
 
-/// One row for each result, with its figures in full and in quick runs.
+/// One row per result, with its figures in full and in quick runs.
 fn result_table(figures: &[&ResultRecord], origins: &[FigureOrigin<'_>]) -> String {
     let mut rows: Vec<(&ResultRecord, Vec<&ResultRecord>)> = Vec::new();
     for figure in figures {
@@ -342,15 +341,14 @@ fn result_table(figures: &[&ResultRecord], origins: &[FigureOrigin<'_>]) -> Stri
     text
 }
 
-/// Results that differ in one word only, such as a family of mixes or a policy: a row for each word, a column for each
-/// measure.
+/// Results that differ only in one word, such as a family of mixes or a policy: a row per word, a column per measure.
 struct FigureComparison<'a> {
     variants: Vec<&'a str>,
     /// Id, title without the variant, and a figure for each variant.
     measures: Vec<(&'a str, String, Vec<&'a ResultRecord>)>,
 }
 
-/// Fewer variants stay rows of their own.
+/// With fewer variants, each stays a separate row.
 const MIN_VARIANTS: usize = 3;
 
 /// A title's variant and its measure: `'dio'` in quotes, or one word before a colon.
@@ -395,7 +393,7 @@ fn comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<FigureComparison<'a>>, 
     (tables, rest)
 }
 
-/// The target of most figures stands in the head of their column, another one beside its figure.
+/// The target of most figures is in the header of their column, any other beside its figure.
 fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'_>]) -> String {
     let usual = |figures: &[&ResultRecord]| {
         let count = |target: &str| figures.iter().filter(|figure| figure.target == target).count();
@@ -421,7 +419,7 @@ fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'
     text
 }
 
-/// A target as text with no more digits than figures have.
+/// A target as text, with no more digits than figures have.
 fn target_text(words: &str) -> String {
     let short = |word: &str| match word.parse::<f64>() {
         Ok(value) if word.len() > 6 => number(value),
@@ -436,7 +434,7 @@ fn value(figure: &ResultRecord) -> String {
     format!("{measured}{spread} {}", figure.unit).trim_end().to_string()
 }
 
-/// Three significant digits.
+/// Formats with three significant digits.
 fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_string(),

@@ -1,6 +1,6 @@
-//! Retired names and their successors, so that none returns by habit or with an old branch.
+//! Retired names and their successors, so that none returns out of habit or with an old branch.
 
-/// Parts of words: spellings that must not come back in any form.
+/// Parts of words that must not occur in any form.
 const SPELLINGS: &[(&str, &str)] =
     &[("colour", "color"), ("neighbour", "neighbor"), ("modelled", "modeled"), ("modelling", "modeling")];
 
@@ -78,7 +78,7 @@ pub fn check(shown: &str, text: &str, complaints: &mut Vec<String>) {
     }
 }
 
-/// Is it there as a whole name, not as a part of a longer one?
+/// Does it occur as a whole name, rather than as part of a longer one?
 fn has_name(line: &str, name: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(name).any(|(at, _)| {
@@ -88,7 +88,7 @@ fn has_name(line: &str, name: &str) -> bool {
     })
 }
 
-/// Whether the words of a file count. The list itself must name them, and a history tells what was.
+/// Are the words of a file checked? The list itself must contain them, and a history describes the past.
 pub fn is_checked(path: &str) -> bool {
     let is_text =
         ["rs", "md", "toml", "sh", "html", "js", "py"].iter().any(|known| path.ends_with(&format!(".{known}")));

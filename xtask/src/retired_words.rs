@@ -1,9 +1,9 @@
-//! Do pages, help and messages use the words and spellings in force?
+//! Do pages, help and messages use the current words and spellings?
 //!
-//! Problem: a thing with two names is looked for twice. Method: retired words are looked for as whole words or phrases, so
-//! that a word that also has another meaning is refused in its retired sense only. Retired spellings of commands, options and
-//! keys come from the table by which the command refuses them. Read are pages, doc comments (help is made of them), strings
-//! outside of tests, scripts, configurations and the dashboard.
+//! Problem: readers search twice for a thing with two names. Method: retired words are searched as whole words or
+//! phrases, so that a word that also has another meaning is rejected only in its retired sense. Retired spellings of
+//! commands, options and keys come from the table by which the command rejects them. The check reads pages, doc
+//! comments (from which help is made), strings outside of tests, scripts, configurations and the dashboard.
 
 use crate::retired_names::is_checked;
 use crate::rules::Complaint;
@@ -12,7 +12,7 @@ use crate::source_tree::{SourceFile, SourceTree, has_word, scan, word_position};
 /// The command's own table.
 const SPELLINGS_FILE: &str = "crates/core/src/retired_spellings.rs";
 
-/// The word in force, and the words and phrases that it replaces.
+/// The current word, and the words and phrases that it replaces.
 const WORDS: &[(&str, &[&str])] = &[
     (
         "crate",
@@ -89,7 +89,7 @@ pub fn check_words(tree: &SourceTree) -> Vec<Complaint> {
     complaints
 }
 
-/// The text without code and names of files, whose names are checked where they are defined.
+/// The text without code and file names, whose names are checked where they are defined.
 fn strip_code(text: &str) -> String {
     let prose: String = text.split('`').step_by(2).collect::<Vec<_>>().join(" x ");
     let is_file = |word: &&str| {
@@ -117,7 +117,7 @@ struct Spelling {
     scope: String,
     old: String,
     new: String,
-    /// The last part of a key, if it means nothing else.
+    /// The last part of a key, if it has no other meaning.
     bare: Option<String>,
 }
 
@@ -145,20 +145,21 @@ impl Spelling {
         }
     }
 
-    /// Parameters of policies are keys of other files, too: they count where they are set and on the policies' pages.
+    /// Parameters of policies are also keys of other files, so they count only where they are set and on the policies'
+    /// pages.
     fn has_bare(&self, bare: &str, file: &str, text: &str) -> bool {
         let is_set = || text.contains(&format!("{bare} =")) || file.starts_with("docs/policies/");
         has_word(text, bare) && (self.scope != "PolicyParameter" || is_set())
     }
 
-    /// A key of one part is looked for as a table or an assignment: `[guard]`.
+    /// A key of one part is searched as a table or an assignment: `[guard]`.
     fn old_key(&self) -> String {
         let is_plain = self.scope != "Environment" && !self.old.contains('.') && self.bare.is_none();
         if is_plain { format!("[{}]", self.old) } else { self.old.clone() }
     }
 }
 
-/// Rows as `retired(SpellingScope::X, "old", "new")`.
+/// Rows of the form `retired(SpellingScope::X, "old", "new")`.
 fn spellings(table: &str) -> Vec<Spelling> {
     let rows = table.split("retired(SpellingScope::").skip(1);
     let parsed = rows.filter_map(|row| {
@@ -184,9 +185,9 @@ fn spellings(table: &str) -> Vec<Spelling> {
         .collect()
 }
 
-/// Lines of a file that people read.
+/// Lines of a file that users read.
 fn readable_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
-    // Fixtures of earlier formats keep their keys, and the table of retired spellings names them.
+    // Fixtures of earlier formats keep their keys, and the table of retired spellings must contain them.
     let is_exempt = file.path.starts_with("xtask/") || file.path.contains("/earlier/") || file.path == SPELLINGS_FILE;
     let is_read = is_checked(&file.path) && !is_exempt;
     match file.path.rsplit('.').next() {
@@ -198,7 +199,7 @@ fn readable_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
     }
 }
 
-/// Doc comments, and strings above the tests.
+/// Doc comments, and strings outside of tests.
 fn rust_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
     let mut is_test = crate::tidy::is_test_file(std::path::Path::new(&file.path));
     let mut lines = Vec::new();
@@ -206,7 +207,7 @@ fn rust_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
         is_test |= word_position(&line.code, "cfg(test)").is_some();
         let comment = line.comment.as_deref().and_then(|comment| comment.strip_prefix(['/', '!']));
         lines.extend(comment.map(|comment| (file.path.as_str(), index + 1, comment.to_string())));
-        // Keys of earlier files stay readable as aliases.
+        // Keys of earlier files remain readable as aliases.
         let is_read = !is_test && !line.code.contains("alias = ");
         let strings = line.strings.lines().filter(|text| is_read && !text.is_empty());
         lines.extend(strings.map(|text| (file.path.as_str(), index + 1, text.to_string())));

@@ -1,6 +1,7 @@
-//! Rules over all text files of the project, one name each.
+//! Rules for all text files of the project, each with a name.
 //!
-//! A rule that the project does not keep yet is listed with `is_enforced: false`: `tidy --all` runs it, the tests do not.
+//! A rule that the project does not follow yet is listed with `is_enforced: false`: `tidy --all` runs it, the tests do
+//! not.
 
 use std::io;
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::path::Path;
 use crate::source_tree::{self, SourceTree};
 use crate::{comment_heads, file_access, found_values, links, named_tests, retired_words, type_names, width};
 
-/// A place that breaks a rule.
+/// A place that violates a rule.
 pub struct Complaint {
     place: String,
     text: String,
@@ -21,7 +22,7 @@ impl Complaint {
     }
 }
 
-/// A rule, and whether the whole project keeps it.
+/// A rule, and whether the whole project follows it.
 struct Rule {
     name: &'static str,
     is_enforced: bool,
@@ -41,7 +42,7 @@ const RULES: &[Rule] = &[
     Rule { name: "file-access", is_enforced: true, check: file_access::check },
 ];
 
-/// Every complaint as `file:line: text (rule)`, of the enforced rules or of all.
+/// Every complaint in the form `file:line: text (rule)`, of the enforced rules or of all.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -61,14 +62,14 @@ pub mod tests {
     use super::*;
     use crate::source_tree::SourceFile;
 
-    /// The files of a rule's test, by path.
+    /// The files for a test of a rule, by path.
     pub fn tree(files: &[(&str, &str)]) -> SourceTree {
         let paths = files.iter().map(|(path, _)| path.to_string()).collect();
         let file = |(path, text): &(&str, &str)| SourceFile { path: path.to_string(), text: text.to_string() };
         SourceTree { files: files.iter().map(file).collect(), paths }
     }
 
-    /// Complaints as `file:line: text`.
+    /// Complaints in the form `file:line: text`.
     pub fn shown(complaints: Vec<Complaint>) -> Vec<String> {
         complaints.iter().map(|complaint| format!("{}: {}", complaint.place, complaint.text)).collect()
     }

@@ -1,7 +1,7 @@
 //! The text files of the project, and the parts of Rust lines: code, strings and comments.
 //!
-//! Rules over the whole project read files from here, so that each file is read once. The scanner of Rust knows strings,
-//! raw strings, characters and comments, and nothing else of the language.
+//! Rules for the whole project read files from here, so that each file is read once. The scanner of Rust recognizes
+//! strings, raw strings, characters and comments, and nothing else of the language.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,19 +9,19 @@ use std::io;
 use std::path::Path;
 
 const ENDINGS: &[&str] = &["rs", "md", "toml", "sh", "py", "c", "h", "js", "html", "json"];
-/// Directories of build products and of the version control.
+/// Directories of build products and of version control.
 const SKIPPED: &[&str] = &["target", ".git", "build"];
 
 /// One file; its path is relative to the root.
 pub struct SourceFile {
-    /// As it is shown in complaints.
+    /// The path in complaints.
     pub path: String,
     /// The whole content.
     pub text: String,
 }
 
 impl SourceFile {
-    /// Whether the file name ends in this way (`rs`).
+    /// Does the file name have this extension (`rs`)?
     pub fn has_ending(&self, ending: &str) -> bool {
         Path::new(&self.path).extension().is_some_and(|extension| extension == ending)
     }
@@ -37,7 +37,7 @@ impl SourceFile {
 pub struct SourceTree {
     /// Sorted by path.
     pub files: Vec<SourceFile>,
-    /// Relative to the root, which is the empty path.
+    /// Paths relative to the root, which is the empty path.
     pub paths: BTreeSet<String>,
 }
 
@@ -56,7 +56,7 @@ pub fn read(root: &Path) -> io::Result<SourceTree> {
             if path.is_dir() && !path.is_symlink() && !SKIPPED.contains(&name.as_str()) {
                 open.push(path);
             } else if path.is_file() && path.extension().is_some_and(|e| ENDINGS.iter().any(|known| e == *known)) {
-                // A file that is no text has no words.
+                // A binary file has no words.
                 let text = fs::read_to_string(&path).ok();
                 tree.files.extend(text.map(|text| SourceFile { path: shown.clone(), text }));
             }
@@ -70,23 +70,23 @@ pub fn read(root: &Path) -> io::Result<SourceTree> {
 /// The parts of one line of Rust.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct RustLine {
-    /// Code with the contents of strings left out.
+    /// Code without the contents of strings.
     pub code: String,
     /// The contents of its strings, each followed by a line break.
     pub strings: String,
-    /// The text after `//`, with a third slash or exclamation mark.
+    /// The text after `//`, including a third slash or exclamation mark.
     pub comment: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum ScanState {
     Code,
-    /// Within a string; the number of hashes if it is raw.
+    /// Inside a string, with the number of hashes if it is raw.
     Text(Option<usize>),
     BlockComment,
 }
 
-/// Splits Rust into the parts of its lines; strings may go over several lines.
+/// Splits Rust into the parts of its lines; strings may span several lines.
 pub fn scan(text: &str) -> Vec<RustLine> {
     let mut state = ScanState::Code;
     text.lines().map(|line| scan_line(line, &mut state)).collect()
@@ -144,7 +144,7 @@ fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
     parts
 }
 
-/// Hashes and the rest behind `r"`, `r#"` and `br"`.
+/// The hashes, and the rest after `r"`, `r#"` or `br"`.
 fn raw_string_start<'a>(rest: &'a str, before: &str) -> Option<(usize, &'a str)> {
     if before.ends_with(|c: char| c.is_alphanumeric() || c == '_') {
         return None;
@@ -154,14 +154,14 @@ fn raw_string_start<'a>(rest: &'a str, before: &str) -> Option<(usize, &'a str)>
     Some((hashes, rest[hashes..].strip_prefix('"')?))
 }
 
-/// The length of a character literal; `None` for lifetimes and for other code.
+/// The length of a character literal; `None` for lifetimes and other code.
 fn character_length(rest: &str) -> Option<usize> {
     let inner = rest.strip_prefix('\'')?;
     let end = if inner.starts_with('\\') { 2 + inner[2..].find('\'')? } else { inner.chars().next()?.len_utf8() };
     inner[end..].starts_with('\'').then_some(end + 2)
 }
 
-/// Whether a whole word stands in a text: neither letters, digits nor underscores touch it.
+/// Does a whole word occur in a text, without adjacent letters, digits or underscores?
 pub fn has_word(text: &str, word: &str) -> bool {
     word_position(text, word).is_some()
 }

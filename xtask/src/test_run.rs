@@ -1,7 +1,7 @@
-//! Runs the workspace's tests as `cargo test` does, two programs of tests at a time, and measures each test.
+//! Runs the workspace's tests like `cargo test`, two test programs at a time, and measures each test.
 //!
-//! Tests of a program run one after another, so that the CPU time that passes between two results belongs to one test.
-//! Programs that manage this host run one at a time, because the host has one set of masks, cgroups and colors.
+//! The tests of a program run one after another, so that the CPU time between two results belongs to one test. Programs
+//! that manage this host run one at a time, because the host has only one set of masks, cgroups and colors.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ const PURE_PROGRAMS: [&str; 10] = [
 ];
 const STAGE: &str = "tests";
 
-/// One compiled program of tests.
+/// One compiled test program.
 #[derive(Clone, PartialEq, Debug)]
 struct TestProgram {
     name: String,
@@ -39,7 +39,7 @@ struct TestProgram {
     uses_host: bool,
 }
 
-/// Messages of cargo, of which only programs matter here.
+/// Messages of cargo, of which only those about programs matter here.
 #[derive(Deserialize)]
 struct CargoMessage {
     reason: String,
@@ -61,7 +61,7 @@ struct CargoTarget {
     kind: Vec<String>,
 }
 
-/// One event of a program of tests, as libtest's JSON has it.
+/// One event of a test program in libtest's JSON.
 #[derive(Deserialize)]
 struct TestEvent {
     #[serde(rename = "type")]
@@ -82,7 +82,7 @@ struct TestSummary {
     costs: Vec<StageCost>,
 }
 
-/// Builds and runs all tests, those in documents too; `filter` is a part of tests' names, or empty.
+/// Builds and runs all tests, including those in documents; `filter` is a part of tests' names, or empty.
 pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
     let (start, cpu_s) = (Instant::now(), process_cpu_s("self").unwrap_or_default());
     let programs = build(root)?;
@@ -101,7 +101,7 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
     let queue = Mutex::new(programs);
     let host = Mutex::new(());
     std::thread::scope(|scope| {
-        // One lane begins with the programs that use the host and the other with the rest.
+        // One lane begins with the programs that use the host, and the other with the rest.
         for prefers_host in [true, false] {
             let (summary, queue, host) = (&summary, &queue, &host);
             scope.spawn(move || {
@@ -132,7 +132,7 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
     if summary.failed.is_empty() { Ok(()) } else { Err(format!("{} tests failed", summary.failed.len())) }
 }
 
-/// Compiles everything and lists the programs of tests.
+/// Compiles everything, and lists the test programs.
 fn build(root: &Path) -> Result<Vec<TestProgram>, String> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string());
     let output = Command::new(cargo)
@@ -147,7 +147,7 @@ fn build(root: &Path) -> Result<Vec<TestProgram>, String> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(test_program).collect())
 }
 
-/// The program of tests that a message of cargo names, if it names one.
+/// The test program that a message of cargo names, if any.
 fn test_program(line: &str) -> Option<TestProgram> {
     let message: CargoMessage = serde_json::from_str(line).ok()?;
     let (executable, target) = (message.executable?, message.target?);
@@ -162,7 +162,7 @@ fn test_program(line: &str) -> Option<TestProgram> {
     Some(TestProgram { name, executable, uses_host, folder })
 }
 
-/// The next program for a lane: of its preferred kind while there is one.
+/// The next program for a lane, of its preferred kind if there is one.
 fn next_program(queue: &Mutex<Vec<TestProgram>>, prefers_host: bool) -> Option<TestProgram> {
     let mut queue = queue.lock().ok()?;
     let preferred = queue.iter().position(|program| program.uses_host == prefers_host);
@@ -232,7 +232,7 @@ fn record(summary: &Mutex<TestSummary>, change: impl FnOnce(&mut TestSummary)) {
     }
 }
 
-/// Examples in doc comments, by rustdoc, in one piece.
+/// Runs the examples in doc comments with rustdoc.
 fn run_documents(root: &Path, summary: &mut TestSummary) {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string());
     let ran = Command::new(cargo)

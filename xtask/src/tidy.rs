@@ -1,4 +1,4 @@
-//! The rules of STYLE.md and ARCHITECTURE.md that a machine can see.
+//! The rules of STYLE.md and ARCHITECTURE.md that can be checked automatically.
 
 use std::fs;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{crate_map, dependency_cycles, prose, retired_names};
 
-/// Which crates a crate may use: ARCHITECTURE.md's code map. A crate that is not listed may not exist.
+/// The crates that each crate may use: ARCHITECTURE.md's code map. A crate that is not listed is not allowed.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("agent", &[]),
@@ -45,29 +45,30 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Rooms without I/O, clock or hash order.
+/// Crates without I/O, clock or hash order.
 const PURE: &[&str] = &["core", "locality", "policy", "sim", "interval", "report", "fleet"];
 
 const IMPURE: &[&str] = &["std::fs", "std::net", "Instant::now", "SystemTime", "std::env::"];
-/// Their order differs from run to run. The locality engines look lines up in hash maps, and never iterate over them.
+/// Types whose iteration order differs between runs. The locality engines look up lines in hash maps, but never iterate
+/// over them.
 const HASH_ORDER: &[&str] = &["HashMap", "HashSet"];
 const NOT_LIBM: &[&str] =
     &[".ln()", ".log2()", ".log10()", ".exp()", ".exp2()", ".powf(", ".sin()", ".cos()", ".tan()"];
 const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "TODO", "FIXME", "XXX"];
-/// Types that only the pipeline builds, because a second place could decide otherwise than a replay.
+/// Types that only the pipeline builds, because a second place could make other decisions than a replay.
 const PIPELINE_PARTS: &[&str] = &["Profiler::new(", "Profiler::default()", "Verifier::new(", "ReferencePredictor {"];
-/// Crates that define them, and the one that builds them.
+/// Crates that define them, and the crate that builds them.
 const PIPELINE_CRATES: &[&str] = &["pipeline", "locality", "policy"];
 const MAX_LINES: usize = 700;
 const MAX_FUNCTION_LINES: usize = 100;
-/// The loop that nearly all simulated accesses pass through: in pieces it was slower.
+/// The loop through which nearly all simulated accesses pass; it was slower when split.
 const MAY_BE_LONGER: &[&str] = &["fn quick<const WATCHED: bool>"];
 const POLICY_PAGE: &[&str] = &["## Problem", "## Method", "## Properties", "## Cost", "## Source"];
 
-/// Every complaint, as `file:line: what is wrong`.
+/// Every complaint, in the form `file:line: description`.
 ///
 /// # Errors
-/// Reading the tree failed.
+/// The tree cannot be read.
 pub fn check(root: &Path) -> io::Result<Vec<String>> {
     let mut complaints = Vec::new();
     for (crate_name, path) in crates(root)? {
@@ -90,7 +91,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// Pages and doc comments by their sentences; pages also by their abbreviations and by who leads to them.
+/// Checks the sentences of pages and doc comments; for pages also the abbreviations, and the indexes that list them.
 fn check_prose(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let mut pages = Vec::new();
     for entry in fs::read_dir(root)? {
@@ -114,7 +115,7 @@ fn check_prose(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     prose::check_index(root, &pages, complaints)
 }
 
-/// The crates, and the package for Python.
+/// The crates, and the Python package.
 fn crates(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let python = root.join("python");
     let mut crates = Vec::from_iter(python.exists().then(|| ("python".to_string(), python)));
@@ -165,7 +166,7 @@ fn rust_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// All files below a folder, or the file itself; what was built is left out.
+/// All files below a directory, or the file itself, without build products.
 fn files(at: &Path) -> io::Result<Vec<PathBuf>> {
     let (mut found, mut left) = (Vec::new(), vec![at.to_path_buf()]);
     while let Some(path) = left.pop() {
@@ -181,7 +182,7 @@ fn files(at: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whole files of tests, examples and build scripts: only length and unfinished work are checked there.
+/// Files that contain only tests, examples or build scripts, in which only length and unfinished work are checked.
 pub fn is_test_file(path: &Path) -> bool {
     let of_tests = |part: &std::ffi::OsStr| part.to_string_lossy().ends_with("_tests");
     let in_tests = path.iter().any(|part| part == "tests" || part == "examples" || part == "benches" || of_tests(part));
@@ -232,7 +233,8 @@ fn check_source(crate_name: &str, root: &Path, path: &Path, complaints: &mut Vec
     Ok(())
 }
 
-/// (line, lines) of functions that are too long. A function ends at the next brace of its own depth, as rustfmt sets it.
+/// (line, length) of functions that are too long. A function ends at the next brace of its own depth, as rustfmt places
+/// it.
 fn long_functions(text: &str) -> Vec<(usize, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let before_fn =
@@ -248,7 +250,7 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
     measured.filter(|(_, lines)| *lines > MAX_FUNCTION_LINES).collect()
 }
 
-/// Names that are gone: in code, pages, machines and scenarios.
+/// Retired names in code, pages, machines and scenarios.
 fn check_names(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     for folder in ["crates", "benches", "xtask", "docs", "scenarios", "lab", "README.md", "ARCHITECTURE.md", "STYLE.md"]
     {
@@ -263,12 +265,13 @@ fn check_names(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     Ok(())
 }
 
-/// Names a part itself, not another type that ends alike (`OfflineProfiler` is the pipeline's own front).
+/// Does the code name the part itself, rather than another type with the same ending (`OfflineProfiler` is the
+/// pipeline's front end)?
 fn builds(code: &str, part: &str) -> bool {
     code.match_indices(part).any(|(at, _)| !code[..at].ends_with("Offline"))
 }
 
-/// Every policy has a page of its own, or a heading with its name on a page that it shares with others.
+/// Every policy has its own page, or a heading with its name on a page that it shares with others.
 fn check_policy_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let mut pages = Vec::new();
     for path in files(&root.join("docs/policies"))? {

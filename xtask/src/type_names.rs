@@ -1,21 +1,21 @@
 //! Are types noun phrases, each declared once in the workspace?
 //!
-//! Problem: a reader who meets `Outcome` or `Found` in a signature cannot tell which of several types it is, nor which
-//! value it holds. Method: declarations of all Rust files, main workspace and others, are read as text.
+//! Problem: a reader who sees `Outcome` or `Found` in a signature cannot tell which of several types it is, nor which
+//! value it represents. Method: the declarations in all Rust files, of the main workspace and others, are read as text.
 
 use std::collections::BTreeMap;
 
 use crate::rules::Complaint;
 use crate::source_tree::{RustLine, SourceTree, scan};
 
-/// Names that every crate may have: their meaning is the same everywhere.
+/// Names that every crate may use, because their meaning is the same everywhere.
 const CONVENTIONAL: &[&str] = &["Error", "Options", "Config", "Parameters", "Iter", "Args"];
-/// Other names that may be declared twice, and the reason: at most ten.
+/// Other names that may be declared twice, with the reason: at most ten.
 const ALLOWED_TWICE: &[(&str, &str)] = &[
     ("Plan", "a class of the Python package is named for the type that it wraps"),
     ("Profile", "a class of the Python package is named for the type that it wraps"),
 ];
-/// Participles, pronouns, adverbs, prepositions, adjectives and verbs that lack their noun.
+/// Participles, pronouns, adverbs, prepositions, adjectives and verbs that lack a noun.
 const NO_NOUNS: &[&str] = &[
     "Absent",
     "Acting",

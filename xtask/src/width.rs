@@ -1,9 +1,9 @@
-//! Is prose at most as wide as STYLE.md says? Tables, blocks of code and lines of one word are left alone.
+//! Is prose at most as wide as STYLE.md allows? Tables, code blocks and lines of one word are exempt.
 
 use crate::rules::Complaint;
 use crate::source_tree::SourceTree;
 
-/// Columns of a line of prose, in pages and in comments.
+/// Maximum number of columns of a line of prose, in pages and in comments.
 const MAX_COLUMNS: usize = 126;
 
 /// Lines of pages and of whole-line comments that are too wide.
@@ -26,7 +26,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
             is_in_code ^= prose.starts_with("```");
             let is_code = is_in_code || (markers == [""] && line.starts_with("    ")) || prose.starts_with("[!");
             let columns = line.chars().count();
-            // A list item of one word has its bullet, too.
+            // A list item of one word also has its bullet.
             let can_break = prose.split_whitespace().count() > 2;
             if columns > MAX_COLUMNS && can_break && !is_code && !prose.starts_with('|') {
                 let text = format!("{columns} columns of prose, at most {MAX_COLUMNS}");
@@ -37,7 +37,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     complaints
 }
 
-/// A paragraph in lines of at most that many columns; lines after the first are indented.
+/// Wraps a paragraph to lines of at most this width; lines after the first are indented.
 pub fn wrap(text: &str, indent: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

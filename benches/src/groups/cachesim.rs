@@ -15,7 +15,7 @@ pub const GROUP: BenchGroup = BenchGroup {
 const WAYS: usize = 16;
 const SETS: usize = (2 << 20) / 64 / WAYS;
 
-/// The plain loop: misses.
+/// Misses of the plain loop.
 pub fn move_to_front(lines: &[u64]) -> u64 {
     let mut sets = vec![[u64::MAX; WAYS]; SETS];
     let mut misses = 0;
@@ -42,7 +42,7 @@ fn simulate(simd: Simd, lines: &[u64]) -> u64 {
 }
 
 /// # Panics
-/// Misses on a full trace are not the known ones.
+/// Misses on a full trace differ from the known number.
 fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {

@@ -1,4 +1,4 @@
-//! Clustering many threads by their shMaps: the thesis's scan and the co-clustering, by turns.
+//! Clustering many threads by their shMaps: the thesis's scan and the co-clustering, in turn.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +38,7 @@ fn maps(entries: usize) -> Vec<Vec<u8>> {
     (0..THREADS).map(|thread| maps.map_of(TaskId(thread)).map_or(vec![0; entries], <[u8]>::to_vec)).collect()
 }
 
-/// Clusters of which the filter kept a region: of a cluster without one, nothing can be known.
+/// Number of clusters of which the filter kept a region; the others cannot be detected.
 fn count_visible_clusters(maps: &[Vec<u8>], entries: usize) -> usize {
     let cluster = |thread: usize| thread as u32 % CLUSTERS;
     let owner = |entry: usize| {

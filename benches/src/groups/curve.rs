@@ -1,7 +1,7 @@
 //! A miss-rate curve from one log of 163 840 addresses (papers RM 5.3: 83 ms at 1.5 GHz for the bounded stack).
 //!
-//! Promised are at most 5 ms on one core: 0.0002 million curves a second. The log is a program's as far as its reuses go:
-//! loops of several sizes, a stream, and lines that come back at random.
+//! The target is at most 5 ms on one core: 0.0002 million curves per second. The log resembles a program's in its
+//! reuses: loops of several sizes, a stream, and lines that recur at random.
 
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
@@ -17,7 +17,7 @@ pub const GROUP: BenchGroup = BenchGroup {
 
 const ENTRIES: usize = 163_840;
 const LINE_BYTES: u64 = 128;
-/// Size of the thesis's L2, which colors divide.
+/// Size of the thesis's L2, which colors partition.
 const CACHE_BYTES: u64 = 1_966_080;
 const COLORS: u64 = 16;
 const LOGS: usize = 4;

@@ -1,8 +1,8 @@
 //! The simulated hardware against the plain move-to-front loop, on the same accesses.
 //!
-//! Every context runs a program of `crates/sim` (recorded beforehand, so that making accesses is in neither time); the
-//! loop gets the lines of the same accesses, context by context in turns. Data accesses are counted. The last rows are
-//! whole runs, operating system and programs included, of the largest machines: what they hold at their peak.
+//! Every context runs a program of `crates/sim` (recorded in advance, so that generating accesses is in neither time);
+//! the loop gets the lines of the same accesses, context by context in turn. Data accesses are counted. The last rows
+//! are whole runs, including operating system and programs, of the largest machines, with their peak memory.
 
 use super::cachesim::move_to_front;
 use super::{BenchGroup, Options};
@@ -19,13 +19,13 @@ pub const GROUP: BenchGroup = BenchGroup {
     run,
 };
 
-/// A machine, how many contexts run, and what is promised.
+/// A machine, the number of contexts that run, and the targets.
 struct MachineCase {
     machine: &'static str,
     contexts: u32,
-    /// Times the speed of the loop.
+    /// Minimum ratio to the speed of the loop.
     least_ratio: Option<f64>,
-    /// Millions of data accesses a second.
+    /// Minimum millions of data accesses per second.
     least_millions: Option<f64>,
 }
 
@@ -45,12 +45,12 @@ const CASES: [MachineCase; 5] = [
 const WHOLE: [&str; 2] = ["epyc-7742", "epyc-7763"];
 const WHOLE_MOST_BYTES: u64 = 500_000_000;
 
-/// The cost of an access must not double from so many busy CPUs to so many.
+/// The cost of an access must not double between these numbers of busy CPUs.
 const FLAT: (&str, [u32; 2]) = ("epyc-7742", [2, 64]);
 
 const PROGRAMS: [&str; 4] = ["art", "twolf", "gzip", "swim"];
 
-/// Plays a recording for ever, a few thousand accesses at a time.
+/// Replays a recording endlessly, a few thousand accesses at a time.
 struct Player {
     accesses: std::sync::Arc<Vec<Access>>,
     at: usize,
@@ -78,7 +78,7 @@ fn is_data(access: &Access) -> bool {
     matches!(access.kind(), AccessKind::Load | AccessKind::Store)
 }
 
-/// Runs the machine until its tasks have made `wanted` data accesses; how many they made.
+/// Runs the machine until its tasks have made `wanted` data accesses; returns their actual number.
 fn simulate(
     spec: &cachemate_core::MachineSpec,
     contexts: u32,
@@ -137,7 +137,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
     rows
 }
 
-/// A program on every CPU, under the operating system, for so many cycles; data accesses made.
+/// Runs a program on every CPU under the operating system for this many cycles; returns the number of data accesses.
 fn run_whole(spec: &cachemate_core::MachineSpec, cycles: u64) -> u64 {
     let program = |cpu: u32| {
         let name = PROGRAMS[cpu as usize % PROGRAMS.len()];
@@ -152,15 +152,15 @@ fn run_whole(spec: &cachemate_core::MachineSpec, cycles: u64) -> u64 {
 
 fn whole_run(name: &str, options: &Options) -> Vec<ResultRow> {
     let spec = options.machine(name);
-    // Millions of accesses on machines of this size, enough for every program to have touched what it keeps touching.
+    // Millions of accesses on machines of this size, enough for every program to have touched its whole working set.
     let cycles = options.accesses as u64 / 20;
     let made = run_whole(&spec, cycles) as usize;
     let whole = Contender::new("whole run, all CPUs", || run_whole(&spec, cycles)).with_max_bytes(WHOLE_MOST_BYTES);
     compare("machine", name, made, options.rounds.min(2), BenchClock::Thread, false, vec![whole])
 }
 
-/// As many accesses *of every CPU* on few CPUs and on many, of the same two programs: else the many would be measured
-/// cold. The few run again and again, until both have made as many accesses in all.
+/// The same number of accesses *per CPU* on few CPUs and on many, of the same two programs; otherwise the run on many
+/// CPUs would be measured cold. The run on few is repeated until both have the same total.
 fn flatness(programs: &[std::sync::Arc<Vec<Access>>], wanted: usize, options: &Options) -> Vec<ResultRow> {
     let (name, cpus) = FLAT;
     let spec = options.machine(name);

@@ -1,4 +1,4 @@
-//! One file per group of comparisons. A new group: one file, and a line in [`GROUPS`].
+//! One file per group of comparisons. A new group needs a file, and a line in [`GROUPS`].
 
 mod cachesim;
 mod clusters;
@@ -25,9 +25,9 @@ pub struct Options {
     pub accesses: usize,
     pub rounds: usize,
     pub traces: Vec<TraceKind>,
-    /// An older program like this one, for the group `older`.
+    /// An older version of this program, for the group `older`.
     pub older: Option<PathBuf>,
-    /// A folder with files of the machines, instead of those that are built in.
+    /// A directory with machine files that replace the built-in ones.
     pub machines: Option<PathBuf>,
 }
 

@@ -1,7 +1,8 @@
-//! The simulated hardware against that of an older bench program, by its rules: whole processes by turns.
+//! The simulated hardware against that of an older bench program, by the same rules: whole processes in turn.
 //!
-//! Both run the group `machine` once a round, this one on the machine files of `--machines` (those of the older program,
-//! where the model has changed since). Recordings are the programs' own: they are the same as long as the programs are.
+//! Both run the group `machine` once per round; this one uses the machine files of `--machines` (those of the older
+//! program, if the model has changed since). Each program uses its own recordings, which are the same as long as the
+//! simulated programs are.
 
 use super::{BenchGroup, Options};
 use crate::harness::{ResultRow, median};
@@ -14,7 +15,7 @@ pub const GROUP: BenchGroup =
 /// Rows of the group `machine` that are compared.
 const CONTENDERS: [&str; 2] = ["machine", "flat cost: 64 CPUs"];
 
-/// Targets of the machines against e882cff.
+/// Targets of the machines relative to e882cff.
 const ASKED: [(&str, f64); 4] =
     [("niagara-2core", 1.75), ("power5-2x2x2", 1.6), ("opteron-2350", 1.2), ("xeon-x5365", 1.2)];
 
@@ -44,7 +45,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
     let own = std::env::current_exe().expect("this program's file");
     let (mut before, mut now) = (Vec::new(), Vec::new());
     for round in 0..options.rounds {
-        // Who goes first turns by rounds.
+        // The order alternates between rounds.
         for turn in 0..2 {
             match (turn + round) % 2 {
                 0 => before.push(speeds(older, options, None)),

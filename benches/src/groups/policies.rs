@@ -1,8 +1,8 @@
-//! The cost of one decision: 1 000 tasks on 64 last-level caches, and 8 on 2, everything known, every policy from a fresh
-//! start; and which share of such a host's time that is at windows of 10^9 cycles (promised: at most 0.5 %).
+//! The cost of one decision: 1 000 tasks on 64 last-level caches, and 8 on 2, with complete evidence, for every policy
+//! from a fresh start; and its share of such a host's time with windows of 10^9 cycles (target: at most 0.5 %).
 //!
-//! The input names tasks, so a speed of 0.2 millions a second is 1 000 tasks in 5 ms. Times are of a first decision,
-//! when nothing can be kept from the window before.
+//! The input counts tasks, so a speed of 0.2 millions per second is 1 000 tasks in 5 ms. Times are those of a first
+//! decision, when nothing can be reused from the previous window.
 
 use cachemate_core::{
     AppliedPlan, Cache, CacheId, CacheLevel, Capabilities, CounterEvent, Cpu, CpuId, Estimate, EventCount, EventCounts,
@@ -19,7 +19,7 @@ use crate::harness::{BenchClock, Contender, ResultRow, compare};
 pub const GROUP: BenchGroup =
     BenchGroup { name: "policies", about: "one decision for 1 000 tasks on 64 last-level caches", run };
 
-/// A host and what runs on it.
+/// A host and its tasks.
 #[derive(Clone, Copy)]
 struct HostSize {
     tasks: u32,
@@ -32,7 +32,7 @@ const SIZES: [HostSize; 2] =
 const HERTZ: u64 = 2_500_000_000;
 const WINDOW_CYCLES: f64 = 1e9;
 const SHARE_BAR_PERCENT: f64 = 0.5;
-/// A decision within 5 ms is promised of casc, activity-vector, di and dio.
+/// The target for casc, activity-vector, di and dio: a decision within 5 ms.
 const LEAST_MILLIONS: f64 = 0.2;
 
 struct SyntheticHost {
@@ -125,13 +125,13 @@ fn run(options: &Options) -> Vec<ResultRow> {
     SIZES.into_iter().flat_map(|size| decisions(size, options)).collect()
 }
 
-/// Promised of `auto`: a decision, and one after an arrival.
+/// Targets for `auto`: a decision, and one after an arrival.
 const LOOK_BARS_MS: [f64; 2] = [20.0, 2.0];
-/// Windows within which `auto` looks for a plan.
+/// Windows within which `auto` searches for a plan.
 const LOOKS_WITHIN: u64 = 64;
 
-/// `auto` watches the same tasks for some windows before it looks for a plan: its first look, and the one after another
-/// task has come.
+/// `auto` observes the same tasks for some windows before it searches for a plan: its first search, and the one after
+/// the arrival of another task.
 fn looks(size: HostSize, rounds: usize) {
     let mut look_times = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
@@ -157,7 +157,7 @@ fn looks(size: HostSize, rounds: usize) {
     }
 }
 
-/// The same host with curves and counts that differ from task to task.
+/// The same host, with curves and counts that differ between tasks.
 fn counted(size: HostSize) -> SyntheticHost {
     let mut host = host(size);
     let mut generator = SplitMix64::new(2);
@@ -169,7 +169,7 @@ fn counted(size: HostSize) -> SyntheticHost {
     host
 }
 
-/// Misses fall at one size, to a floor.
+/// Misses fall at one size to a floor.
 fn phased_profile(generator: &mut SplitMix64) -> Profile {
     let (knee, floor, height) =
         (1 + generator.draw_below(15), generator.draw_unit(), 2.0 + 30.0 * generator.draw_unit());
@@ -201,7 +201,7 @@ impl SyntheticHost {
         self.observation.tasks.push(TaskSample { counts: counts(&mut draws), ..task });
     }
 
-    /// One window under what was decided last; its processor time in milliseconds if the policy looked for a plan.
+    /// One window under the last decision; its CPU time in milliseconds if the policy searched for a plan.
     fn look(&mut self, policy: &mut dyn cachemate_core::Policy) -> Option<f64> {
         self.observation.window += 1;
         self.observation.span.start_ns += self.observation.span.elapsed_ns;

@@ -1,4 +1,4 @@
-//! How fast the simulator's programs make accesses: what is left of the time is the machine's.
+//! The speed at which the simulator's programs generate accesses; the rest of the time is the machine's.
 
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
@@ -7,10 +7,10 @@ use cachemate_sim::kernels;
 pub const GROUP: BenchGroup =
     BenchGroup { name: "programs", about: "accesses made by every program of the simulator", run };
 
-/// Millions of accesses a second.
+/// Target in millions of accesses per second.
 const LEAST: f64 = 60.0;
 
-/// Makes `wanted` accesses and more; a number that stands for the last of them.
+/// Generates at least `wanted` accesses; returns a number that represents the last of them.
 fn generate_accesses(program: &str, wanted: usize) -> u64 {
     let mut threads = kernels::program(program, 1, &kernels::Options::default()).expect("a shipped program");
     let (mut batch, mut made, mut last) = (Vec::new(), 0, 0);

@@ -11,7 +11,7 @@ pub const GROUP: BenchGroup = BenchGroup {
     run,
 };
 
-/// Sizes at which curves are compared: four to a factor of two.
+/// Sizes at which curves are compared: four per factor of two.
 fn sizes() -> Vec<u64> {
     (40..84).map(|index| libm::exp2(f64::from(index) / 4.0) as u64).collect()
 }

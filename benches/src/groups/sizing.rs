@@ -1,7 +1,7 @@
-//! Sizing partitions: 32 programs on 256 colors, by the exact solver and by lookahead.
+//! Sizing of partitions: 32 programs on 256 colors, by the exact solver and by lookahead.
 //!
-//! Promised are at most 50 ms (exact) and 1 ms (lookahead) for one deal: 0.00002 and 0.001 million deals a second. Curves
-//! are steep, flat, or fall off cliffs, from a seed; the two may deal differently.
+//! The targets are at most 50 ms (exact) and 1 ms (lookahead) for one assignment: 0.00002 and 0.001 million assignments
+//! per second. Curves are steep, flat, or have cliffs, drawn from a seed; the two results may differ.
 
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};

@@ -1,6 +1,6 @@
-//! The cost of the solvers on hundreds of programs, and how far from the optimum their bound leaves them.
+//! The cost of the solvers on hundreds of programs, and the distance from the optimum that their bound leaves.
 //!
-//! The input names programs, so a speed of 0.0002 millions a second is one second for 200.
+//! The input counts programs, so a speed of 0.0002 millions per second is one second for 200.
 
 use cachemate_core::SplitMix64;
 use cachemate_policy::solvers::{self, Seats};
@@ -11,7 +11,7 @@ use crate::harness::{BenchClock, Contender, ResultRow, compare};
 pub const GROUP: BenchGroup =
     BenchGroup { name: "solvers", about: "matching and local search for 64 to 200 programs", run };
 
-/// Programs that suffer and hurt by characters of their own, and by chance.
+/// Programs whose sensitivity and intensity are individual, with random noise.
 fn random_costs(programs: usize) -> Vec<Vec<f64>> {
     let mut generator = SplitMix64::new(1);
     let mut character = || (0..programs).map(|_| generator.draw_unit() * generator.draw_unit()).collect::<Vec<f64>>();
@@ -20,7 +20,7 @@ fn random_costs(programs: usize) -> Vec<Vec<f64>> {
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
-    // 200 on pairs, and on the 8 caches of a 64-core host: one to a core, one to a hardware thread, and turns.
+    // 200 on pairs, and on the 8 caches of a 64-core host: one per core, one per hardware thread, and with turns.
     let cases = [(200, vec![2; 100], 1.0), (64, vec![8; 8], 1.0), (128, vec![16; 8], 2.0), (200, vec![16; 8], 5.0)];
     let mut rows = Vec::new();
     for (programs, cpus_per_cache, seconds_at_most) in cases {

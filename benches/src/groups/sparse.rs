@@ -1,4 +1,4 @@
-//! Exact stack distances where hardly any page of 64 lines has two lines in use.
+//! Exact stack distances if hardly any page of 64 lines has two lines in use.
 
 use super::stack::{exact_histogram, fingerprint, olken};
 use super::{BenchGroup, Options};

@@ -12,7 +12,7 @@ pub const GROUP: BenchGroup = BenchGroup {
     run,
 };
 
-/// The target of an instruction set, against the baseline.
+/// The target of an instruction set relative to the baseline.
 fn target_speedup(simd: Simd) -> Option<f64> {
     match simd.name() {
         "avx512" => Some(10.0),
@@ -21,7 +21,7 @@ fn target_speedup(simd: Simd) -> Option<f64> {
     }
 }
 
-/// A number that stands for a histogram: equal ones only for equal histograms, but for one chance in 2^64.
+/// A number that represents a histogram: equal numbers mean equal histograms, except with a probability of 2^-64.
 pub fn fingerprint(histogram: &DistanceHistogram) -> u64 {
     let mut words = vec![histogram.cold_count()];
     words.extend(histogram.counts().iter().flat_map(|&(distance, count)| [distance, count]));

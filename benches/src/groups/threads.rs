@@ -1,4 +1,5 @@
-//! Exact stack distances on two threads against one, by the clock on the wall: needs two free cores to mean something.
+//! Exact stack distances on two threads against one, by the wall clock; the result needs two free cores to be
+//! meaningful.
 
 use super::stack::{exact_histogram, fingerprint};
 use super::{BenchGroup, Options};
@@ -33,8 +34,8 @@ fn run(options: &Options) -> Vec<ResultRow> {
     rows
 }
 
-/// How the work is shared, in processor time, which busy neighbors disturb less than the wall clock: two idle cores
-/// could not do better than one thread's time over the busier thread's.
+/// The balance of the work in CPU time, which busy neighbors disturb less than wall-clock time: the speedup on two idle
+/// cores is at most one thread's time over the busier thread's.
 fn report_balance(input: &str, lines: &[u64]) {
     let start = BenchClock::Thread.now_s();
     exact_histogram(Simd::detect_best(), lines);

@@ -1,4 +1,4 @@
-//! Traces: reading `.cmt`, and how much slower a program runs while it is recorded.
+//! Traces: the speed of reading `.cmt`, and the slowdown of a program while it is recorded.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -37,7 +37,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
     rows
 }
 
-/// Records as a filtered recording has them: gaps, sizes and stores that vary.
+/// Records like those of a filtered recording: gaps, sizes and stores that vary.
 fn write(path: &Path, lines: &[u64]) {
     let out = std::fs::File::create(path).expect("a file in the temporary directory");
     let header = TraceHeader::for_import("bench", true);
@@ -74,7 +74,7 @@ fn read_addresses(path: &Path) -> u64 {
     sum
 }
 
-/// gzip of 8 MB of text by the clock on the wall: the recorder is a process of its own beside the packing one.
+/// gzip of 8 MB of text by the wall clock, because the recorder is a separate process beside the compressing one.
 fn recording(dir: &Path, options: &Options) -> Vec<ResultRow> {
     let tool = match find_recording() {
         Ok(tool @ RecorderTool::Tool { .. }) => tool,

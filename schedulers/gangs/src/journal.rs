@@ -1,27 +1,27 @@
-//! The journal: the policy that each thread had before it became ours. One line a thread, `thread start policy`,
-//! written before the change; the start time distinguishes a thread from a later one with the same number.
+//! The journal: the policy that each thread had before it was adopted. It has one line per thread, `thread start
+//! policy`, written before the change; the start time distinguishes a thread from a later one with the same number.
 
 /// SCHED_EXT of include/uapi/linux/sched.h.
 pub const POLICY_EXT: i32 = 7;
 
-/// One thread as it was.
+/// The original state of one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub thread: u32,
-    /// Ticks since boot (field 22 of `/proc/PID/stat`).
+    /// Start time in ticks since boot (field 22 of `/proc/PID/stat`).
     pub start_ticks: u64,
     pub policy: i32,
 }
 
-/// The line of a thread.
+/// The line for a thread.
 pub fn line(entry: &Entry) -> String {
     format!("{} {} {}\n", entry.thread, entry.start_ticks, entry.policy)
 }
 
-/// All entries; for a thread with two entries the first one, which is the oldest state.
+/// All entries; for a thread with two entries only the first one, which is the oldest state.
 ///
 /// # Errors
-/// A malformed line. A last line without its end was not finished, and the change after it not begun: it is left out.
+/// A malformed line. An incomplete last line is ignored, because the change after it was not started.
 pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
     let mut entries: Vec<Entry> = Vec::new();
     for (number, line) in text.split_inclusive('\n').enumerate() {
@@ -41,8 +41,8 @@ pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
     Ok(entries)
 }
 
-/// The entries to keep after a restore: those that stay adopted, and all threads whose policy the kernel refused to restore,
-/// with the policy that they are owed; a later restore tries again.
+/// The entries to keep after a restore: those of threads that stay adopted, and those of threads whose policy the
+/// kernel refused to restore. A later restore retries the latter.
 pub fn remaining_entries(entries: &[Entry], stays_adopted: impl Fn(&Entry) -> bool, refused: &[Entry]) -> Vec<Entry> {
     let is_refused =
         |entry: &Entry| refused.iter().any(|owed| owed.thread == entry.thread && owed.start_ticks == entry.start_ticks);
@@ -50,9 +50,9 @@ pub fn remaining_entries(entries: &[Entry], stays_adopted: impl Fn(&Entry) -> bo
     adopted.chain(refused).copied().collect()
 }
 
-/// Policy, start time and parent process in a line of `/proc/PID/stat`. `None`: not such a line.
+/// Policy, start time and parent process from a line of `/proc/PID/stat`; `None` if the line is malformed.
 pub fn stat_fields(stat: &str) -> Option<(i32, u64, u32)> {
-    // The name may have anything in it but ends with the last parenthesis. Fields after it count from 3.
+    // The name may contain anything, but ends with the last parenthesis. The fields after it are numbered from 3.
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
     let at = |number: usize| fields.get(number - 3);
     Some((at(41)?.parse().ok()?, at(22)?.parse().ok()?, at(4)?.parse().ok()?))

@@ -1,5 +1,5 @@
-//! The pure part of the gang scheduler: the plan's format, the quantum, the starvation guard, and the journal. No I/O
-//! and no clock here but in [`journal`]'s and [`tasks`]' callers; `main.rs` has the loader.
+//! The pure part of the gang scheduler: the plan's format, the quantum, the starvation guard, and the journal. Only the
+//! callers of [`journal`] and [`tasks`] do I/O or read a clock; `main.rs` contains the loader.
 
 pub mod journal;
 pub mod maps;

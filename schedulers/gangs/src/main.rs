@@ -87,7 +87,7 @@ fn run(socket: &Path, journal: &Path, all: bool) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One connection for each line. The exit code is 1 if an answer is an error.
+/// Sends one line per connection. The exit code is 1 if an answer is an error.
 fn send_requests(socket: &Path) -> Result<ExitCode, String> {
     let says = |error: std::io::Error| format!("{}: {error}", socket.display());
     let mut failed = false;

@@ -1,15 +1,15 @@
-//! The layouts of the maps, as bpf/state.h has them.
+//! The layouts of the maps, as defined in bpf/state.h.
 
 pub const MAX_CPUS: usize = 512;
 pub const MAX_CACHES: usize = 32;
 pub const MAX_GANGS: usize = 30;
-/// No task of ours runs on the CPU.
+/// No managed task runs on the CPU.
 pub const NOBODY: u32 = u32::MAX;
 
 const TURN_BYTES: usize = 16;
 const ROTATION_BYTES: usize = 16 + MAX_GANGS * TURN_BYTES;
 
-/// Whose place: a thread's or a whole process'.
+/// The owner of a place: a thread or a whole process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TaskKey {
     Thread(u32),
@@ -31,10 +31,10 @@ impl TaskKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskPlace {
     pub gang: u32,
-    /// A bit for each last-level cache.
+    /// One bit per last-level cache.
     pub caches: u32,
     pub weight: u32,
-    /// Do processes that descend from it take the same place?
+    /// Do descendants of the process have the same place?
     pub children: bool,
 }
 
@@ -49,7 +49,7 @@ impl TaskPlace {
 pub struct MapTurn {
     pub length_ns: u64,
     pub gang: u32,
-    /// A bit for each gang that may use what this one leaves idle.
+    /// One bit per gang that may use the CPUs that this one leaves idle.
     pub may_fill: u32,
 }
 
@@ -66,7 +66,7 @@ pub fn rotation_to_bytes(turns: &[MapTurn]) -> Vec<u8> {
     bytes
 }
 
-/// The turns in a `struct rotation`. `None`: it is none.
+/// The turns in a `struct rotation`; `None` if the bytes are malformed.
 pub fn rotation_from_bytes(bytes: &[u8]) -> Option<Vec<MapTurn>> {
     let turns = u32_at(bytes, 0)? as usize;
     if bytes.len() != ROTATION_BYTES || turns > MAX_GANGS {
@@ -84,7 +84,7 @@ pub fn rotation_from_bytes(bytes: &[u8]) -> Option<Vec<MapTurn>> {
         .collect()
 }
 
-/// `struct cpu`, of which only the cache is written.
+/// `struct cpu`, in which only the cache is written.
 pub fn cpu_to_bytes(cache: u32) -> Vec<u8> {
     let mut bytes = words::<4, 16>([cache, NOBODY, NOBODY, 0]).to_vec();
     bytes.extend([0; 16]);
@@ -105,7 +105,7 @@ pub fn machine_to_bytes(cpus: u32, caches: u32) -> Vec<u8> {
     bytes
 }
 
-/// Kind and code with which the kernel ended the scheduler; kind 0: it runs.
+/// Kind and code with which the kernel ended the scheduler; kind 0 while it runs.
 pub fn exit_state(machine: &[u8]) -> Option<(u32, i64)> {
     Some((u32_at(machine, 8)?, u64_at(machine, 16)? as i64))
 }
@@ -117,26 +117,26 @@ pub struct CacheCounts {
     pub gang: Option<u32>,
     pub turns: u64,
     pub kicks: u64,
-    /// Tasks that waited longer than a rotation.
+    /// Tasks that had waited for more than a rotation.
     pub rescued: u64,
-    /// Tasks that ran in the turn of another gang as the plan allows it.
+    /// Tasks that ran in the turn of another gang, as the plan allows.
     pub fills: u64,
-    /// How late a turn ended, at most.
+    /// Maximum delay of the end of a turn.
     pub latest_ns: u64,
     pub longest_wait_ns: u64,
-    /// All CPUs ran the gang whose turn it was.
+    /// Time in which all CPUs ran the gang whose turn it was.
     pub turn_ns: u64,
-    /// CPUs ran tasks of several gangs.
+    /// Time in which CPUs ran tasks of several gangs.
     pub mixed_ns: u64,
-    /// CPUs ran another gang than the one whose turn it was.
+    /// Time in which CPUs ran another gang than the one whose turn it was.
     pub off_turn_ns: u64,
-    /// Some CPUs were idle, the others ran the gang.
+    /// Time in which some CPUs were idle and the others ran the gang.
     pub partly_idle_ns: u64,
     pub idle_ns: u64,
 }
 
 impl CacheCounts {
-    /// `None`: the bytes are too few.
+    /// Parses the counts; `None` if there are too few bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let at = |index: usize| u64_at(bytes, 48 + 8 * index);
         Some(CacheCounts {

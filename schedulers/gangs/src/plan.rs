@@ -1,13 +1,13 @@
-//! The message of the socket: one JSON object a line, and one line as the answer. docs/sched-ext.md describes it.
+//! The message of the socket: one JSON object per line, and one line as the answer. docs/sched-ext.md describes it.
 
 use crate::maps::{MAX_CACHES, MAX_GANGS, MapTurn, TaskKey, TaskPlace};
 use crate::quantum::WAIT_BEYOND_ROTATIONS_NS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The version of messages; another one is refused.
+/// The version of messages; other versions are rejected.
 pub const VERSION: u32 = 1;
-/// A message is at most this long.
+/// Maximum length of a message.
 pub const MAX_BYTES: usize = 8 << 20;
 const MAX_TASKS: usize = 65_536;
 const TURN_US: (u64, u64) = (1_000, 1_000_000);
@@ -17,11 +17,11 @@ const WEIGHT: (u32, u32) = (1, 10_000);
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum SocketRequest {
-    /// Take this plan in.
+    /// Load this plan.
     Plan(PlanMessage),
     /// Query of the state in force.
     State {},
-    /// Put all tasks back and end.
+    /// Restore all tasks, and exit.
     Stop {},
 }
 
@@ -30,11 +30,11 @@ pub enum SocketRequest {
 #[serde(deny_unknown_fields)]
 pub struct PlanMessage {
     pub version: u32,
-    /// Larger than that of the plan in force.
+    /// Number greater than that of the plan in force.
     pub generation: u64,
-    /// No plan is taken in with which a task could wait longer.
+    /// Maximum wait of a task; a plan with which a task could wait longer is rejected.
     pub longest_wait_ms: u64,
-    /// In the order of the rotation.
+    /// Turns in the order of the rotation.
     pub turns: Vec<TurnMessage>,
     pub tasks: Vec<TaskMessage>,
 }
@@ -45,7 +45,7 @@ pub struct TurnMessage {
     pub cache: u32,
     pub gang: u32,
     pub turn_us: u64,
-    /// Gangs that may use the CPUs that this one leaves idle. None: the turn is strict.
+    /// Gangs that may use the CPUs that this one leaves idle. If empty, the turn is strict.
     #[serde(default)]
     pub may_fill: Vec<u32>,
 }
@@ -73,15 +73,15 @@ fn standard_weight() -> u32 {
 #[derive(Debug, PartialEq, Eq)]
 pub struct CheckedPlan {
     pub generation: u64,
-    /// By cache.
+    /// Rotations by cache.
     pub rotations: Vec<Vec<MapTurn>>,
     pub places: BTreeMap<TaskKey, TaskPlace>,
 }
 
-/// Reads one line.
+/// Parses one line.
 ///
 /// # Errors
-/// The line is no request.
+/// The line is not a request.
 pub fn parse_request(line: &str) -> Result<SocketRequest, String> {
     if line.len() > MAX_BYTES {
         return Err(format!("message: found {} bytes, expected at most {MAX_BYTES}", line.len()));
@@ -93,7 +93,7 @@ impl PlanMessage {
     /// Checks the plan against a machine with `caches` last-level caches and the generation in force.
     ///
     /// # Errors
-    /// The first place that is wrong, what was found there, and what was expected.
+    /// The first invalid place, with the value found and the values expected.
     pub fn check(&self, caches: usize, in_force: u64) -> Result<CheckedPlan, String> {
         if self.version != VERSION {
             return Err(format!("plan.version: found {}, expected {VERSION}", self.version));
@@ -101,7 +101,7 @@ impl PlanMessage {
         if self.generation <= in_force {
             return Err(format!("plan.generation: found {}, expected more than {in_force}", self.generation));
         }
-        // All ones is what a task has that no plan was looked up for yet.
+        // All ones marks a task for which no plan was looked up yet.
         if self.generation == u64::MAX {
             return Err(format!("plan.generation: found {}, expected less", self.generation));
         }
@@ -140,7 +140,7 @@ impl PlanMessage {
         Ok(rotations)
     }
 
-    /// Two rotations and 100 ms must not be longer than what is allowed.
+    /// Two rotations and 100 ms must not exceed the allowed wait.
     fn check_waits(&self, rotations: &[Vec<MapTurn>]) -> Result<(), String> {
         for (cache, rotation) in rotations.iter().enumerate().filter(|(_, rotation)| rotation.len() > 1) {
             let wait_ms = longest_wait_ns(rotation).div_ceil(1_000_000);
@@ -167,7 +167,7 @@ impl PlanMessage {
                 _ => return Err(format!("{place}: expected either 'process' or 'thread'")),
             };
             let (TaskKey::Process(id) | TaskKey::Thread(id)) = who;
-            // A number of the kernel's is positive and no longer than an int.
+            // Thread numbers of the kernel are positive and fit an int.
             check_range(
                 u64::from(id),
                 (1, i32::MAX as u64),
@@ -185,7 +185,7 @@ impl PlanMessage {
     }
 }
 
-/// The caches of a task, a bit each: a task without a turn at its cache would never run.
+/// The caches of a task, one bit each: a task without a turn at its cache would never run.
 fn task_cache_mask(task: &TaskMessage, rotations: &[Vec<MapTurn>], place: &str) -> Result<u32, String> {
     if task.caches.is_empty() {
         return Err(format!("{place}.caches: found none, expected at least one"));

@@ -1,18 +1,18 @@
-//! How long a turn must be. A gang's turn begins with its footprint displaced: each line is fetched once at the cost of a
-//! miss, then hits. Source: measured on a modeled machine within 2.5 % at 1 to 100 ms (docs/sched-ext.md).
+//! The required length of a turn. A gang's turn begins with its footprint displaced: each line is fetched once at the
+//! cost of a miss, then hits. Source: measured on a modeled machine within 2.5 % at 1 to 100 ms (docs/sched-ext.md).
 
 /// Measured properties of the gang that profits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GangFootprint {
-    /// Lines of the last-level cache that one task uses again and again.
+    /// Lines of the last-level cache that one task reuses.
     pub lines: f64,
-    /// An access that hits the last-level cache, ns.
+    /// Time of an access that hits the last-level cache, ns.
     pub hit_ns: f64,
-    /// An access that misses it, ns.
+    /// Time of an access that misses it, ns.
     pub miss_ns: f64,
 }
 
-/// Mean ns of an access when turns take `turn_ns` and the other turns leave nothing of the footprint.
+/// Mean time of an access in ns if turns last `turn_ns` and the other turns displace the whole footprint.
 pub fn access_ns(footprint: &GangFootprint, turn_ns: f64) -> f64 {
     let fetch_ns = footprint.lines * footprint.miss_ns;
     if turn_ns > fetch_ns {
@@ -22,7 +22,7 @@ pub fn access_ns(footprint: &GangFootprint, turn_ns: f64) -> f64 {
     }
 }
 
-/// The turn in ns at which an access takes `access_ns`: the inverse of [`access_ns`]. `None`: no turn brings that.
+/// The turn in ns at which an access takes `access_ns`: the inverse of [`access_ns`]. `None` if no turn achieves this.
 pub fn turn_for_access_ns(footprint: &GangFootprint, access_ns: f64) -> Option<f64> {
     let GangFootprint { lines, hit_ns, miss_ns } = *footprint;
     (access_ns > hit_ns && access_ns < miss_ns).then(|| access_ns * lines * (miss_ns - hit_ns) / (access_ns - hit_ns))
@@ -31,31 +31,31 @@ pub fn turn_for_access_ns(footprint: &GangFootprint, access_ns: f64) -> Option<f
 /// Requirements of a turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TurnRequirements {
-    /// ns an access takes without gangs, measured.
+    /// Measured time of an access without gangs, ns.
     pub without_ns: f64,
-    /// How many gangs take turns on the cache.
+    /// Number of gangs that take turns on the cache.
     pub gangs: u32,
-    /// The longest wait of a task that is allowed, ns.
+    /// Maximum allowed wait of a task, ns.
     pub longest_wait_ns: f64,
 }
 
-/// Turns are between these two, ns, when nothing else asks for more or less.
+/// Range of a turn in ns, unless another requirement needs more or less.
 pub const TYPICAL_NS: (f64, f64) = (20e6, 100e6);
-/// A turn pays when it takes this share of the time of an access away.
+/// Smallest fraction of an access's time that a turn must save to pay off.
 pub const LEAST_GAIN: f64 = 0.1;
-/// The wanted turn brings accesses within this factor of a hit.
+/// The preferred turn brings accesses within this factor of a hit.
 pub const WANTED_FACTOR: f64 = 4.0 / 3.0;
-/// A task's maximum wait beyond two rotations, ns (the service of tasks that waited too long).
+/// Maximum wait of a task beyond two rotations, ns (for the service of tasks that waited too long).
 pub const WAIT_BEYOND_ROTATIONS_NS: f64 = 100e6;
 
-/// Why there are no gangs.
+/// The reason for which there are no gangs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QuantumRefusal {
-    /// A figure is not a positive number, or a miss is not dearer than a hit.
+    /// A figure is not a positive number, or a miss costs no more than a hit.
     NotMeasured,
-    /// Without gangs accesses are about as fast as gangs can make them.
+    /// Without gangs, accesses are about as fast as gangs can make them.
     NothingToGain,
-    /// Turns that pay make tasks wait too long: the turn and the longest one that is allowed, ns.
+    /// Turns long enough to pay off make tasks wait too long: that turn and the longest one allowed, ns.
     WaitTooLong { pays_ns: f64, allowed_ns: f64 },
 }
 
@@ -64,10 +64,11 @@ pub fn longest_turn_ns(gangs: u32, longest_wait_ns: f64) -> f64 {
     (longest_wait_ns - WAIT_BEYOND_ROTATIONS_NS) / (2.0 * f64::from(gangs.max(1)))
 }
 
-/// The length of a turn in ns: the wanted one, within 20 and 100 ms, never shorter than pays, never longer than allowed.
+/// The length of a turn in ns: the preferred one, between 20 and 100 ms, no shorter than break-even, no longer than
+/// allowed.
 ///
 /// # Errors
-/// Why gangs are refused.
+/// The reason for which gangs are rejected.
 pub fn turn_ns(footprint: &GangFootprint, requirements: &TurnRequirements) -> Result<f64, QuantumRefusal> {
     let figures =
         [footprint.lines, footprint.hit_ns, footprint.miss_ns, requirements.without_ns, requirements.longest_wait_ns];
@@ -127,7 +128,7 @@ mod tests {
         let turn = turn_ns(&chase(3.0 * MIB), &wish(127.0, 1000.0)).unwrap();
         assert!((20e6..=100e6).contains(&turn), "{turn}");
         assert_eq!(turn_ns(&chase(MIB / 16.0), &wish(127.0, 1000.0)), Ok(20e6));
-        // 16 MiB: 33 ms go into fetching alone, and the wanted turn is beyond 100 ms.
+        // 16 MiB: fetching alone takes 33 ms, and the preferred turn exceeds 100 ms.
         let long = turn_ns(&chase(16.0 * MIB), &wish(35.0, 10_000.0)).unwrap();
         assert!(long > 100e6 && access_ns(&chase(16.0 * MIB), long) <= 31.5 + 1e-6, "{long}");
     }

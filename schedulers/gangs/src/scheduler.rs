@@ -1,5 +1,5 @@
-//! The BPF object: loaded, attached, fed with plans, read back. When this is dropped, or its process ends in any way, the
-//! kernel detaches it and all tasks run under the fair class.
+//! The BPF object: loading, attaching, updating the plan, reading the state. When this value is dropped, or its process
+//! ends in any way, the kernel detaches the object, and all tasks run under the fair class.
 
 use crate::machine::HostCaches;
 use gangs::maps::{self, CacheCounts, MAX_CACHES, MapTurn};
@@ -8,11 +8,11 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
 use std::collections::HashMap;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gangs.bpf.o"));
-/// An array's only key.
+/// The only key of an array.
 const ONLY: u32 = 0;
 
 pub struct BpfScheduler {
-    // Before the object: dropped first.
+    // Declared before the object, so that it is dropped first.
     _link: Link,
     _object: Object,
     maps: HashMap<String, MapHandle>,
@@ -21,7 +21,7 @@ pub struct BpfScheduler {
 }
 
 impl BpfScheduler {
-    /// `all`: every task of the host instead of those with policy 7.
+    /// Attaches the scheduler; with `all`, to every task of the host instead of those with policy 7.
     ///
     /// # Errors
     /// The kernel refuses the scheduler.
@@ -53,12 +53,12 @@ impl BpfScheduler {
         Ok(BpfScheduler { _link: link, _object: object, maps: handles, cpus, caches })
     }
 
-    /// Takes a plan in: the half that is not in force is filled, then one word makes it the one in force.
+    /// Loads a plan: the half that is not in force is filled, then one word switches to it.
     ///
     /// # Errors
-    /// A map that the kernel does not let write. The plan in force stays as it is.
+    /// The kernel refuses the write to a map. The plan in force stays unchanged.
     pub fn load_plan(&self, plan: &CheckedPlan) -> Result<(), String> {
-        // Counted here and not as the plan counts: the half in force is the one of the lowest bit.
+        // Counted separately from the plan's own generation, because the lowest bit selects the half in force.
         let generation = self.generation()? + 1;
         let half = generation & 1;
         let places = map(&self.maps, if half == 1 { "places_odd" } else { "places_even" })?;
@@ -77,10 +77,10 @@ impl BpfScheduler {
         write(&self.maps, "generation", ONLY, &generation.to_ne_bytes())
     }
 
-    /// Plans taken in since attaching.
+    /// Number of plans loaded since attaching.
     ///
     /// # Errors
-    /// A map that cannot be read; so for the others below.
+    /// A map that cannot be read; the same applies to the functions below.
     fn generation(&self) -> Result<u64, String> {
         let bytes = read(&self.maps, "generation", ONLY)?;
         bytes.try_into().map(u64::from_ne_bytes).map_err(|_| "generation: not a word".to_owned())
@@ -97,7 +97,7 @@ impl BpfScheduler {
             .collect()
     }
 
-    /// How many tasks the plan in force names.
+    /// Number of tasks that the plan in force names.
     pub fn places(&self) -> Result<usize, String> {
         let odd = self.generation()? & 1 == 1;
         Ok(map(&self.maps, if odd { "places_odd" } else { "places_even" })?.keys().count())
@@ -118,7 +118,7 @@ impl BpfScheduler {
         (0..self.cpus as u32).map(one).collect()
     }
 
-    /// Kind and code, when the kernel has ended the scheduler.
+    /// Kind and code, if the kernel has ended the scheduler.
     pub fn read_exit(&self) -> Result<Option<(u32, i64)>, String> {
         let exit = maps::exit_state(&read(&self.maps, "machine", ONLY)?).ok_or("machine: too short")?;
         Ok((exit.0 != 0).then_some(exit))

@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 /// SCX_EXIT_UNREG_KERN and SCX_EXIT_ERROR of include/linux/sched/ext.h, Linux 6.18.
 const EXIT_UNREG_KERN: u32 = 66;
-/// After a hotplug the kernel asks for another start (SCX_ECODE_ACT_RESTART); so often in a row at most.
+/// After a hotplug, the kernel requests a restart (SCX_ECODE_ACT_RESTART); maximum number in a row.
 const RESTARTS: u32 = 5;
 const POLL: Duration = Duration::from_millis(20);
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The state in force, by the maps and the kernel.
+/// The state in force, according to the maps and the kernel.
 #[derive(Serialize)]
 struct ServiceState {
     generation: u64,
@@ -122,7 +122,7 @@ impl Service {
         Ok(())
     }
 
-    /// One request of a client. True: it asks to stop. A client that says nothing is left after two seconds.
+    /// Handles one request of a client; true if it requests to stop. A silent client is dropped after two seconds.
     fn answer(&mut self, client: UnixStream) -> bool {
         let _ = client.set_nonblocking(false);
         let _ = client.set_read_timeout(Some(CLIENT_TIMEOUT));
@@ -147,7 +147,7 @@ impl Service {
         stop
     }
 
-    /// The generation of the plan that was taken in last.
+    /// The generation of the last loaded plan.
     fn generation(&self) -> u64 {
         self.plan.as_ref().map_or(0, |plan| plan.generation)
     }
@@ -162,9 +162,9 @@ impl Service {
                 || plan.places.contains_key(&TaskKey::Thread(thread))
                 || plan.places.contains_key(&TaskKey::Process(process))
         };
-        // Children of planned processes stand in no plan.
+        // Children of planned processes are in no plan.
         let adopts_children = |process| plan.places.get(&TaskKey::Process(process)).is_some_and(|place| place.children);
-        // A thread that the kernel refuses stays in the journal: the plan holds all the same.
+        // A thread that the kernel refuses stays in the journal, and the plan remains in force.
         complaints.extend(self.tasks.restore(stays, adopts_children).err());
         let generation = plan.generation;
         self.plan = Some(plan);
@@ -193,7 +193,7 @@ impl Service {
         complaints
     }
 
-    /// Everything that is in force, read back.
+    /// The complete state in force, read back.
     fn state(&self) -> Result<serde_json::Value, String> {
         let mut caches = Vec::new();
         if let Some(scheduler) = &self.scheduler {
@@ -215,7 +215,7 @@ impl Service {
         serde_json::to_value(state).map_err(|error| error.to_string())
     }
 
-    /// Looks at the kernel, the guard and the clock.
+    /// Polls the kernel, the guard and the clock.
     fn watch(&mut self) -> Result<(), String> {
         if let Some((at, _)) = &self.again {
             return if Instant::now() >= *at { self.reattach() } else { Ok(()) };
@@ -279,7 +279,7 @@ fn turn_message(cache: u32, turn: &MapTurn) -> TurnMessage {
     TurnMessage { cache, gang: turn.gang, turn_us: turn.length_ns / 1000, may_fill }
 }
 
-/// The monotonic clock, which is the scheduler's.
+/// The monotonic clock, which the scheduler also uses.
 fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the structure lives through the call.

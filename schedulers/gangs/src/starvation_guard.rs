@@ -1,8 +1,8 @@
-//! The starvation guard, which detaches the scheduler from the CPUs. Managed tasks stand below the fair class: if
-//! unmanaged tasks keep a CPU busy, they get nothing until the kernel's watchdog ends the scheduler after ten
+//! The starvation guard, which detaches the scheduler from the CPUs. Managed tasks rank below the fair class: if
+//! unmanaged tasks keep a CPU busy, managed ones get no time until the kernel's watchdog ends the scheduler after ten
 //! seconds. The guard acts well before that.
 
-/// A CPU of which a higher class had more than this share of one window is lost to us.
+/// A CPU of which a higher class had more than this share of one window counts as lost.
 pub const SHARE: f64 = 0.3;
 /// The window, ns.
 pub const WINDOW_NS: u64 = 200_000_000;
@@ -14,12 +14,12 @@ pub struct StarvationGuard {
     put_off: u32,
 }
 
-/// So many windows in a row may be begun anew: one second, well before the watchdog.
+/// Maximum number of consecutive restarts of a window: one second, well before the watchdog.
 const MAX_PUT_OFF: u32 = 5;
 
 impl StarvationGuard {
-    /// Threads became ours in the middle of a window: their earlier time in it does not count as an unmanaged task's.
-    /// True: the window begins anew. Adopting threads all the time does not defer the guard for good.
+    /// Restarts the window after threads were adopted in the middle of it, because their earlier time in it is not that
+    /// of an unmanaged task. Returns true if the window restarts. Continuous adoption does not defer the guard forever.
     pub fn restart_window(&mut self, taken_ns: &[u64]) -> bool {
         let may = self.put_off < MAX_PUT_OFF;
         if may {
@@ -29,8 +29,8 @@ impl StarvationGuard {
         may
     }
 
-    /// The CPU that was taken most, and its share, if that is more than [`SHARE`]. `taken_ns`: by CPU, since attaching.
-    /// The first look only remembers.
+    /// The CPU with the largest stolen share, and that share, if it exceeds [`SHARE`]. `taken_ns` is by CPU, since
+    /// attaching. The first call only records it.
     pub fn observe(&mut self, taken_ns: &[u64], window_ns: u64) -> Option<(usize, f64)> {
         let known = self.before_ns.len() == taken_ns.len();
         let worst = taken_ns
@@ -45,14 +45,14 @@ impl StarvationGuard {
     }
 }
 
-/// Seconds until the next attempt: 1, 2, 4, up to 64; from the start again after ten minutes without one.
+/// Seconds until the next attempt: 1, 2, 4, up to 64; reset to 1 after ten minutes without one.
 #[derive(Default)]
 pub struct BackOff {
     attempts: u32,
 }
 
 impl BackOff {
-    /// After `quiet_s` seconds that went well.
+    /// The next delay after `quiet_s` seconds without a problem.
     pub fn next_delay_s(&mut self, quiet_s: u64) -> u64 {
         if quiet_s >= 600 {
             self.attempts = 0;

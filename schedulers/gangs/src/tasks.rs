@@ -1,4 +1,4 @@
-//! The policy of threads: set to ours, and restored. Every change is journaled first.
+//! The scheduling policy of threads: changed on adoption, and restored. Every change is journaled first.
 
 use gangs::journal::{Entry, POLICY_EXT, line, parse, remaining_entries, stat_fields};
 use std::collections::HashMap;
@@ -6,10 +6,10 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Real-time and deadline tasks are not taken: they would lose what they were given.
+/// Only these policies are changed; real-time and deadline tasks would lose their guarantees.
 const TAKEN_POLICIES: [i32; 3] = [libc::SCHED_OTHER, libc::SCHED_BATCH, libc::SCHED_IDLE];
 
-/// So far up is looked for the process that a task descends from.
+/// Maximum number of ancestors searched for a planned process.
 const ANCESTORS: usize = 64;
 
 /// The journal and its file.
@@ -20,7 +20,7 @@ pub struct PolicyJournal {
 }
 
 impl PolicyJournal {
-    /// Opens the journal; entries of an earlier run are restored first. Returns the number of those threads.
+    /// Opens the journal; entries of an earlier run are restored first. Returns the number of restored threads.
     ///
     /// # Errors
     /// The journal cannot be read, or has a malformed line.
@@ -36,7 +36,7 @@ impl PolicyJournal {
         Ok((tasks, restored))
     }
 
-    /// Makes the threads of a process ours. Returns what could not be changed, and why.
+    /// Adopts the threads of a process. Returns the threads that could not be changed, with the reasons.
     pub fn adopt_process(&mut self, process: u32) -> Vec<String> {
         let threads = list_threads(process);
         if threads.is_empty() {
@@ -45,8 +45,8 @@ impl PolicyJournal {
         threads.into_iter().filter_map(|thread| self.adopt_thread(thread).err()).collect()
     }
 
-    /// Adopts the threads of all processes that descend from one that `heirs` names: later threads inherit the
-    /// policy, existing ones do not. A thread that cannot be adopted stays as it is, and so do its children.
+    /// Adopts the threads of all processes that descend from one that `adopts_children` selects: later threads inherit
+    /// the policy, existing ones do not. A thread that cannot be adopted stays unchanged, and so do its children.
     pub fn adopt_children(&mut self, adopts_children: impl Fn(u32) -> bool) {
         let all = Listing::read();
         let descends = |process: u32| all.ancestors(process).skip(1).any(&adopts_children);
@@ -56,15 +56,15 @@ impl PolicyJournal {
         }
     }
 
-    /// Threads that were made ours since the last time this was asked.
+    /// Number of threads adopted since the last call.
     pub fn take_adopted_count(&mut self) -> usize {
         std::mem::take(&mut self.taken)
     }
 
-    /// Makes one thread ours.
+    /// Adopts one thread.
     ///
     /// # Errors
-    /// It is gone, is a real-time task, or the kernel refuses.
+    /// It has exited, it is a real-time task, or the kernel refuses.
     pub fn adopt_thread(&mut self, thread: u32) -> Result<(), String> {
         let Some((policy, start_ticks, _)) = read_stat(thread) else { return Err(format!("thread {thread}: gone")) };
         if policy == POLICY_EXT {
@@ -88,8 +88,8 @@ impl PolicyJournal {
         Ok(())
     }
 
-    /// Restores all threads but those that `stays` names by thread and process, and those whose process descends from
-    /// one that `heirs` names. Returns their number.
+    /// Restores all threads except those that `stays` selects by thread and process, and those whose process descends
+    /// from one that `adopts_children` selects. Returns their number.
     ///
     /// # Errors
     /// The journal cannot be written, or the kernel refused a thread, whose entry stays; all others are restored.
@@ -107,7 +107,7 @@ impl PolicyJournal {
             if seen.policy != POLICY_EXT || stays_adopted(*thread, seen) {
                 continue;
             }
-            // A thread that began while its process was ours inherited the policy, and so did a child.
+            // A thread that started while its process was adopted inherited the policy, and so did a child.
             if let Some(policy) = self.original_policy(*thread, seen, &all) {
                 match set_policy(*thread, policy) {
                     Ok(()) => restored += 1,
@@ -139,7 +139,7 @@ impl PolicyJournal {
         self.restore(|_, _| false, |_| false)
     }
 
-    /// The policy of the thread in the journal, else of its process, else of an ancestor; `None`: none of ours.
+    /// The journaled policy of the thread, or of its process, or of an ancestor; `None` if none was adopted.
     fn original_policy(&self, thread: u32, info: &ThreadInfo, all: &Listing) -> Option<i32> {
         let known =
             |id: u32, start: u64| self.entries.iter().find(|entry| entry.thread == id && entry.start_ticks == start);
@@ -157,7 +157,7 @@ impl PolicyJournal {
         })
     }
 
-    /// Rewrites the whole journal in one step; removes it when there is nothing to restore.
+    /// Rewrites the whole journal atomically; removes it if there is nothing to restore.
     fn rewrite(&self) -> io::Result<()> {
         if self.entries.is_empty() {
             return match fs::remove_file(&self.path) {
@@ -173,7 +173,7 @@ impl PolicyJournal {
         fs::rename(&new, &self.path)
     }
 
-    /// Threads that are ours by the journal and by the kernel.
+    /// Number of threads that are adopted according to the journal and the kernel.
     pub fn held_count(&self) -> usize {
         let ours = |entry: &&Entry| {
             read_stat(entry.thread).is_some_and(|(policy, start, _)| policy == POLICY_EXT && start == entry.start_ticks)
@@ -228,7 +228,7 @@ fn read_stat(thread: u32) -> Option<(i32, u64, u32)> {
 
 fn set_policy(thread: u32, policy: i32) -> io::Result<()> {
     let parameter = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the parameter lives through the call, which reads it only. The nice value stays as it is.
+    // SAFETY: the parameter outlives the call, which only reads it. The nice value stays unchanged.
     let done = unsafe { libc::sched_setscheduler(thread as libc::pid_t, policy, &parameter) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

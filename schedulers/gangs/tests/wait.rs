@@ -1,5 +1,5 @@
-//! How long may a task wait? A model of the queues of one cache, after bpf/gangs.bpf.c and bpf/turns.h, in steps of 0.25 ms,
-//! with tasks that are always runnable: the worst case.
+//! How long may a task wait? A model of the queues of one cache, after bpf/gangs.bpf.c and bpf/turns.h, in steps of
+//! 0.25 ms, with tasks that are always runnable: the worst case.
 use gangs::maps::MapTurn;
 use gangs::plan::longest_wait_ns;
 
@@ -120,7 +120,7 @@ impl QueueModel {
                 }
             }
         }
-        // A task that still waits has waited at least so long.
+        // A task that still waits has waited at least this long.
         for (index, task) in self.tasks.iter().enumerate() {
             if !self.running.iter().flatten().any(|(running, _)| *running == index) {
                 self.longest_ns = self.longest_ns.max(until_ns - task.waits_since_ns);
@@ -136,7 +136,7 @@ fn random(state: &mut u64, below: u64) -> u64 {
     *state % below
 }
 
-/// A load of at most 40 tasks a CPU with weights from 1 to 10000.
+/// A load of at most 40 tasks per CPU, with weights from 1 to 10000.
 fn load(seed: u64) -> (Vec<MapTurn>, Vec<ModelTask>, usize) {
     let state = &mut (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let gangs = 1 + random(state, 5);

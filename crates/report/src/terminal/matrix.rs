@@ -55,7 +55,7 @@ fn render_cell(value: Option<(String, f64)>, cell: usize, paint: Paint) -> Strin
     format!("{}{}", pad(&shown, cell - 1, Align::Right), SHADES[step])
 }
 
-/// Names truncated to `most` characters, as far as they stay distinct.
+/// Names truncated to `most` characters if all of them stay distinct, otherwise the full names.
 fn shorten_names(names: &[String], most: usize) -> Vec<String> {
     let cut: Vec<String> = names.iter().map(|name| name.chars().take(most).collect()).collect();
     let mut seen = cut.clone();

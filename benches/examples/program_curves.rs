@@ -118,19 +118,19 @@ fn simulated_curve(name: &str, skip: u64, accesses: u64, filter: L1Filter) -> Re
     let threads = build(name, 1, &Options::default())?.threads;
     let mut lines =
         ProgramLines { threads, batch: Vec::new(), data: Vec::new(), code: Vec::new(), at: 0, instructions: 0 };
-    let mut made = 0;
-    while made < skip {
+    let mut line_count = 0;
+    while line_count < skip {
         lines.next();
-        made += lines.data.len() as u64;
-        if made + 4_000_000 > skip {
+        line_count += lines.data.len() as u64;
+        if line_count + 4_000_000 > skip {
             first.push(&lines.data);
         }
     }
     let (mut stack, mut passed, mut missed) = (StackDistances::new(), 0, Vec::new());
-    (made, lines.instructions) = (0, 0);
-    while made < accesses {
+    (line_count, lines.instructions) = (0, 0);
+    while line_count < accesses {
         lines.next();
-        made += lines.data.len() as u64;
+        line_count += lines.data.len() as u64;
         code.push(&lines.code);
         missed.clear();
         passed += first.push_collecting(&lines.data, &mut missed);
@@ -139,7 +139,7 @@ fn simulated_curve(name: &str, skip: u64, accesses: u64, filter: L1Filter) -> Re
     let kilo = lines.instructions as f64 / 1000.0;
     Ok(CurveSide {
         curve: curve(stack, lines.instructions)?,
-        instructions_per_access: lines.instructions as f64 / made as f64,
+        instructions_per_access: lines.instructions as f64 / line_count as f64,
         filtered: passed as f64 / kilo,
         code: Some(code.misses() as f64 / kilo),
     })
@@ -158,7 +158,7 @@ fn print(name: &str, side: &CurveSide) {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let only: Vec<String> = std::env::args().skip(1).collect();
-    let wanted = |name: &str| only.is_empty() || only.iter().any(|one| one == name);
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|name_part| name_part == name);
     let sizes: Vec<String> = SIZES_KIB.iter().map(|kib| format!("{kib} KiB")).collect();
     println!("| program | instructions per access | past the filter | {} | code 16 KiB |", sizes.join(" | "));
     println!("|---|---|---|{}---|", "---|".repeat(sizes.len()));

@@ -46,15 +46,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (name, measured) in MEASURED {
         let mut thread = build(name, 1, &Options::default())?.threads.remove(0);
         let mut first = CacheSim::new(CacheGeometry::from_bytes(32 << 10, 128, 4, 1)?, Replacement::Lru)?;
-        let (mut batch, mut lines, mut log, mut made) = (Vec::new(), Vec::new(), Vec::new(), 0);
-        while made < SKIP || log.len() < LOG {
+        let (mut batch, mut lines, mut log, mut access_count) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        while access_count < SKIP || log.len() < LOG {
             batch.clear();
             lines.clear();
             thread.next_batch(&mut batch);
             lines.extend(batch.iter().filter(|a| a.kind() == AccessKind::Load).map(|access| access.address() >> 7));
             first.push_collecting(&lines, &mut log);
-            made += batch.len();
-            if made < SKIP {
+            access_count += batch.len();
+            if access_count < SKIP {
                 log.clear();
             }
         }

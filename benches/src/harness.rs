@@ -168,7 +168,7 @@ pub fn print_table(rows: &[ResultRow]) {
         let verdict = match (row.met, row.speed_ratio_bar, row.peak_bytes_bar) {
             (None, ..) => String::new(),
             (Some(met), ratio, bytes) => {
-                let asked: Vec<String> = [
+                let targets: Vec<String> = [
                     row.millions_per_s_bar.map(|bar| format!(">= {bar} M/s")),
                     ratio.map(|bar| format!(">= {bar}x")),
                     bytes.map(|bar| format!("<= {} MB", bar / 1_000_000)),
@@ -176,7 +176,7 @@ pub fn print_table(rows: &[ResultRow]) {
                 .into_iter()
                 .flatten()
                 .collect();
-                format!("  {} ({})", if met { "met" } else { "MISSED" }, asked.join(", "))
+                format!("  {} ({})", if met { "met" } else { "MISSED" }, targets.join(", "))
             }
         };
         println!(

@@ -56,11 +56,11 @@ fn git(args: &[&str]) -> Option<String> {
 
 /// A sweep's results are of one version; this names it, the same on every host that builds the same sources.
 fn fingerprint_sources() {
-    let (mut files, mut left) = (Vec::new(), RESULTS_DEPEND_ON.iter().map(PathBuf::from).collect::<Vec<_>>());
-    while let Some(path) = left.pop() {
+    let (mut files, mut pending) = (Vec::new(), RESULTS_DEPEND_ON.iter().map(PathBuf::from).collect::<Vec<_>>());
+    while let Some(path) = pending.pop() {
         println!("cargo::rerun-if-changed={}", path.display());
         match std::fs::read_dir(&path) {
-            Ok(entries) => left.extend(entries.flatten().map(|entry| entry.path())),
+            Ok(entries) => pending.extend(entries.flatten().map(|entry| entry.path())),
             Err(_) => files.push(path),
         }
     }

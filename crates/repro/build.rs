@@ -59,10 +59,10 @@ struct ModuleCode {
 
 /// Files of a folder in the order of their names, those of folders below included.
 fn rust_files(folder: &Path) -> Vec<PathBuf> {
-    let (mut files, mut left) = (Vec::new(), vec![folder.to_path_buf()]);
-    while let Some(path) = left.pop() {
+    let (mut files, mut pending) = (Vec::new(), vec![folder.to_path_buf()]);
+    while let Some(path) = pending.pop() {
         match fs::read_dir(&path) {
-            Ok(entries) => left.extend(entries.flatten().map(|entry| entry.path())),
+            Ok(entries) => pending.extend(entries.flatten().map(|entry| entry.path())),
             Err(_) if path.extension().is_some_and(|extension| extension == "rs") => files.push(path),
             Err(_) => {}
         }
@@ -204,19 +204,19 @@ fn flatten_into(code: TokenStream, into: &mut Vec<String>) {
 
 /// The modules that a module's code reaches, including itself. A name that no module declares reaches all modules.
 fn reachable_modules(name: &str, modules: &BTreeMap<String, ModuleCode>) -> BTreeSet<String> {
-    let (mut reached, mut left) = (BTreeSet::new(), vec![name.to_string()]);
-    while let Some(name) = left.pop() {
+    let (mut reached, mut pending) = (BTreeSet::new(), vec![name.to_string()]);
+    while let Some(name) = pending.pop() {
         if !reached.insert(name.clone()) {
             continue;
         }
         let ModuleCode { paths, siblings, .. } = &modules[&name];
-        left.extend(paths.iter().chain(siblings).filter(|path| modules.contains_key(*path)).cloned());
+        pending.extend(paths.iter().chain(siblings).filter(|path| modules.contains_key(*path)).cloned());
         for path in paths.iter().filter(|path| !modules.contains_key(*path)) {
             let declares = |(_, module): &(&String, &ModuleCode)| module.items.contains(path);
             let declaring: Vec<String> = modules.iter().filter(declares).map(|(module, _)| module.clone()).collect();
-            left.extend(if declaring.is_empty() { modules.keys().cloned().collect() } else { declaring });
+            pending.extend(if declaring.is_empty() { modules.keys().cloned().collect() } else { declaring });
         }
-        left.retain(|module| !OUTSIDE_RUNS.contains(&module.as_str()));
+        pending.retain(|module| !OUTSIDE_RUNS.contains(&module.as_str()));
     }
     reached
 }
@@ -237,13 +237,13 @@ fn source_folder(root: &Path, name: &str) -> PathBuf {
 impl Workspace {
     pub fn read(root: &Path) -> Self {
         let mut manifests = BTreeMap::new();
-        let mut left = vec!["cachemate-repro".to_string()];
-        while let Some(name) = left.pop() {
+        let mut pending = vec!["cachemate-repro".to_string()];
+        while let Some(name) = pending.pop() {
             let manifest = root.join("crates").join(name.trim_start_matches("cachemate-")).join("Cargo.toml");
             let text = fs::read_to_string(&manifest).expect("a crate has a manifest");
             let dependencies: BTreeSet<String> = dependencies(&text).into_iter().collect();
             let is_new = |name: &&String| name.starts_with("cachemate-") && !WITHOUT_INFLUENCE.contains(&name.as_str());
-            left.extend(dependencies.iter().filter(is_new).filter(|name| !manifests.contains_key(*name)).cloned());
+            pending.extend(dependencies.iter().filter(is_new).filter(|name| !manifests.contains_key(*name)).cloned());
             manifests.insert(name, dependencies);
         }
         let code = |name: &String| {
@@ -258,18 +258,18 @@ impl Workspace {
     /// Crates and packages that these names reach.
     fn closure(&self, names: impl IntoIterator<Item = String>) -> (BTreeSet<String>, BTreeSet<String>) {
         let (mut crates, mut packages) = (BTreeSet::new(), BTreeSet::new());
-        let mut left: Vec<String> = names.into_iter().collect();
-        while let Some(name) = left.pop() {
+        let mut pending: Vec<String> = names.into_iter().collect();
+        while let Some(name) = pending.pop() {
             if WITHOUT_INFLUENCE.contains(&name.as_str()) {
                 continue;
             }
             if let Some(below) = self.manifests.get(&name) {
                 if crates.insert(name) {
-                    left.extend(below.iter().cloned());
+                    pending.extend(below.iter().cloned());
                 }
             } else if packages.insert(name.clone()) {
                 let versions = self.locked.get(&name).into_iter().flatten();
-                left.extend(versions.flat_map(|(_, below)| below.iter().cloned()));
+                pending.extend(versions.flat_map(|(_, below)| below.iter().cloned()));
             }
         }
         (crates, packages)

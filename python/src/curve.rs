@@ -131,7 +131,7 @@ pub fn mrc(
     seed: u64,
     threads: Option<usize>,
 ) -> PyResult<Curve> {
-    let in_field = |field: &'static str| move |what: String| PyValueError::new_err(format!("{field}: {what}"));
+    let in_field = |field: &'static str| move |problem: String| PyValueError::new_err(format!("{field}: {problem}"));
     check_line_bytes(line_bytes).map_err(in_field("line_bytes"))?;
     if let Some(found) = threads.filter(|threads| !(1..=64).contains(threads)) {
         return Err(in_field("threads")(format!("found {found}, expected 1 to 64")));

@@ -34,7 +34,7 @@ pub struct Matrix {
 impl Matrix {
     fn ends<'py>(&self, py: Python<'py>, end: fn(&Estimate) -> f64) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
         let rows = self.intervals.as_ref().map(|rows| {
-            let row = |row: &Vec<Estimate>| row.iter().map(|one| 100.0 * end(one)).collect();
+            let row = |row: &Vec<Estimate>| row.iter().map(|estimate| 100.0 * end(estimate)).collect();
             rows.iter().map(row).collect::<Vec<Vec<f64>>>()
         });
         rows.map(|rows| PyArray2::from_vec2(py, &rows).map_err(value_error)).transpose()
@@ -60,13 +60,13 @@ impl Matrix {
     /// Lower ends of the 90 % intervals; `None` for a model without intervals.
     #[getter]
     fn low<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
-        self.ends(py, |one| one.low)
+        self.ends(py, |estimate| estimate.low)
     }
 
     /// Upper ends of the 90 % intervals.
     #[getter]
     fn high<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
-        self.ends(py, |one| one.high)
+        self.ends(py, |estimate| estimate.high)
     }
 
     /// `percent`, or `weight`: a cost without a unit, larger is worse.
@@ -146,11 +146,11 @@ fn interval_pairs(
     for program in programs {
         py.check_signals()?;
         let (file, recording) = (&program.file, program.recording.as_deref().filter(|_| !by_prior));
-        let one = py.detach(|| match recording {
+        let timed_program = py.detach(|| match recording {
             Some(path) => TimedProgram::from_recording(path, file, machine),
             None => TimedProgram::from_profile(file, machine),
         });
-        timed.push(one.map_err(value_error)?);
+        timed.push(timed_program.map_err(value_error)?);
     }
     py.detach(|| forecast::pairs(machine, &timed.iter().collect::<Vec<_>>())).map_err(value_error)
 }

@@ -221,13 +221,13 @@ pub fn simulate<'py>(
         }
         None => (None, None),
     };
-    let (followed, ran) = std::thread::scope(|scope| {
+    let (followed, outcome) = std::thread::scope(|scope| {
         let running = scope.spawn(|| run.go(tells, answers, &stop));
         let followed = follow(py, events, policy, &stop);
         (followed, py.detach(|| running.join()))
     });
     followed?;
-    let (results, windows) = ran.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(value_error)?;
+    let (results, windows) = outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(value_error)?;
     let answer = to_python(py, &results)?;
     answer.cast::<PyDict>()?.set_item("windows", windows)?;
     Ok(answer)

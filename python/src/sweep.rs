@@ -49,8 +49,8 @@ impl Sweep {
         let rows = PyList::empty(py);
         for task in store.manifest().map_err(value_error)?.tasks {
             py.check_signals()?;
-            if let Some(one) = store.read(task.id).map_err(value_error)? {
-                let (id, point, result) = (task.id, &task.point, one.result.get());
+            if let Some(task_result) = store.read(task.id).map_err(value_error)? {
+                let (id, point, result) = (task.id, &task.point, task_result.result.get());
                 rows.append(from_text(py, &format!("{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}"))?)?;
             }
         }

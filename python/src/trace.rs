@@ -39,8 +39,8 @@ impl Trace {
         let instructions = instructions.map(|array| integers(array, "instructions")).transpose()?;
         let count = addresses.len();
         if let Some(found) = instructions.as_ref().map(|array| array.len()).filter(|found| *found != count) {
-            let what = format!("instructions: found {found} values, expected {count}, one for each address");
-            return Err(PyValueError::new_err(what));
+            let message = format!("instructions: found {found} values, expected {count}, one for each address");
+            return Err(PyValueError::new_err(message));
         }
         let source =
             TraceSource::Array { addresses: addresses.unbind(), instructions: instructions.map(Bound::unbind) };

@@ -75,11 +75,11 @@ fn rows(graph: &CrateGraph) -> BTreeMap<&str, usize> {
 /// The graph without edges that a longer path implies.
 fn reduce(graph: &CrateGraph) -> CrateGraph {
     let reach = |from: &str| {
-        let (mut seen, mut left) = (BTreeSet::new(), vec![from.to_string()]);
-        while let Some(name) = left.pop() {
+        let (mut seen, mut pending) = (BTreeSet::new(), vec![from.to_string()]);
+        while let Some(name) = pending.pop() {
             for used in graph.get(&name).into_iter().flatten() {
                 if seen.insert(used.clone()) {
-                    left.push(used.clone());
+                    pending.push(used.clone());
                 }
             }
         }
@@ -107,9 +107,9 @@ fn draw(graph: &CrateGraph) -> String {
             if xs.is_empty() { 0 } else { xs.iter().sum::<usize>() / xs.len() }
         };
         level.sort_by_key(|name| (wish(name), name.to_string()));
-        let left = (width - level.len() * COLUMN) / 2;
+        let left_edge = (width - level.len() * COLUMN) / 2;
         for (column, name) in level.iter().enumerate() {
-            center.insert(name, (left + column * COLUMN + COLUMN / 2, MARGIN + row * ROW + BOX_HEIGHT / 2));
+            center.insert(name, (left_edge + column * COLUMN + COLUMN / 2, MARGIN + row * ROW + BOX_HEIGHT / 2));
         }
     }
     let mut svg = format!(

@@ -26,15 +26,16 @@ pub fn check(crate_name: &str, src: &Path, files: &[PathBuf], complaints: &mut V
     let edges = edges(src, files)?;
     let cycles = cycles(&edges);
     let name = |module: &Module| module.join("/");
-    let left: Vec<&str> = LEFT.iter().filter(|(owner, ..)| *owner == crate_name).map(|(_, file, _)| *file).collect();
+    let listed_files: Vec<&str> =
+        LEFT.iter().filter(|(owner, ..)| *owner == crate_name).map(|(_, file, _)| *file).collect();
     for cycle in &cycles {
-        if !cycle.iter().any(|module| left.contains(&name(module).as_str())) {
+        if !cycle.iter().any(|module| listed_files.contains(&name(module).as_str())) {
             let named: Vec<String> = cycle.iter().map(name).collect();
             complaints
                 .push(format!("crates/{crate_name}: files that use one another in a cycle: {}", named.join(", ")));
         }
     }
-    for file in left.into_iter().filter(|file| edges.keys().any(|module| name(module) == *file)) {
+    for file in listed_files.into_iter().filter(|file| edges.keys().any(|module| name(module) == *file)) {
         if !cycles.iter().flatten().any(|module| name(module) == file) {
             complaints.push(format!("crates/{crate_name}: {file} lies in no cycle any more: take it off tidy's list"));
         }
@@ -161,11 +162,11 @@ fn cycles(edges: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<BTreeSet<Module>> {
 }
 
 fn from<'a>(start: &'a Module, edges: &'a BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<&'a Module> {
-    let (mut seen, mut left) = (BTreeSet::new(), vec![start]);
-    while let Some(module) = left.pop() {
+    let (mut seen, mut pending) = (BTreeSet::new(), vec![start]);
+    while let Some(module) = pending.pop() {
         for used in edges.get(module).into_iter().flatten() {
             if seen.insert(used) {
-                left.push(used);
+                pending.push(used);
             }
         }
     }

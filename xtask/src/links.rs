@@ -79,8 +79,8 @@ fn heading_anchor(heading: &str) -> String {
     for (index, piece) in heading.trim().split("](").enumerate() {
         text.push_str(if index == 0 { piece } else { piece.split_once(')').map_or("", |(_, rest)| rest) });
     }
-    let kept = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-    kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
+    let retained_chars = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    retained_chars.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
 /// Normalizes `docs/../pack/README.md` to `pack/README.md`.

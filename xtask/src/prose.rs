@@ -177,12 +177,12 @@ fn count_words(text: &str) -> usize {
 pub fn check_abbreviations(root: &Path, shown: &str, text: &str, complaints: &mut Vec<String>) -> io::Result<()> {
     let Ok(glossary) = fs::read_to_string(root.join(GLOSSARY)) else { return Ok(()) };
     let known: BTreeSet<&str> = split_words(&glossary).chain(COMMON.iter().copied()).collect();
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     for Paragraph { line, text, .. } in paragraphs(text.lines().enumerate()) {
         for word in split_words(&text).map(|word| word.strip_suffix('s').unwrap_or(word)) {
             let letters = 2..=MAX_ABBREVIATION_LETTERS;
             let is_short = letters.contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_uppercase());
-            if is_short && !known.contains(word) && told.insert(word.to_string()) {
+            if is_short && !known.contains(word) && reported.insert(word.to_string()) {
                 complaints.push(format!("{shown}:{}: '{word}' is not in {GLOSSARY}", line + 1));
             }
         }

@@ -131,9 +131,9 @@ fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
                     parts.code.push('"');
                     (rest, *state) = (&rest[1..], ScanState::Text(None));
                 } else {
-                    let taken = character_length(rest).unwrap_or(length);
-                    parts.code.push_str(if taken == length { &rest[..length] } else { "' '" });
-                    rest = &rest[taken..];
+                    let literal_length = character_length(rest).unwrap_or(length);
+                    parts.code.push_str(if literal_length == length { &rest[..length] } else { "' '" });
+                    rest = &rest[literal_length..];
                 }
             }
         }

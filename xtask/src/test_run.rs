@@ -235,12 +235,12 @@ fn record(summary: &Mutex<TestSummary>, change: impl FnOnce(&mut TestSummary)) {
 /// Runs the examples in doc comments with rustdoc.
 fn run_documents(root: &Path, summary: &mut TestSummary) {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string());
-    let ran = Command::new(cargo)
+    let doc_run = Command::new(cargo)
         .args(["test", "--workspace", "--locked", "--doc", "--quiet"])
         .current_dir(root)
         .stderr(Stdio::inherit())
         .output();
-    match ran {
+    match doc_run {
         Ok(output) => {
             let text = String::from_utf8_lossy(&output.stdout);
             summary.passed += text.lines().filter_map(passed_documents).sum::<usize>();

@@ -168,13 +168,13 @@ fn rust_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// All files below a directory, or the file itself, without build products.
 fn files(at: &Path) -> io::Result<Vec<PathBuf>> {
-    let (mut found, mut left) = (Vec::new(), vec![at.to_path_buf()]);
-    while let Some(path) = left.pop() {
+    let (mut found, mut pending) = (Vec::new(), vec![at.to_path_buf()]);
+    while let Some(path) = pending.pop() {
         if path.is_file() {
             found.push(path);
         } else if path.is_dir() && path.file_name().is_none_or(|name| name != "target") {
             for entry in fs::read_dir(&path)? {
-                left.push(entry?.path());
+                pending.push(entry?.path());
             }
         }
     }
@@ -203,7 +203,7 @@ fn check_source(crate_name: &str, root: &Path, path: &Path, complaints: &mut Vec
     let mut in_tests = is_test_file(path.strip_prefix(root).unwrap_or(path));
     let pure = PURE.contains(&crate_name);
     for (at, line) in text.lines().enumerate() {
-        let mut complain = |what: String| complaints.push(format!("{shown}:{}: {what}", at + 1));
+        let mut complain = |complaint: String| complaints.push(format!("{shown}:{}: {complaint}", at + 1));
         let code = line.split("//").next().unwrap_or_default();
         in_tests |= code.trim_start().starts_with("#[cfg(test)]") || code.trim_start().starts_with("#![cfg(test)]");
         if crate_name == "xtask" {

@@ -180,11 +180,11 @@ pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
         |name: &str| CONVENTIONAL.contains(&name) || ALLOWED_TWICE.iter().any(|(allowed, _)| *allowed == name);
     let repeated = by_name.iter().filter(|(name, all)| all.len() > 1 && !may_repeat(name));
     let complaints = repeated.flat_map(|(name, all)| {
-        all.iter().skip(1).map(move |one| {
+        all.iter().skip(1).map(move |item| {
             let first = &all[0];
             Complaint::new(
-                one.file,
-                one.line,
+                item.file,
+                item.line,
                 format!("type '{name}' is also declared at {}:{}", first.file, first.line),
             )
         })
@@ -198,7 +198,9 @@ pub fn check_nouns(tree: &SourceTree) -> Vec<Complaint> {
     declarations(tree)
         .into_iter()
         .filter(lacks_noun)
-        .map(|one| Complaint::new(one.file, one.line, format!("type '{}' lacks its noun", one.name)))
+        .map(|type_name| {
+            Complaint::new(type_name.file, type_name.line, format!("type '{}' lacks its noun", type_name.name))
+        })
         .collect()
 }
 

@@ -97,9 +97,9 @@ fn simulate(
         let stop = hw.run(until, &mut frames);
         assert_eq!(stop, StopReason::Time);
         let references = |cpu| hw.thread(CpuId(cpu)).map_or(0, |thread| thread.counters.levels[1].references);
-        let made: u64 = (0..contexts).map(references).sum();
-        if made >= wanted {
-            return made;
+        let reference_count: u64 = (0..contexts).map(references).sum();
+        if reference_count >= wanted {
+            return reference_count;
         }
     }
 }
@@ -112,8 +112,8 @@ fn run(options: &Options) -> Vec<ResultRow> {
     for case in CASES {
         let (name, contexts) = (case.machine, case.contexts);
         let spec = options.machine(name);
-        let made = simulate(&spec, contexts, &programs, wanted as u64) as usize;
-        let mut lines = Vec::with_capacity(made);
+        let line_count = simulate(&spec, contexts, &programs, wanted as u64) as usize;
+        let mut lines = Vec::with_capacity(line_count);
         'full: for index in 0.. {
             for cpu in 0..contexts as usize {
                 let accesses = &programs[cpu % programs.len()];
@@ -121,7 +121,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
                 if is_data(access) {
                     lines.push((cpu as u64) << 40 | access.address() >> 6);
                 }
-                if lines.len() >= made {
+                if lines.len() >= line_count {
                     break 'full;
                 }
             }
@@ -130,7 +130,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
             .compare_with(0, case.least_ratio)
             .with_min_millions(case.least_millions);
         let contenders = vec![Contender::new("move to front", || move_to_front(&lines)), machine];
-        rows.extend(compare("machine", name, made, options.rounds, BenchClock::Thread, false, contenders));
+        rows.extend(compare("machine", name, line_count, options.rounds, BenchClock::Thread, false, contenders));
     }
     rows.extend(flatness(&programs, wanted, options));
     rows.extend(WHOLE.iter().flat_map(|name| whole_run(name, options)));
@@ -154,9 +154,9 @@ fn whole_run(name: &str, options: &Options) -> Vec<ResultRow> {
     let spec = options.machine(name);
     // Millions of accesses on machines of this size, enough for every program to have touched its whole working set.
     let cycles = options.accesses as u64 / 20;
-    let made = run_whole(&spec, cycles) as usize;
+    let reference_count = run_whole(&spec, cycles) as usize;
     let whole = Contender::new("whole run, all CPUs", || run_whole(&spec, cycles)).with_max_bytes(WHOLE_MOST_BYTES);
-    compare("machine", name, made, options.rounds.min(2), BenchClock::Thread, false, vec![whole])
+    compare("machine", name, reference_count, options.rounds.min(2), BenchClock::Thread, false, vec![whole])
 }
 
 /// The same number of accesses *per CPU* on few CPUs and on many, of the same two programs; otherwise the run on many
@@ -169,6 +169,6 @@ fn flatness(programs: &[std::sync::Arc<Vec<Access>>], wanted: usize, options: &O
     let times = cpus[1] / cpus[0];
     let few = Contender::new(format!("flat cost: {} CPUs", cpus[0]), || (0..times).map(|_| run(cpus[0])).sum());
     let many = Contender::new(format!("flat cost: {} CPUs", cpus[1]), || run(cpus[1])).compare_with(0, Some(0.5));
-    let made = (of_every_cpu * u64::from(cpus[1])) as usize;
-    compare("machine", name, made, options.rounds.min(3), BenchClock::Thread, false, vec![few, many])
+    let reference_count = (of_every_cpu * u64::from(cpus[1])) as usize;
+    compare("machine", name, reference_count, options.rounds.min(3), BenchClock::Thread, false, vec![few, many])
 }

@@ -13,12 +13,12 @@ const LEAST: f64 = 60.0;
 /// Generates at least `wanted` accesses; returns a number that represents the last of them.
 fn generate_accesses(program: &str, wanted: usize) -> u64 {
     let mut threads = kernels::program(program, 1, &kernels::Options::default()).expect("a shipped program");
-    let (mut batch, mut made, mut last) = (Vec::new(), 0, 0);
-    while made < wanted {
+    let (mut batch, mut access_count, mut last) = (Vec::new(), 0, 0);
+    while access_count < wanted {
         for thread in &mut threads {
             batch.clear();
             thread.next_batch(&mut batch);
-            made += batch.len();
+            access_count += batch.len();
             last = batch.last().map_or(last, |access| access.address());
         }
     }
@@ -27,10 +27,10 @@ fn generate_accesses(program: &str, wanted: usize) -> u64 {
 
 fn run(options: &Options) -> Vec<ResultRow> {
     let wanted = options.accesses;
-    let one = |program: &kernels::KernelSpec| {
+    let run_program = |program: &kernels::KernelSpec| {
         let work = move || generate_accesses(program.name, wanted);
         let contenders = vec![Contender::new("accesses made", work).with_min_millions(Some(LEAST))];
         compare("programs", program.name, wanted, options.rounds, BenchClock::Thread, false, contenders)
     };
-    kernels::programs().flat_map(one).collect()
+    kernels::programs().flat_map(run_program).collect()
 }

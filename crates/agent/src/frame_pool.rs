@@ -146,9 +146,9 @@ mod tests {
         let mut seed = 9u64;
         for _ in 0..20_000 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let (what, which) = ((seed >> 40) % 4, (seed >> 50) as u32 % 8);
+            let (step, which) = ((seed >> 40) % 4, (seed >> 50) as u32 % 8);
             let empty = |slot| if slot < 150 { FreeList::Empty } else { FreeList::EmptyInFlight };
-            match what {
+            match step {
                 0 => out.extend(stock.pop(if which < 4 { FreeList::Empty } else { FreeList::EmptyInFlight })),
                 1 => {
                     let mask = 1u64 << which;

@@ -468,13 +468,13 @@ impl Agent {
             if self.pass.page < range.start {
                 self.pass.page = range.start;
             }
-            let left = range.end.saturating_sub(self.pass.page) / PAGE;
-            if left == 0 {
+            let remaining = range.end.saturating_sub(self.pass.page) / PAGE;
+            if remaining == 0 {
                 self.pass.range += 1;
                 self.pass.page = 0;
                 continue;
             }
-            self.scan_pages(range, left.min(self.entries.len() as u64) as usize, start);
+            self.scan_pages(range, remaining.min(self.entries.len() as u64) as usize, start);
             now = sys::now_ns();
         }
         self.pass.spent_ns += now - start;

@@ -17,7 +17,7 @@ use crate::timing::ReferenceSet;
 
 unsafe extern "C" {
     fn getenv(name: *const c_char) -> *const c_char;
-    fn mallopt(what: c_int, value: c_int) -> c_int;
+    fn mallopt(option: c_int, value: c_int) -> c_int;
     fn malloc(bytes: usize) -> *mut c_void;
     fn free(memory: *mut c_void);
     fn pthread_create(

@@ -154,9 +154,9 @@ pub mod fault {
     /// itself must never do any of these.
     pub const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
 
-    fn ioctl(file: isize, what: usize, words: &mut [u64]) -> isize {
+    fn ioctl(file: isize, request: usize, words: &mut [u64]) -> isize {
         // SAFETY: the kernel reads and writes as many words as each request has; all callers pass that many.
-        unsafe { call(IOCTL, [file as usize, what, words.as_mut_ptr() as usize, 0, 0, 0]) }
+        unsafe { call(IOCTL, [file as usize, request, words.as_mut_ptr() as usize, 0, 0, 0]) }
     }
     /// Initializes the userfaultfd with these features; negative if the kernel lacks one, or the file is in use
     /// already.
@@ -187,12 +187,12 @@ pub mod fault {
 
 /// The decimal digits of a number, without a formatter.
 pub fn digits(number: u64, into: &mut [u8; 20]) -> &[u8] {
-    let (mut left, mut at) = (number, 20);
+    let (mut remaining, mut at) = (number, 20);
     loop {
         at -= 1;
-        into[at] = b'0' + (left % 10) as u8;
-        left /= 10;
-        if left == 0 {
+        into[at] = b'0' + (remaining % 10) as u8;
+        remaining /= 10;
+        if remaining == 0 {
             return &into[at..];
         }
     }

@@ -326,7 +326,7 @@ impl ReferenceSet {
         // For so few pages, testing each alone costs less.
         if pages.len() < 4 {
             // SAFETY: the caller's promise.
-            pages.iter().zip(page_color).for_each(|(page, told)| *told = unsafe { self.classify(*page) });
+            pages.iter().zip(page_color).for_each(|(page, page_class)| *page_class = unsafe { self.classify(*page) });
             return;
         }
         let bits = (u32::BITS - (self.colors - 1).leading_zeros()) as usize;
@@ -380,16 +380,16 @@ mod tests {
     #[test]
     fn errors_at_the_measured_rates_do_not_mislead() {
         let mut chance = chances(1);
-        let (mut missed, mut mistaken, mut asked) = (0, 0, 0);
+        let (mut missed, mut mistaken, mut trials) = (0, 0, 0);
         for _ in 0..10_000 {
             missed += u32::from(!is_slow(|| chance(72)));
             mistaken += u32::from(is_slow(|| {
-                asked += 1;
+                trials += 1;
                 chance(3)
             }));
         }
         assert!(missed < 150 && mistaken < 20, "{missed} missed and {mistaken} mistaken of 10 000");
-        assert!(asked < 80_000, "{asked} questions for 10 000 answers");
+        assert!(trials < 80_000, "{trials} questions for 10 000 answers");
     }
 
     /// At the measured error rates: do votes settle on the page's color in a few rounds, and on none where nothing of the

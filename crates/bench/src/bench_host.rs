@@ -110,11 +110,11 @@ impl BenchHost {
 pub fn run_and_read(command: &Path, args: &[&str]) -> anyhow::Result<String> {
     let shown = command.display();
     let output = Command::new(command).args(args).stdin(Stdio::null()).output();
-    let ran = output.with_context(|| format!("{shown}: cannot be started (--cachemate names another place)"))?;
-    if !ran.status.success() {
-        bail!("{shown} {}: {}", args.join(" "), String::from_utf8_lossy(&ran.stderr).trim());
+    let outcome = output.with_context(|| format!("{shown}: cannot be started (--cachemate names another place)"))?;
+    if !outcome.status.success() {
+        bail!("{shown} {}: {}", args.join(" "), String::from_utf8_lossy(&outcome.stderr).trim());
     }
-    Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
+    Ok(String::from_utf8_lossy(&outcome.stdout).into_owned())
 }
 
 /// Median of an unsorted list; `None` if it is empty.

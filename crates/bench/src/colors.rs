@@ -156,9 +156,9 @@ fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Ben
         let arms = sample_arms(place, (&victim, &colored), (&stream, &colored_stream));
         rows.extend(partition_rows(bytes, min_solo, max_ordinary, &arms));
         for (name, actor) in [("victim", &mut colored), ("stream", &mut colored_stream)] {
-            let what = format!("resident frames of the {name} in allowed classes, {} MiB victim", bytes >> 20);
+            let title = format!("resident frames of the {name} in allowed classes, {} MiB victim", bytes >> 20);
             rows.push(match actor.program.read_resident().and_then(|found| Some((found, found.allowed_anonymous_share()?))) {
-                None => BenchRow::not_shown("d", &what, "its page map cannot be read".to_string()),
+                None => BenchRow::not_shown("d", &title, "its page map cannot be read".to_string()),
                 Some((found, share)) => {
                     let measured = format!(
                         "{:.2} % of the {} pages of its anonymous mappings ({} of them cannot be colored); {:.2} % of all that are its own, with {} copied from files, which cannot be moved; beside them {} held, {} of files",
@@ -170,7 +170,7 @@ fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Ben
                         found.held_pages,
                         found.file_pages
                     );
-                    BenchRow::row("d", &what, "99 %", measured, share >= 0.99)
+                    BenchRow::row("d", &title, "99 %", measured, share >= 0.99)
                 }
             });
         }
@@ -230,15 +230,15 @@ fn sample_arms(
 
 fn partition_rows(bytes: u64, min_solo: f64, max_ordinary: f64, sampled: &(ColorArms, usize)) -> Vec<BenchRow> {
     let (arms, dropped) = sampled;
-    let what = format!("{} MiB victim beside a {} MiB stream", bytes >> 20, STREAM_BYTES >> 20);
+    let title = format!("{} MiB victim beside a {} MiB stream", bytes >> 20, STREAM_BYTES >> 20);
     let minimum = arms.iter().map(Vec::len).min().unwrap_or(0);
     let middles: Vec<f64> = arms.iter().filter_map(|arm| median(arm)).filter(|rate| *rate > 0.0).collect();
     let [ordinary_alone, colored_alone, ordinary, colored] = middles[..] else {
-        return vec![BenchRow::not_shown("d", &what, format!("no samples while the CPUs shared; {dropped} dropped"))];
+        return vec![BenchRow::not_shown("d", &title, format!("no samples while the CPUs shared; {dropped} dropped"))];
     };
     if minimum < SAMPLES {
         let why = format!("{minimum} samples of {SAMPLES} while the CPUs shared; {dropped} dropped");
-        return vec![BenchRow::not_shown("d", &what, why)];
+        return vec![BenchRow::not_shown("d", &title, why)];
     }
     let hurt = ordinary / ordinary_alone;
     // The first target is relative to the best speed on this host, the second to the victim on its half of the cache.
@@ -252,14 +252,14 @@ fn partition_rows(bytes: u64, min_solo: f64, max_ordinary: f64, sampled: &(Color
     );
     let mut rows = Vec::new();
     let target = format!("{:.0} %", 100.0 * min_solo);
-    rows.push(BenchRow::row("d", &format!("{what}: colored halves"), &target, measured, kept_share >= min_solo));
+    rows.push(BenchRow::row("d", &format!("{title}: colored halves"), &target, measured, kept_share >= min_solo));
     let measured = format!("{:.0} % of solo, {} samples an arm, {dropped} dropped", 100.0 * hurt, minimum);
     if hurt <= max_ordinary {
-        rows.push(BenchRow::new("d", &format!("{what}: ordinary frames"), "", measured, BenchVerdict::Reported));
+        rows.push(BenchRow::new("d", &format!("{title}: ordinary frames"), "", measured, BenchVerdict::Reported));
     } else {
         // The stream does no harm here, so the target of the colors is not meaningful.
         let why = format!("{measured}: this host's stream does not take the victim's cache away");
-        rows.push(BenchRow::new("d", &format!("{what}: ordinary frames"), "30 % or less", why, BenchVerdict::Skipped));
+        rows.push(BenchRow::new("d", &format!("{title}: ordinary frames"), "30 % or less", why, BenchVerdict::Skipped));
     }
     rows
 }
@@ -349,13 +349,13 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
     std::fs::write(place.folder.join("program.c"), functions)?;
     let mut rows = Vec::new();
     for (name, words) in REAL {
-        let what = format!("{name}: the same output, colored");
+        let title = format!("{name}: the same output, colored");
         if !is_installed(words[0]) {
-            rows.push(BenchRow::not_shown("f", &what, format!("{} is not installed", words[0])));
+            rows.push(BenchRow::not_shown("f", &title, format!("{} is not installed", words[0])));
             continue;
         }
         if place.is_stopped() {
-            rows.push(BenchRow::not_shown("f", &what, NO_TIME.to_string()));
+            rows.push(BenchRow::not_shown("f", &title, NO_TIME.to_string()));
             continue;
         }
         let folder = place.folder.display().to_string();
@@ -389,7 +389,7 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
             inside.map_or("-".to_string(), |inside| format!("{:.1} %", 100.0 * inside)),
             held >> 8
         );
-        rows.push(BenchRow::row("f", &what, "same", measured, same));
+        rows.push(BenchRow::row("f", &title, "same", measured, same));
     }
     Ok(rows)
 }
@@ -424,16 +424,16 @@ fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
             continue;
         }
         let mask = if allowed == 64 { u64::MAX } else { (1 << allowed) - 1 };
-        let mut taken = Vec::new();
+        let mut durations = Vec::new();
         for _ in 0..3 {
             let out = place.folder.join("curve.out");
             let mut program = start_colored(&command, mask, &out, &[])?;
             program.wait_until_ready(PATIENCE)?;
             let start = Instant::now();
             program.wait(&place.stop, Duration::from_secs(60))?;
-            taken.push(start.elapsed().as_secs_f64());
+            durations.push(start.elapsed().as_secs_f64());
         }
-        let Some(middle) = median(&taken) else { continue };
+        let Some(middle) = median(&durations) else { continue };
         let first = *base.get_or_insert(middle);
         let bytes = u64::from(allowed) * private;
         let nearest = points.iter().min_by_key(|(size, _)| size.abs_diff(bytes));

@@ -251,7 +251,7 @@ fn rows(
     } else if let Some(why) = relative(arms, solo, 1).and_then(|all| no_gain_reason(&all.1)) {
         rows.push(BenchRow::not_shown("b", "gangs while shared", why));
     } else if let Some(all) = relative(arms, solo, 1) {
-        let mean_gain = |arm: &[f64; 4], who: [usize; 2]| (arm[who[0]] + arm[who[1]]) / 2.0 * 2.0;
+        let mean_gain = |arm: &[f64; 4], programs: [usize; 2]| (arm[programs[0]] + arm[programs[1]]) / 2.0 * 2.0;
         let faster = mean_gain(&all.0, VICTIMS) / mean_gain(&all.1, VICTIMS);
         rows.push(BenchRow::row("b", "victims, against the default", "4x", format!("{faster:.2}x"), faster >= 4.0));
         let sum = (mean_gain(&all.0, VICTIMS) + mean_gain(&all.0, AGGRESSORS))
@@ -264,13 +264,13 @@ fn rows(
             sum >= 1.25,
         ));
         // Both programs together have the time of one CPU: 1.00 = one CPU alone.
-        let kept = mean_gain(&all.0, AGGRESSORS);
+        let retained_gain = mean_gain(&all.0, AGGRESSORS);
         rows.push(BenchRow::row(
             "b",
             "aggressors keep of one CPU alone",
             "60 %",
-            format!("{:.0} %", 100.0 * kept),
-            kept >= 0.6,
+            format!("{:.0} %", 100.0 * retained_gain),
+            retained_gain >= 0.6,
         ));
         rows.push(forecast(&all, expected));
     }
@@ -292,11 +292,11 @@ fn rows(
 /// If the streams do not slow the chases down under the default placement, no placement can speed them up.
 fn no_gain_reason(left_alone: &[f64; 4]) -> Option<String> {
     // Two programs share a CPU, so each can reach at most half of its solo speed.
-    let kept = VICTIMS.iter().map(|&at| left_alone[at] / 0.5).sum::<f64>() / VICTIMS.len() as f64;
-    (kept > 0.8).then(|| {
+    let retained_share = VICTIMS.iter().map(|&at| left_alone[at] / 0.5).sum::<f64>() / VICTIMS.len() as f64;
+    (retained_share > 0.8).then(|| {
         format!(
             "left alone the victims keep {:.0} % of the speed of their turns: nothing is taken from them",
-            100.0 * kept
+            100.0 * retained_share
         )
     })
 }

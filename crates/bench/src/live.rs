@@ -169,9 +169,10 @@ fn measured_cache(place: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
             None
         }
         Ok(reloader) => {
-            let (bytes, told) = (reloader.cache_bytes().min(place.cache_bytes), place.cache_bytes);
+            let (bytes, reported_bytes) = (reloader.cache_bytes().min(place.cache_bytes), place.cache_bytes);
             let size = cachemate_report::text::size_text;
-            let measured = format!("{} (told {}); programs and probes are sized by it", size(bytes), size(told));
+            let measured =
+                format!("{} (told {}); programs and probes are sized by it", size(bytes), size(reported_bytes));
             rows.push(BenchRow::new("a-b", WHAT, "", measured, BenchVerdict::Reported));
             Some(bytes)
         }

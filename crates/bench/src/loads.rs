@@ -99,10 +99,10 @@ fn count(each: u64, stop: &AtomicBool) -> anyhow::Result<()> {
     const PAGES: usize = 2_000;
     const BETWEEN_LOOKS: u64 = 1 << 16;
     let counters: Vec<[AtomicU64; 2]> = (0..PAGES * 256).map(|_| Default::default()).collect();
-    let made = AtomicU64::new(0);
+    let additions = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for own in 0..2 {
-            let (counters, made) = (&counters, &made);
+            let (counters, additions) = (&counters, &additions);
             scope.spawn(move || {
                 let (mut state, mut done) = (own as u64 + 1, 0);
                 while done < each && !stop.load(Ordering::Relaxed) {
@@ -115,13 +115,13 @@ fn count(each: u64, stop: &AtomicBool) -> anyhow::Result<()> {
                     }
                     done = until;
                 }
-                made.fetch_add(done, Ordering::Relaxed);
+                additions.fetch_add(done, Ordering::Relaxed);
             });
         }
     });
     let sum: u64 = counters.iter().flatten().map(|counter| counter.load(Ordering::Relaxed)).sum();
-    let made = made.into_inner();
-    if sum == made { Ok(()) } else { bail!("{sum} of {made} additions are left") }
+    let additions = additions.into_inner();
+    if sum == additions { Ok(()) } else { bail!("{sum} of {additions} additions are left") }
 }
 
 /// Arithmetic in registers.

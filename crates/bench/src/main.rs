@@ -52,14 +52,14 @@ fn main() -> ExitCode {
         // If the handler cannot be set, the signal ends the program, which is acceptable.
         let _ = signal_hook::flag::register(signal, Arc::clone(&stop));
     }
-    let ran = match BenchArguments::parse().what {
+    let outcome = match BenchArguments::parse().what {
         BenchCommand::Live(live) => live.run(&stop),
         BenchCommand::Load { kind, bytes } => loads::run(&kind, bytes, stop),
         BenchCommand::Guardian { state_dir } => {
             cachemate_daemon::guardian::run(&state_dir, &|words| eprintln!("{words}"))
         }
     };
-    match ran {
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("cachemate-bench: {error:#}");

@@ -36,13 +36,13 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     );
     std::fs::write(place.folder.join("overhead.toml"), config)
         .context("the daemon's configuration cannot be written")?;
-    let what = format!("daemon's share of a CPU at {TASKS} tasks, 1 s windows");
-    let row = |what: &str, used: Option<f64>| match used {
-        None => BenchRow::not_shown("c", what, "the daemon ended".to_string()),
-        Some(share) => BenchRow::row("c", what, "0.5 %", format!("{:.3} %", 100.0 * share), share < 0.005),
+    let title = format!("daemon's share of a CPU at {TASKS} tasks, 1 s windows");
+    let row = |title: &str, used: Option<f64>| match used {
+        None => BenchRow::not_shown("c", title, "the daemon ended".to_string()),
+        Some(share) => BenchRow::row("c", title, "0.5 %", format!("{:.3} %", 100.0 * share), share < 0.005),
     };
-    let mut rows = vec![row(&what, share(place, false)?)];
-    rows.push(row(&format!("{what}: with a page that {VIEWERS} look at"), share(place, true)?));
+    let mut rows = vec![row(&title, share(place, false)?)];
+    rows.push(row(&format!("{title}: with a page that {VIEWERS} look at"), share(place, true)?));
     rows.push(page(place)?);
     rows.push(neutral(place)?);
     drop(crowd);
@@ -63,17 +63,17 @@ fn share(place: &BenchHost, page: bool) -> anyhow::Result<Option<f64>> {
     let after = daemon.cpu_time_ns();
     drop(daemon);
     // Streams end with the daemon.
-    let told = viewers.into_iter().filter_map(|viewer| viewer.join().ok()).filter(|bytes| *bytes > 0).count();
+    let viewer_count = viewers.into_iter().filter_map(|viewer| viewer.join().ok()).filter(|bytes| *bytes > 0).count();
     anyhow::ensure!(
-        told == if page { VIEWERS } else { 0 },
-        "{told} of {VIEWERS} viewers of the page were told anything"
+        viewer_count == if page { VIEWERS } else { 0 },
+        "{viewer_count} of {VIEWERS} viewers of the page were told anything"
     );
     Ok(after.zip(before).map(|(after, before)| after.saturating_sub(before) as f64 / 1e9 / seconds))
 }
 
 /// Three daemons that observe the same programs: without a dashboard, with one, and with a viewed one.
 fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
-    let what = format!("daemon's share of a CPU observing {TASKS} tasks: with a page that {VIEWERS} look at");
+    let title = format!("daemon's share of a CPU observing {TASKS} tasks: with a page that {VIEWERS} look at");
     let daemon = |name: &str, page: bool| {
         let socket = place.folder.join(format!("{name}.page"));
         let socket = socket.to_string_lossy();
@@ -83,7 +83,7 @@ fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
     let daemons = [daemon("plain", false)?, daemon("unseen", true)?, daemon("seen", true)?];
     daemons.iter().for_each(|daemon| daemon.wait_until_started(place));
     let socket = place.folder.join("seen.page");
-    let taken: Vec<_> = (0..VIEWERS).filter_map(|_| viewer(&socket)).collect();
+    let viewers: Vec<_> = (0..VIEWERS).filter_map(|_| viewer(&socket)).collect();
     let before: Vec<_> = daemons.iter().map(BenchDaemon::cpu_time_ns).collect();
     let start = Instant::now();
     place.sleep(Duration::from_secs(COUNTED));
@@ -95,12 +95,16 @@ fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
         .collect();
     drop(daemons);
     // Streams end with the daemon.
-    let bytes: Vec<usize> = taken.into_iter().filter_map(|viewer| viewer.join().ok()).collect();
+    let bytes: Vec<usize> = viewers.into_iter().filter_map(|viewer| viewer.join().ok()).collect();
     let [plain, unseen, seen] = shares[..] else {
-        return Ok(BenchRow::not_shown("c", &what, "a daemon ended".to_string()));
+        return Ok(BenchRow::not_shown("c", &title, "a daemon ended".to_string()));
     };
     if bytes.len() < VIEWERS || bytes.contains(&0) {
-        return Ok(BenchRow::not_shown("c", &what, format!("{} of {VIEWERS} viewers were told anything", bytes.len())));
+        return Ok(BenchRow::not_shown(
+            "c",
+            &title,
+            format!("{} of {VIEWERS} viewers were told anything", bytes.len()),
+        ));
     }
     let kibibytes = bytes.iter().sum::<usize>() as f64 / VIEWERS as f64 / seconds / 1024.0;
     let measured = format!(
@@ -111,7 +115,7 @@ fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
         seen / plain,
         unseen / plain
     );
-    Ok(BenchRow::row("c", &what, "0.5 %", measured, seen < 0.005))
+    Ok(BenchRow::row("c", &title, "0.5 %", measured, seen < 0.005))
 }
 
 /// Reads the stream of a dashboard, and counts its bytes.

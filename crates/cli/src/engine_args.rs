@@ -186,8 +186,8 @@ impl<'a> ProgressReporter<'a> {
         if progress.failed > 0 {
             line.push_str(&format!(", {} failed", progress.failed));
         }
-        for (many, what) in [(progress.running, "running"), (progress.waiting, "waiting")] {
-            line.push_str(&many.filter(|many| *many > 0).map_or(String::new(), |many| format!(", {many} {what}")));
+        for (many, label) in [(progress.running, "running"), (progress.waiting, "waiting")] {
+            line.push_str(&many.filter(|many| *many > 0).map_or(String::new(), |many| format!(", {many} {label}")));
         }
         if let Some((start, before)) = self.started.filter(|(_, before)| over > *before) {
             let each = start.elapsed().as_secs_f64() / (over - before) as f64;

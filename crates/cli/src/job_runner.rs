@@ -156,7 +156,7 @@ fn figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
 /// The command that measures the curve.
 fn curve_command(job: &CurveJob) -> Result<mrc::Mrc, String> {
     let sizes =
-        job.sizes.as_deref().map(str::parse::<SizeList>).transpose().map_err(|what| format!("sizes: {what}"))?;
+        job.sizes.as_deref().map(str::parse::<SizeList>).transpose().map_err(|problem| format!("sizes: {problem}"))?;
     mrc::Mrc::plain(&job.recording, job.line_bytes, sizes, job.sample, job.seed)
 }
 

@@ -19,7 +19,7 @@ pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>
 /// Renders a line for each experiment, and the cost of the missing runs. Nothing is run.
 pub fn render(request: &ReproRequest, experiments: &[Experiment], store: Option<&Store>) -> String {
     let columns = [("ids", Align::Left), ("what", Align::Left), ("runs", Align::Left), ("hours", Align::Right)];
-    let (mut table, mut left, seeds) = (Table::new(&columns), Vec::new(), request.seeds.len());
+    let (mut table, mut remaining, seeds) = (Table::new(&columns), Vec::new(), request.seeds.len());
     let all = places(experiments);
     for (nth, experiment) in &all {
         let runs = store.map_or(RunCounts::default(), |store| run_counts(request, store, *nth, experiment));
@@ -29,13 +29,13 @@ pub fn render(request: &ReproRequest, experiments: &[Experiment], store: Option<
         };
         table.row([experiment.ids.join(", "), experiment.title.to_string(), runs.describe(), hours]);
         if !runs.finished {
-            left.push(experiment);
+            remaining.push(experiment);
         }
     }
-    let (open, seeds_text) = (left.len(), counted_text(seeds as u64, "seed"));
+    let (open, seeds_text) = (remaining.len(), counted_text(seeds as u64, "seed"));
     let hours = match request.quick {
         true => "minutes in all".to_string(),
-        false => format!("at most about {:.1} processor hours", processor_hours(left, seeds)),
+        false => format!("at most about {:.1} processor hours", processor_hours(remaining, seeds)),
     };
     format!("{}\nleft: {open} of {} experiments with {seeds_text}, {hours}\n", table.text(), all.len())
 }
@@ -64,10 +64,10 @@ impl RunCounts {
 
 /// Runs the experiment on the stored answers.
 fn run_counts(request: &ReproRequest, store: &Store, nth: usize, experiment: &Experiment) -> RunCounts {
-    let (find, made, stop) = (request.stored_lookup(store, nth), AtomicUsize::new(0), AtomicBool::new(false));
+    let (find, made_count, stop) = (request.stored_lookup(store, nth), AtomicUsize::new(0), AtomicBool::new(false));
     let counted = |run: &str| {
         let answer = find(run);
-        made.fetch_add(usize::from(answer.is_some()), Ordering::Relaxed);
+        made_count.fetch_add(usize::from(answer.is_some()), Ordering::Relaxed);
         answer
     };
     let split = Split::list(&counted);
@@ -76,5 +76,5 @@ fn run_counts(request: &ReproRequest, store: &Store, nth: usize, experiment: &Ex
         Err(ReproError::Failed(what, why)) => (false, Some(format!("{what}: {why}"))),
         Err(ReproError::Elsewhere | ReproError::Interrupted) => (false, None),
     };
-    RunCounts { made: made.load(Ordering::Relaxed), next: split.missing().len(), finished, fails }
+    RunCounts { made: made_count.load(Ordering::Relaxed), next: split.missing().len(), finished, fails }
 }

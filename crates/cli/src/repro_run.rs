@@ -213,11 +213,11 @@ impl CostPlan {
                 hours(experiment.left_cpu_hours),
             ]);
         }
-        let left: f64 = self.experiments.iter().filter_map(|experiment| experiment.left_cpu_hours).sum();
+        let remaining_hours: f64 = self.experiments.iter().filter_map(|experiment| experiment.left_cpu_hours).sum();
         let unknown = self.experiments.iter().filter(|experiment| experiment.left_cpu_hours.is_none()).count();
         let unknown = if unknown > 0 { format!(", and {unknown} experiments of unknown cost") } else { String::new() };
         let seeds = counted_text(self.seeds as u64, "seed");
-        format!("{}\n{} form, {seeds}: {left:.2} processor hours left{unknown}\n", table.text(), self.form)
+        format!("{}\n{} form, {seeds}: {remaining_hours:.2} processor hours left{unknown}\n", table.text(), self.form)
     }
 }
 
@@ -319,8 +319,8 @@ impl ReproRun {
         let (stop, meter) = (session.interrupt_flag(), CostMeter::start());
         let bar = session.progress("repro", None);
         while !stop.load(Ordering::Relaxed) {
-            let left = self.budget.map(|hours| 3600.0 * hours - meter.cpu_seconds());
-            let Some((index, seeds)) = self.next(&mut all, left) else { break };
+            let remaining_seconds = self.budget.map(|hours| 3600.0 * hours - meter.cpu_seconds());
+            let Some((index, seeds)) = self.next(&mut all, remaining_seconds) else { break };
             let ids = all[index].experiment.ids.join(", ");
             let progress = |run: &str| bar.set_message(format!("{ids}, {seeds} seeds: {run}"));
             self.advance(&mut all[index], seeds, &stop, &progress);
@@ -344,7 +344,7 @@ impl ReproRun {
             let Some(seeds) = experiment.next_seeds(self.max_seeds) else { continue };
             // Runs of earlier seeds are stored.
             let cost = self.form.cost(&experiment.experiment, seeds - experiment.seeds);
-            if left_seconds.is_some_and(|left| cost.unwrap_or(0.0) > left) {
+            if left_seconds.is_some_and(|remaining| cost.unwrap_or(0.0) > remaining) {
                 experiment.is_left = true;
                 continue;
             }
@@ -383,20 +383,20 @@ impl ReproRun {
     }
 
     fn account<'a>(&self, all: &'a [ExperimentProgress], spent_seconds: f64) -> RunAccount<'a> {
-        let line = |one: &'a ExperimentProgress| AccountLine {
-            ids: one.experiment.ids,
-            seeds: one.seeds,
-            cpu_hours: one.spent_seconds / 3600.0,
-            undecided: one.findings.iter().filter(|finding| finding.is_undecided()).count(),
-            error: one.failed.as_deref(),
-            is_within_budget: !one.is_left,
+        let line = |entry: &'a ExperimentProgress| AccountLine {
+            ids: entry.experiment.ids,
+            seeds: entry.seeds,
+            cpu_hours: entry.spent_seconds / 3600.0,
+            undecided: entry.findings.iter().filter(|finding| finding.is_undecided()).count(),
+            error: entry.failed.as_deref(),
+            is_within_budget: !entry.is_left,
         };
         RunAccount {
             form: self.form.form(),
             budget_hours: self.budget,
             cpu_hours: spent_seconds / 3600.0,
             experiments: all.iter().map(line).collect(),
-            results: all.iter().flat_map(|one| &one.findings).collect(),
+            results: all.iter().flat_map(|entry| &entry.findings).collect(),
         }
     }
 }

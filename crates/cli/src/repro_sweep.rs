@@ -65,9 +65,10 @@ impl ReproRequest {
 ///
 /// # Errors
 /// There is no such run, an earlier one that it needs has no answer, or it failed.
-pub fn make(folder: &Path, asked: &Value, run: &str, stop: &AtomicBool) -> Result<JobResult, RunError> {
-    let failed = |what: String| RunError::Failed(what);
-    let request: ReproRequest = serde_json::from_value(asked.clone()).map_err(|error| failed(error.to_string()))?;
+pub fn make(folder: &Path, request_value: &Value, run: &str, stop: &AtomicBool) -> Result<JobResult, RunError> {
+    let failed = |message: String| RunError::Failed(message);
+    let request: ReproRequest =
+        serde_json::from_value(request_value.clone()).map_err(|error| failed(error.to_string()))?;
     let no_such = || failed(format!("'{run}' is no run of the experiments"));
     let (nth, name) = run.split_once(':').ok_or_else(no_such)?;
     let nth: usize = nth.parse().map_err(|_| no_such())?;
@@ -104,8 +105,8 @@ fn bytes(digits: &str) -> Option<Vec<u8>> {
 /// The experiments with their places among all, which name their runs.
 pub fn places(experiments: &[Experiment]) -> Vec<(usize, Experiment)> {
     let same = |a: &Experiment, b: &Experiment| a.ids == b.ids && a.title == b.title;
-    let wanted = |one: &Experiment| experiments.iter().any(|asked| same(asked, one));
-    cachemate_repro::experiments().into_iter().enumerate().filter(|(_, one)| wanted(one)).collect()
+    let wanted = |candidate: &Experiment| experiments.iter().any(|requested| same(requested, candidate));
+    cachemate_repro::experiments().into_iter().enumerate().filter(|(_, candidate)| wanted(candidate)).collect()
 }
 
 /// Experiments on their way through the waves.

@@ -99,7 +99,7 @@ impl Session {
     }
 
     /// Progress over `total` units, or a counter if the total is unknown; drawn only if [`Session::note`] prints.
-    pub fn progress(&self, what: &'static str, total: Option<u64>) -> ProgressBar {
+    pub fn progress(&self, stage: &'static str, total: Option<u64>) -> ProgressBar {
         let bar = match total {
             Some(total) => ProgressBar::new(total),
             None => ProgressBar::new_spinner(),
@@ -114,7 +114,7 @@ impl Session {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("━━╌"));
         }
-        bar.set_prefix(what);
+        bar.set_prefix(stage);
         if self.shows_notes {
             bar.enable_steady_tick(Duration::from_millis(250));
         }

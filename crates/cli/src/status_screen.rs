@@ -57,9 +57,9 @@ impl ScreenOptions<'_> {
     pub fn run(&self, stop: &AtomicBool) -> anyhow::Result<()> {
         let first = socket::status(self.socket)?;
         let mut terminal = ratatui::try_init().context("cannot set up the terminal")?;
-        let ran = self.turns(&mut terminal, first, stop);
+        let outcome = self.turns(&mut terminal, first, stop);
         let restored = ratatui::try_restore().context("cannot restore the terminal");
-        ran.and(restored)
+        outcome.and(restored)
     }
 
     fn turns(
@@ -72,8 +72,8 @@ impl ScreenOptions<'_> {
         let (mut iterations, mut due) = (1, Instant::now() + self.interval);
         while !stop.load(Ordering::Relaxed) {
             terminal.draw(|frame| view.draw(frame, &status)).context("cannot draw on the terminal")?;
-            let left = due.saturating_duration_since(Instant::now());
-            if event::poll(left.min(MAX_KEY_DELAY)).context("cannot read the keys")? {
+            let remaining = due.saturating_duration_since(Instant::now());
+            if event::poll(remaining.min(MAX_KEY_DELAY)).context("cannot read the keys")? {
                 match event::read().context("cannot read the keys")? {
                     Event::Key(key) if !view.key(key) => break,
                     _ => {}

@@ -43,7 +43,7 @@ impl TraceInput {
     ///
     /// # Errors
     /// An unknown format, a file that cannot be opened, or an invalid header.
-    pub fn open(session: &Session, path: &str, args: &TraceArgs, what: &'static str) -> anyhow::Result<Self> {
+    pub fn open(session: &Session, path: &str, args: &TraceArgs, subject: &'static str) -> anyhow::Result<Self> {
         let format = args.format.as_deref().map(str::parse::<Format>).transpose()?;
         let stop = session.interrupt_flag();
         let resolved = if path == "-" { PathBuf::from(path) } else { recording_path(path)? };
@@ -65,7 +65,7 @@ impl TraceInput {
             reader,
             salvage: args.salvage,
             stop,
-            bar: session.progress(what, total),
+            bar: session.progress(subject, total),
             read: 0,
             totals: None,
             damage: None,

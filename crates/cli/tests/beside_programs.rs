@@ -38,14 +38,14 @@ fn standard_output_is_the_programs_own() {
         (&["run", "--observe-only", "--"], false),
     ];
     for (args, silent) in commands {
-        let ran = command(folder.path(), &[*args, &compress[..]].concat())
+        let child = command(folder.path(), &[*args, &compress[..]].concat())
             .env("CACHEMATE_STATE_DIR", folder.path().join("state"))
             .stdout(Stdio::piped())
             .output()
             .unwrap();
-        let message = String::from_utf8_lossy(&ran.stderr);
-        assert!(ran.status.success(), "{args:?}: {message}");
-        assert!(ran.stdout == alone.stdout, "{args:?}: {} bytes, {} alone", ran.stdout.len(), alone.stdout.len());
+        let message = String::from_utf8_lossy(&child.stderr);
+        assert!(child.status.success(), "{args:?}: {message}");
+        assert!(child.stdout == alone.stdout, "{args:?}: {} bytes, {} alone", child.stdout.len(), alone.stdout.len());
         assert_eq!(message.is_empty(), *silent, "{args:?}: {message}");
     }
 }
@@ -58,8 +58,8 @@ fn the_exit_status_is_passed_on() {
     for (name, program, status) in [("three", failing(3), 3), ("killed", killed, 128 + 15)] {
         for (command, ending) in [("record", "cmt"), ("profile", "json")] {
             let file = format!("{name}.{ending}");
-            let ran = run_of(folder.path(), &[command, "-q", "-o", &file, "--"], &program);
-            assert_eq!(ran.code, Some(status), "{command}: {}", ran.err);
+            let output = run_of(folder.path(), &[command, "-q", "-o", &file, "--"], &program);
+            assert_eq!(output.code, Some(status), "{command}: {}", output.err);
             assert!(folder.path().join(&file).exists(), "{command} keeps {file}");
         }
     }

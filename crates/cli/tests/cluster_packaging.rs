@@ -34,8 +34,8 @@ fn an_image_is_reproducible() {
     let build = |name: &str| {
         let output = folder.path().join(name);
         let script = packaging().join("kubernetes/image.py");
-        let ran = Command::new("python3").arg(script).arg("/bin/true").arg(&output).output().unwrap();
-        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        let script_output = Command::new("python3").arg(script).arg("/bin/true").arg(&output).output().unwrap();
+        assert!(script_output.status.success(), "{}", String::from_utf8_lossy(&script_output.stderr));
         std::fs::read(output).unwrap()
     };
     let image = build("one.tar");
@@ -96,11 +96,12 @@ fn manifests_grant_what_the_page_states() {
     let folder = packaging().join("kubernetes/manifests");
     let all: Vec<Value> =
         std::fs::read_dir(folder).unwrap().flat_map(|entry| documents(&entry.unwrap().path())).collect();
-    let one = |kind: &str| all.iter().find(|document| document["kind"] == kind).unwrap_or_else(|| panic!("no {kind}"));
-    let daemon = &one("DaemonSet")["spec"]["template"]["spec"];
+    let find_kind =
+        |kind: &str| all.iter().find(|document| document["kind"] == kind).unwrap_or_else(|| panic!("no {kind}"));
+    let daemon = &find_kind("DaemonSet")["spec"]["template"]["spec"];
     assert_eq!(daemon["containers"][0]["securityContext"]["privileged"], true);
     assert_eq!(daemon["automountServiceAccountToken"], false);
-    let extender = &one("Deployment")["spec"]["template"]["spec"];
+    let extender = &find_kind("Deployment")["spec"]["template"]["spec"];
     let security = &extender["containers"][0]["securityContext"];
     assert_eq!(
         (&security["allowPrivilegeEscalation"], &security["readOnlyRootFilesystem"]),
@@ -117,7 +118,7 @@ fn manifests_grant_what_the_page_states() {
         .flat_map(|role| role["rules"].as_array().unwrap());
     let groups: BTreeSet<_> = rules.map(|rule| rule["apiGroups"][0].as_str().unwrap()).collect();
     assert_eq!(groups, BTreeSet::from(["cachemate.io"]), "no role reaches beyond the two resources");
-    let config = one("ConfigMap")["data"]["cachemate.toml"].as_str().unwrap().to_string();
+    let config = find_kind("ConfigMap")["data"]["cachemate.toml"].as_str().unwrap().to_string();
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("c.toml"), config).unwrap();
     run(home.path(), &["manage", "--check", "--config", "c.toml"]).ok();
@@ -135,10 +136,11 @@ fn the_chart_gives_the_manifests() {
     assert!(rendered.status.success(), "{}", String::from_utf8_lossy(&rendered.stderr));
     let text = String::from_utf8(rendered.stdout).unwrap();
     let objects = |documents: Vec<Value>| -> BTreeSet<String> {
-        let named = documents.iter().filter(|one| one["kind"].is_string() && one["kind"] != "Namespace");
-        named.map(|one| format!("{} {}", one["kind"], one["metadata"]["name"])).collect()
+        let named = documents.iter().filter(|document| document["kind"].is_string() && document["kind"] != "Namespace");
+        named.map(|document| format!("{} {}", document["kind"], document["metadata"]["name"])).collect()
     };
-    let chart = serde_yaml_ng::Deserializer::from_str(&text).map(|one| Value::deserialize(one).unwrap()).collect();
+    let chart =
+        serde_yaml_ng::Deserializer::from_str(&text).map(|document| Value::deserialize(document).unwrap()).collect();
     let folder = packaging().join("kubernetes/manifests");
     let plain = std::fs::read_dir(folder).unwrap().flat_map(|entry| documents(&entry.unwrap().path())).collect();
     assert_eq!(objects(chart), objects(plain));
@@ -189,13 +191,13 @@ fn the_submit_plugin_checks_comments() {
     let lua = ["lua5.4", "lua5.3", "lua5.1", "lua"]
         .iter()
         .find_map(|lua| Command::new(lua).arg(folder.path().join("t.lua")).arg(&plugin).output().ok());
-    let Some(ran) = lua else {
+    let Some(output) = lua else {
         report_unchecked("the submit plugin", "no lua");
         return;
     };
-    let lines = String::from_utf8(ran.stdout).unwrap();
+    let lines = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<&str> = lines.lines().collect();
-    assert_eq!(lines[..3], ["0", "0", "0"], "{}", String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(lines[..3], ["0", "0", "0"], "{}", String::from_utf8_lossy(&output.stderr));
     assert!(lines[3].contains("found 'class=king', expected") && lines[4] == "1", "{lines:?}");
 }
 

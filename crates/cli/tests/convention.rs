@@ -151,8 +151,8 @@ fn existing_files_need_force() {
     assert!(!folder.path().join("new.cmt").exists());
     run(folder.path(), &["convert", "t.u64", "-o", "keep.cmt", "--force"]).ok();
     run(folder.path(), &["mrc", "keep.cmt", "--json"]).json();
-    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left.len(), 4, "{left:?}");
+    let entries: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(entries.len(), 4, "{entries:?}");
 }
 
 /// Does a trace survive conversion through standard input with its instruction counts?
@@ -204,12 +204,12 @@ fn threads_do_not_change_the_curve() {
     let addresses = (0..300_000u64).map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44 & !7);
     raw(folder.path(), "t.u64", addresses);
     let with = |threads: &str| run(folder.path(), &["mrc", "t.u64", "--json", "--threads", threads]).json();
-    let one = with("1");
-    assert!(one["curve"].as_array().unwrap().len() > 20);
-    assert_eq!((&one, &one), (&with("2"), &with("3")));
+    let single = with("1");
+    assert!(single["curve"].as_array().unwrap().len() > 20);
+    assert_eq!((&single, &single), (&with("2"), &with("3")));
     let per = run(folder.path(), &["mrc", "t.u64", "--json", "--by", "thread"]).json();
-    assert_eq!(per["curve"], one["curve"]);
-    assert_eq!(per["parts"][0]["curve"], one["curve"]);
+    assert_eq!(per["curve"], single["curve"]);
+    assert_eq!(per["parts"][0]["curve"], single["curve"]);
 }
 
 /// Is a bundled recording that is cut short refused with the file's name and the broken place, and used as far as it

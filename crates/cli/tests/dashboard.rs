@@ -94,10 +94,10 @@ fn a_daemons_page_is_shown_to_who_has_the_token() {
     assert_eq!(status("/events", &[with, ("Origin", "http://evil.example")]), "403");
     let (head, body) = ask(address, "/events", &[with], 4);
     assert!(head.contains("text/event-stream"), "{head}");
-    let told = windows_of(&body);
-    assert!(told.len() >= 4, "{} windows came", told.len());
-    assert!(told.windows(2).all(|pair| pair[0]["window"].as_u64() < pair[1]["window"].as_u64()));
-    let last = told.last().unwrap();
+    let reported = windows_of(&body);
+    assert!(reported.len() >= 4, "{} windows came", reported.len());
+    assert!(reported.windows(2).all(|pair| pair[0]["window"].as_u64() < pair[1]["window"].as_u64()));
+    let last = reported.last().unwrap();
     assert_eq!(last["daemon"]["acting"], json!(false));
     assert_eq!(last["daemon"]["pid"], json!(shown.daemon.pid()));
     let mut names: Vec<_> = last["programs"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
@@ -158,9 +158,9 @@ fn a_page_that_cannot_be_is_refused() {
             &["manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock", "--dashboard", page],
         )
     };
-    let ran = manage("0.0.0.0:0");
-    assert_eq!(ran.code, Some(1));
-    assert!(ran.err.contains("0.0.0.0:0") && ran.err.contains("expected a loopback address"), "{}", ran.err);
+    let output = manage("0.0.0.0:0");
+    assert_eq!(output.code, Some(1));
+    assert!(output.err.contains("0.0.0.0:0") && output.err.contains("expected a loopback address"), "{}", output.err);
     assert_eq!(run(folder.path(), &["manage", "--dashboard-no-auth"]).code, Some(2));
     assert_eq!(run(folder.path(), &["manage", "--check", "--dashboard", "127.0.0.1:0"]).code, Some(2));
 }

@@ -49,11 +49,11 @@ fn the_demo_runs_in_a_folder_with_blanks_and_without_valgrind() {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{said}\n{complained}");
+    let (stdout_text, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{stdout_text}\n{complained}");
     assert!(complained.contains("valgrind") && complained.contains("0 of 8 programs"), "{complained}");
-    assert_eq!(said.matches("(shipped)").count(), 8, "{said}");
-    let last = said.lines().last().unwrap();
+    assert_eq!(stdout_text.matches("(shipped)").count(), 8, "{stdout_text}");
+    let last = stdout_text.lines().last().unwrap();
     assert!(last.ends_with("my dir/cachemate/target/demo/report.html"), "{last}");
     assert!(std::fs::read_to_string(last).unwrap().contains("<svg"), "a page with pictures");
 }

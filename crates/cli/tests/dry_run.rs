@@ -39,8 +39,8 @@ fn manage_says_what_it_would_do_and_does_nothing() {
     let words = dry(folder.path(), &config, &[]).ok().out;
     assert!(words.contains(&format!("0  move task 0 'sleep' to CPUs {first} (was {before})\n")), "{words}");
     assert_eq!(host.affinity(program.pid()).unwrap(), before);
-    for left in ["state", "s.sock", "progress"] {
-        assert!(!folder.path().join(left).exists(), "{left} was made");
+    for leftover in ["state", "s.sock", "progress"] {
+        assert!(!folder.path().join(leftover).exists(), "{leftover} was made");
     }
 }
 
@@ -67,7 +67,7 @@ fn a_check_names_matches_and_refuses_impossible_values() {
         checked.err
     );
     assert!(!checked.err.contains("rules[0]"), "{}", checked.err);
-    for (config, said) in [
+    for (config, message) in [
         ("[[rules]]\nmax_slowdown = 5\n", "found 5, expected a share from 0 to 1"),
         (
             "[[cpusets]]\ncgroup = \"/a\"\ncpus = \"0-8191\"\n",
@@ -75,7 +75,7 @@ fn a_check_names_matches_and_refuses_impossible_values() {
         ),
     ] {
         let refused = check(config);
-        assert!(refused.code == Some(1) && refused.err.contains(said), "{config}: {}", refused.err);
+        assert!(refused.code == Some(1) && refused.err.contains(message), "{config}: {}", refused.err);
     }
 }
 

@@ -33,24 +33,30 @@ fn a_fleet_prints_what_is_promised_and_repeats() {
         assert!(printed["cpu_seconds"].take().as_f64().unwrap() > 0.0);
         printed
     };
-    let one = json("1");
-    assert_eq!(one, json("3"));
+    let single = json("1");
+    assert_eq!(single, json("3"));
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
-    assert_eq!(keys(&one), BTreeSet::from(["hosts", "services", "seed", "cpu_seconds", "policies"].map(String::from)));
+    assert_eq!(
+        keys(&single),
+        BTreeSet::from(["hosts", "services", "seed", "cpu_seconds", "policies"].map(String::from))
+    );
     let row = ["name", "limits_kept_share", "hosts_needed", "moves"].map(String::from);
     let slowdowns = ["p50", "p95", "p99"].map(|name| format!("slowdown_{name}_percent"));
-    assert_eq!(keys(&one["policies"][0]), row.into_iter().chain(slowdowns).collect());
-    assert_eq!((&one["hosts"], &one["seed"], &one["services"]), (&Value::from(4), &Value::from(4), &Value::from(12)));
+    assert_eq!(keys(&single["policies"][0]), row.into_iter().chain(slowdowns).collect());
+    assert_eq!(
+        (&single["hosts"], &single["seed"], &single["services"]),
+        (&Value::from(4), &Value::from(4), &Value::from(12))
+    );
     let names: Vec<&str> =
-        one["policies"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
+        single["policies"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
     assert_eq!(names[..5], ["requests", "spread", "bin-pack", "misses", "forecast"]);
     assert_eq!(names[9], "forecast+auto");
     let rows = std::fs::read_to_string(root.join("rows.csv")).unwrap();
     assert_eq!(rows.lines().count(), 11);
     let page = std::fs::read_to_string(root.join("page.html")).unwrap();
     assert!(page.contains("forecast+auto") && page.matches("<svg").count() >= 12 && !page.contains("<script src"));
-    let asked = run(root, &["fleet", "fleet.toml", "--what-if", "one-more-host"]).ok().out;
-    assert!(asked.contains("forecast+auto, one more host"), "{asked}");
+    let output = run(root, &["fleet", "fleet.toml", "--what-if", "one-more-host"]).ok().out;
+    assert!(output.contains("forecast+auto, one more host"), "{output}");
 }
 
 /// Are mistakes refused by file, place, value found and value expected?
@@ -154,15 +160,15 @@ fn requests_of_kube_scheduler_are_answered() {
     let (status, scores) = post(&address, "/prioritize", recorded);
     assert_eq!(status, 200, "{scores}");
     let score =
-        |host: &str| scores.as_array().unwrap().iter().find(|one| one["host"] == host).unwrap()["score"].as_u64();
+        |host: &str| scores.as_array().unwrap().iter().find(|entry| entry["host"] == host).unwrap()["score"].as_u64();
     assert_eq!(score("node-quiet"), Some(10), "{scores}");
     assert!(score("node-busy") < Some(5) && score("node-new") == Some(5), "{scores}");
-    let (_, kept) = post(&address, "/filter", recorded);
-    assert_eq!(kept["nodenames"], serde_json::json!(["node-quiet", "node-new"]), "{kept}");
-    assert!(kept["failedNodes"]["node-busy"].is_string() && kept["error"] == "", "{kept}");
+    let (_, filtered) = post(&address, "/filter", recorded);
+    assert_eq!(filtered["nodenames"], serde_json::json!(["node-quiet", "node-new"]), "{filtered}");
+    assert!(filtered["failedNodes"]["node-busy"].is_string() && filtered["error"] == "", "{filtered}");
     let unknown = recorded.replace("cachemate.io/profile", "other.io/profile");
     let (_, neutral) = post(&address, "/prioritize", &unknown);
-    assert!(neutral.as_array().unwrap().iter().all(|one| one["score"] == 5), "{neutral}");
+    assert!(neutral.as_array().unwrap().iter().all(|entry| entry["score"] == 5), "{neutral}");
     for (path, body, expected) in [
         ("/prioritize", "{\"pod\": 3}", 400),
         ("/filter", "{\"pod\": {}}", 400),

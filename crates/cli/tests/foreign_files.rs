@@ -38,10 +38,13 @@ fn no_command_waits_for_a_fifo_or_reads_a_device() {
                 assert!(start.elapsed() < PATIENCE, "{arguments:?} waits");
                 std::thread::sleep(Duration::from_millis(20));
             }
-            let mut said = String::new();
-            std::io::Read::read_to_string(&mut child.0.stderr.take().unwrap(), &mut said).unwrap();
-            assert_eq!(child.0.wait().unwrap().code(), Some(1), "{arguments:?}: {said}");
-            assert!(said.contains(name.trim_start_matches("./")) && said.contains(kind), "{arguments:?}: {said}");
+            let mut message = String::new();
+            std::io::Read::read_to_string(&mut child.0.stderr.take().unwrap(), &mut message).unwrap();
+            assert_eq!(child.0.wait().unwrap().code(), Some(1), "{arguments:?}: {message}");
+            assert!(
+                message.contains(name.trim_start_matches("./")) && message.contains(kind),
+                "{arguments:?}: {message}"
+            );
         }
     }
 }

@@ -88,13 +88,13 @@ fn a_decision_that_hurts_is_taken_back_live() {
     );
     let mut daemon = daemon(folder.path(), &config);
     let status = status_when(folder.path(), "the roll-back", PATIENCE, |status| status["counters"]["rollbacks"] != 0);
-    let told = |status: &Value| {
+    let reported_decisions = |status: &Value| {
         let decisions = status["decisions"].as_array().unwrap().clone();
         decisions
             .into_iter()
             .find(|decision| decision["reason"].as_str().unwrap().contains("% since the last decision"))
     };
-    let decision = told(&status).expect("the roll-back stands among the last decisions");
+    let decision = reported_decisions(&status).expect("the roll-back stands among the last decisions");
     let change = decision["numbers"][0][1].as_f64().unwrap();
     assert!((-75.0..-25.0).contains(&change), "half the speed was taken: {decision}");
     // Kept out: the policy goes on wanting it, and some windows later nobody is squeezed.

@@ -49,7 +49,7 @@ impl LeftPrograms {
         let sleeper = |_| ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
         let programs: Vec<ChildGuard> = (0..3).map(sleeper).collect();
         let whole = host.affinity(programs[0].pid()).unwrap();
-        let one: CpuSet = whole.first().into_iter().collect();
+        let own_cpus: CpuSet = whole.first().into_iter().collect();
         std::fs::create_dir(folder.path().join("state")).unwrap();
         let mut journal = Journal::create(&folder.path().join("state"), &host.boot_id().unwrap(), 0).unwrap();
         for program in &programs {
@@ -57,14 +57,14 @@ impl LeftPrograms {
             let change = |object, now, wanted| IntendedChange { object, now, wanted, follows: false };
             let cpus = |cpus: &CpuSet| ObjectState::Cpus(cpus.clone());
             let changes = [
-                change(JournalObject::Affinity { pid, thread }, cpus(&whole), cpus(&one)),
+                change(JournalObject::Affinity { pid, thread }, cpus(&whole), cpus(&own_cpus)),
                 change(JournalObject::Nice { pid, thread }, ObjectState::Nice(0), ObjectState::Nice(3)),
                 change(JournalObject::Policy { pid, thread }, ObjectState::Policy(0), ObjectState::Policy(5)),
             ];
             journal.journal_changes(&changes).unwrap();
         }
         let journal = std::fs::read(folder.path().join("state").join(Journal::FILE_NAME)).unwrap();
-        LeftPrograms { folder, programs, journal, one, whole }
+        LeftPrograms { folder, programs, journal, one: own_cpus, whole }
     }
 
     /// As it was when they died.
@@ -133,26 +133,27 @@ fn a_reset_with_a_fault_at_any_call_loses_nothing() {
         return;
     }
     let every = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
-    let left = LeftPrograms::behind();
+    let leftover = LeftPrograms::behind();
     let mut shown = 0;
     for (call, errors) in FAULTS {
-        let calls = left.calls(call);
+        let calls = leftover.calls(call);
         let stride = if every { 1 } else { calls / 8 + 1 };
         for (index, nth) in (1..=calls).step_by(stride).enumerate() {
             for (turn, error) in errors.iter().enumerate() {
                 if !every && turn != index % errors.len() {
                     continue;
                 }
-                left.again();
+                leftover.again();
                 let inject = format!("--inject={call}:error={error}:when={nth}");
-                let (code, said) = strace(left.folder.path(), &["-e", "trace=none", "-o", "/dev/null", &inject]);
-                let (changed, kept) = (left.changed(), left.journal_path().exists());
-                let case =
-                    format!("{inject} of {calls}: exit code {code:?}, {changed} changed, journal kept: {kept}: {said}");
-                assert!(changed == 0 || kept, "{case}");
-                assert!(code != Some(0) || changed == 0 && !kept, "{case}");
-                run(left.folder.path(), &RESTORE).ok();
-                assert!(left.changed() == 0 && !left.journal_path().exists(), "the next try, after {case}");
+                let (code, message) = strace(leftover.folder.path(), &["-e", "trace=none", "-o", "/dev/null", &inject]);
+                let (changed, is_journal_kept) = (leftover.changed(), leftover.journal_path().exists());
+                let case = format!(
+                    "{inject} of {calls}: exit code {code:?}, {changed} changed, journal kept: {is_journal_kept}: {message}"
+                );
+                assert!(changed == 0 || is_journal_kept, "{case}");
+                assert!(code != Some(0) || changed == 0 && !is_journal_kept, "{case}");
+                run(leftover.folder.path(), &RESTORE).ok();
+                assert!(leftover.changed() == 0 && !leftover.journal_path().exists(), "the next try, after {case}");
                 shown += 1;
             }
         }
@@ -257,13 +258,14 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
                 &["-e".into(), "trace=none".into(), "-o".into(), "/dev/null".into(), inject.clone()],
                 NOT_ACTING,
             );
-            let (as_before, kept) = (programs.states() == before, journal.exists());
-            let case = format!("{inject} of {calls}: as before: {as_before}, journal kept: {kept}: {message}");
-            assert!(as_before || kept, "{case}");
-            assert!(!kept || !message.is_empty(), "nothing is said of what is left: {case}");
+            let (as_before, is_journal_kept) = (programs.states() == before, journal.exists());
+            let case =
+                format!("{inject} of {calls}: as before: {as_before}, journal kept: {is_journal_kept}: {message}");
+            assert!(as_before || is_journal_kept, "{case}");
+            assert!(!is_journal_kept || !message.is_empty(), "nothing is said of what is left: {case}");
             run(folder.path(), &["restore", "--state-dir", "state"]);
             assert!(programs.states() == before && !journal.exists(), "after a reset: {case}");
-            (shown, kept_and_said) = (shown + 1, kept_and_said + u32::from(kept));
+            (shown, kept_and_said) = (shown + 1, kept_and_said + u32::from(is_journal_kept));
         }
     }
     println!("{shown} faults in a daemon's life, after {kept_and_said} of which the journal stayed and was told");

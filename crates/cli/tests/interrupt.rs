@@ -34,10 +34,10 @@ fn interrupted(folder: &Path, args: &[&str]) -> String {
         .unwrap();
     wait_for(&folder.join("under-way"), &mut child);
     interrupt(&child);
-    let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
-    said
+    let mut message = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{message}");
+    message
 }
 
 /// Is what was recorded before the interrupt a whole file?

@@ -93,7 +93,7 @@ fn a_question_compares_policies() {
     let root = folder.path();
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
     interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
-    let asked = [
+    let arguments = [
         "compare",
         "reuser.toml*2",
         "streamer.toml*2",
@@ -106,23 +106,26 @@ fn a_question_compares_policies() {
         "--hours",
         "0.1",
     ];
-    let found = run(root, &[&asked[..], &["--json", "-o", "page.html"]].concat()).json();
+    let found = run(root, &[&arguments[..], &["--json", "-o", "page.html"]].concat()).json();
     let policies = found["policies"].as_array().unwrap();
-    assert_eq!(policies.iter().map(|one| one["policy"].as_str().unwrap()).collect::<Vec<_>>(), ["default", "dio"]);
-    for one in policies {
-        assert_eq!(one["programs"].as_array().unwrap().len(), 4);
-        let seconds = one["series"]["seconds"].as_array().unwrap();
+    assert_eq!(
+        policies.iter().map(|outcome| outcome["policy"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["default", "dio"]
+    );
+    for outcome in policies {
+        assert_eq!(outcome["programs"].as_array().unwrap().len(), 4);
+        let seconds = outcome["series"]["seconds"].as_array().unwrap();
         assert!((seconds.last().unwrap().as_f64().unwrap() - 360.0).abs() < 1e-6);
-        assert_eq!(one["series"]["slowdown"][0].as_array().unwrap().len(), seconds.len());
+        assert_eq!(outcome["series"]["slowdown"][0].as_array().unwrap().len(), seconds.len());
     }
     let page = std::fs::read_to_string(root.join("page.html")).unwrap();
     assert!(page.contains("Comparison of default, dio") && page.contains("<svg") && !page.contains("<script"));
-    let words = run(root, &asked).ok().out;
+    let words = run(root, &arguments).ok().out;
     assert!(words.contains("mean slowdown") && words.contains("streamer 2"), "{words}");
     let no = |args: &[&str]| run(root, args);
-    let again = no(&[&asked[..], &["-o", "page.html"]].concat());
+    let again = no(&[&arguments[..], &["-o", "page.html"]].concat());
     assert!(again.code != Some(0) && again.err.contains("page.html"), "{}", again.err);
-    let nowhere = no(&[&asked[..], &["-o", "none/page.html"]].concat());
+    let nowhere = no(&[&arguments[..], &["-o", "none/page.html"]].concat());
     assert!(nowhere.code == Some(1) && nowhere.err.contains("the directory none does not exist"), "{}", nowhere.err);
     let slip = no(&["compare", "reuser.tml", "-m", "xeon-x5365-4", "-p", "dio"]);
     assert!(slip.code == Some(1) && slip.err.contains("'reuser.tml': expected a file of phases"), "{}", slip.err);
@@ -141,14 +144,14 @@ fn a_policy_plans_from_profiles_alone() {
     let root = folder.path();
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
     interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
-    let asked = ["plan", "reuser.toml", "streamer.toml", "reuser.toml", "streamer.toml", "-m", "xeon-x5365-4"];
-    let words = run(root, &[&asked[..], &["--policy", "auto"]].concat()).ok().out;
+    let arguments = ["plan", "reuser.toml", "streamer.toml", "reuser.toml", "streamer.toml", "-m", "xeon-x5365-4"];
+    let words = run(root, &[&arguments[..], &["--policy", "auto"]].concat()).ok().out;
     assert!(words.contains("under 'auto', after 300 nominal seconds") && words.contains("candidates"), "{words}");
-    let same = run(root, &[&asked[..], &["--policy", "default"]].concat()).ok().out;
+    let same = run(root, &[&arguments[..], &["--policy", "default"]].concat()).ok().out;
     assert!(same.contains("nothing is changed"), "{same}");
-    let bad = run(root, &[&asked[..], &["--policy", "autoo"]].concat());
+    let bad = run(root, &[&arguments[..], &["--policy", "autoo"]].concat());
     assert!(bad.code == Some(1) && bad.err.contains("did you mean 'auto'"), "{}", bad.err);
-    let both = run(root, &[&asked[..], &["--policy", "auto", "--model", "pain"]].concat());
+    let both = run(root, &[&arguments[..], &["--policy", "auto", "--model", "pain"]].concat());
     assert_eq!(both.code, Some(2), "{}", both.err);
 }
 
@@ -187,9 +190,9 @@ fn a_promised_rate_is_kept_or_it_is_said_why_not() {
     };
     // Alone a reuser does 3.33e9 instructions a second, beside a streamer 2e9.
     let (free, _) = slowdowns(0.0, "");
-    let (kept, words) = slowdowns(3.0e9, "");
+    let (promised, words) = slowdowns(3.0e9, "");
     assert!(free[0] > 1.4, "unasked, the first one is beside the streamer: {free:?}");
-    assert!(kept[0] < 1.15 && kept[2] > 1.3, "{kept:?}, unasked {free:?}");
+    assert!(promised[0] < 1.15 && promised[2] > 1.3, "{promised:?}, unasked {free:?}");
     assert!(words.contains("goals are met at the cost of"), "who pays is said");
     let (_, words) = slowdowns(4.0e9, "");
     assert!(words.contains("min_rate") && words.contains("as even alone it does"), "alone it does less");
@@ -231,9 +234,9 @@ fn programs_that_fit_are_kept_from_streams() {
     let root = folder.path();
     uniform(root, "fits", 0.4 * 4_194_304.0, 0.02);
     uniform(root, "stream", 1e12, 0.02);
-    let asked =
+    let arguments =
         ["plan", "stream.toml", "fits.toml", "stream.toml", "fits.toml", "-m", "xeon-x5365-4", "--policy", "auto"];
-    let planned = run(root, &[&asked[..], &["--json"]].concat()).json();
+    let planned = run(root, &[&arguments[..], &["--json"]].concat()).json();
     let changes: Vec<&str> = planned["changes"].as_array().unwrap().iter().filter_map(|line| line.as_str()).collect();
     let cpus = |name: &str| -> Vec<&str> {
         let mine = changes.iter().filter(|line| line.contains(name));

@@ -136,9 +136,9 @@ fn sweeps_keep_their_promises() {
     std::fs::write(&result, "half").unwrap();
     std::fs::write(root.join("out/differing/x"), "").unwrap();
     let damaged = [json(&["sweep", "merge", "out", "--json"]), json(&["sweep", "report", "out", "--json"])];
-    let ran = json(&["sweep", "run", "-o", "out", "--json", "--quiet", "--idle-timeout", "1"]);
+    let sweep_output = json(&["sweep", "run", "-o", "out", "--json", "--quiet", "--idle-timeout", "1"]);
     let stuck = serde_json::json!({ "missing": ["0"] });
-    check("sweep run", &[ran, stuck], &[], &[]);
+    check("sweep run", &[sweep_output, stuck], &[], &[]);
     // Somebody of another host is at work.
     let claim = "{\"host\":\"far\",\"place\":\"x\",\"pid\":1,\"started_ticks\":1}";
     std::fs::write(root.join(format!("out/claims/{}", id(3))), claim).unwrap();

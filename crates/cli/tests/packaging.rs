@@ -26,13 +26,13 @@ fn the_unit_is_as_tight_as_stated() {
         report_unchecked("the unit's exposure", "no systemd-analyze");
         return;
     };
-    let (said, error) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    if said.is_empty() {
+    let (stdout_text, error) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    if stdout_text.is_empty() {
         report_unchecked("the unit's exposure", &error);
         return;
     }
-    let told = said.lines().last().unwrap_or_default();
-    assert!(out.status.success(), "{told}");
+    let verdict = stdout_text.lines().last().unwrap_or_default();
+    assert!(out.status.success(), "{verdict}");
 }
 
 /// Names that a set of systemd's holds, with those of the sets in it.

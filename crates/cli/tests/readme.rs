@@ -68,9 +68,9 @@ fn the_readme_shows_what_the_commands_print() {
             .args(command.split_whitespace())
             .current_dir(&folder)
             .env("CACHEMATE_RECORDINGS", folder.join("recordings"));
-        let ran = cachemate.output().unwrap();
-        assert!(ran.status.success(), "cachemate {command}: {}", String::from_utf8_lossy(&ran.stderr));
-        let output = String::from_utf8_lossy(&ran.stdout);
+        let finished = cachemate.output().unwrap();
+        assert!(finished.status.success(), "cachemate {command}: {}", String::from_utf8_lossy(&finished.stderr));
+        let output = String::from_utf8_lossy(&finished.stdout);
         let missing = missing(&lines, &output);
         assert_eq!(missing, None, "cachemate {command} does not print this line of the README there:\n{output}");
     }

@@ -37,12 +37,12 @@ fn made(folder: &Path) -> Vec<(String, std::time::SystemTime)> {
 fn findings_by_an_engine_are_the_same_digits() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
-    let (code, said, plain) = repro(root, &["--no-store"]);
-    assert!(code == Some(1) && said.contains("TC-SERVER"), "{said}");
+    let (code, message, plain) = repro(root, &["--no-store"]);
+    assert!(code == Some(1) && message.contains("TC-SERVER"), "{message}");
     assert!(plain["results"].as_array().unwrap().len() > 3);
     let engine = ["--engine", "local", "--workers", "2", "-o", "out"];
-    let (code, said, swept) = repro(root, &engine);
-    assert!(code == Some(1) && said.contains("TC-SERVER"), "{said}");
+    let (code, message, swept) = repro(root, &engine);
+    assert!(code == Some(1) && message.contains("TC-SERVER"), "{message}");
     assert_eq!(swept["results"], plain["results"]);
     let first = made(&root.join("out/sweep"));
     assert!(first.len() > 10, "{first:?}");
@@ -53,11 +53,11 @@ fn findings_by_an_engine_are_the_same_digits() {
     assert_eq!(written["results"], plain["results"]);
     assert!(written["date"].as_str().is_some_and(|date| date.ends_with('Z')), "{}", written["date"]);
     assert_eq!(written["quick"], true);
-    let left =
+    let plan_text =
         run(root, &[&["repro"], &IDS[..], &["--sample", "--seed", "1", "-o", "out", "--dry-run"]].concat()).ok().out;
-    assert!(left.contains("left: 1 of 3 experiments with 1 seed, minutes in all"), "{left}");
-    let row = |id: &str| left.lines().find(|line| line.starts_with(id)).unwrap_or_default().to_string();
-    assert!(row("CP-6").contains(" made") && !row("TC-2, TC-SERVER").contains("all "), "{left}");
+    assert!(plan_text.contains("left: 1 of 3 experiments with 1 seed, minutes in all"), "{plan_text}");
+    let row = |id: &str| plan_text.lines().find(|line| line.starts_with(id)).unwrap_or_default().to_string();
+    assert!(row("CP-6").contains(" made") && !row("TC-2, TC-SERVER").contains("all "), "{plan_text}");
     let status = run(root, &["sweep", "status", "out/sweep", "--json"]).json();
     assert_eq!((&status["finished"], &status["waiting"]), (&first.len().into(), &0.into()), "{status}");
 }

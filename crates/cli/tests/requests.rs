@@ -37,14 +37,14 @@ fn peak_kib(pid: i32) -> u64 {
 }
 
 /// Sends changed requests; answers with how many.
-fn send(seed: u64, corpus: &[&[u8]], at_most: usize, mut one: impl FnMut(&[u8])) -> u64 {
+fn send(seed: u64, corpus: &[&[u8]], at_most: usize, mut send_one: impl FnMut(&[u8])) -> u64 {
     let seconds = std::env::var("CACHEMATE_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
     let mut generator = SplitMix64::new(seed);
     let (start, mut sent) = (Instant::now(), 0);
     while seconds.map_or(sent < REQUESTS, |seconds: u64| start.elapsed().as_secs() < seconds) {
         let pick = |generator: &mut SplitMix64| corpus[generator.draw_below(corpus.len() as u64) as usize];
         let (request, other) = (pick(&mut generator), pick(&mut generator));
-        one(&mutate(&mut generator, request, other, at_most));
+        send_one(&mutate(&mut generator, request, other, at_most));
         sent += 1;
     }
     sent

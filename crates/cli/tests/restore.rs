@@ -29,11 +29,11 @@ fn moved_by_one_who_died(folder: &Path, programs: &[ChildGuard]) {
     for program in programs {
         let thread = host.stat(program.pid()).unwrap().key;
         let object = JournalObject::Affinity { pid: program.pid(), thread };
-        let one: CpuSet = affinity(program.pid()).first().into_iter().collect();
-        let (now, wanted) = (ObjectState::Cpus(affinity(program.pid())), ObjectState::Cpus(one.clone()));
+        let first_cpu: CpuSet = affinity(program.pid()).first().into_iter().collect();
+        let (now, wanted) = (ObjectState::Cpus(affinity(program.pid())), ObjectState::Cpus(first_cpu.clone()));
         let change = IntendedChange { object, now, wanted, follows: false };
         journal.journal_changes(&[change]).unwrap();
-        host.set_affinity(program.pid(), &one).unwrap();
+        host.set_affinity(program.pid(), &first_cpu).unwrap();
     }
 }
 
@@ -147,8 +147,8 @@ fn a_read_only_state_folder_is_no_obstacle() {
     moved_by_one_who_died(folder.path(), &programs);
     let state = folder.path().join("state");
     let mount = |args: &[&str]| {
-        let ran = Command::new("mount").args(args).arg(&state).stderr(Stdio::null()).status();
-        ran.is_ok_and(|status| status.success())
+        let mount_status = Command::new("mount").args(args).arg(&state).stderr(Stdio::null()).status();
+        mount_status.is_ok_and(|status| status.success())
     };
     if !mount(&["--bind", state.to_str().unwrap()]) {
         report_unchecked("a read-only state folder", "no right to mount");

@@ -161,7 +161,7 @@ fn births_are_followed_at_a_small_cost() {
     let every = (Duration::from_millis(50), Duration::from_secs(120));
     let windows = |status: &serde_json::Value| status["windows"].as_u64();
     let status =
-        |what: &str, wanted: &dyn Fn(&serde_json::Value) -> bool| status_when(folder.path(), what, every, wanted);
+        |subject: &str, wanted: &dyn Fn(&serde_json::Value) -> bool| status_when(folder.path(), subject, every, wanted);
     let names = |status: &serde_json::Value, name: &str| {
         let tasks = status["tasks"].as_array().map(Vec::as_slice).unwrap_or_default();
         tasks.iter().filter(|task| task["name"] == name).count() as u64

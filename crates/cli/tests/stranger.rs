@@ -18,9 +18,9 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::fro
 const FOLDER: &str = "CACHEMATE_TEST_FOLDER";
 
 /// A folder that all users may read; `None` = not root, and said so.
-fn folder(what: &str) -> Option<tempfile::TempDir> {
+fn folder(subject: &str) -> Option<tempfile::TempDir> {
     if !rustix::process::geteuid().is_root() {
-        println!("not shown here: {what}: needs root to become another user");
+        println!("not shown here: {subject}: needs root to become another user");
         return None;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -44,10 +44,10 @@ fn as_nobody(folder: &Path, part: &str) -> ChildGuard {
     command.args(["--exact", part, "--ignored", "--nocapture"]).env(FOLDER, folder).current_dir(folder);
     command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut running = ChildGuard(command.spawn().unwrap());
-    let mut said = String::new();
+    let mut output = String::new();
     let mut lines = BufReader::new(running.0.stdout.take().unwrap());
-    while lines.read_line(&mut said).unwrap() > 0 && !said.ends_with("done\n") {}
-    assert!(said.ends_with("done\n"), "{said}");
+    while lines.read_line(&mut output).unwrap() > 0 && !output.ends_with("done\n") {}
+    assert!(output.ends_with("done\n"), "{output}");
     running
 }
 
@@ -199,27 +199,27 @@ fn a_strangers_name_acts_on_no_front_end() {
         NAMES.iter().all(|(name, _)| tasks.iter().any(|task| task["name"] == *name))
     });
     let is_acting = |c: char| matches!(c, '\u{1b}' | '\u{202e}');
-    let check = |what: &str, text: &str, has_names: bool| {
-        assert!(!text.contains(is_acting), "{what}: {text}");
+    let check = |command: &str, text: &str, has_names: bool| {
+        assert!(!text.contains(is_acting), "{command}: {text}");
         for (_, shown) in NAMES.iter().filter(|_| has_names) {
-            assert!(text.contains(shown), "{what}: {shown} in {text}");
+            assert!(text.contains(shown), "{command}: {shown} in {text}");
         }
         let forged = |line: &str| line.starts_with(" 1 1 init") || line.trim() == "# EOF";
         assert!(
-            text.lines().filter(|line| forged(line)).count() <= usize::from(what == "metrics.prom"),
-            "{what}: {text}"
+            text.lines().filter(|line| forged(line)).count() <= usize::from(command == "metrics.prom"),
+            "{command}: {text}"
         );
     };
     let pids: Vec<String> = programs.iter().map(|program| program.pid().to_string()).collect();
-    let mut asked: Vec<Vec<&str>> = vec![vec!["status"], vec!["status", "--threads"], vec!["status", "--json"]];
-    asked.extend([vec!["top", "-n", "1"], vec!["explain", &pids[0], "--json"]]);
-    asked.extend(pids.iter().map(|pid| vec!["explain", pid.as_str()]));
-    asked.extend(NAMES.iter().map(|(name, _)| vec!["explain", name]));
-    for args in asked {
-        let ran = run(at, &[&args[..], &["--socket", "s.sock"]].concat()).ok();
+    let mut commands: Vec<Vec<&str>> = vec![vec!["status"], vec!["status", "--threads"], vec!["status", "--json"]];
+    commands.extend([vec!["top", "-n", "1"], vec!["explain", &pids[0], "--json"]]);
+    commands.extend(pids.iter().map(|pid| vec!["explain", pid.as_str()]));
+    commands.extend(NAMES.iter().map(|(name, _)| vec!["explain", name]));
+    for args in commands {
+        let output = run(at, &[&args[..], &["--socket", "s.sock"]].concat()).ok();
         let has_names = matches!(args[..], ["status", "--threads"] | ["top", ..]);
-        check(&args.join(" "), &ran.out, has_names);
-        check(&args.join(" "), &ran.err, false);
+        check(&args.join(" "), &output.out, has_names);
+        check(&args.join(" "), &output.err, false);
     }
     Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
     assert!(daemon.0.wait().unwrap().success());

@@ -140,10 +140,13 @@ fn an_interrupted_sweep_keeps_what_is_finished() {
     let process = rustix::process::Pid::from_raw(sweep.pid()).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::INT).unwrap();
     assert_eq!(sweep.0.wait().unwrap().code(), Some(130));
-    let kept = results_in(&root.join("out"));
+    let finished_count = results_in(&root.join("out"));
     let status = run(root, &["sweep", "status", "out", "--json"]).json();
-    assert_eq!((&status["finished"], &status["running"], &status["failed"]), (&kept.into(), &0.into(), &0.into()));
-    assert!(kept < 300 && fs::read_dir(root.join("out/claims")).unwrap().count() == 0);
+    assert_eq!(
+        (&status["finished"], &status["running"], &status["failed"]),
+        (&finished_count.into(), &0.into(), &0.into())
+    );
+    assert!(finished_count < 300 && fs::read_dir(root.join("out/claims")).unwrap().count() == 0);
 }
 
 /// Do two sweeps of one folder at once, and single tasks beside them, make every result once?

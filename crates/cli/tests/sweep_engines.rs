@@ -17,11 +17,11 @@ use common::{ChildGuard, command, run};
 const AT_MOST: Duration = Duration::from_secs(600);
 
 fn asked() -> bool {
-    let asked = std::env::var_os("CACHEMATE_ENGINES").is_some();
-    if !asked {
+    let is_requested = std::env::var_os("CACHEMATE_ENGINES").is_some();
+    if !is_requested {
         println!("not shown here: sweeps on other engines; make sweep-engines");
     }
-    asked
+    is_requested
 }
 
 /// The processor time of one task: about a third of a second in a release build.
@@ -239,9 +239,9 @@ fn slurm_loses_nodes_and_its_controller() {
     }
     sweep.ends_with(root, "stuck", &want);
     cluster.ask("scancel", &["--user", "root"]);
-    let left = cluster.folder.clone();
+    let cluster_folder = cluster.folder.clone();
     drop(cluster);
-    let _ = fs::remove_dir_all(left);
+    let _ = fs::remove_dir_all(cluster_folder);
 }
 
 /// The Python that has Dask.
@@ -314,9 +314,9 @@ fn hyperqueue_loses_a_worker_and_its_server() {
     SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(root, "own", &want);
 
     let server_dir = root.join("server");
-    let start = |what: &[&str], log: &str| {
+    let start = |arguments: &[&str], log: &str| {
         let mut hq = Command::new(&hq);
-        hq.arg("--server-dir").arg(&server_dir).args(what).current_dir(root);
+        hq.arg("--server-dir").arg(&server_dir).args(arguments).current_dir(root);
         spawned(hq, &root.join(log))
     };
     let journal = root.join("journal").display().to_string();

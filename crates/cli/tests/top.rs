@@ -34,10 +34,10 @@ mod screen {
         let (mut ours, mut theirs) = (-1, -1);
         let size = libc::winsize { ws_row: 30, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: two integers are filled in; the size is read; name and settings may be null (openpty(3)).
-        let made = unsafe {
+        let opened = unsafe {
             libc::openpty(&raw mut ours, &raw mut theirs, std::ptr::null_mut(), std::ptr::null(), &raw const size)
         };
-        assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
+        assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
         // SAFETY: both descriptors are new and ours alone.
         unsafe { (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) }
     }
@@ -96,14 +96,14 @@ mod screen {
         /// Has ended, and left the terminal as it was.
         fn gave_back(mut self, how: &str) {
             let code = self.top.0.wait().unwrap().code();
-            let (start, left) = (Instant::now(), "\u{1b}[?1049l");
-            while !self.text().contains(left) && start.elapsed() < Duration::from_secs(10) {
+            let (start, leave_sequence) = (Instant::now(), "\u{1b}[?1049l");
+            while !self.text().contains(leave_sequence) && start.elapsed() < Duration::from_secs(10) {
                 std::thread::sleep(Duration::from_millis(5));
             }
             let text = self.text();
             assert_eq!(code, Some(0), "{how}: {text:?}");
-            let (taken, given_back) = (text.find("\u{1b}[?1049h"), text.rfind(left));
-            assert!(taken.is_some() && taken < given_back, "{how}: {text:?}");
+            let (entered, given_back) = (text.find("\u{1b}[?1049h"), text.rfind(leave_sequence));
+            assert!(entered.is_some() && entered < given_back, "{how}: {text:?}");
             assert_eq!(modes(&self.theirs), self.before, "{how}: line modes");
         }
     }

@@ -71,7 +71,7 @@ fn an_event_that_was_not_measured_is_absent_and_a_multiplexed_one_is_scaled() {
 fn one_plan_says_affinity_gangs_colors_ways_penalties_and_every_probe() {
     let (a, b, c) = (TaskId(0), TaskId(1), TaskId(2));
     let gang = |t| Gang { members: vec![(t, None)], slices: 1 };
-    let probe = |id, what| ProbeRequest { id: ProbeId(id), kind: what, budget_ns: 1_000_000_000 };
+    let probe = |id, probe_kind| ProbeRequest { id: ProbeId(id), kind: probe_kind, budget_ns: 1_000_000_000 };
     let mut plan = Plan::idle(WindowLength::Cycles { cycles: 1_000_000_000 });
     plan.affinity.insert(a, (0..4).collect());
     plan.weights.insert(b, 2.0);

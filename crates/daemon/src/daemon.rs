@@ -229,11 +229,11 @@ fn run_windows(
     switches: &ControlFlags,
     live: &mut LiveLoop,
     watcher: &mut Watcher,
-    told: WindowSinks,
+    sinks: WindowSinks,
     calibrated: &AtomicU32,
     say: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
-    let WindowSinks { shared, mut log, mut endpoints, header, mut services } = told;
+    let WindowSinks { shared, mut log, mut endpoints, header, mut services } = sinks;
     let started = Instant::now();
     loop {
         if switches.reload.swap(false, Ordering::Relaxed) && reload(source, live, watcher, &shared, &mut services, say)
@@ -326,7 +326,7 @@ fn reload(
     say: &dyn Fn(&str),
 ) -> bool {
     let _ = sd_notify::notify(false, &[NotifyState::Reloading]);
-    let taken = source.read().and_then(|config| {
+    let outcome = source.read().and_then(|config| {
         let policy = host::verified_policy(&config)?;
         let name = host::policy_config(&config).name;
         let acting = config.mode == ManageMode::Act;
@@ -340,8 +340,8 @@ fn reload(
         *shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed_user_ids(&config);
         Ok(config)
     });
-    let reloaded = taken.is_ok();
-    match taken {
+    let reloaded = outcome.is_ok();
+    match outcome {
         Ok(config) => {
             watcher.status.mode = config.mode;
             watcher.status.policy.clone_from(&live.policy_name);

@@ -129,20 +129,26 @@ mod tests {
     fn taken_ports_are_left_out_and_tried_again() {
         let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [metrics, page] = ports.each_ref().map(|port| port.local_addr().unwrap().to_string());
-        let (said, shared, header) = (RefCell::new(Vec::new()), shared(), header());
-        let say = |text: &str| said.borrow_mut().push(text.to_string());
+        let (messages, shared, header) = (RefCell::new(Vec::new()), shared(), header());
+        let say = |text: &str| messages.borrow_mut().push(text.to_string());
         let page = PageAddress { address: page, token: true };
         let at = MetricsAddress { address: metrics.clone(), token: None };
         let mut endpoints = Endpoints::open(Some(at), Some(&page), &shared, &header, &say).unwrap();
         assert_eq!(endpoints.unavailable.len(), 2, "{:?}", endpoints.unavailable);
         assert!(endpoints.feed.is_none());
-        assert!(said.borrow()[0].contains(&metrics) && said.borrow()[1].contains(&page.address), "{said:?}");
+        assert!(
+            messages.borrow()[0].contains(&metrics) && messages.borrow()[1].contains(&page.address),
+            "{messages:?}"
+        );
         assert!(!endpoints.retry(&shared, &header, &say), "not at once");
         drop(ports);
         endpoints.next_attempt = Instant::now();
         assert!(endpoints.retry(&shared, &header, &say));
         assert!(endpoints.unavailable.is_empty() && endpoints.feed.is_some());
-        assert!(said.borrow().iter().any(|text| text.contains(&format!("http://{metrics}/metrics"))), "{said:?}");
+        assert!(
+            messages.borrow().iter().any(|text| text.contains(&format!("http://{metrics}/metrics"))),
+            "{messages:?}"
+        );
     }
 
     /// Is an address that no host of its own could serve an error, and not retried for ever?

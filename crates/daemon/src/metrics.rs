@@ -261,9 +261,9 @@ fn promises(registry: &mut Registry, status: &DaemonStatus) {
 fn service_gauges(registry: &mut Registry, services: &[ServiceStatus]) {
     let services = &services[..services.len().min(MAX_SERVICES)];
     let own = |service: &ServiceStatus| vec![label("service", &service.name), label("kind", service.kind.text())];
-    let each = |value: fn(&ServiceStatus) -> f64| services.iter().map(|one| (own(one), value(one))).collect();
-    gauge(registry, "service_tasks", "Managed threads of the service", each(|one| f64::from(one.tasks)));
-    gauge(registry, "service_cpus", "Processor time per time", each(|one| one.cpu_share));
+    let each = |value: fn(&ServiceStatus) -> f64| services.iter().map(|status| (own(status), value(status))).collect();
+    gauge(registry, "service_tasks", "Managed threads of the service", each(|status| f64::from(status.tasks)));
+    gauge(registry, "service_cpus", "Processor time per time", each(|status| status.cpu_share));
     let slowdowns = services.iter().filter_map(|service| {
         let source = vec![label("source", service.slowdown_source.as_ref()?)];
         Some(([own(service), source].concat(), service.slowdown_percent? / 100.0))

@@ -98,10 +98,10 @@ fn exponential(mean: f64, random: &mut SplitMix64) -> f64 {
 }
 
 fn pick(weights: &[f64], random: &mut SplitMix64) -> u16 {
-    let mut left = random.draw_unit() * weights.iter().sum::<f64>();
+    let mut remaining = random.draw_unit() * weights.iter().sum::<f64>();
     for (index, weight) in weights.iter().enumerate() {
-        left -= weight;
-        if left < 0.0 {
+        remaining -= weight;
+        if remaining < 0.0 {
             return index as u16;
         }
     }

@@ -230,9 +230,9 @@ impl FleetCell<'_> {
     fn reschedule(&mut self, mut worst: Vec<(f64, u32)>, hour: f64) {
         worst.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let most = u64::from(self.setup.moves.max_per_step) * u64::from(self.setup.hosts);
-        let mut left = most.div_ceil(100);
+        let mut remaining = most.div_ceil(100);
         for (_, number) in worst {
-            if left == 0 {
+            if remaining == 0 {
                 break;
             }
             let PlacedService { kind, host: Some(home), .. } = self.services[number as usize] else { continue };
@@ -243,7 +243,7 @@ impl FleetCell<'_> {
             self.place_on(host, number, load);
             self.outcome.moves += 1;
             self.services[number as usize].lost_seconds += self.setup.moves.seconds;
-            left -= 1;
+            remaining -= 1;
         }
     }
 

@@ -51,9 +51,9 @@ pub fn choose_host(
     let best = |score: &dyn Fn(usize) -> f64| {
         let mut best: Option<(f64, usize)> = None;
         for (place, &index) in fitting.iter().enumerate() {
-            let one = score(place);
-            if best.is_none_or(|(known, _)| one > known) {
-                best = Some((one, index));
+            let place_score = score(place);
+            if best.is_none_or(|(known, _)| place_score > known) {
+                best = Some((place_score, index));
             }
         }
         best.map(|(_, index)| index)
@@ -73,11 +73,11 @@ pub fn choose_host(
         }
         PlacementPolicy::Forecast => {
             let known = forecasts(service, fitting.iter().map(|&index| Some(&hosts[index].state)));
-            let kept = keeps_limits(&known);
+            let keeps_known_limits = keeps_limits(&known);
             let ranks = scores(service, &known);
             best(&|place| {
                 let extender = 10.0 * EXTENDER_WEIGHT * f64::from(ranks[place]);
-                if kept[place] { free(fitting[place]) + extender } else { f64::NEG_INFINITY }
+                if keeps_known_limits[place] { free(fitting[place]) + extender } else { f64::NEG_INFINITY }
             })
         }
     }

@@ -281,9 +281,10 @@ fn table_forecast(
     let here = table.interpolate(&table.cycles, bytes) + table.interpolate(&table.waits, bytes) * (crowd - 1.0);
     let slowdown_percent = (here / table.cycles[SHARE_STEPS] - 1.0).max(0.0) * 100.0;
     let lost = (bytes - free).max(0.0);
-    let left = if cache.occupancy_bytes > 0.0 { (1.0 - lost / cache.occupancy_bytes).clamp(0.0, 1.0) } else { 1.0 };
+    let remaining_share =
+        if cache.occupancy_bytes > 0.0 { (1.0 - lost / cache.occupancy_bytes).clamp(0.0, 1.0) } else { 1.0 };
     let (before, broken_before) = cache.share_effect(1.0);
-    let (after, broken_after) = cache.share_effect(left);
+    let (after, broken_after) = cache.share_effect(remaining_share);
     let harm_cpu_percent = (after - before).max(0.0) * cache.busy_cpus;
     let own_broken = service.max_slowdown_percent.is_some_and(|limit| slowdown_percent > limit);
     let broken_limits = (broken_after - broken_before).max(0.0) + f64::from(u8::from(own_broken));
@@ -317,8 +318,8 @@ pub fn forecasts<'a>(
 /// forecast never makes a service unschedulable.
 pub fn keeps_limits(forecasts: &[Option<PlacementForecast>]) -> Vec<bool> {
     let keeps = |forecast: &Option<PlacementForecast>| forecast.is_none_or(|forecast| forecast.broken_limits <= 0.0);
-    let kept: Vec<bool> = forecasts.iter().map(keeps).collect();
-    if kept.contains(&true) { kept } else { vec![true; forecasts.len()] }
+    let within_limits: Vec<bool> = forecasts.iter().map(keeps).collect();
+    if within_limits.contains(&true) { within_limits } else { vec![true; forecasts.len()] }
 }
 
 /// Scores from 0 to [`MAX_SCORE`]: the best node has the highest, and each additional cost of four percent of a CPU

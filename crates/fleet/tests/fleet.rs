@@ -147,14 +147,14 @@ fn the_same_seed_gives_the_same_bits_on_any_number_of_workers() {
     let spec = fleet(6, 5.0);
     let draw = DrawSpec { kinds: 6, cpus: (1.0, 2.0), ..DrawSpec::default() };
     let kinds = draw_kinds(&draw, spec.seed);
-    let one = run(&spec, &kinds, 1, &[FleetChange::OneMoreHost]);
+    let single = run(&spec, &kinds, 1, &[FleetChange::OneMoreHost]);
     let three = run(&spec, &kinds, 3, &[FleetChange::OneMoreHost]);
-    assert_eq!(one.variants, three.variants);
-    assert_eq!(one.csv(), three.csv());
-    assert_eq!(one.variants.len(), 20, "five policies, two node policies, and one more host");
-    assert!(one.variants[10].name.ends_with("one more host"), "{}", one.variants[10].name);
+    assert_eq!(single.variants, three.variants);
+    assert_eq!(single.csv(), three.csv());
+    assert_eq!(single.variants.len(), 20, "five policies, two node policies, and one more host");
+    assert!(single.variants[10].name.ends_with("one more host"), "{}", single.variants[10].name);
     let other = FleetSpec { seed: 6, ..spec };
-    assert_ne!(one.variants, run(&other, &kinds, 1, &[FleetChange::OneMoreHost]).variants);
+    assert_ne!(single.variants, run(&other, &kinds, 1, &[FleetChange::OneMoreHost]).variants);
 }
 
 /// Do results and work of equal cells add up: three times the hosts, three times the services, the same shares?
@@ -176,12 +176,17 @@ fn forecasts_separate_streams_from_reuse() {
     spec.policies = vec![PlacementPolicy::Requests, PlacementPolicy::Forecast];
     let kinds = [kind("reuse", 20.0, &[(3.0 * MIB, 0.98)], Some(5.0)), kind("stream", 40.0, &[], None)];
     let result = run(&spec, &kinds, 1, &[FleetChange::Partition(false)]);
-    let kept = |name: &str| {
+    let kept_share = |name: &str| {
         let variant = result.variants.iter().find(|variant| variant.name == name);
         variant.unwrap_or_else(|| panic!("{name}")).total.limit_kept_share().unwrap()
     };
-    assert!(kept("forecast+auto") > kept("requests"), "{} {}", kept("forecast+auto"), kept("requests"));
-    assert!(kept("forecast+auto") >= kept("forecast+auto, unpartitioned"));
+    assert!(
+        kept_share("forecast+auto") > kept_share("requests"),
+        "{} {}",
+        kept_share("forecast+auto"),
+        kept_share("requests")
+    );
+    assert!(kept_share("forecast+auto") >= kept_share("forecast+auto, unpartitioned"));
     let needed = |index: usize| result.variants[index].hosts_needed;
     assert!(
         needed(3) <= needed(0),

@@ -43,9 +43,9 @@ impl InputHost {
     pub fn write_below(&self, folder: &Path) {
         for (path, text) in self.files.borrow().iter() {
             let file = folder.join(path.strip_prefix("/").unwrap_or(path));
-            let made = file.parent().is_some_and(|parent| std::fs::create_dir_all(parent).is_ok());
+            let is_created = file.parent().is_some_and(|parent| std::fs::create_dir_all(parent).is_ok());
             // What the file system refuses is not there.
-            let _ = made && cachemate_files::replace(&file, text.as_bytes()).is_ok();
+            let _ = is_created && cachemate_files::replace(&file, text.as_bytes()).is_ok();
         }
     }
 }

@@ -171,7 +171,7 @@ fn journal_lines(bytes: &[u8]) {
     journal::read(path, bytes).ok();
     let text = String::from_utf8_lossy(bytes);
     let summed = text.lines().map(|line| {
-        let message = line.split_once(' ').map_or(line, |(_, said)| said);
+        let message = line.split_once(' ').map_or(line, |(_, message_part)| message_part);
         format!("{:016x} {message}\n", xxhash_rust::xxh3::xxh3_64(message.as_bytes()))
     });
     let Ok(found) = journal::read(path, summed.collect::<String>().as_bytes()) else { return };

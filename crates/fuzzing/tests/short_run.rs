@@ -57,10 +57,10 @@ impl Watchdog {
             input.1.extend_from_slice(bytes);
         }
         let before = MEMORY.start();
-        let ran = std::panic::catch_unwind(|| (target.run)(bytes));
+        let outcome = std::panic::catch_unwind(|| (target.run)(bytes));
         let took = MEMORY.peak_bytes() - before;
         self.done.fetch_add(1, Ordering::Relaxed);
-        assert!(ran.is_ok(), "{} panicked on {}", target.name, bytes.escape_ascii());
+        assert!(outcome.is_ok(), "{} panicked on {}", target.name, bytes.escape_ascii());
         assert!(
             took <= target.memory_at_most_bytes,
             "{} took {took} bytes, at most {} stated, on {}",

@@ -38,13 +38,13 @@ fn simulated(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64> {
     let (rounds, each) = (60u64, 20_000u64);
     for round in 1..=rounds {
         for tick in 0..each {
-            let (mut pick, mut who) = (next() * whole, 0);
-            while pick >= weights[who] && who + 1 < weights.len() {
-                pick -= weights[who];
-                who += 1;
+            let (mut pick, mut user) = (next() * whole, 0);
+            while pick >= weights[user] && user + 1 < weights.len() {
+                pick -= weights[user];
+                user += 1;
             }
-            let first: usize = lines[..who].iter().sum();
-            let line = first + (next() * lines[who] as f64) as usize;
+            let first: usize = lines[..user].iter().sum();
+            let line = first + (next() * lines[user] as f64) as usize;
             stamp[line] = round * each + tick + 1;
         }
         if round > rounds / 3 {
@@ -52,8 +52,8 @@ fn simulated(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64> {
             let mut order: Vec<usize> = (0..total).filter(|&line| stamp[line] > 0).collect();
             order.sort_unstable_by_key(|&line| std::cmp::Reverse(stamp[line]));
             for &line in order.iter().take(capacity) {
-                let who = (0..lines.len()).find(|&who| line < lines[..=who].iter().sum()).unwrap();
-                shares[who] += 1.0 / (rounds - rounds / 3) as f64;
+                let user = (0..lines.len()).find(|&candidate| line < lines[..=candidate].iter().sum()).unwrap();
+                shares[user] += 1.0 / (rounds - rounds / 3) as f64;
             }
         }
     }
@@ -161,10 +161,10 @@ fn who_left_keeps_its_lines_until_others_need_the_room() {
     flow.stop_task(0);
     flow.rate[1] = 0.1;
     flow.advance(flow.since + 0.1 * LINES / 0.001, &curves);
-    let kept = flow.lines[0];
-    assert!(kept < before && kept > 0.5 * before, "{kept} of {before}");
+    let lines = flow.lines[0];
+    assert!(lines < before && lines > 0.5 * before, "{lines} of {before}");
     assert_eq!(flow.enter(0, 0, flow.since), 0);
-    assert_eq!(flow.lines[0], kept);
+    assert_eq!(flow.lines[0], lines);
     flow.stop_task(0);
     settle(&mut flow, &curves, &[0.0, 0.1]);
     let mut moved = Vec::new();
@@ -209,8 +209,8 @@ fn overlapping_parts_confine_and_share() {
 #[test]
 fn phases_that_are_alike_hold_as_one() {
     let own = || closed_form::uniform(64.0, LINES, 6000.0, 0.1);
-    let (mut one, curves) = with(&[own(), closed_form::stream(64.0, LINES, 0.05)]);
-    settle(&mut one, &curves, &[1.0, 1.0]);
+    let (mut cache, curves) = with(&[own(), closed_form::stream(64.0, LINES, 0.05)]);
+    settle(&mut cache, &curves, &[1.0, 1.0]);
     for phases_per_turnover in [0.5, 4.0, 40.0] {
         let (mut flow, mut curves) = with(&[own(), closed_form::stream(64.0, LINES, 0.05)]);
         let other = curves.add(&own(), 64.0, 200.0);
@@ -222,8 +222,8 @@ fn phases_that_are_alike_hold_as_one() {
             }
             flow.change_curve(0, if number % 2 == 0 { other } else { 0 }, 1.0, &curves);
         }
-        let off = (flow.lines[0] / one.lines[0] - 1.0).abs();
-        assert!(off < 0.04, "{phases_per_turnover}: {:?}, one phase {:?}", flow.lines, one.lines);
+        let off = (flow.lines[0] / cache.lines[0] - 1.0).abs();
+        assert!(off < 0.04, "{phases_per_turnover}: {:?}, one phase {:?}", flow.lines, cache.lines);
     }
 }
 

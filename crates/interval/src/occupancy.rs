@@ -54,11 +54,11 @@ impl PastPhase {
             return (0.0, 0.0);
         }
         let span = self.until - self.from;
-        let left = ((self.until - cutoff) / span).min(1.0);
-        let (lines, slope) = curves.footprint(self.curve, self.window_instr * left, &mut self.near);
+        let remaining_share = ((self.until - cutoff) / span).min(1.0);
+        let (lines, slope) = curves.footprint(self.curve, self.window_instr * remaining_share, &mut self.near);
         let per_cycle = if cutoff < self.from { 0.0 } else { 1.0 / span };
         let loss = (f64::from(slope) * self.window_instr + f64::from(self.rest_lines)) * per_cycle;
-        (lines + self.rest_lines * left as f32, loss as f32)
+        (lines + self.rest_lines * remaining_share as f32, loss as f32)
     }
 
     /// Drops the lines that were touched before the cut-off.
@@ -67,9 +67,9 @@ impl PastPhase {
         if cutoff >= self.until {
             *self = PastPhase::default();
         } else if cutoff > self.from {
-            let left = (self.until - cutoff) / (self.until - self.from);
-            self.window_instr *= left;
-            self.rest_lines *= left as f32;
+            let remaining_share = (self.until - cutoff) / (self.until - self.from);
+            self.window_instr *= remaining_share;
+            self.rest_lines *= remaining_share as f32;
             self.from = cutoff;
         }
     }
@@ -305,11 +305,11 @@ impl OccupancyModel {
     fn settle_group(&mut self, group: u8, now: f64, curves: &PhaseCurves) -> f32 {
         let members = self.domains.iter().enumerate().filter(|(_, domain)| domain.group == group);
         let mut open: u64 = members.fold(0, |set, (index, _)| set | 1 << index);
-        let mut left = self.groups[usize::from(group)];
+        let mut remaining = self.groups[usize::from(group)];
         let mut change = 0.0f32;
         // A user that would exceed its part is confined to it; the others share the rest.
         loop {
-            let cutoff = self.settle(open, left, now, curves);
+            let cutoff = self.settle(open, remaining, now, curves);
             if open.count_ones() < 2 {
                 return change.max(self.apply_cutoff(open, cutoff, curves) / self.groups[usize::from(group)]);
             }
@@ -324,10 +324,10 @@ impl OccupancyModel {
             let Some(confined) = confined else {
                 return change.max(self.apply_cutoff(open, cutoff, curves) / self.groups[usize::from(group)]);
             };
-            let part = self.domains[confined].capacity_lines.min(left);
+            let part = self.domains[confined].capacity_lines.min(remaining);
             let own = self.settle(1 << confined, part, now, curves);
             change = change.max(self.apply_cutoff(1 << confined, own, curves) / part);
-            left -= part;
+            remaining -= part;
             open &= !(1 << confined);
         }
     }

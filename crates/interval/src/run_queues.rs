@@ -361,7 +361,7 @@ impl RunQueues {
         let tasks = std::mem::take(&mut self.queues[cpu].tasks);
         self.queues[cpu].turn_ends = f64::INFINITY;
         let switches = if tasks.len() > 1 { self.switch_cycles / self.slice_cycles } else { 0.0 };
-        let mut left = if self.queues[cpu].online { 1.0 } else { 0.0 };
+        let mut remaining = if self.queues[cpu].online { 1.0 } else { 0.0 };
         let mut open: f64 = tasks.iter().map(|&slot| self.tasks[slot as usize].weight).sum();
         let mut order = tasks.clone();
         // The task with the least demand for its weight is served first, so that no remainder is distributed twice.
@@ -371,9 +371,9 @@ impl RunQueues {
         });
         for slot in order {
             let task = &self.tasks[slot as usize];
-            let share = if open > 0.0 { (left * task.weight / open).min(task.demand) } else { 0.0 };
+            let share = if open > 0.0 { (remaining * task.weight / open).min(task.demand) } else { 0.0 };
             open -= task.weight;
-            left -= share;
+            remaining -= share;
             self.set_share(slot, share * (1.0 - switches));
         }
         self.queues[cpu].tasks = tasks;

@@ -297,8 +297,8 @@ impl IntervalEngine {
             state.rate[entry] = rate;
             self.slots.per_instr[at][QUEUE_CYCLES] = ask.queued;
             if rate > 0.0 {
-                let left = self.slots.left_instr[at].min(self.slots.work_left_instr[at]);
-                ends = ends.min(self.now + left.max(0.0) / rate);
+                let remaining_instr = self.slots.left_instr[at].min(self.slots.work_left_instr[at]);
+                ends = ends.min(self.now + remaining_instr.max(0.0) / rate);
             }
         }
         self.ends[flow] = ends;

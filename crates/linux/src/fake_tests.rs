@@ -64,7 +64,7 @@ impl FakeHost {
         self.file("/sys/fs/cgroup/cgroup.subtree_control", "cpuset\n");
         self.file("/sys/fs/cgroup/cpuset.cpus.effective", cpus);
         for thread in self.threads.borrow_mut().values_mut() {
-            thread.cpus = thread.asked.as_ref().map_or(cpuset.clone(), |asked| asked.intersection(&cpuset));
+            thread.cpus = thread.asked.as_ref().map_or(cpuset.clone(), |mask| mask.intersection(&cpuset));
         }
         *self.cpuset.borrow_mut() = Some(cpuset);
     }
@@ -91,7 +91,7 @@ impl FakeHost {
         self.changes.set(self.changes.get() + 1);
         match self.broken_from.get() {
             Some(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
-            Some(left) => self.broken_from.set(Some(left - 1)),
+            Some(remaining) => self.broken_from.set(Some(remaining - 1)),
             None => {}
         }
         match self.fault.get() {
@@ -114,10 +114,10 @@ impl FakeHost {
             self.no_such_process_for.set(self.no_such_process_for.get() - 1);
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        let told = self.changing()?;
+        let outcome = self.changing()?;
         let mut threads = self.threads.borrow_mut();
         change(threads.get_mut(&tid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?);
-        told
+        outcome
     }
 }
 
@@ -177,7 +177,7 @@ impl Kernel for FakeHost {
         {
             return Err(io::Error::from_raw_os_error(*errno));
         }
-        let told = self.changing()?;
+        let outcome = self.changing()?;
         let mut files = self.files.borrow_mut();
         if path.file_name().is_some_and(|name| name == "tasks") {
             // Writing a thread's id to one group removes it from all others of the hierarchy.
@@ -189,25 +189,25 @@ impl Kernel for FakeHost {
             };
             files.iter_mut().for_each(members);
             files.get_mut(path).ok_or_else(not_found)?.as_mut().unwrap().push_str(&line);
-            return told;
+            return outcome;
         }
         *files.get_mut(path).ok_or_else(not_found)? = Some(text.to_string());
-        told
+        outcome
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        let told = self.changing()?;
+        let outcome = self.changing()?;
         self.file(&path.join("tasks").display().to_string(), "");
-        told
+        outcome
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        let told = self.changing()?;
+        let outcome = self.changing()?;
         let occupied = self.files.borrow().get(&path.join("tasks")).cloned().flatten().is_some_and(|t| !t.is_empty());
         if occupied {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
         }
         let before = self.files.borrow().len();
         self.files.borrow_mut().retain(|file, _| !file.starts_with(path));
-        if self.files.borrow().len() == before { Err(not_found()) } else { told }
+        if self.files.borrow().len() == before { Err(not_found()) } else { outcome }
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         if path == Path::new("/proc") {

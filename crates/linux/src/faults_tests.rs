@@ -160,13 +160,13 @@ fn faults_on_any_write_leave_a_consistent_state() {
             }
             let plan = plan(&mut draw, &tasks);
             let applied = machine.apply(&plan).unwrap();
-            let told = machine.with_kernel(|host| {
+            let is_applied = machine.with_kernel(|host| {
                 applied.affinity.iter().all(|(task, cpus)| {
                     // The CPUs of gang members are in the schedule, not here.
                     host.threads.borrow()[&(5 + task.0 as i32)].cpus == *cpus || !plan.gangs.is_empty()
                 })
             });
-            assert!(told, "seed {seed}, window {window}: {applied:?}");
+            assert!(is_applied, "seed {seed}, window {window}: {applied:?}");
         }
         machine.with_kernel(|host| host.fault.set(None));
         machine.restore_all().unwrap();
@@ -225,8 +225,8 @@ fn faults_among_way_masks_leave_a_consistent_state() {
         }
         machine.with_kernel(|cat| cat.host.fault.set(None));
         machine.restore_all().unwrap();
-        let left = machine.with_kernel(|cat| cat.groups.borrow().clone());
-        assert_eq!(left, BTreeMap::from([("db".to_string(), db)]), "seed {seed}");
+        let groups = machine.with_kernel(|cat| cat.groups.borrow().clone());
+        assert_eq!(groups, BTreeMap::from([("db".to_string(), db)]), "seed {seed}");
         assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
     }
 }
@@ -245,8 +245,9 @@ fn a_failing_restore_keeps_its_journal() {
             .count();
         assert_eq!(failed, 1, "{account:?}");
         assert!(dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
-        let left = machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
-        assert!(!left.account.is_empty());
+        let restored =
+            machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
+        assert!(!restored.account.is_empty());
         assert_eq!(machine.with_kernel(states), before);
     }
 }
@@ -287,8 +288,8 @@ fn make(actuator: &mut Actuator, host: &dyn Kernel, wanted: &[DesiredState]) -> 
         return (wanted.iter().map(refuse).collect(), 0);
     }
     let known = |want: &&DesiredState| changes.iter().any(|change| change.object == want.object);
-    let made = wanted.iter().filter(known).map(|want| actuator.set(host, &want.item, &want.object, &want.state));
-    let (held, refused): (Vec<_>, Vec<_>) = made.partition(Result::is_ok);
+    let results = wanted.iter().filter(known).map(|want| actuator.set(host, &want.item, &want.object, &want.state));
+    let (held, refused): (Vec<_>, Vec<_>) = results.partition(Result::is_ok);
     (refused.into_iter().filter_map(Result::err).collect(), held.len())
 }
 
@@ -327,8 +328,8 @@ fn every_kind_of_write_survives_every_error() {
             let account = actuator.restore_all(&host).unwrap();
             host.fault.set(None);
             let failed = account.iter().any(|line| matches!(line.outcome, RestoreOutcome::Failed(_)));
-            let kept = dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists();
-            assert_eq!(failed, kept, "{case}: {account:?}");
+            let has_journal = dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists();
+            assert_eq!(failed, has_journal, "{case}: {account:?}");
             crate::safety::guardian::restore_left_behind(&host, dir.path()).unwrap();
             assert_eq!(all(&host, &wanted), before, "{case}: {account:?}");
         }
@@ -351,10 +352,10 @@ fn out_of_descriptors_no_original_is_lost() {
     let account = machine.restore_all().unwrap();
     let failed = account.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count();
     assert!(failed >= 4, "{account:?}");
-    let left = machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
+    let restored = machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
     assert!(
-        left.account.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count() >= 4,
-        "{left:?}"
+        restored.account.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count() >= 4,
+        "{restored:?}"
     );
     assert!(dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
     machine.with_kernel(|host| host.reads_fail.set(None));
@@ -438,8 +439,8 @@ fn a_reload_tells_what_could_not_be_put_back() {
     machine.with_kernel(|host| host.broken_from.set(Some(0)));
     for act in [true, false] {
         let account = machine.set_rules(Vec::new(), Vec::new(), act).unwrap();
-        let told = account.iter().any(|line| matches!(line.outcome, RestoreOutcome::Failed(_)));
-        assert!(told, "act = {act}: {account:?}");
+        let has_failure = account.iter().any(|line| matches!(line.outcome, RestoreOutcome::Failed(_)));
+        assert!(has_failure, "act = {act}: {account:?}");
     }
     machine.with_kernel(|host| host.broken_from.set(None));
     machine.restore_all().unwrap();

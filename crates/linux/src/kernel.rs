@@ -220,8 +220,8 @@ fn numbers(names: Vec<String>) -> Vec<i32> {
     numbers
 }
 
-fn invalid_file(path: &Path, what: impl std::fmt::Display) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", path.display()))
+fn invalid_file(path: &Path, problem: impl std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{}: {problem}", path.display()))
 }
 
 /// Parses `/proc/TID/stat`; the command name is in parentheses and may itself contain spaces and parentheses.

@@ -299,8 +299,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             if self.is_overruled() {
                 return Some(WindowEnd::Interrupted);
             }
-            let left = due.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = due.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return Some(WindowEnd::Elapsed);
             }
             let start = Instant::now();
@@ -308,7 +308,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             if is_probed {
                 self.probe_credit_ns -= start.elapsed().as_nanos() as f64;
             }
-            let patience = if is_probed { Duration::ZERO } else { left.min(Duration::from_millis(100)) };
+            let patience = if is_probed { Duration::ZERO } else { remaining.min(Duration::from_millis(100)) };
             if let Some(start) = self.options.starts.wait(patience) {
                 self.place_start(start);
             }

@@ -45,9 +45,9 @@ pub(crate) fn run(
     }
     match command.output() {
         Ok(output) => {
-            let said =
+            let output_text =
                 format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-            assert!(output.status.success() && said.contains("1 passed"), "{said}");
+            assert!(output.status.success() && output_text.contains("1 passed"), "{output_text}");
             true
         }
         Err(error) => {

@@ -28,12 +28,12 @@ fn programs_are_moved_read_back_and_put_back() {
     let mut machine = machine(&programs, true, dir.path());
     let observation = machine.observe().unwrap().unwrap();
     assert_eq!(observation.tasks.len(), 2);
-    let one: CpuSet = own_cpus().first().into_iter().collect();
+    let first_cpu: CpuSet = own_cpus().first().into_iter().collect();
     let mut plan = idle();
-    plan.affinity = observation.tasks.iter().map(|task| (task.task, one.clone())).collect();
+    plan.affinity = observation.tasks.iter().map(|task| (task.task, first_cpu.clone())).collect();
     let applied = machine.apply(&plan).unwrap();
     assert_eq!((applied.affinity, applied.refused), (plan.affinity, Vec::new()));
-    assert_eq!(masks(&programs), [one.clone(), one]);
+    assert_eq!(masks(&programs), [first_cpu.clone(), first_cpu]);
     assert!(machine.guardian_pid().is_some());
     machine.restore_all().unwrap();
     assert_eq!(masks(&programs), before);
@@ -68,7 +68,7 @@ fn an_observer_keeps_nobody_off_for_a_probe() {
     let mut plan = Plan::idle(WindowLength::Time { ns: 300_000_000 });
     let neighbor = ProbeKind::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
     let watched = ProbeKind::ReuseTimes { task, locations: 4 };
-    let probe = |(id, what)| ProbeRequest { id: ProbeId(id), kind: what, budget_ns: 100_000_000 };
+    let probe = |(id, probe_kind)| ProbeRequest { id: ProbeId(id), kind: probe_kind, budget_ns: 100_000_000 };
     plan.probes = [(0, neighbor), (1, ProbeKind::PrimeProbe { task, samples: 2 }), (2, watched)].map(probe).to_vec();
     machine.apply(&plan).unwrap();
     let mut refused = Vec::new();
@@ -152,7 +152,7 @@ fn a_probe_comes_to_an_end_and_leaves_nothing_behind() {
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
     let neighbor = ProbeKind::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
     let evicted = ProbeKind::PrimeProbe { task, samples: 2 };
-    let probe = |(id, what)| ProbeRequest { id: ProbeId(id), kind: what, budget_ns: 2_000_000_000 };
+    let probe = |(id, probe_kind)| ProbeRequest { id: ProbeId(id), kind: probe_kind, budget_ns: 2_000_000_000 };
     let mut plan = Plan::idle(WindowLength::Time { ns: 100_000_000 });
     plan.probes = [(0, neighbor), (1, evicted)].map(probe).to_vec();
     let (sender, ended) = std::sync::mpsc::channel();

@@ -71,8 +71,8 @@ fn real_time_members_of_gangs_are_refused_and_keep_their_class() {
             waited |= LinuxHost::new("/").stat(programs[1].pid()).unwrap().policy == 5;
             std::thread::sleep(Duration::from_millis(2));
         }
-        let said: Vec<_> = applied.refused.iter().filter(|refused| refused.item == PlanItem::Gangs(0)).collect();
-        assert!(waited && said.len() == 1 && said[0].message.contains("SCHED_"), "{class:?}: {applied:?}");
+        let refusals: Vec<_> = applied.refused.iter().filter(|refused| refused.item == PlanItem::Gangs(0)).collect();
+        assert!(waited && refusals.len() == 1 && refusals[0].message.contains("SCHED_"), "{class:?}: {applied:?}");
         machine.restore_all().unwrap();
         assert_eq!(class_of(&programs[0]), before);
     }
@@ -88,9 +88,9 @@ fn real_time_threads_are_not_probed() {
         let before = class_of(&programs[0]);
         let mut machine = machine(&programs, true, dir.path());
         let task = machine.observe().unwrap().unwrap().tasks[0].task;
-        let what = ProbeKind::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
+        let probe_kind = ProbeKind::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
         let mut plan = Plan::idle(WindowLength::Time { ns: 50_000_000 });
-        plan.probes = vec![ProbeRequest { id: ProbeId(0), kind: what, budget_ns: 1_000_000_000 }];
+        plan.probes = vec![ProbeRequest { id: ProbeId(0), kind: probe_kind, budget_ns: 1_000_000_000 }];
         let mut refused = Vec::new();
         for _ in 0..20 {
             refused.extend(machine.apply(&plan).unwrap().refused);

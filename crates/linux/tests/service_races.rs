@@ -80,20 +80,20 @@ fn every_program_keeps_the_right_service() {
     let mut programs: Vec<Program> = (0..PROGRAMS).map(|_| Program::start()).collect();
     let mut groups: Vec<String> = Vec::new();
     let mut members: BTreeMap<i32, Option<String>> = BTreeMap::new();
-    let (start, mut rounds, mut made) = (Instant::now(), 0u64, 0u64);
+    let (start, mut rounds, mut run_count) = (Instant::now(), 0u64, 0u64);
     while start.elapsed() < Duration::from_secs(seconds) {
         rounds += 1;
         for _ in 0..3 {
             match random.draw_below(5) {
                 0 if groups.len() < GROUPS as usize => {
-                    made += 1;
-                    groups.push(format!("g{made}.service"));
+                    run_count += 1;
+                    groups.push(format!("g{run_count}.service"));
                     std::fs::create_dir(tree.0.join(&groups[groups.len() - 1])).unwrap();
                 }
                 1 if !groups.is_empty() => {
-                    made += 1;
+                    run_count += 1;
                     let index = random.draw_below(groups.len() as u64) as usize;
-                    let name = format!("r{made}.service");
+                    let name = format!("r{run_count}.service");
                     // Control groups of version 2 cannot be renamed.
                     if std::fs::rename(tree.0.join(&groups[index]), tree.0.join(&name)).is_ok() {
                         let old = std::mem::replace(&mut groups[index], name.clone());

@@ -193,14 +193,14 @@ fn add_binomial(distance: u64, count: f64, p: f64, positions: &mut [f64]) {
     let trials = distance as f64;
     let mut logarithm = trials * libm::log1p(-p);
     let odds = libm::log(p) - libm::log1p(-p);
-    let mut left = 1.0;
+    let mut remaining = 1.0;
     for (position, slot) in positions[..ways].iter_mut().enumerate() {
         if position as u64 > distance {
             break;
         }
-        let share = libm::exp(logarithm).min(left);
+        let share = libm::exp(logarithm).min(remaining);
         *slot += count * share;
-        left -= share;
+        remaining -= share;
         let k = position as f64;
         if distance > position as u64 {
             logarithm += odds + libm::log((trials - k) / (k + 1.0));
@@ -210,9 +210,9 @@ fn add_binomial(distance: u64, count: f64, p: f64, positions: &mut [f64]) {
             break;
         }
     }
-    let misses = if distance < ways as u64 { 0.0 } else { left };
+    let misses = if distance < ways as u64 { 0.0 } else { remaining };
     // Rounding leaves some 1e-16 where every line fits: it belongs to the first position, not to the misses.
-    positions[if misses > 0.0 { ways } else { 0 }] += count * left;
+    positions[if misses > 0.0 { ways } else { 0 }] += count * remaining;
 }
 
 #[cfg(test)]

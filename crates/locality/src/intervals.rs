@@ -96,7 +96,7 @@ pub fn locality_signature(reuse: &ReuseTimes, refs_per_kilo_instr: f64) -> Optio
             }
         }
     }
-    Some(later.iter().map(|&left| left.max(0.0) / samples * refs_per_kilo_instr).collect())
+    Some(later.iter().map(|&later_count| later_count.max(0.0) / samples * refs_per_kilo_instr).collect())
 }
 
 /// Entries of a [`locality_signature`]: up to 2^31 accesses.

@@ -91,7 +91,7 @@ pub(crate) trait Lanes {
     unsafe fn count_by_lane(hits: Self::Hits) -> [u32; 16];
     /// Appends to `kept` from `kept_len` on the lines whose `scatter(line ^ salt) >> 40` is below `threshold` (1 to
     /// 2^24); the new length. `kept` has room for all.
-    unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], kept_len: usize) -> usize;
+    unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], kept_len: usize) -> usize;
 }
 
 /// Runs `$body::<L>($args)` with the lanes of `$simd`.
@@ -226,9 +226,9 @@ impl Lanes for Portable {
         hits
     }
     #[inline(always)]
-    unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], mut kept_len: usize) -> usize {
+    unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], mut kept_len: usize) -> usize {
         for &line in lines {
-            kept[kept_len] = line;
+            retained[kept_len] = line;
             kept_len += usize::from(crate::hash::scatter(line ^ salt) >> 40 < threshold);
         }
         kept_len
@@ -308,7 +308,7 @@ mod x86 {
             unsafe { std::mem::transmute(hits) }
         }
         #[inline(always)]
-        unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], mut kept_len: usize) -> usize {
+        unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], mut kept_len: usize) -> usize {
             // SAFETY: the processor has the instructions (the caller's promise). Eight lines are read from eight; as many
             // are written as the checked slice of `kept` is long.
             unsafe {
@@ -328,12 +328,12 @@ mod x86 {
                     if keep != 0 {
                         let packed = _mm512_maskz_compress_epi64(keep, line);
                         let count = keep.count_ones();
-                        let place = kept[kept_len..][..count as usize].as_mut_ptr();
+                        let place = retained[kept_len..][..count as usize].as_mut_ptr();
                         _mm512_mask_storeu_epi64(place.cast(), ((1u32 << count) - 1) as u8, packed);
                         kept_len += count as usize;
                     }
                 }
-                Portable::filter(eights.remainder(), salt, threshold, kept, kept_len)
+                Portable::filter(eights.remainder(), salt, threshold, retained, kept_len)
             }
         }
     }
@@ -454,9 +454,9 @@ mod x86 {
             lanes
         }
         #[inline(always)]
-        unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], kept_len: usize) -> usize {
+        unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], kept_len: usize) -> usize {
             // SAFETY: needs no more than the target itself.
-            unsafe { Portable::filter(lines, salt, threshold, kept, kept_len) }
+            unsafe { Portable::filter(lines, salt, threshold, retained, kept_len) }
         }
     }
 }
@@ -478,15 +478,15 @@ mod tests {
             let tag = 1 + random.draw_below(24) as u32;
             let mut expected = before;
             let found = move_tag_to_front(&mut expected, tag, ways);
-            let kept = ways.count_ones() as usize;
-            let mut list: Vec<u32> = before.0[..kept].iter().copied().filter(|&other| other != tag).collect();
+            let way_count = ways.count_ones() as usize;
+            let mut list: Vec<u32> = before.0[..way_count].iter().copied().filter(|&other| other != tag).collect();
             list.insert(0, tag);
-            assert_eq!(expected.0[..kept], list[..kept]);
+            assert_eq!(expected.0[..way_count], list[..way_count]);
             for simd in Simd::available() {
                 let mut lanes = before;
                 let (lanes, tag) = (&mut lanes, &tag);
                 let hits = dispatch!(simd, hits_of(lanes: &mut U32x16, tag: &u32, ways: u32) -> [u32; 16]);
-                assert_eq!(lanes.0[..kept], expected.0[..kept], "{}", simd.name());
+                assert_eq!(lanes.0[..way_count], expected.0[..way_count], "{}", simd.name());
                 let at = |way: usize| u32::from(found >> way & 1 == 1);
                 assert_eq!(hits, std::array::from_fn(at), "{}", simd.name());
             }

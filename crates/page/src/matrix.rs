@@ -42,7 +42,7 @@ impl Matrices {
         predictor: &PredictorConfig,
     ) -> Option<MatrixSnapshot> {
         self.measure(lasted_s, programs);
-        let due = self.made_in.is_none_or(|made| window >= made + WINDOWS_BETWEEN || window < made);
+        let due = self.made_in.is_none_or(|built_in| window >= built_in + WINDOWS_BETWEEN || window < built_in);
         let members = self.members(programs, busiest);
         let same_members = self.last.as_ref().is_some_and(|last| last.programs == members);
         let forecast = match &self.last {
@@ -122,10 +122,10 @@ fn forecasts(
     let mut table = vec![vec![None; members.len()]; members.len()];
     for row in 0..members.len() {
         for column in row + 1..members.len() {
-            let (Some(one), Some(other)) = (busiest.get(&members[row]), busiest.get(&members[column])) else {
+            let (Some(row_profile), Some(other)) = (busiest.get(&members[row]), busiest.get(&members[column])) else {
                 continue;
             };
-            let pair = pair_forecast(topology, predictor, one, other);
+            let pair = pair_forecast(topology, predictor, row_profile, other);
             let [one, other] = pair.map(|forecast| forecast.map(|slowdown| round_short(slowdown.value)));
             (table[row][column], table[column][row]) = (one, other);
         }

@@ -63,7 +63,7 @@ impl<'r> ProgramThreads<'_, 'r> {
 
     /// The sum over the threads with this metric; `None` if there are none.
     fn sum(&self, metric: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
-        self.threads.iter().filter_map(|task| metric(task)).reduce(|sum, one| sum + one)
+        self.threads.iter().filter_map(|task| metric(task)).reduce(|sum, value| sum + value)
     }
 
     /// Profile of the thread that ran most, among those with a curve of misses.
@@ -322,8 +322,8 @@ impl SnapshotBuilder {
     }
 
     /// Curves that differ from the last ones sent.
-    fn new_curves(&mut self, busiest: &BTreeMap<u32, &Profile>, told: &[ProgramSnapshot]) -> Vec<CurveSnapshot> {
-        self.curves.retain(|program, _| told.iter().any(|there| there.program == *program));
+    fn new_curves(&mut self, busiest: &BTreeMap<u32, &Profile>, programs: &[ProgramSnapshot]) -> Vec<CurveSnapshot> {
+        self.curves.retain(|program, _| programs.iter().any(|there| there.program == *program));
         let mut new = Vec::new();
         for (&program, profile) in busiest {
             let Some((level, fact)) = profile.locality.misses_per_kilo_instr.iter().next_back() else { continue };

@@ -44,13 +44,13 @@ fn solo(instr_per_cycle: f64) -> Profile {
 #[test]
 fn a_program_stands_where_it_ran() {
     let profiles: Profiles = [(TaskId(0), solo(2.0)), (TaskId(1), Profile::default())].into();
-    let told = SnapshotBuilder::new(&header()).snapshot(&record(0, &[1, 2]), &profiles, None);
-    assert_eq!(told.programs[0].places, [(0, 1)]);
-    assert_eq!(told.programs[1].places, [(1, 1)]);
-    assert_eq!(told.programs[0].slowdown, Some(1.0), "half as fast as alone");
-    assert_eq!(told.programs[1].slowdown, None);
-    assert_eq!(told.programs[0].speed_per_s, Some(1e6));
-    assert_eq!(told.programs[0].intensity, None);
+    let snapshot = SnapshotBuilder::new(&header()).snapshot(&record(0, &[1, 2]), &profiles, None);
+    assert_eq!(snapshot.programs[0].places, [(0, 1)]);
+    assert_eq!(snapshot.programs[1].places, [(1, 1)]);
+    assert_eq!(snapshot.programs[0].slowdown, Some(1.0), "half as fast as alone");
+    assert_eq!(snapshot.programs[1].slowdown, None);
+    assert_eq!(snapshot.programs[0].speed_per_s, Some(1e6));
+    assert_eq!(snapshot.programs[0].intensity, None);
 }
 
 /// Are threads of one process one program with their times added?
@@ -58,10 +58,10 @@ fn a_program_stands_where_it_ran() {
 fn threads_are_told_together() {
     let mut record = record(0, &[0, 1, 2]);
     record.observation.tasks.iter_mut().for_each(|task| task.process = ProcessId(7));
-    let told = SnapshotBuilder::new(&header()).snapshot(&record, &Profiles::new(), None);
-    assert_eq!(told.programs.len(), 1);
-    assert_eq!((told.programs[0].threads, told.programs[0].cpu_share), (3, Some(1.5)));
-    assert_eq!(told.programs[0].places, [(0, 2), (1, 1)]);
+    let snapshot = SnapshotBuilder::new(&header()).snapshot(&record, &Profiles::new(), None);
+    assert_eq!(snapshot.programs.len(), 1);
+    assert_eq!((snapshot.programs[0].threads, snapshot.programs[0].cpu_share), (3, Some(1.5)));
+    assert_eq!(snapshot.programs[0].places, [(0, 2), (1, 1)]);
 }
 
 /// Is what was measured beside another one counted only in windows in which both ran on one cache?
@@ -69,12 +69,12 @@ fn threads_are_told_together() {
 fn the_measured_matrix_counts_windows_together() {
     let profiles: Profiles = (0..3).map(|task| (TaskId(task), solo(2.0))).collect();
     let mut teller = SnapshotBuilder::new(&header());
-    let told: Vec<Snapshot> = [[0, 1, 2], [0, 1, 2], [0, 2, 1]]
+    let snapshots: Vec<Snapshot> = [[0, 1, 2], [0, 1, 2], [0, 2, 1]]
         .iter()
         .enumerate()
         .map(|(window, cpus)| teller.snapshot(&record(window as u64, cpus), &profiles, None))
         .collect();
-    let matrix = told[2].matrix.as_ref().unwrap();
+    let matrix = snapshots[2].matrix.as_ref().unwrap();
     assert_eq!(matrix.programs, [0, 1, 2]);
     assert_eq!(matrix.windows, [[0, 2, 1], [2, 0, 0], [1, 0, 0]]);
     assert_eq!(matrix.measured[0], [None, Some(1.0), Some(1.0)]);
@@ -89,10 +89,10 @@ fn the_forecast_matrix_follows_the_curves() {
     };
     let with = |half| solo(1.0).with_misses(CacheLevel::L3, curve(half), FactSource::ExactTrace);
     let profiles: Profiles = [(TaskId(0), with(20.0)), (TaskId(1), with(20.0)), (TaskId(2), with(1.0))].into();
-    let told = SnapshotBuilder::new(&header()).snapshot(&record(0, &[0, 1, 2]), &profiles, None);
-    let forecast = told.matrix.unwrap().forecast;
+    let snapshot = SnapshotBuilder::new(&header()).snapshot(&record(0, &[0, 1, 2]), &profiles, None);
+    let forecast = snapshot.matrix.unwrap().forecast;
     assert!(forecast[0][1] > forecast[0][2] && forecast[2][0] == Some(0.0), "{forecast:?}");
-    assert_eq!(told.curves.len(), 3, "all are new");
+    assert_eq!(snapshot.curves.len(), 3, "all are new");
 }
 
 /// Is a decision told once, until another one was given?
@@ -177,8 +177,8 @@ fn absent_is_left_out() {
     let mut record = record(0, &[0]);
     record.observation.tasks[0].counts = EventCounts::default();
     let profile = Profile { contention: ContentionFacts::default(), ..Profile::default() };
-    let told = SnapshotBuilder::new(&header()).snapshot(&record, &[(TaskId(0), profile)].into(), None);
-    let text = serde_json::to_string(&told).unwrap();
+    let snapshot = SnapshotBuilder::new(&header()).snapshot(&record, &[(TaskId(0), profile)].into(), None);
+    let text = serde_json::to_string(&snapshot).unwrap();
     for word in ["slowdown", "instr_per_cycle", "misses", "speed", "intensity", "journal", "null"] {
         assert!(!text.contains(word), "{word} in {text}");
     }

@@ -158,7 +158,7 @@ impl WindowTracker {
         };
         let rendered: Vec<RenderedReason<'a>> = reasons.iter().map(render).collect();
         if !rendered.is_empty() {
-            self.last_texts = rendered.iter().map(|one| one.text.clone()).collect();
+            self.last_texts = rendered.iter().map(|part| part.text.clone()).collect();
         }
         rendered
     }
@@ -253,7 +253,7 @@ mod tests {
             let record = record(texts.iter().map(reason).collect(), 1);
             let (profiles, names) = (Profiles::new(), TaskNames::new());
             let view = tracker.observe(&record, &topology, &profiles, &names);
-            view.reasons.iter().map(|one| one.is_new).collect::<Vec<_>>()
+            view.reasons.iter().map(|item| item.is_new).collect::<Vec<_>>()
         };
         assert_eq!(is_new(&["a", "b"]), [true, true]);
         assert!(is_new(&[]).is_empty());

@@ -76,7 +76,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
                 });
             }
         }
-        let told = (0..programs).map(|program| {
+        let programs_shown = (0..programs).map(|program| {
             let slowdown = rounded(0.4 * f64::from(program * 7 % 5) / 5.0 + 0.05 * draw());
             ProgramSnapshot {
                 program,
@@ -96,7 +96,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
                 ..ProgramSnapshot::default()
             }
         });
-        let told: Vec<_> = told.collect();
+        let programs_shown: Vec<_> = programs_shown.collect();
         let members = programs.min(16) as usize;
         let mut table = || (0..members).map(|_| (0..members).map(|_| Some(rounded(0.4 * draw()))).collect()).collect();
         let matrix = MatrixSnapshot {
@@ -127,7 +127,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
             duration_s: 1.0,
             plan_changed: !decisions.is_empty(),
             decisions,
-            programs: told,
+            programs: programs_shown,
             shares: vec![share(0, "0-3"), share(1, "4-15")],
             probes: vec![ProbeSnapshot { kind: "evicted lines", cost_s: 0.02, program: Some(1) }],
             refused: if window % 9 == 8 { vec!["CPUs of mcf: no permission".into()] } else { Vec::new() },
@@ -190,8 +190,8 @@ fn the_page_fits_and_everything_has_a_name() {
 #[test]
 fn a_recording_plays_back() {
     let Some((mut browser, _turn)) = browser("playback") else { return };
-    let told = run(4, 2, 40, plain_name);
-    let _folder = open(&mut browser, &told);
+    let snapshots = run(4, 2, 40, plain_name);
+    let _folder = open(&mut browser, &snapshots);
     let clock = "document.getElementById('clock').textContent";
     assert_eq!(browser.eval(clock), json!("window 39, 40 s"), "it opens where most is known");
     assert_eq!(browser.eval("document.getElementById('slider').value"), json!("39"));
@@ -202,7 +202,7 @@ fn a_recording_plays_back() {
     browser.until("document.getElementById('clock').textContent.startsWith('window 2,')");
     browser.press("End");
     browser.until("document.getElementById('slider').value === '39'");
-    for (index, snapshot) in told.snapshots.iter().enumerate().step_by(7) {
+    for (index, snapshot) in snapshots.snapshots.iter().enumerate().step_by(7) {
         browser.eval(&format!("(() => {{ const s = document.getElementById('slider'); s.value = {index}; s.dispatchEvent(new Event('input')); }})()"));
         let places = browser.eval(
             "[...document.querySelectorAll('.chip')].map((chip) => [Number(chip.dataset.program), Number(chip.closest('.box').querySelector('b').textContent.split(' ')[1])]).sort((a, b) => a[0] - b[0])",
@@ -214,7 +214,7 @@ fn a_recording_plays_back() {
     browser.eval("document.querySelector('.mark').click()");
     let shown = browser
         .eval("document.getElementById('decision').open && document.getElementById('decision-texts').textContent");
-    assert_eq!(shown, json!(told.snapshots[5].decisions[0].text));
+    assert_eq!(shown, json!(snapshots.snapshots[5].decisions[0].text));
     browser.press("Escape");
     browser.until("!document.getElementById('decision').open");
     browser.eval("cachemate.show(0)");

@@ -189,7 +189,7 @@ fn viewers_are_few() {
 fn who_comes_back_gets_what_it_missed() {
     let feed = serve(&PageAddress { address: "127.0.0.1:0".into(), token: false }, &header()).unwrap();
     let (address, _) = parts(&feed.at);
-    let told = |id: Option<&str>, last: u64| {
+    let read_events = |id: Option<&str>, last: u64| {
         let mut stream = TcpStream::connect(&address).unwrap();
         let id = id.map_or(String::new(), |id| format!("Last-Event-ID: {id}\r\n"));
         stream.write_all(format!("GET /events HTTP/1.1\r\nHost: {address}\r\n{id}\r\n").as_bytes()).unwrap();
@@ -209,11 +209,11 @@ fn who_comes_back_gets_what_it_missed() {
         // One at a time, because windows are dropped if the page is behind.
         std::thread::sleep(Duration::from_millis(300));
     }
-    let all = told(None, 3);
+    let all = read_events(None, 3);
     let windows = |ids: &[String]| ids.iter().map(|id| id.split_once(':').unwrap().1.to_string()).collect::<Vec<_>>();
     assert_eq!(windows(&all), ["0", "1", "2", "3"]);
-    assert_eq!(windows(&told(Some(&all[1]), 3)), ["2", "3"]);
-    assert_eq!(windows(&told(Some("other:2"), 3)), ["0", "1", "2", "3"]);
+    assert_eq!(windows(&read_events(Some(&all[1]), 3)), ["2", "3"]);
+    assert_eq!(windows(&read_events(Some("other:2"), 3)), ["0", "1", "2", "3"]);
 }
 
 /// A server in a separate process, so that it can be ended.

@@ -79,7 +79,7 @@ fn first_difference(recorded: &Plan, replayed: &Plan) -> String {
         ("probes", format!("{:?}", recorded.probes), format!("{:?}", replayed.probes)),
         ("window", format!("{:?}", recorded.window), format!("{:?}", replayed.window)),
     ];
-    match parts.into_iter().find(|(_, recorded, asked)| recorded != asked) {
+    match parts.into_iter().find(|(_, recorded, requested)| recorded != requested) {
         Some((part, recorded, asked)) => format!("{part}: recorded {recorded}, requested {asked}"),
         None => "the same plan".to_string(),
     }

@@ -422,14 +422,14 @@ fn rename_decision(decision: &Decision, rename: &impl Fn(TaskId) -> TaskId) -> D
     decision.reasons.iter_mut().flat_map(|reason| &mut reason.tasks).for_each(|task| *task = rename(*task));
     if let Some(forecast) = &mut decision.forecast {
         forecast.tasks =
-            std::mem::take(&mut forecast.tasks).into_iter().map(|(task, said)| (rename(task), said)).collect();
+            std::mem::take(&mut forecast.tasks).into_iter().map(|(task, estimate)| (rename(task), estimate)).collect();
         forecast.unknown.iter_mut().for_each(|task| *task = rename(*task));
     }
     decision
 }
 
-fn rename_probe(what: &mut ProbeKind, rename: &impl Fn(TaskId) -> TaskId) {
-    match what {
+fn rename_probe(kind: &mut ProbeKind, rename: &impl Fn(TaskId) -> TaskId) {
+    match kind {
         ProbeKind::CoRunRows { rows, .. } => rows.iter_mut().flatten().for_each(|task| *task = rename(*task)),
         ProbeKind::PairedRows { task, peers, .. } => {
             *task = rename(*task);

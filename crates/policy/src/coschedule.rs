@@ -43,7 +43,7 @@ pub trait CoRunCost {
     /// Is there evidence about the task?
     fn has_evidence(&self, task: TaskId) -> bool;
     /// Penalty of running two tasks together; 0 if either has no evidence.
-    fn penalty(&self, one: TaskId, other: TaskId) -> f64;
+    fn penalty(&self, task: TaskId, other: TaskId) -> f64;
     /// Cost of running the task, with any co-runner.
     fn solo_cost(&self, task: TaskId) -> f64;
     /// Cost of bringing the task in, in the unit of penalties; for *set* only.
@@ -67,8 +67,8 @@ impl CoRunCost for ReloadAdjustedCost<'_> {
     fn has_evidence(&self, task: TaskId) -> bool {
         self.costs.has_evidence(task)
     }
-    fn penalty(&self, one: TaskId, other: TaskId) -> f64 {
-        self.costs.penalty(one, other)
+    fn penalty(&self, task: TaskId, other: TaskId) -> f64 {
+        self.costs.penalty(task, other)
     }
     fn solo_cost(&self, task: TaskId) -> f64 {
         let reload_cost =

@@ -168,7 +168,7 @@ pub fn place(
 ) -> Result<Placement, PlacementError> {
     for costs in [decide_by, judge_by] {
         let rows = costs.cost.len();
-        let fail = |what| Err(PlacementError::Shape { names: names.len(), what, rows });
+        let fail = |problem| Err(PlacementError::Shape { names: names.len(), what: problem, rows });
         if rows != names.len() || costs.cost.iter().any(|row| row.len() != rows) {
             return fail("a matrix");
         }

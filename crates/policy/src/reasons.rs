@@ -23,9 +23,9 @@ pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
         let away: Vec<usize> = (0..costs.len())
             .filter(|other| *other != program && !turns.contains(other) && !beside.contains(other))
             .collect();
-        let who = Neighborhood { costs, program, beside: &beside, away: &away };
-        reasons.push(who.reason(seating));
-        reasons.extend(who.explain_turns(&turns));
+        let neighborhood = Neighborhood { costs, program, beside: &beside, away: &away };
+        reasons.push(neighborhood.reason(seating));
+        reasons.extend(neighborhood.explain_turns(&turns));
     }
     reasons
 }

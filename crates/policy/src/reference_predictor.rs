@@ -86,7 +86,7 @@ impl ReferencePredictor {
         known: &BTreeMap<TaskId, TaskCurve<'_>>,
         view: &View<'_>,
         under: &Plan,
-        said: &mut TaskForecast,
+        task_forecast: &mut TaskForecast,
     ) {
         let Some(size) = cache.size_bytes else { return };
         let Some(mine) = units(task, own.profile.process, cache, view, under) else { return };
@@ -112,9 +112,9 @@ impl ReferencePredictor {
         let bounds = [degradation(misses.low, solo.low), degradation(misses.high, solo.high), value];
         let (low, high) = bounds.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &b| (l.min(b), h.max(b)));
         let instr_per_cycle = |slower: f64| 1.0 / (own.solo_cycles_per_instr * (1.0 + slower));
-        said.misses_per_kilo_instr = Some(misses);
-        said.degradation = Some(Estimate { value, low, high });
-        said.instr_per_cycle =
+        task_forecast.misses_per_kilo_instr = Some(misses);
+        task_forecast.degradation = Some(Estimate { value, low, high });
+        task_forecast.instr_per_cycle =
             Some(Estimate { value: instr_per_cycle(value), low: instr_per_cycle(high), high: instr_per_cycle(low) });
     }
 
@@ -276,7 +276,7 @@ struct CoResidency {
 }
 
 impl CoResidency {
-    fn new(topology: &Topology, tasks: &[TaskId], asked: &[TaskId], under: &Plan) -> Self {
+    fn new(topology: &Topology, tasks: &[TaskId], requested: &[TaskId], under: &Plan) -> Self {
         let mut presence = CoResidency { cpu: BTreeMap::new(), share: BTreeMap::new(), meets: BTreeMap::new() };
         let mut in_gangs: BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)> = BTreeMap::new();
         let mut taken_cpus = CpuSet::default();
@@ -296,17 +296,17 @@ impl CoResidency {
             }
         }
         presence.spread(topology, tasks, under, &taken_cpus);
-        presence.count_meetings(topology, tasks, asked, &in_gangs);
+        presence.count_meetings(topology, tasks, requested, &in_gangs);
         presence
     }
 
     /// Assigns tasks outside gangs to the least loaded of their CPUs, starting with the tasks that have the fewest CPUs
     /// to choose from.
-    fn spread(&mut self, topology: &Topology, tasks: &[TaskId], under: &Plan, taken: &CpuSet) {
+    fn spread(&mut self, topology: &Topology, tasks: &[TaskId], under: &Plan, occupied_cpus: &CpuSet) {
         let online = topology.online();
         let choice = |task: &TaskId| {
             let allowed = under.affinity.get(task).map_or(online.clone(), |cpus| cpus.intersection(&online));
-            let outside: CpuSet = allowed.iter().filter(|&cpu| !taken.contains(cpu)).collect();
+            let outside: CpuSet = allowed.iter().filter(|&cpu| !occupied_cpus.contains(cpu)).collect();
             if outside.is_empty() { allowed } else { outside }
         };
         let mut free: Vec<(TaskId, CpuSet)> =
@@ -342,10 +342,10 @@ impl CoResidency {
         &mut self,
         topology: &Topology,
         tasks: &[TaskId],
-        asked: &[TaskId],
+        requested: &[TaskId],
         in_gangs: &BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)>,
     ) {
-        for &task in asked {
+        for &task in requested {
             let Some(cache) = self.cache_of(topology, task) else { continue };
             let mut met = BTreeMap::new();
             for &other in tasks.iter().filter(|&&other| other != task) {

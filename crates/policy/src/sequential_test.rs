@@ -70,12 +70,12 @@ impl SequentialTest {
         let free = count - 1.0;
         // Readings without any noise would divide by zero: a millionth is below every counter's own noise.
         let t = (mean - null) / error.max(1e-6);
-        let one = |effect: f64| {
+        let likelihood = |effect: f64| {
             let widened = 1.0 + count * effect;
             let fit = libm::log1p(t * t / free) - libm::log1p(t * t / (free * widened));
             libm::exp(0.5 * count * fit - 0.5 * libm::log(widened))
         };
-        EFFECTS.iter().map(|&effect| one(effect)).sum::<f64>() / EFFECTS.len() as f64
+        EFFECTS.iter().map(|&effect| likelihood(effect)).sum::<f64>() / EFFECTS.len() as f64
     }
 
     /// May be called after any block; `min_gain` is the smallest worthwhile gain, as a share.
@@ -175,9 +175,9 @@ mod tests {
         SequentialVerdict::Undecided
     }
 
-    fn share(said: &[SequentialVerdict], effect: f64, autocorrelation: f64, windows: u32) -> f64 {
+    fn share(verdicts: &[SequentialVerdict], effect: f64, autocorrelation: f64, windows: u32) -> f64 {
         let runs = 2_000;
-        let hits = (0..runs).filter(|&seed| said.contains(&tried(seed, effect, autocorrelation, windows)));
+        let hits = (0..runs).filter(|&seed| verdicts.contains(&tried(seed, effect, autocorrelation, windows)));
         hits.count() as f64 / runs as f64
     }
 

@@ -111,9 +111,9 @@ mod tests {
     fn a_promised_rate_has_its_measure() {
         let (mut first, silent) = (task(900, &[], Some(0.0)), TaskSample { task: TaskId(1), ..task(900, &[], None) });
         let all = [first.clone(), silent.clone()];
-        assert_eq!(all.each_ref().map(|one| promised_work(one, &all)), [Some(WorkMetric::Reported), None]);
+        assert_eq!(all.each_ref().map(|work| promised_work(work, &all)), [Some(WorkMetric::Reported), None]);
         first.progress = None;
         let all = [first, silent];
-        assert_eq!(all.each_ref().map(|one| promised_work(one, &all)), [Some(WorkMetric::Instructions); 2]);
+        assert_eq!(all.each_ref().map(|work| promised_work(work, &all)), [Some(WorkMetric::Instructions); 2]);
     }
 }

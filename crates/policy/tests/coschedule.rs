@@ -226,10 +226,10 @@ fn only_weighted_levels_are_watched() {
         let run = run("activity-vector", "super_sets = 8", halves(), 1, without);
         run.decisions[0].plan.probes.clone()
     };
-    let asked = probes(&[]);
-    assert_eq!(asked.len(), 1);
+    let requests = probes(&[]);
+    assert_eq!(requests.len(), 1);
     let tasks = (0..4).map(TaskId).collect();
-    assert_eq!(asked[0].kind, ProbeKind::SuperSets { tasks, level: CacheLevel::L2, super_sets: 8 });
+    assert_eq!(requests[0].kind, ProbeKind::SuperSets { tasks, level: CacheLevel::L2, super_sets: 8 });
     assert!(probes(&[Ability::CountSuperSets]).is_empty());
 }
 

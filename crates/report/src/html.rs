@@ -147,10 +147,10 @@ impl StudyPage {
             size: Some((860.0, 400.0)),
             ..Chart::default()
         };
-        let alone = |one: Series| Chart {
-            title: one.name.clone(),
+        let alone = |single: Series| Chart {
+            title: single.name.clone(),
             x: Axis::bytes(""),
-            series: vec![one],
+            series: vec![single],
             references: vec![crate::figure::ReferenceLine::X { label: String::new(), at: size }],
             size: Some((320.0, 190.0)),
             ..Chart::default()
@@ -161,7 +161,7 @@ impl StudyPage {
             (all.inline())
             details open[series.len() <= 12] {
                 summary { "Each on its own scale" }
-                div.small { @for one in series { (alone(one).inline()) } }
+                div.small { @for single in series { (alone(single).inline()) } }
             }
         }
     }
@@ -180,7 +180,7 @@ impl StudyPage {
                         (cache.ways) "-way, " (cache.line_bytes) "-byte lines, " (cache.cpus_each) " CPUs each"
                     }
                 }
-                @for (what, words) in &self.method { dt { (what) } dd { (words) } }
+                @for (subject, words) in &self.method { dt { (subject) } dd { (words) } }
             }
             @if !commands.is_empty() {
                 details {
@@ -194,14 +194,14 @@ impl StudyPage {
 
 /// A linear axis, or a logarithmic one if one program would flatten all others.
 fn spread_axis(label: &str, series: &[Series]) -> Axis {
-    let peak = |one: &Series| one.points.iter().map(|point| point.y).fold(0.0, f64::max);
+    let peak = |single: &Series| single.points.iter().map(|point| point.y).fold(0.0, f64::max);
     let mut peaks: Vec<f64> = series.iter().map(peak).collect();
     peaks.sort_by(f64::total_cmp);
     let (Some(&most), Some(&middle)) = (peaks.last(), peaks.get(peaks.len() / 2)) else { return Axis::linear(label) };
     if most <= 8.0 * middle || middle <= 0.0 {
         return Axis::linear(label);
     }
-    let shown = series.iter().flat_map(|one| &one.points).map(|point| point.y).filter(|y| *y > most / 1e5);
+    let shown = series.iter().flat_map(|single| &single.points).map(|point| point.y).filter(|y| *y > most / 1e5);
     Axis::log(label).with_range(shown.fold(most, f64::min) / 1.3, most * 1.3)
 }
 
@@ -275,10 +275,10 @@ fn alternatives(plan: &PlanResult) -> Markup {
         Some(value) if most > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / most * 5.5),
         _ => "width:0".to_string(),
     };
-    let what = if plan.unit == "percent" { "mean slowdown" } else { "mean weight" };
+    let measure = if plan.unit == "percent" { "mean slowdown" } else { "mean weight" };
     html! {
         (scroll_box("Against the alternatives", &html! { table.alt style="min-width:0" {
-            thead { tr { th { "assignment" } th { "expected " (what) } td {} } }
+            thead { tr { th { "assignment" } th { "expected " (measure) } td {} } }
             tbody { @for (name, value) in rows { tr {
                 td { (name) }
                 td { (render_cost(value, &plan.unit)) }

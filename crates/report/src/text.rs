@@ -38,8 +38,8 @@ pub fn count_text(count: u64) -> String {
 }
 
 /// A count with its noun: `1 package`, `2 packages`, `1,234 phases`. The plural of `one` is formed with an s.
-pub fn counted_text(count: u64, one: &str) -> String {
-    format!("{} {one}{}", count_text(count), if count == 1 { "" } else { "s" })
+pub fn counted_text(count: u64, singular: &str) -> String {
+    format!("{} {singular}{}", count_text(count), if count == 1 { "" } else { "s" })
 }
 
 /// A fraction as a percentage with `decimals`: 0.0231 with two is `2.31 %`.
@@ -82,10 +82,10 @@ impl EscapedText {
         while let Some(at) = rest.find(is_acting) {
             let (before, from) = rest.split_at(at);
             escaped.push_str(before);
-            let kept = color_sequence(from);
-            escaped.push_str(&from[..kept]);
-            let mut after = from[kept..].chars();
-            if kept == 0 {
+            let sequence_length = color_sequence(from);
+            escaped.push_str(&from[..sequence_length]);
+            let mut after = from[sequence_length..].chars();
+            if sequence_length == 0 {
                 escaped.extend(after.next().into_iter().flat_map(char::escape_unicode));
             }
             rest = after.as_str();

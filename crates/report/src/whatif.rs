@@ -202,7 +202,7 @@ impl WhatIfResult {
             ..outcome.series(0, &outcome.mean_slowdowns(), &unit)
         };
         let series: Vec<Series> = self.policies.iter().enumerate().map(mean).collect();
-        let values = series.iter().flat_map(|one| &one.points).map(|point| point.y).collect();
+        let values = series.iter().flat_map(|single| &single.points).map(|point| point.y).collect();
         let (axis, cut) = fitted_axis("times the time alone", values);
         let means = Chart {
             title: "Mean slowdown of the programs".to_string(),
@@ -300,7 +300,7 @@ impl WhatIfResult {
         };
         html! {
             @if let Some(most) = cut { p.soft { (cut_text(most)) } }
-            @for one in self.policies.iter().zip(&rows) { (chart(one).inline()) }
+            @for policy_outcome in self.policies.iter().zip(&rows) { (chart(policy_outcome).inline()) }
         }
     }
 
@@ -310,9 +310,9 @@ impl WhatIfResult {
             @for outcome in &self.policies {
                 details open[outcome.decisions.len() <= 12] {
                     summary { (outcome.policy) ": " (outcome.decisions.len()) " plans that changed something" }
-                    dl.how { @for told in outcome.decisions.iter().take(MAX_DECISIONS) {
-                        dt { (number(told.seconds)) " s" }
-                        dd { (told.reason) }
+                    dl.how { @for decision in outcome.decisions.iter().take(MAX_DECISIONS) {
+                        dt { (number(decision.seconds)) " s" }
+                        dd { (decision.reason) }
                     } }
                     @if outcome.decisions.len() > MAX_DECISIONS {
                         p.soft { "and " (outcome.decisions.len() - MAX_DECISIONS) " more" }

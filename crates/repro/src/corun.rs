@@ -152,10 +152,10 @@ impl CoRunMatrix {
         let count = programs.len();
         // Solo runs come first, because they define the work of the pairs.
         context.run_all(programs, |job| bench.solo_rates(job))?;
-        let mut asked: Vec<(usize, Option<usize>)> = (0..count).map(|i| (i, None)).collect();
+        let mut requests: Vec<(usize, Option<usize>)> = (0..count).map(|i| (i, None)).collect();
         let from = |i: usize| if copies { i } else { i + 1 };
-        asked.extend((0..count).flat_map(|i| (from(i)..count).map(move |j| (i, Some(j)))));
-        let runs = context.run_all(&asked, |&(i, other)| {
+        requests.extend((0..count).flat_map(|i| (from(i)..count).map(move |j| (i, Some(j)))));
+        let runs = context.run_all(&requests, |&(i, other)| {
             let Some(j) = other else { return Ok(vec![bench.solo_rates(&programs[i])?]) };
             let mut second = programs[j].clone();
             // A copy has another input.
@@ -164,7 +164,7 @@ impl CoRunMatrix {
         })?;
         let alone: Vec<ProgramRates> = runs[..count].iter().map(|rates| rates[0]).collect();
         let mut beside: Vec<Vec<ProgramRates>> = alone.iter().map(|&rates| vec![rates; count]).collect();
-        for (&(i, other), rates) in asked.iter().zip(&runs) {
+        for (&(i, other), rates) in requests.iter().zip(&runs) {
             let Some(j) = other else { continue };
             beside[i][j] = rates[0];
             if i != j {

@@ -98,14 +98,14 @@ pub fn decompose(
     with: &WorkloadJob,
 ) -> Result<Decomposition, ReproError> {
     let (own, places) = places(&bench.machine.topology())?;
-    let mut asked = Vec::new();
+    let mut requests = Vec::new();
     for prefetching in [true, false] {
-        asked.extend(places.iter().map(|&(other, cpu)| (other, cpu, prefetching)));
+        requests.extend(places.iter().map(|&(other, cpu)| (other, cpu, prefetching)));
     }
     let mut beside = with.clone();
     // A program beside itself has another input.
     beside.seed += if program.kernel == with.kernel && program.seed == with.seed { 1_000_003 } else { 0 };
-    let runs = context.run_all(&asked, |&(other, cpu, prefetching)| {
+    let runs = context.run_all(&requests, |&(other, cpu, prefetching)| {
         let options = SimOptions { prefetch: prefetching, ..bench.options.clone() };
         let jobs = [Some((program.clone(), own)), cpu.map(|cpu| (beside.clone(), cpu))];
         let jobs: Vec<(WorkloadJob, CpuId)> = jobs.into_iter().flatten().collect();
@@ -197,15 +197,15 @@ mod tests {
     #[test]
     fn parts_follow_the_equations_and_add_up() {
         use CoRunnerPlace::*;
-        let told = [(None, 1.0, 2.0), (OtherPackage, 1.1, 2.2), (OtherCache, 1.3, 2.6), (SameCache, 1.6, 2.8)];
-        let whole = build_parts("m", "a", "b", runs(&told));
+        let times = [(None, 1.0, 2.0), (OtherPackage, 1.1, 2.2), (OtherCache, 1.3, 2.6), (SameCache, 1.6, 2.8)];
+        let whole = build_parts("m", "a", "b", runs(&times));
         let parts: Vec<(&str, i64)> =
             whole.parts.iter().map(|p| (p.cause.as_str(), p.slowdown_percent.round() as i64)).collect();
         assert_eq!(parts, [("memory controller", 10), ("bus", 20), ("cache", 10), ("prefetching", 20)]);
         assert_eq!(whole.total_slowdown_percent.round(), 60.0);
         assert_eq!(whole.not_cache_percent().map(|share| share.round()), Some(83.0));
         assert!(whole.unavailable.is_empty());
-        let one_package = build_parts("m", "a", "b", runs(&[told[0], told[2], told[3]]));
+        let one_package = build_parts("m", "a", "b", runs(&[times[0], times[2], times[3]]));
         assert_eq!(one_package.unavailable, [OtherPackage]);
         assert_eq!(one_package.parts[0].cause, "memory controller and bus");
         let nothing = build_parts("m", "a", "b", runs(&[(None, 1.0, 1.0), (SameCache, 1.0, 1.0)]));

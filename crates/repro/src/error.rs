@@ -16,6 +16,6 @@ pub enum ReproError {
 
 /// Converts an error of any kind to the experiment's.
 pub fn failed<E: std::fmt::Display>(subject: &str) -> impl Fn(E) -> ReproError {
-    let what = subject.to_string();
-    move |error| ReproError::Failed(what.clone(), error.to_string())
+    let title = subject.to_string();
+    move |error| ReproError::Failed(title.clone(), error.to_string())
 }

@@ -74,11 +74,11 @@ pub fn select(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
         let known = known.iter().map(|id| id.to_string()).collect();
         return Err(UnknownId { id: unknown.clone(), known });
     }
-    let asked = |experiment: &Experiment| {
+    let is_requested = |experiment: &Experiment| {
         let all = wanted.iter().any(|id| id == "ALL") && !experiment.is_ours();
         all || wanted.iter().any(|id| experiment.ids.contains(&id.as_str()))
     };
-    Ok(all.into_iter().filter(asked).collect())
+    Ok(all.into_iter().filter(is_requested).collect())
 }
 
 /// An id that no experiment answers.

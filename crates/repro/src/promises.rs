@@ -178,7 +178,7 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
     let mut windows: Vec<(f64, bool, f64)> = Vec::new();
     by.run(machine, |machine, record| {
         let mut speeds = Vec::new();
-        let mut kept = true;
+        let mut is_kept = true;
         for task in &record.observation.tasks {
             let Some(job) = machine.job_of(task.task) else { continue };
             let wanted_ns = (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
@@ -186,7 +186,7 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
             histories[job].add(wanted_ns, whole);
             let Some(whole) = whole else { continue };
             speeds.push(1.0 / whole);
-            kept &= max_slowdown(&mix.jobs[job]).is_none_or(|max| whole - 1.0 <= max);
+            is_kept &= max_slowdown(&mix.jobs[job]).is_none_or(|max| whole - 1.0 <= max);
         }
         let true_slowdown = |task: TaskId, report: &PromiseReport| {
             histories[machine.job_of(task)?].slowdown_of(report.windows as usize)
@@ -213,13 +213,14 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
                 None => reports.add(PromiseState::Unknown, 0.0, max),
             }
         }
-        windows.push((machine.now_ns() as f64 / 1e9, kept, mean(&speeds)));
+        windows.push((machine.now_ns() as f64 / 1e9, is_kept, mean(&speeds)));
         true
     })
     .map_err(failed(mix.machine))?;
     let half = &windows[windows.len() / 2..];
-    let share =
-        |some: &[(f64, bool, f64)]| some.iter().filter(|(_, kept, _)| *kept).count() as f64 / some.len().max(1) as f64;
+    let share = |some: &[(f64, bool, f64)]| {
+        some.iter().filter(|(_, is_kept, _)| *is_kept).count() as f64 / some.len().max(1) as f64
+    };
     let speed = mean(&half.iter().map(|(.., speed)| *speed).collect::<Vec<f64>>());
     let kept_share = share(half);
     let known = Some(truth.search(mix.seed)?).filter(|plan| plan.keeps_all).map(|plan| plan.mean_speed);

@@ -16,13 +16,13 @@ const MAX_RECORDING_BYTES: u64 = 4 << 30;
 /// # Errors
 /// A file that cannot be read.
 pub(crate) fn source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>, ReproError> {
-    let what = failed(name);
+    let fail = failed(name);
     let mut first = Vec::new();
-    CmtReader::open(path).map_err(&what)?.read_batch(&mut first).map_err(&what)?;
+    CmtReader::open(path).map_err(&fail)?.read_batch(&mut first).map_err(&fail)?;
     let thread = first.first().map_or(0, |record| record.thread);
-    let source = CmtSource::open(path, thread, 0, 0).map_err(&what)?;
+    let source = CmtSource::open(path, thread, 0, 0).map_err(&fail)?;
     let skip = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % source.records_per_round().max(1);
-    Ok(Box::new(CmtSource::open(path, thread, 0, skip).map_err(&what)?))
+    Ok(Box::new(CmtSource::open(path, thread, 0, skip).map_err(&fail)?))
 }
 
 /// A digest of the file's content; empty for a file that cannot be read, whose run fails as well.

@@ -29,13 +29,13 @@ impl Workload {
     /// # Errors
     /// As [`Workload::build_machine`], and a plan that the loop rejects.
     pub fn run_managed(&self, by: Pipeline) -> Result<ManagedRun, ReproError> {
-        let what = by.config().policy.name.clone();
+        let policy_name = by.config().policy.name.clone();
         let mut records = Vec::new();
         let each = |_: &mut SimMachine, record| {
             records.push(record);
             true
         };
-        let results = run_under(self.build_machine()?, by, each).map_err(failed(&what))?;
+        let results = run_under(self.build_machine()?, by, each).map_err(failed(&policy_name))?;
         Ok(ManagedRun { results, records })
     }
 

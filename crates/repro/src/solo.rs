@@ -89,9 +89,9 @@ fn counts(cache: &CacheSim) -> Vec<u64> {
 }
 
 fn build_cache_sim(cache: &CacheSpec) -> Result<CacheSim, ReproError> {
-    let what = failed("cache");
+    let fail = failed("cache");
     let shape = CacheGeometry::from_bytes(cache.size_bytes, u64::from(cache.line_bytes), cache.ways, cache.slices);
-    CacheSim::new(shape.map_err(&what)?, Replacement::Lru).map_err(&what)
+    CacheSim::new(shape.map_err(&fail)?, Replacement::Lru).map_err(&fail)
 }
 
 #[cfg(test)]

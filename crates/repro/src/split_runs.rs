@@ -40,8 +40,8 @@ thread_local! {
 impl<'a> Split<'a> {
     /// Computes nothing: proceeds while all results are stored, and lists the first ones that are missing.
     pub fn list(find: AnswerLookup<'a>) -> Self {
-        let (made, missing) = (Mutex::new(None), Mutex::new(Vec::new()));
-        Split { find, wanted: None, calls: AtomicU32::new(0), made, missing }
+        let (built, missing) = (Mutex::new(None), Mutex::new(Vec::new()));
+        Split { find, wanted: None, calls: AtomicU32::new(0), made: built, missing }
     }
 
     /// Makes only this run.
@@ -107,7 +107,7 @@ fn record_within<R>(run: impl FnOnce() -> R) -> R {
 
 /// Serializes a result; an error if it does not read back as the same value.
 pub(crate) fn encode_answer<R: Serialize + DeserializeOwned>(name: &str, answer: &R) -> Result<Vec<u8>, ReproError> {
-    let failed = |what: String| ReproError::Failed(name.to_string(), format!("its answer: {what}"));
+    let failed = |problem: String| ReproError::Failed(name.to_string(), format!("its answer: {problem}"));
     let bytes = rmp_serde::to_vec_named(answer).map_err(|error| failed(error.to_string()))?;
     let again = rmp_serde::to_vec_named(&read::<R>(name, &bytes)?).map_err(|error| failed(error.to_string()))?;
     if again == bytes { Ok(bytes) } else { Err(failed("it does not read back as it was".to_string())) }
@@ -198,10 +198,10 @@ mod tests {
     fn a_study_made_run_by_run_is_the_same() {
         let stop = AtomicBool::new(false);
         let whole = study(&context(None, &stop)).unwrap();
-        let mut kept: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+        let mut stored: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         let mut waves = Vec::new();
         let value = loop {
-            let find = |run: &str| kept.get(run).cloned();
+            let find = |run: &str| stored.get(run).cloned();
             let listing = Split::list(&find);
             match study(&context(Some(&listing), &stop)) {
                 Ok(value) => break value,
@@ -215,7 +215,7 @@ mod tests {
                 assert!(matches!(study(&context(Some(&split), &stop)), Err(ReproError::Elsewhere)));
                 fresh.push((run.clone(), split.into_answer().unwrap()));
             }
-            kept.extend(fresh);
+            stored.extend(fresh);
             waves.push(missing);
         };
         assert_eq!(value, whole);

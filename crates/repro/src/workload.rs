@@ -64,8 +64,8 @@ impl AccessSource for LimitedSource {
     }
 }
 
-fn limit_source(source: Box<dyn AccessSource>, left: u64) -> Box<dyn AccessSource> {
-    Box::new(LimitedSource { source, left })
+fn limit_source(source: Box<dyn AccessSource>, remaining: u64) -> Box<dyn AccessSource> {
+    Box::new(LimitedSource { source, left: remaining })
 }
 
 /// Advances the source by this many instructions, or to where it first waits for something.
@@ -136,7 +136,7 @@ impl WorkloadJob {
         let sources: Vec<Box<dyn AccessSource>> = sources.into_iter().map(begun).collect();
         Ok(match self.instructions {
             None => sources,
-            Some(left) => sources.into_iter().map(|source| limit_source(source, left)).collect(),
+            Some(remaining) => sources.into_iter().map(|source| limit_source(source, remaining)).collect(),
         })
     }
 

@@ -52,12 +52,12 @@ fn a_seed_gives_one_stream_however_it_is_batched() {
         let mut cleared = built(spec.name, 7, &small(spec));
         let mut appended = built(spec.name, 7, &small(spec));
         let last = cleared.threads.len() - 1;
-        let one = take(&mut *cleared.threads[last], 20_000);
+        let accesses = take(&mut *cleared.threads[last], 20_000);
         let mut two = vec![Access::load(0, 0)];
-        while two.len() <= one.len() {
+        while two.len() <= accesses.len() {
             appended.threads[last].next_batch(&mut two);
         }
-        assert!(one[..20_000] == two[1..=20_000], "{}", spec.name);
+        assert!(accesses[..20_000] == two[1..=20_000], "{}", spec.name);
     }
 }
 
@@ -287,7 +287,7 @@ fn waits_and_posts_balance() {
         let mut waiting: Vec<Option<u32>> = vec![None; program.threads.len()];
         let mut batch = Vec::new();
         for _ in 0..20_000 {
-            let mut ran = false;
+            let mut has_run = false;
             for (source, wait) in program.threads.iter_mut().zip(&mut waiting) {
                 if let Some(channel) = *wait {
                     let count = posted.entry(channel).or_default();
@@ -297,7 +297,7 @@ fn waits_and_posts_balance() {
                     *count -= 1;
                     *wait = None;
                 }
-                ran = true;
+                has_run = true;
                 batch.clear();
                 match source.next_batch(&mut batch) {
                     BatchEnd::Wait { channel } => *wait = Some(channel),
@@ -306,11 +306,11 @@ fn waits_and_posts_balance() {
                     turn => panic!("{turn:?}"),
                 }
             }
-            assert!(ran, "every thread waits");
+            assert!(has_run, "every thread waits");
         }
         let progress: Vec<f64> = program.threads.iter().filter_map(|thread| thread.progress()).collect();
         assert!(progress.iter().all(|&messages| messages > 50.0), "{progress:?}");
-        assert!(posted.values().all(|&left| left <= 16), "posts pile up: {posted:?}");
+        assert!(posted.values().all(|&remaining| remaining <= 16), "posts pile up: {posted:?}");
     }
 }
 

@@ -99,11 +99,11 @@ fn prefetchers_gain_on_a_stream() {
 #[test]
 fn the_xeon_streams_as_measured() {
     let machine = load_machine("xeon-x5365").unwrap();
-    let (one, _) = rates(&machine, &[0], read);
-    assert_near("one core, bytes a second", one, 5.96 * f64::from(1 << 30), 0.2);
+    let (single, _) = rates(&machine, &[0], read);
+    assert_near("one core, bytes a second", single, 5.96 * f64::from(1 << 30), 0.2);
     let (all, _) = rates(&machine, &[0, 1, 2, 3, 4, 5, 6, 7], read);
     assert_near("both sockets, bytes a second", all, 11.1e9, 0.1);
     // The four cores of a socket share its bus.
     let (socket, _) = rates(&machine, &[0, 1, 2, 3], read);
-    assert!(socket < 8.0e9 && socket > 0.9 * one, "a socket: {socket:.3e}, a core: {one:.3e}");
+    assert!(socket < 8.0e9 && socket > 0.9 * single, "a socket: {socket:.3e}, a core: {single:.3e}");
 }

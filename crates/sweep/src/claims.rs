@@ -119,9 +119,9 @@ impl Store {
             return Ok(()); // another worker was faster
         }
         let _ = partial.remove(&dead);
-        let who = owner.map_or("its worker".to_string(), |owner| owner.to_string());
-        let what = format!("{who} died or froze while it ran the task");
-        self.record_attempt(id, &FailedAttempt::record_now(FailureKind::Death, what, &self.owner))
+        let owner_text = owner.map_or("its worker".to_string(), |owner| owner.to_string());
+        let message = format!("{owner_text} died or froze while it ran the task");
+        self.record_attempt(id, &FailedAttempt::record_now(FailureKind::Death, message, &self.owner))
     }
 
     /// Ids with a claim, whether its owner is alive or not.

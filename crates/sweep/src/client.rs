@@ -125,8 +125,8 @@ mod tests {
         let start = Instant::now();
         let hang = call(Command::new("sh").args(["-c", "sleep 100 & sleep 100"]), Duration::from_millis(200));
         assert!(matches!(hang, Err(CallError::Deadline(..))), "{hang:?}");
-        let left = call(Command::new("sh").args(["-c", "echo said; sleep 100 & exit 3"]), Duration::from_secs(60));
-        assert_eq!(left.unwrap().code, Some(3));
+        let output = call(Command::new("sh").args(["-c", "echo said; sleep 100 & exit 3"]), Duration::from_secs(60));
+        assert_eq!(output.unwrap().code, Some(3));
         assert!(start.elapsed() < Duration::from_secs(50));
     }
 

@@ -150,8 +150,8 @@ impl<'a> SweepDriver<'a> {
             let noted = self.store.attempts(id)?;
             attempts += noted.len();
             if is_abandoned(&noted, self.options.retries) {
-                let what = noted.last().map_or(String::new(), |attempt| attempt.what.clone());
-                self.given_up.insert(id, what);
+                let message = noted.last().map_or(String::new(), |attempt| attempt.what.clone());
+                self.given_up.insert(id, message);
             }
         }
         let moved = (self.results.finished.len(), attempts + self.given_up.len());
@@ -173,8 +173,8 @@ impl<'a> SweepDriver<'a> {
             _ => (None, None),
         };
         let message = match look {
-            EngineStatus::Unresponsive(what) | EngineStatus::Stuck(what) | EngineStatus::Broken(what) => {
-                Some(what.clone())
+            EngineStatus::Unresponsive(problem) | EngineStatus::Stuck(problem) | EngineStatus::Broken(problem) => {
+                Some(problem.clone())
             }
             _ => None,
         };

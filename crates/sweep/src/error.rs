@@ -33,8 +33,8 @@ pub enum SweepError {
 }
 
 impl SweepError {
-    pub(crate) fn file(path: &Path, what: impl ToString) -> Self {
-        SweepError::File { path: path.display().to_string(), what: what.to_string() }
+    pub(crate) fn file(path: &Path, problem: impl ToString) -> Self {
+        SweepError::File { path: path.display().to_string(), what: problem.to_string() }
     }
 
     /// The error of reading or writing `path`; a full disk has its own error.

@@ -118,7 +118,7 @@ impl<'a> ManifestBuilder<'a> {
     /// The hash of everything but the seed, and the seed that is used if the point names none.
     fn content(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
         let at = || point.iter().map(|(axis, value)| format!("{axis} {value}")).collect::<Vec<_>>().join(", ");
-        let refused = |what: String| SweepError::Refused(format!("{what} (at {})", at()));
+        let refused = |problem: String| SweepError::Refused(format!("{problem} (at {})", at()));
         match self.inputs.kind {
             SweepKind::Scenario => self.scenario(point),
             SweepKind::Curve => self.curve(point).map_err(refused),
@@ -132,7 +132,7 @@ impl<'a> ManifestBuilder<'a> {
         let (scenario, machine) = self.inputs.scenario(point)?;
         self.machine_file(&scenario.machine)?;
         let label = self.label(point);
-        let refused = |what: String| SweepError::Refused(format!("{label}: {what}"));
+        let refused = |problem: String| SweepError::Refused(format!("{label}: {problem}"));
         let mut checksums = Vec::new();
         let programs: Vec<String> = scenario.programs.iter().map(|program| program.program.clone()).collect();
         for program in programs {

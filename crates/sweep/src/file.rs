@@ -230,7 +230,7 @@ fn check_axes(axes: &[SweepAxis], located: &Located<'_>) -> Result<(), SpecError
 
 /// A policy without parameters is represented by its name, so that each policy has only one representation.
 fn policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>, SpecError> {
-    let one = |(at, value): (usize, &toml::Value)| {
+    let policy_axis = |(at, value): (usize, &toml::Value)| {
         let field = format!("axes.policy[{at}]");
         if let toml::Value::String(name) = value {
             return Ok(Value::String(name.clone()));
@@ -243,7 +243,7 @@ fn policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>
         }
         plain(value, &field, located)
     };
-    entries.iter().enumerate().map(one).collect()
+    entries.iter().enumerate().map(policy_axis).collect()
 }
 
 fn seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Vec<Value>>, SpecError> {
@@ -286,7 +286,7 @@ fn filters(
     located: &Located<'_>,
 ) -> Result<Vec<BTreeMap<String, Vec<Value>>>, SpecError> {
     let names = || axes.iter().map(|axis| axis.name.as_str());
-    let one = |(at, table): (usize, &toml::Table)| {
+    let parse_filter = |(at, table): (usize, &toml::Table)| {
         let mut filter = BTreeMap::new();
         for (name, value) in table {
             let here = format!("{field}[{at}].{name}");
@@ -312,7 +312,7 @@ fn filters(
         }
         Ok(filter)
     };
-    tables.iter().enumerate().map(one).collect()
+    tables.iter().enumerate().map(parse_filter).collect()
 }
 
 /// Does a value match? The name of a policy also matches the policy with parameters.

@@ -245,7 +245,7 @@ impl Inputs {
 /// The text of an input, which must be a plain name below `inputs/`.
 fn read_input(store: &Store, rest: &str) -> Result<String, String> {
     let path = store.folder().join(rest);
-    let shown = |what: String| format!("{}: {what}", path.display());
+    let shown = |problem: String| format!("{}: {problem}", path.display());
     plain_input(rest).map_err(shown)?;
     let read = store.root().read_text(Path::new(rest), INPUT_BYTES_LIMIT).map_err(|error| error.to_string())?;
     read.ok_or_else(|| shown("no such file".to_string()))

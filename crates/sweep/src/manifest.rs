@@ -149,9 +149,9 @@ impl Manifest {
             tasks.push(parse_line(&path, tasks.len() + 2, &text)?);
         }
         if tasks.len() != header.tasks {
-            let what =
+            let problem =
                 format!("damaged: found {} tasks, expected {} as its first line says", tasks.len(), header.tasks);
-            return Err(SweepError::file(&path, what));
+            return Err(SweepError::file(&path, problem));
         }
         Ok(Manifest { header, tasks })
     }
@@ -240,7 +240,7 @@ fn read_header(path: &Path, lines: &mut BufReader<File>) -> Result<ManifestHeade
 }
 
 fn parse_line(path: &Path, number: usize, text: &str) -> Result<SweepTask, SweepError> {
-    let bad = |what: String| SweepError::file(path, format!("line {number}: damaged: {what}"));
+    let bad = |problem: String| SweepError::file(path, format!("line {number}: damaged: {problem}"));
     let line: ManifestLine<'_> = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
     Ok(SweepTask { id: line.id.parse().map_err(bad)?, point: line.point.get().into() })
 }

@@ -19,7 +19,8 @@ impl SweepDefinition {
         let matches = |filter: &BTreeMap<String, Vec<Value>>| {
             let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
             filter.iter().all(|(name, wanted)| {
-                axis_value(name).is_some_and(|value| wanted.iter().any(|one| matches_value(value, one)))
+                axis_value(name)
+                    .is_some_and(|value| wanted.iter().any(|wanted_value| matches_value(value, wanted_value)))
             })
         };
         !self.skip.iter().any(matches) && (self.only.is_empty() || self.only.iter().any(matches))

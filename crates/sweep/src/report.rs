@@ -226,15 +226,15 @@ fn bars_picture(by: usize, rows: &[ReportRow], name: &str, labels: &[usize]) -> 
     if groups.len() > MAX_GROUPS || series.len() > MAX_SERIES {
         return None;
     }
-    let bar = |group: &String, one: &String| {
-        let row = rows.iter().find(|row| row.point[by] == *one && group_of(row) == *group)?;
+    let bar = |group: &String, group_series: &String| {
+        let row = rows.iter().find(|row| row.point[by] == *group_series && group_of(row) == *group)?;
         let figure = row.figures.get(name)?;
         let interval = figure.low.zip(figure.high).filter(|_| row.finished > 1);
         Some(ChartBar { value: figure.mean, interval })
     };
     let group = |group: &String| BarGroup {
         name: group.clone(),
-        bars: series.iter().map(|one| bar(group, one).unwrap_or_default()).collect(),
+        bars: series.iter().map(|group_series| bar(group, group_series).unwrap_or_default()).collect(),
     };
     let bars = BarChart {
         title: title(name),
@@ -277,7 +277,7 @@ impl SweepReport {
             h1 { (self.name) }
             p { (self.description) }
             p { (self.lead_text()) ". Version " code { (self.version) } "." }
-            @for what in &self.damaged { p.missed { (what) } }
+            @for damage in &self.damaged { p.missed { (damage) } }
             @for picture in &self.pictures {
                 (picture.inline)
             }

@@ -72,7 +72,7 @@ pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
     let busy = running.iter().filter(|id| failed.binary_search(id).is_err()).count();
     let waiting = ids.len() - done - failed.len() - busy;
     let finished_per_s = if running.is_empty() { None } else { rate(store, finished.iter().copied()) };
-    let left = waiting + running.len();
+    let remaining = waiting + running.len();
     let mut failures = Vec::new();
     for &id in failed.iter().take(MAX_FAILURES) {
         let attempts = store.attempts(id)?;
@@ -95,7 +95,7 @@ pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
         orphaned: finished.len() - done,
         conflicting: store.differing()?,
         finished_per_s,
-        remaining_s: finished_per_s.map(|rate| left as f64 / rate),
+        remaining_s: finished_per_s.map(|rate| remaining as f64 / rate),
         failures,
     })
 }

@@ -198,7 +198,7 @@ impl Store {
 
     /// Writes one of the inputs.
     pub(crate) fn write_input(&self, path: &str, content: &str) -> Result<(), SweepError> {
-        let name = plain_input(path).map_err(|what| SweepError::file(&self.folder.join(path), what))?;
+        let name = plain_input(path).map_err(|problem| SweepError::file(&self.folder.join(path), problem))?;
         self.dir(INPUTS)?.replace(name, content.as_bytes()).map_err(self.io_error(path))
     }
 
@@ -262,7 +262,7 @@ impl Store {
     /// The damage of the file.
     pub fn read(&self, id: SweepTaskId) -> Result<Option<StoredResult>, String> {
         let place = result_path(id);
-        let bad = |what: String| format!("{}: damaged: {what}", self.folder.join(&place).display());
+        let bad = |problem: String| format!("{}: damaged: {problem}", self.folder.join(&place).display());
         let read = self.root.read_text(Path::new(&place), RESULT_BYTES_LIMIT);
         let Some(text) = read.map_err(|error| bad(error.to_string()))? else { return Ok(None) };
         let (first, rest) = text.split_once('\n').ok_or_else(|| bad("no whole line".to_string()))?;

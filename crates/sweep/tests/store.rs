@@ -204,7 +204,7 @@ fn failing_tasks_are_said_and_the_others_go_on() {
     let why = |index: usize| {
         let id = manifest.tasks[index].id;
         let failure = summary.failed.iter().find(|(failed, _)| *failed == id);
-        (failure.map(|(_, what)| what.clone()).unwrap_or_default(), store.attempts(id).unwrap().len())
+        (failure.map(|(_, message)| message.clone()).unwrap_or_default(), store.attempts(id).unwrap().len())
     };
     assert_eq!(why(3), ("as asked".to_string(), 3));
     assert_eq!(why(7), ("it panicked: as asked".to_string(), 3));

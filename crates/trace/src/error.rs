@@ -111,9 +111,9 @@ fn remedy_hint(remedy: &Option<String>) -> String {
 }
 
 impl TraceError {
-    pub(crate) fn io(file: &str, what: &'static str) -> impl FnOnce(io::Error) -> TraceError + use<> {
+    pub(crate) fn io(file: &str, operation: &'static str) -> impl FnOnce(io::Error) -> TraceError + use<> {
         let file = file.to_string();
-        move |source| TraceError::Io { file, what, source }
+        move |source| TraceError::Io { file, what: operation, source }
     }
     pub(crate) fn format_error(
         file: &str,

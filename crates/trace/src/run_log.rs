@@ -194,7 +194,7 @@ impl RunLogReader {
         serde_json::from_slice(&self.line).map_err(|error| {
             // The line's number precedes the message, because serde's own is always 1.
             let (text, column) = (error.to_string(), error.column());
-            let message = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
+            let message = text.rsplit_once(" at line ").map_or(text.as_str(), |(message_part, _)| message_part);
             self.log_error(format!("{message} at column {column}"), expected)
         })
     }

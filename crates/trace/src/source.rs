@@ -129,7 +129,7 @@ impl CmtSource {
             // The access itself is one of the gap's instructions; with a gap of zero, it shares the instruction of the
             // previous record.
             match record.gap.checked_sub(1 + self.debt) {
-                Some(left) => (accesses_between, self.debt) = (left, 0),
+                Some(remaining) => (accesses_between, self.debt) = (remaining, 0),
                 None => self.debt = self.debt + 1 - record.gap,
             }
         }

@@ -95,9 +95,10 @@ mod tests {
     fn what_could_not_be_restored_stays_in_the_journal() {
         let [restored, refused, adopted] = [1, 2, 3].map(|thread| Entry { thread, start_ticks: 100, policy: 0 });
         let inherited = Entry { thread: 4, start_ticks: 200, policy: 3 };
-        let left = remaining_entries(&[restored, refused, adopted], |entry| entry.thread == 3, &[refused, inherited]);
-        assert_eq!(left, [adopted, refused, inherited]);
-        assert_eq!(parse(&left.iter().map(line).collect::<String>()).unwrap(), left);
-        assert_eq!(remaining_entries(&left, |_| false, &[]), []);
+        let entries =
+            remaining_entries(&[restored, refused, adopted], |entry| entry.thread == 3, &[refused, inherited]);
+        assert_eq!(entries, [adopted, refused, inherited]);
+        assert_eq!(parse(&entries.iter().map(line).collect::<String>()).unwrap(), entries);
+        assert_eq!(remaining_entries(&entries, |_| false, &[]), []);
     }
 }

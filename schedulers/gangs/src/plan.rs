@@ -161,13 +161,13 @@ impl PlanMessage {
         }
         for (index, task) in self.tasks.iter().enumerate() {
             let place = format!("plan.tasks[{index}]");
-            let who = match (task.process, task.thread) {
+            let key = match (task.process, task.thread) {
                 (Some(id), None) => TaskKey::Process(id),
                 (None, Some(id)) => TaskKey::Thread(id),
                 _ => return Err(format!("{place}: expected either 'process' or 'thread'")),
             };
-            let (TaskKey::Process(id) | TaskKey::Thread(id)) = who;
             // Thread numbers of the kernel are positive and fit an int.
+            let (TaskKey::Process(id) | TaskKey::Thread(id)) = key;
             check_range(
                 u64::from(id),
                 (1, i32::MAX as u64),
@@ -177,8 +177,8 @@ impl PlanMessage {
             check_range(u64::from(task.weight), (WEIGHT.0.into(), WEIGHT.1.into()), &format!("{place}.weight"))?;
             let caches = task_cache_mask(task, rotations, &place)?;
             let task_place = TaskPlace { gang: task.gang, caches, weight: task.weight, children: task.children };
-            if places.insert(who, task_place).is_some() {
-                return Err(format!("{place}: found {who:?} again, expected each task once"));
+            if places.insert(key, task_place).is_some() {
+                return Err(format!("{place}: found {key:?} again, expected each task once"));
             }
         }
         Ok(places)

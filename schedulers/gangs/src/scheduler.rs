@@ -26,7 +26,7 @@ impl BpfScheduler {
     /// # Errors
     /// The kernel refuses the scheduler.
     pub fn attach(machine: &HostCaches, all: bool) -> Result<Self, String> {
-        let says = |what: &str, error: libbpf_rs::Error| format!("{what}: {error:#}");
+        let says = |subject: &str, error: libbpf_rs::Error| format!("{subject}: {error:#}");
         let aligned = OBJECT.to_vec();
         let mut builder = ObjectBuilder::default();
         let mut open = builder.open_memory(&aligned).map_err(|error| says("the BPF object", error))?;
@@ -104,18 +104,18 @@ impl BpfScheduler {
     }
 
     pub fn counts(&self) -> Result<Vec<CacheCounts>, String> {
-        let one = |cache| {
+        let read_cache = |cache| {
             CacheCounts::from_bytes(&read(&self.maps, "caches", cache)?).ok_or_else(|| "caches: too short".to_owned())
         };
-        (0..self.caches as u32).map(one).collect()
+        (0..self.caches as u32).map(read_cache).collect()
     }
 
     /// ns for which a higher class had each CPU.
     pub fn stolen_times_ns(&self, now_ns: u64) -> Result<Vec<u64>, String> {
-        let one = |cpu| {
+        let read_cpu = |cpu| {
             maps::stolen_time_ns(&read(&self.maps, "cpus", cpu)?, now_ns).ok_or_else(|| "cpus: too short".to_owned())
         };
-        (0..self.cpus as u32).map(one).collect()
+        (0..self.cpus as u32).map(read_cpu).collect()
     }
 
     /// Kind and code, if the kernel has ended the scheduler.

@@ -134,7 +134,7 @@ impl Service {
             Err(error) => Err(format!("message: {error}")),
         };
         let stop = matches!(request, Ok(SocketRequest::Stop {}));
-        let reply = request.and_then(|asked| match asked {
+        let reply = request.and_then(|request_message| match request_message {
             SocketRequest::Plan(message) => {
                 let plan = message.check(self.machine.cpus_of_cache.len(), self.generation())?;
                 self.submit_plan(plan)

@@ -75,10 +75,10 @@ fn bad_fields_are_named() {
             "plan.tasks[1]: found Process(100) again, expected each task once",
         ),
     ];
-    for (field, value, said) in cases {
+    for (field, value, message) in cases {
         let mut plan = good();
         *plan.pointer_mut(field).unwrap_or_else(|| panic!("{field}")) = value;
-        assert_eq!(checked(&plan).unwrap_err(), said, "{field}");
+        assert_eq!(checked(&plan).unwrap_err(), message, "{field}");
     }
 }
 
@@ -110,7 +110,7 @@ fn other_text_is_refused() {
 #[test]
 fn cut_and_changed_messages_never_panic() {
     let text = json!({ "plan": good() }).to_string();
-    let mut taken = 0;
+    let mut accepted_count = 0;
     for index in 0..text.len() {
         assert!(parse_request(&text[..index]).is_err(), "cut at {index}");
         for with in ['9', '-', '"', '}', ' '] {
@@ -118,9 +118,9 @@ fn cut_and_changed_messages_never_panic() {
             changed.replace_range(index..index + 1, &with.to_string());
             if let Ok(SocketRequest::Plan(message)) = parse_request(&changed) {
                 let message: PlanMessage = message;
-                taken += usize::from(message.check(2, 4).is_ok());
+                accepted_count += usize::from(message.check(2, 4).is_ok());
             }
         }
     }
-    assert!(taken > 0, "no change was harmless: the plan is not read at all");
+    assert!(accepted_count > 0, "no change was harmless: the plan is not read at all");
 }

@@ -10,14 +10,14 @@ use crate::timing::TOGETHER;
 impl Agent {
     /// Fetches at most `at_most` frames until `wanted` of allowed colors are available; true if there is at least one.
     pub(super) fn fetch(&mut self, wanted: u32, at_most: u32) -> bool {
-        let (mask, mut left) = (self.account.mask, at_most as usize);
-        while left > 0 && self.stock.allowed_count(mask) < wanted {
+        let (mask, mut remaining) = (self.account.mask, at_most as usize);
+        while remaining > 0 && self.stock.allowed_count(mask) < wanted {
             let room = self.account.max_hold.saturating_sub(u64::from(self.stock.held_count()));
-            let fetched = self.fetch_batch(left.min(TOGETHER).min(room as usize));
+            let fetched = self.fetch_batch(remaining.min(TOGETHER).min(room as usize));
             if fetched == 0 {
                 break;
             }
-            left -= fetched;
+            remaining -= fetched;
         }
         self.account.held_frames = u64::from(self.stock.held_count());
         self.account.max_held = self.account.max_held.max(self.account.held_frames);

@@ -126,7 +126,7 @@ impl Advise {
         };
         session.answer(self.json.json, &result, || {
             let mut text = plan_boxes(&plan_result(&placement, "this host", model, costs.kind), session.paint());
-            result.assumed.iter().for_each(|what| text.push_str(&format!("assumed: {what}\n")));
+            result.assumed.iter().for_each(|assumption| text.push_str(&format!("assumed: {assumption}\n")));
             text.push_str(&format!("the kernel's cache-aware scheduling: {}\n", result.kernel));
             for footprint in
                 result.footprints.iter().filter(|footprint| kernel.is_aggregating() || footprint.judged.is_misjudged())
@@ -163,9 +163,9 @@ fn shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, ProfileTarg
     let mut assumed = vec![format!(
         "{MISS_CYCLES} cycles a miss, {HIT_CYCLES} a hit, {ISSUE_WIDTH} instructions a cycle, {WINDOW} in flight"
     )];
-    let mut or = |value: Option<u64>, usual: u64, what: &str| {
+    let mut or = |value: Option<u64>, usual: u64, label: &str| {
         value.unwrap_or_else(|| {
-            assumed.push(format!("{usual} {what} (not reported by the kernel)"));
+            assumed.push(format!("{usual} {label} (not reported by the kernel)"));
             usual
         })
     };

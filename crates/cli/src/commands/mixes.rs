@@ -15,7 +15,7 @@ use crate::session::Session;
 pub fn mixes(session: &Session, quick: bool, seed: u64, count: u32, machine: &str, json: bool) -> anyhow::Result<()> {
     let stop = session.interrupt_flag();
     let bar = session.progress("mixes", None);
-    let progress = |what: &str| bar.set_message(what.to_string());
+    let progress = |message: &str| bar.set_message(message.to_string());
     let context = ExperimentContext { quick, progress: &progress, ..ExperimentContext::for_seed(seed, &stop) };
     let draw = MixOptions { machine, mixes: count, recordings: bundled_recordings() };
     let mixes = run(&context, &draw)?;

@@ -123,8 +123,8 @@ impl Mrc {
         sample_rate: Option<f64>,
         seed: u64,
     ) -> Result<Self, String> {
-        check_line_bytes(line_bytes).map_err(|what| format!("line_bytes: {what}"))?;
-        sample_rate.map_or(Ok(()), check_rate).map_err(|what| format!("sample: {what}"))?;
+        check_line_bytes(line_bytes).map_err(|problem| format!("line_bytes: {problem}"))?;
+        sample_rate.map_or(Ok(()), check_rate).map_err(|problem| format!("sample: {problem}"))?;
         let (trace, by, threads, json) = (TraceArgs::default(), CurveScope::All, Some(1), JsonArg { json: true });
         let file = file.display().to_string();
         Ok(Mrc { file, trace, line_bytes, sizes, by, sample_rate, seed, threads, histogram: None, force: false, json })
@@ -146,7 +146,7 @@ impl Mrc {
     }
 
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        check_line_bytes(self.line_bytes).map_err(|what| UsageError(format!("--line-bytes: {what}")))?;
+        check_line_bytes(self.line_bytes).map_err(|problem| UsageError(format!("--line-bytes: {problem}")))?;
         if let Some(path) = &self.histogram {
             crate::files::refuse_existing(path, self.force)?;
         }

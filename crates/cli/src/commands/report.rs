@@ -75,7 +75,7 @@ fn lead_text(prediction: &Prediction, plan: &cachemate_report::PlanResult) -> St
 }
 
 fn method(prediction: &Prediction) -> Vec<(String, String)> {
-    let row = |what: &str, words: String| (what.to_string(), words);
+    let row = |label: &str, words: String| (label.to_string(), words);
     let mut rows = Vec::new();
     let filters = prediction.programs.iter().map(|program| program.file.source.filter);
     let filters: Vec<_> = filters.collect();

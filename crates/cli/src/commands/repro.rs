@@ -191,12 +191,12 @@ impl Repro {
     ) -> anyhow::Result<(Findings, Vec<String>, bool)> {
         let folder =
             self.output.as_deref().ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
-        let what = self.request()?;
+        let request = self.request()?;
         let store = Arc::new(Store::create(&folder.join(SWEEP))?);
         use_store_dir(&store.folder().join(KEPT));
         let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.folder()));
         let stop = session.interrupt_flag();
-        let mut waves = Waves::new(what, experiments, &store);
+        let mut waves = Waves::new(request, experiments, &store);
         loop {
             let tasks = waves.next(&store, &stop);
             if tasks.is_empty() || stop.load(Ordering::Relaxed) {
@@ -235,7 +235,7 @@ impl Repro {
         let mut failed = Vec::new();
         for experiment in experiments {
             bar.set_message(experiment.ids.join(", "));
-            let progress = |what: &str| bar.set_message(format!("{}: {what}", experiment.ids.join(", ")));
+            let progress = |stage: &str| bar.set_message(format!("{}: {stage}", experiment.ids.join(", ")));
             let context = ExperimentContext {
                 quick: self.is_short(),
                 sample: self.sample,

@@ -117,7 +117,7 @@ impl RestoreJson {
     /// Restores from one locked directory. An unusable journal does not keep the others from being restored.
     fn restore(&mut self, dir: &Path) {
         match restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), dir) {
-            Ok(left) => self.add_report(&left),
+            Ok(leftover) => self.add_report(&leftover),
             Err(error) => self.failed.push(error.to_string()),
         }
         let already_listed =

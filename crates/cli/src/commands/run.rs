@@ -203,7 +203,7 @@ impl RunArgs {
             programs.release();
             missing.iter().for_each(|missing| session.note(&missing.to_string()));
             let mut watcher = cachemate_daemon::status::Watcher::new(header.pipeline.predictor);
-            let ran = loop {
+            let outcome = loop {
                 match live.step() {
                     Ok(Some(record)) => {
                         watcher.observe(&record, &live.machine, &host.topology, live.profiles());
@@ -224,7 +224,7 @@ impl RunArgs {
             };
             // The host is restored before errors are reported.
             let account = live.machine.restore_all()?;
-            ran?;
+            outcome?;
             report_failures(&account, &|words| session.warn(words))?;
             decisions = watcher.status.decisions.iter().map(|decision| decision.reason.clone()).collect();
             refused = watcher.status.refused_plan.iter().chain(&watcher.status.refused).cloned().collect();

@@ -94,11 +94,11 @@ fn render(status: &SweepStatus) -> String {
     let mut text =
         format!("{}: {} of {} tasks finished", printable(&status.name), count(status.finished), count(status.total));
     let others = [(status.running, "running"), (status.failed, "failed"), (status.waiting, "waiting")];
-    for (many, what) in others.iter().filter(|(many, _)| *many > 0) {
-        text.push_str(&format!(", {} {what}", count(*many)));
+    for (many, label) in others.iter().filter(|(many, _)| *many > 0) {
+        text.push_str(&format!(", {} {label}", count(*many)));
     }
     match status.remaining_s {
-        Some(left) => text.push_str(&format!("; about {} left\n", duration_text(left))),
+        Some(remaining) => text.push_str(&format!("; about {} left\n", duration_text(remaining))),
         None if status.running > 0 => text.push_str("; too few are finished to estimate the remaining time\n"),
         None if status.waiting > 0 => text.push_str("; no worker is active\n"),
         None => text.push('\n'),
@@ -145,10 +145,10 @@ fn render_merge(merged: &MergeSummary, output: &str) -> String {
     }
     text.push('\n');
     let lists = [("no result", &merged.missing), ("conflicting", &merged.conflicting), ("damaged", &merged.damaged)];
-    for (what, names) in lists {
-        names.iter().take(20).for_each(|name| text.push_str(&format!("{what}: {}\n", printable(name))));
+    for (label, names) in lists {
+        names.iter().take(20).for_each(|name| text.push_str(&format!("{label}: {}\n", printable(name))));
         if names.len() > 20 {
-            text.push_str(&format!("{what}: {} more\n", names.len() - 20));
+            text.push_str(&format!("{label}: {} more\n", names.len() - 20));
         }
     }
     text

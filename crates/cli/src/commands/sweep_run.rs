@@ -170,8 +170,8 @@ fn render(summary: &SweepSummary, folder: &str) -> String {
         text.push_str(&format!(", {} of them before", count(summary.skipped)));
     }
     text.push('\n');
-    for (id, what) in summary.failed.iter().take(20) {
-        text.push_str(&format!("failed: {id}: {what}\n"));
+    for (id, failure) in summary.failed.iter().take(20) {
+        text.push_str(&format!("failed: {id}: {failure}\n"));
     }
     if summary.failed.len() > 20 {
         text.push_str(&format!("failed: {} more\n", summary.failed.len() - 20));

@@ -88,7 +88,7 @@ impl ValidateModel {
         self.runs.start();
         let stop = session.interrupt_flag();
         let bar = session.progress("validate-model", None);
-        let progress = |what: &str| bar.set_message(what.to_string());
+        let progress = |stage: &str| bar.set_message(stage.to_string());
         let context = ExperimentContext {
             quick: self.quick,
             progress: &progress,
@@ -143,7 +143,7 @@ impl ValidateModel {
         };
         let stop = session.interrupt_flag();
         let bar = session.progress("validate-model", None);
-        let progress = |what: &str| bar.set_message(what.to_string());
+        let progress = |stage: &str| bar.set_message(stage.to_string());
         let context = ExperimentContext {
             quick: self.quick,
             progress: &progress,

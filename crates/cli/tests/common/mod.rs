@@ -24,9 +24,9 @@ impl CommandResult {
     }
     #[track_caller]
     pub fn json(self) -> Value {
-        let ran = self.ok();
-        assert_eq!(ran.err, "", "--json leaves standard error alone");
-        serde_json::from_str(&ran.out).expect("one JSON object and nothing else")
+        let output = self.ok();
+        assert_eq!(output.err, "", "--json leaves standard error alone");
+        serde_json::from_str(&output.out).expect("one JSON object and nothing else")
     }
 }
 
@@ -105,7 +105,7 @@ pub fn daemon(folder: &Path, config: &str) -> ChildGuard {
 #[track_caller]
 pub fn status_when(
     folder: &Path,
-    what: &str,
+    subject: &str,
     (every, within): (Duration, Duration),
     wanted: impl Fn(&Value) -> bool,
 ) -> Value {
@@ -121,7 +121,7 @@ pub fn status_when(
         }
         std::thread::sleep(every);
     }
-    panic!("{what} did not come: {last}");
+    panic!("{subject} did not come: {last}");
 }
 
 /// A cgroup of its own below one hierarchy's root, removed when dropped.

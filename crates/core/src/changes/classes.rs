@@ -50,8 +50,8 @@ fn limits_of(cache: CacheId, state: &MachineState, capabilities: &Capabilities) 
     let of_cache = capabilities.partitions.iter().filter(|(owner, _)| *owner == cache);
     of_cache.into_iter().find_map(|(_, partition)| match *partition {
         PartitionSupport::Ways { ways, min_ways: at_least, contiguous, .. } => {
-            let taken = state.reserved_ways.get(&cache).cloned().unwrap_or_default();
-            Some(MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: taken })
+            let reserved = state.reserved_ways.get(&cache).cloned().unwrap_or_default();
+            Some(MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: reserved })
         }
         PartitionSupport::Colors { .. } => None,
     })
@@ -155,8 +155,8 @@ pub fn assign_class_ids(classes: &[ServiceClass], state: &MachineState) -> Vec<S
             seats[index] = Some(unassigned.remove(free));
         }
     }
-    let mut left = unassigned.into_iter();
+    let mut remaining_classes = unassigned.into_iter();
     let mut new = (0..).map(ServiceClassId).filter(|class| !state.classes.contains_key(class));
-    let seat = |seat: Option<ServiceClassId>| seat.or_else(|| left.next()).or_else(|| new.next());
+    let seat = |seat: Option<ServiceClassId>| seat.or_else(|| remaining_classes.next()).or_else(|| new.next());
     seats.into_iter().filter_map(seat).collect()
 }

@@ -383,8 +383,9 @@ fn gang_seats(schedules: &[(usize, GangSchedule)]) -> BTreeMap<TaskId, CpuSet> {
     let mut seats: BTreeMap<TaskId, CpuSet> = BTreeMap::new();
     for (_, schedule) in schedules {
         for gang in &schedule.gangs {
-            let taken: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
-            let mut free = schedule.cpus.iter().filter(|&cpu| !taken.contains(cpu)).collect::<Vec<_>>().into_iter();
+            let occupied_cpus: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
+            let mut free =
+                schedule.cpus.iter().filter(|&cpu| !occupied_cpus.contains(cpu)).collect::<Vec<_>>().into_iter();
             for (task, cpu) in &gang.members {
                 let seat = cpu.map(|cpu| cpu.0).or_else(|| free.next());
                 seats.entry(*task).or_default().extend(seat);

@@ -64,12 +64,16 @@ pub fn nearest_mask(
 impl MaskConstraints {
     fn describe(&self) -> String {
         let piece = if self.contiguous { ", in one piece" } else { "" };
-        let taken = if self.reserved_ways.is_empty() {
+        let reserved_text = if self.reserved_ways.is_empty() {
             String::new()
         } else {
             format!(", {} held by others", self.reserved_ways)
         };
-        format!("the hardware takes {} or more of ways 0-{}{piece}{taken}", self.min_ways, self.ways.saturating_sub(1))
+        format!(
+            "the hardware takes {} or more of ways 0-{}{piece}{reserved_text}",
+            self.min_ways,
+            self.ways.saturating_sub(1)
+        )
     }
 }
 
@@ -91,13 +95,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn limits(ways: u32, at_least: u32, contiguous: bool, taken: &str) -> MaskConstraints {
-        MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: taken.parse().unwrap() }
+    fn limits(ways: u32, at_least: u32, contiguous: bool, reserved: &str) -> MaskConstraints {
+        MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: reserved.parse().unwrap() }
     }
-    fn fitted(asked: &str, limits: &MaskConstraints) -> String {
-        match nearest_mask(&asked.parse().unwrap(), limits) {
+    fn fitted(requested: &str, limits: &MaskConstraints) -> String {
+        match nearest_mask(&requested.parse().unwrap(), limits) {
             Ok((given, None)) => given.to_string(),
-            Ok((given, Some(said))) => format!("{given}! {said}"),
+            Ok((given, Some(message))) => format!("{given}! {message}"),
             Err(none) => format!("refused! {none}"),
         }
     }
@@ -123,26 +127,26 @@ mod tests {
         /// Does any request give a valid mask of free ways only, and does a valid request stay unchanged?
         #[test]
         fn what_is_given_can_be_had(
-            asked: u32, taken: u32, ways in 1u32..21, at_least in 1u32..5, contiguous: bool,
+            requested_bits: u32, reserved_bits: u32, ways in 1u32..21, at_least in 1u32..5, contiguous: bool,
         ) {
             let set = |word: u32| (0..32).filter(|bit| word >> bit & 1 == 1).collect::<IndexSet>();
-            let taken: IndexSet = set(taken).iter().filter(|&way| way < ways).collect();
-            let limits = MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: taken };
-            let asked = set(asked);
+            let reserved: IndexSet = set(reserved_bits).iter().filter(|&way| way < ways).collect();
+            let limits = MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: reserved };
+            let requested = set(requested_bits);
             let whole = |mask: &IndexSet| longest_run(mask) == *mask;
             let good = |mask: &IndexSet| {
                 let free = mask.iter().all(|way| way < ways && !limits.reserved_ways.contains(way));
                 free && mask.count() >= at_least && (!contiguous || whole(mask))
             };
-            match nearest_mask(&asked, &limits) {
+            match nearest_mask(&requested, &limits) {
                 Ok((given, said)) => {
-                    prop_assert!(good(&given), "{} of {}", given, asked);
-                    prop_assert_eq!(said.is_none(), given == asked);
-                    if good(&asked) {
-                        prop_assert_eq!(given, asked);
+                    prop_assert!(good(&given), "{} of {}", given, requested);
+                    prop_assert_eq!(said.is_none(), given == requested);
+                    if good(&requested) {
+                        prop_assert_eq!(given, requested);
                     }
                 }
-                Err(_) => prop_assert!(!good(&asked)),
+                Err(_) => prop_assert!(!good(&requested)),
             }
         }
     }

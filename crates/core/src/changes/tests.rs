@@ -196,10 +196,10 @@ proptest! {
         let list = derive(&before, &state).changes;
         make_all(&mut state, &list);
         let list = derive(&after, &state).changes;
-        for made in 0..=list.len() {
+        for made_count in 0..=list.len() {
             let mut there = state.clone();
-            make_all(&mut there, &list[..made]);
-            let back = undo(&list[..made]);
+            make_all(&mut there, &list[..made_count]);
+            let back = undo(&list[..made_count]);
             make_all(&mut there, &back);
             prop_assert_eq!(&there, &state);
             for change in list.iter().chain(&back) {
@@ -219,7 +219,7 @@ proptest! {
         let broken = ChangeId((at % list.len()) as u32);
         let mut there = state.clone();
         let mut failed_else = Vec::new();
-        let made = run(&list, |change| {
+        let outcomes = run(&list, |change| {
             if change.id == broken {
                 return Err("broken".to_string());
             }
@@ -230,16 +230,16 @@ proptest! {
         });
         prop_assert_eq!(failed_else, Vec::<String>::new());
         let mut needs = std::collections::BTreeSet::from([broken]);
-        for (change, made) in list.iter().zip(&made) {
+        for (change, outcome) in list.iter().zip(&outcomes) {
             if change.depends_on.iter().any(|needed| needs.contains(needed)) {
                 needs.insert(change.id);
-                prop_assert_eq!(made, &ChangeOutcome::Skipped(broken));
+                prop_assert_eq!(outcome, &ChangeOutcome::Skipped(broken));
             } else if change.id != broken {
-                prop_assert_eq!(made, &ChangeOutcome::Done);
+                prop_assert_eq!(outcome, &ChangeOutcome::Done);
             }
         }
         let done: Vec<Change> =
-            list.iter().zip(&made).filter(|(_, made)| **made == ChangeOutcome::Done).map(|(change, _)| change.clone()).collect();
+            list.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == ChangeOutcome::Done).map(|(change, _)| change.clone()).collect();
         make_all(&mut there, &undo(&done));
         prop_assert_eq!(there, state);
     }
@@ -371,11 +371,11 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
         share(8, process(1), 0, colors("0", PageMigration::All)),
     ];
     let derived = derive(&ChangeInputs { plan, confined: Vec::new() }, &state);
-    let said: Vec<(RefusalReason, &str)> =
+    let refusals: Vec<(RefusalReason, &str)> =
         derived.refused.iter().map(|refused| (refused.reason.clone(), refused.message.as_str())).collect();
     use RefusalReason::*;
     assert_eq!(
-        said,
+        refusals,
         [
             (NotSupported, "real time"),
             (NotFound, "the task has ended"),

@@ -27,10 +27,10 @@ const COPYING_SHARE: f64 = 0.5;
 /// afterwards.
 fn moved_share(old_colors: &IndexSet, allowed: &IndexSet) -> f64 {
     let each = |colors: &IndexSet| 1.0 / f64::from(colors.count().max(1));
-    let left = |color: u32| {
+    let vacated_lines = |color: u32| {
         if allowed.contains(color) { (each(old_colors) - each(allowed)).max(0.0) } else { each(old_colors) }
     };
-    old_colors.iter().map(left).sum()
+    old_colors.iter().map(vacated_lines).sum()
 }
 
 fn refused_item(change: &Change, why: &str) -> RefusedItem {

@@ -124,11 +124,11 @@ mod tests {
 
     fn misses(defects: CounterNoise, at_once: u32) -> Vec<f64> {
         let mut noise = NoiseState::new(7, 3);
-        let one = |_| {
+        let draw_reading = |_| {
             readings(&truth(), at_once, 1e9, defects, &mut noise).get(CounterEvent::Misses(CacheLevel::L2)).unwrap()
                 / 1e7
         };
-        (0..4000).map(one).collect()
+        (0..4000).map(draw_reading).collect()
     }
 
     /// Are scaled readings unbiased, and is their noise of the stated size and correlation?

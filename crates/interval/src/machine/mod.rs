@@ -488,7 +488,7 @@ impl IntervalMachine {
 fn check_events(events: &[(u64, MachineEvent)], spec: &MachineSpec, caches: usize) -> Result<(), IntervalMachineError> {
     let per_cache = spec.last_level().map_or(1, |cache| cache.shared_by_cores) * spec.contexts_per_core;
     for (at, (_, event)) in events.iter().enumerate() {
-        let (found, most, what) = match *event {
+        let (found, most, subject) = match *event {
             MachineEvent::Separate { ref cpus } => {
                 let one_cache = cpus.iter().all(|cpu| Some(cpu / per_cache) == cpus.first().map(|cpu| cpu / per_cache));
                 let last = cpus.iter().last().filter(|_| one_cache);
@@ -502,7 +502,7 @@ fn check_events(events: &[(u64, MachineEvent)], spec: &MachineSpec, caches: usiz
         let share = if let MachineEvent::Shrink { to_share, .. } = event { *to_share } else { 1.0 };
         let lines = if let MachineEvent::Outside { lines_per_second, .. } = event { *lines_per_second } else { 1.0 };
         if found >= most || !(share > 0.0 && share <= 1.0) || !(lines.is_finite() && lines >= 0.0) {
-            let expected = format!("{what} (0 to {}), a share above 0 up to 1, lines 0 or more", most.max(1) - 1);
+            let expected = format!("{subject} (0 to {}), a share above 0 up to 1, lines 0 or more", most.max(1) - 1);
             return Err(IntervalMachineError::Event { at, found: format!("{event:?}"), expected });
         }
     }

@@ -476,8 +476,8 @@ impl IntervalMachine {
             for used in &phase.sharing {
                 let count = remote * (used.reads_per_instr + used.writes_per_instr) / whole.max(1e-30);
                 events += count as u64;
-                let taken = (count / f64::from(one_in.max(1))) as u32;
-                for _ in 0..taken.min(at_most.saturating_sub(samples.len() as u32)) {
+                let sample_count = (count / f64::from(one_in.max(1))) as u32;
+                for _ in 0..sample_count.min(at_most.saturating_sub(samples.len() as u32)) {
                     let within = (noise.uniform() * (used.bytes / line).max(1.0)) as u64;
                     samples.push(AccessSample {
                         task,

@@ -197,14 +197,14 @@ fn rows_are_run_together_and_counted() {
     let ids: Vec<TaskId> = observation.tasks.iter().map(|task| task.task).collect();
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let rows = vec![vec![ids[0], ids[1]], vec![ids[2]]];
-    let what = ProbeKind::CoRunRows {
+    let probe_kind = ProbeKind::CoRunRows {
         cache: last_cache(&machine),
         rows: rows.clone(),
         total_ns: 50_000_000,
         settle_ns: 20_000_000,
         boost: true,
     };
-    plan.probes = vec![ProbeRequest { id: ProbeId(5), kind: what, budget_ns: 1_000_000_000 }];
+    plan.probes = vec![ProbeRequest { id: ProbeId(5), kind: probe_kind, budget_ns: 1_000_000_000 }];
     machine.apply(&plan).unwrap();
     let observation = machine.observe().unwrap().unwrap();
     assert_eq!(observation.end_reason, WindowEnd::ProbeAnswered);
@@ -230,8 +230,8 @@ fn probes_that_hold_cpus_wait_for_each_other() {
     let caches: Vec<CacheId> = machine.topology().last_level_caches().map(|cache| cache.id).collect();
     for (index, cache) in caches.into_iter().enumerate() {
         let rows = vec![vec![ids[2 * index], ids[2 * index + 1]]];
-        let what = ProbeKind::CoRunRows { cache, rows, total_ns: 50_000_000, settle_ns: 20_000_000, boost: true };
-        plan.probes.push(ProbeRequest { id: ProbeId(index as u32), kind: what, budget_ns: 1_000_000_000 });
+        let probe_kind = ProbeKind::CoRunRows { cache, rows, total_ns: 50_000_000, settle_ns: 20_000_000, boost: true };
+        plan.probes.push(ProbeRequest { id: ProbeId(index as u32), kind: probe_kind, budget_ns: 1_000_000_000 });
     }
     assert_eq!(plan.probes.len(), 2);
     machine.apply(&plan).unwrap();
@@ -276,8 +276,8 @@ fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
 
 /// The window in which a log of 160 000 entries is recorded under a plan, and its lines.
 fn logged(machine: &mut IntervalMachine, mut plan: Plan, task: TaskId) -> (Observation, Vec<u64>) {
-    let what = ProbeKind::MissTrace { task, entries: 160_000, includes_code: false };
-    plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 10_000_000_000 }];
+    let probe_kind = ProbeKind::MissTrace { task, entries: 160_000, includes_code: false };
+    plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: probe_kind, budget_ns: 10_000_000_000 }];
     machine.apply(&plan).unwrap();
     let mut observation = machine.observe().unwrap().unwrap();
     let ProbeEvidence::Trace { lines, .. } = &mut observation.probe_results[0].evidence else {
@@ -337,8 +337,8 @@ fn a_log_that_is_called_off_costs_nothing_more() {
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
     let idle = Plan::idle(WindowLength::Time { ns: 100_000_000 });
     let mut plan = idle.clone();
-    let what = ProbeKind::MissTrace { task, entries: 16_000_000, includes_code: false };
-    plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 10_000_000_000 }];
+    let probe_kind = ProbeKind::MissTrace { task, entries: 16_000_000, includes_code: false };
+    plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: probe_kind, budget_ns: 10_000_000_000 }];
     machine.apply(&plan).unwrap();
     assert!(done(&mut machine) < 0.5 * before, "it is logged");
     machine.apply(&idle).unwrap();
@@ -352,8 +352,8 @@ fn what_cannot_be_is_refused_by_name() {
     let observation = machine.observe().unwrap().unwrap();
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let level = cachemate_core::CacheLevel::L2;
-    let what = ProbeKind::SuperSets { tasks: vec![observation.tasks[0].task], level, super_sets: 32 };
-    plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 1 }];
+    let probe_kind = ProbeKind::SuperSets { tasks: vec![observation.tasks[0].task], level, super_sets: 32 };
+    plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: probe_kind, budget_ns: 1 }];
     plan.weights.insert(TaskId(77), 2.0);
     let applied = machine.apply(&plan).unwrap();
     let items: Vec<&PlanItem> = applied.refused.iter().map(|refused| &refused.item).collect();
@@ -421,6 +421,6 @@ fn threads_share_the_pages_of_their_process() {
         observation.tasks[0].pages_per_node.is_some()
             && observation.tasks[0].pages_per_node == observation.tasks[1].pages_per_node
     );
-    let mut one = IntervalMachine::new(&self::spec(), exact(), vec![two]).unwrap();
-    assert_eq!(one.observe().unwrap().unwrap().tasks[0].pages_per_node, None);
+    let mut single = IntervalMachine::new(&self::spec(), exact(), vec![two]).unwrap();
+    assert_eq!(single.observe().unwrap().unwrap().tasks[0].pages_per_node, None);
 }

@@ -234,12 +234,13 @@ impl Actuator {
         self.last.clear();
         let account = restore(kernel, journal.entries());
         let failed = |line: &RestoredObject| matches!(line.outcome, RestoreOutcome::Failed(_));
-        let left: Vec<&JournalObject> = account.iter().filter(|line| failed(line)).map(|line| &line.object).collect();
-        if left.is_empty() {
+        let unrestored: Vec<&JournalObject> =
+            account.iter().filter(|line| failed(line)).map(|line| &line.object).collect();
+        if unrestored.is_empty() {
             return journal.remove();
         }
         // The guardian may have removed it.
-        journal.renew(|object| left.contains(&object))?;
+        journal.renew(|object| unrestored.contains(&object))?;
         Err(JournalError::Fenced)
     }
 

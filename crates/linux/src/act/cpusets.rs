@@ -409,11 +409,11 @@ mod tests {
             host.file(&format!("{base}/part/cpuset.cpus.partition"), kind);
             let cpusets = read_groups(&host, std::slice::from_ref(&group), &BTreeMap::new());
             assert_eq!(cpusets.confined.len() == 1, is_confined, "{kind}: {:?}", cpusets.refused);
-            let said = cpusets.refused.first().map(|refused| refused.message.clone()).unwrap_or_default();
+            let message = cpusets.refused.first().map(|refused| refused.message.clone()).unwrap_or_default();
             assert_eq!(
-                said.contains(&format!("'/part': found a cpuset partition ({})", kind.trim())),
+                message.contains(&format!("'/part': found a cpuset partition ({})", kind.trim())),
                 !is_confined,
-                "{said}"
+                "{message}"
             );
         }
     }
@@ -437,10 +437,10 @@ mod tests {
             capabilities: &capabilities,
             groups: &groups,
         };
-        let (made, derived) = bench.apply(&Plan::idle(WindowLength::Time { ns: 1 }));
+        let (applied, derived) = bench.apply(&Plan::idle(WindowLength::Time { ns: 1 }));
         let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
         assert_eq!(lines, ["confine group '/db' to CPUs 2-3 (was CPUs 0-7)"]);
-        assert_eq!(made.calls, 1, "{made:?}");
+        assert_eq!(applied.calls, 1, "{applied:?}");
         // A plain file keeps the bytes beyond a shorter write; the kernel's files do not.
         assert!(std::fs::read_to_string(&path).unwrap().starts_with("2-3"));
         actuator.restore_all(&host).unwrap();

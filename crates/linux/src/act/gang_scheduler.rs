@@ -92,11 +92,11 @@ impl SchedulerClient {
 fn read_line(mut stream: &UnixStream, until: Instant) -> io::Result<String> {
     let (mut line, mut bytes) = (Vec::new(), [0; 4096]);
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = until.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        stream.set_read_timeout(Some(left))?;
+        stream.set_read_timeout(Some(remaining))?;
         let count = match stream.read(&mut bytes) {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => continue,
             count => count?,
@@ -248,8 +248,8 @@ impl KernelGangScheduler {
     /// # Errors
     /// The reason why idle turns must be used instead.
     pub fn start(&mut self, schedule: &GangSchedule, rotation: &ThreadRotation) -> Result<(), String> {
-        let taken: Vec<u32> = self.wanted.iter().map(|(_, part)| part.cache).collect();
-        let part = compose::build_schedule_part(schedule, rotation, &self.caches, &taken)?;
+        let used_caches: Vec<u32> = self.wanted.iter().map(|(_, part)| part.cache).collect();
+        let part = compose::build_schedule_part(schedule, rotation, &self.caches, &used_caches)?;
         self.wanted.push((schedule.clone(), part));
         self.dirty = true;
         Ok(())
@@ -282,15 +282,15 @@ impl KernelGangScheduler {
             self.told.iter().flat_map(|submitted| submitted.threads.iter().map(|(key, original)| (*key, *original))),
         );
         self.told = Some(SubmittedPlan { generation, turns: message.turns_by_cache(), threads });
-        let taken = self.client.send_plan(message).and_then(|complaints| {
+        let outcome = self.client.send_plan(message).and_then(|complaints| {
             self.complaints = complaints;
             self.check_state(&self.client.state()?).map_err(io::Error::other)
         });
-        match taken {
+        match outcome {
             Ok(()) => self.generation = generation,
             Err(_) => self.give_up(),
         }
-        taken
+        outcome
     }
 
     /// Withdraws everything from the scheduler, and restores the policy of every thread of ours.

@@ -179,8 +179,8 @@ mod tests {
             capabilities: &capabilities(),
             groups: &[CpusetGroup { cgroup: UNIT.into(), cpus: [1].into_iter().collect() }],
         };
-        let (made, _) = fixture.apply(&Plan::idle(WindowLength::Time { ns: 1 }));
-        let refused = made.refused.iter().map(|refused| refused.message.clone()).collect();
+        let (applied, _) = fixture.apply(&Plan::idle(WindowLength::Time { ns: 1 }));
+        let refused = applied.refused.iter().map(|refused| refused.message.clone()).collect();
         (actuator, refused)
     }
 

@@ -114,9 +114,9 @@ fn end<K: Kernel, S: PartialEq + std::fmt::Debug>(
         assert_eq!(&states(&kernel.inner), before, "no journal is left: {case}");
     }
     kernel.fault.set(None);
-    let left = restore_left_behind(kernel, dir).unwrap();
-    assert_eq!(&states(&kernel.inner), before, "{case}, then {left:?}");
-    assert!(!journal.exists(), "{case}, then {left:?}");
+    let leftover = restore_left_behind(kernel, dir).unwrap();
+    assert_eq!(&states(&kernel.inner), before, "{case}, then {leftover:?}");
+    assert!(!journal.exists(), "{case}, then {leftover:?}");
     calls
 }
 

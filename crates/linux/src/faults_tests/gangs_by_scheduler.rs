@@ -52,8 +52,8 @@ fn a_plan_runs_by_the_scheduler_and_outlives_it() {
     assert_eq!((&applied.gangs, applied.refused), (&plan.gangs, Vec::new()));
     assert_eq!(policies(&machine), [EXT; 4]);
     let originals = machine.originals();
-    let kept = originals.values().filter(|state| **state == ObjectState::Policy(0)).count();
-    assert_eq!(kept, 4, "{originals:?}");
+    let held_count = originals.values().filter(|state| **state == ObjectState::Policy(0)).count();
+    assert_eq!(held_count, 4, "{originals:?}");
     for _ in 0..3 {
         tasks(&mut machine);
         let applied = machine.apply(&plan).unwrap();
@@ -91,10 +91,10 @@ fn advice_is_kept_by_the_scheduler() {
     let applied = machine.apply(&plan).unwrap();
     assert_eq!((&applied.penalties, &applied.gangs, applied.refused), (&plan.penalties, &Vec::new(), Vec::new()));
     assert_eq!(policies(&machine), [EXT; 8]);
-    let told = scheduler.inside.lock().unwrap().plans[0].clone();
-    let gang_of = |tid: u32| told.tasks.iter().find(|task| task.thread == tid).unwrap().gang;
+    let sent_plan = scheduler.inside.lock().unwrap().plans[0].clone();
+    let gang_of = |tid: u32| sent_plan.tasks.iter().find(|task| task.thread == tid).unwrap().gang;
     assert_ne!(gang_of(5), gang_of(6));
-    assert!(told.tasks.iter().all(|task| task.caches == [0, 1]));
+    assert!(sent_plan.tasks.iter().all(|task| task.caches == [0, 1]));
     tasks(&mut machine);
     let applied = machine.apply(&Plan::idle(plan.window)).unwrap();
     assert_eq!((applied.penalties, applied.refused), (Vec::new(), Vec::new()));

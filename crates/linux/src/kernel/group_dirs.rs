@@ -38,10 +38,10 @@ pub(crate) fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>>
 /// # Errors
 /// An existing group cannot be read.
 pub(crate) fn all_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
-    let (mut left, mut all) = (vec![group.to_path_buf()], Vec::new());
-    while let Some(group) = left.pop() {
+    let (mut pending, mut all) = (vec![group.to_path_buf()], Vec::new());
+    while let Some(group) = pending.pop() {
         all.extend(members(kernel, &group)?);
-        left.extend(child_groups(kernel, &group)?);
+        pending.extend(child_groups(kernel, &group)?);
     }
     Ok(all)
 }
@@ -70,11 +70,11 @@ pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<bool>
     let parent = path.parent().unwrap_or(Path::new("/"));
     // Members may fork while they are moved, so several rounds are needed.
     for _ in 0..16 {
-        let left = members(kernel, path)?;
-        if left.is_empty() {
+        let remaining_members = members(kernel, path)?;
+        if remaining_members.is_empty() {
             break;
         }
-        for tid in left {
+        for tid in remaining_members {
             match kernel.write(&member_file(kernel, parent)?, &tid.to_string()) {
                 Err(error) if !is_gone(&error) => return Err(error),
                 _ => {}

@@ -39,7 +39,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Polls the gang scheduler and sends it the advice that is not in schedules: weights, and tasks that should not
     /// run together.
     pub(super) fn update_gang_scheduler(&mut self, plan: &Plan, applied: &mut AppliedPlan) {
-        let refuse = |because, said| RefusedItem { item: PlanItem::Plan, reason: because, message: said };
+        let refuse = |because, complaint| RefusedItem { item: PlanItem::Plan, reason: because, message: complaint };
         if let Some(lost) = self.gangs.poll() {
             let message = format!("{lost}: its threads run under the fair class, gangs are idle turns");
             applied.refused.push(refuse(RefusalReason::NotFound, message));
@@ -158,10 +158,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         applied.refused.extend(derived.refused);
         applied.refused.append(&mut report.refused);
         let complaints = self.gangs.complaints().into_iter();
-        applied.refused.extend(complaints.map(|said| RefusedItem {
+        applied.refused.extend(complaints.map(|complaint| RefusedItem {
             item: PlanItem::Plan,
             reason: RefusalReason::Failed,
-            message: said,
+            message: complaint,
         }));
         applied.overridden_by_others = std::mem::take(&mut report.overridden);
         if let Some(ways) = &mut self.ways {

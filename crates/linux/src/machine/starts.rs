@@ -56,7 +56,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             placements
                 .entry(series)
                 .and_modify(|placement| {
-                    placement.cpus = placement.cpus.as_ref().zip(cpus.as_ref()).map(|(all, one)| all.union(one));
+                    placement.cpus =
+                        placement.cpus.as_ref().zip(cpus.as_ref()).map(|(all, own_cpus)| all.union(own_cpus));
                     placement.group = placement.group.take().filter(|all| Some(all) == group.as_ref());
                 })
                 .or_insert(StartPlacement { cpus, group });

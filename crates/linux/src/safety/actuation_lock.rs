@@ -195,8 +195,8 @@ mod tests {
         std::fs::create_dir(dir.path().join("a")).unwrap();
         std::fs::write(dir.path().join("a").join(Journal::FILE_NAME), "").unwrap();
         drop(first);
-        let left = acquire(dir.path(), "b").unwrap_err();
-        assert!(matches!(left, JournalError::LeftElsewhere { ref path } if path.ends_with("a")), "{left}");
+        let error = acquire(dir.path(), "b").unwrap_err();
+        assert!(matches!(error, JournalError::LeftElsewhere { ref path } if path.ends_with("a")), "{error}");
         assert!(acquire(dir.path(), "a").unwrap().is_some(), "it restores from its own journal itself");
         std::fs::remove_file(dir.path().join("a").join(Journal::FILE_NAME)).unwrap();
         assert!(acquire(dir.path(), "b").unwrap().is_some());

@@ -162,8 +162,8 @@ fn listen(pipe: impl AsFd, shortest_silence: Duration) -> PipeEnd {
     let (mut limit, mut heard, mut line) = (shortest_silence, Instant::now(), Vec::new());
     loop {
         let waiting_since = Instant::now();
-        let left = limit.saturating_sub(heard.elapsed()).min(Duration::from_secs(1));
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        let remaining = limit.saturating_sub(heard.elapsed()).min(Duration::from_secs(1));
+        let timeout = Timespec { tv_sec: remaining.as_secs() as i64, tv_nsec: i64::from(remaining.subsec_nanos()) };
         let mut polled = [PollFd::new(&pipe, PollFlags::IN)];
         let ready = match poll(&mut polled, Some(&timeout)) {
             Ok(ready) => ready,
@@ -190,7 +190,7 @@ fn listen(pipe: impl AsFd, shortest_silence: Duration) -> PipeEnd {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return PipeEnd::End,
             }
-        } else if waiting_since.elapsed() > left + Duration::from_secs(1) {
+        } else if waiting_since.elapsed() > remaining + Duration::from_secs(1) {
             // The guardian was stopped as well, so the daemon's time starts again.
             heard = Instant::now();
         } else if heard.elapsed() >= limit {

@@ -598,8 +598,8 @@ pub fn read(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError>
             None if whole => recovered.damaged_lines.push(index + 1),
             None => recovered.torn = true,
             Some(JournalRecord::Header { format, .. }) if format != FORMAT => {
-                let what = format!("found format {format}, expected {FORMAT}");
-                return Err(JournalError::Damaged { path: path.to_path_buf(), line: index + 1, what });
+                let problem = format!("found format {format}, expected {FORMAT}");
+                return Err(JournalError::Damaged { path: path.to_path_buf(), line: index + 1, what: problem });
             }
             Some(JournalRecord::Header { boot_id, since_ticks, pid_namespace, .. }) => {
                 (recovered.boot_id, since) = (Some(boot_id), since_ticks);

@@ -55,7 +55,7 @@ fn is_there(kernel: &dyn Kernel, object: &JournalObject) -> bool {
 
 /// Checks that cachemate can have changed the object, and that the original is a possible state.
 fn check(kernel: &dyn Kernel, object: &JournalObject, original: &ObjectState) -> Result<(), String> {
-    let expected = |what: &str| Err(format!("found {original:?}, expected {what}"));
+    let expected = |expectation: &str| Err(format!("found {original:?}, expected {expectation}"));
     match object {
         JournalObject::Affinity { .. } => match original {
             ObjectState::Cpus(cpus) if !cpus.is_empty() => Ok(()),

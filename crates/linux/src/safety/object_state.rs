@@ -29,7 +29,7 @@ pub fn read_state(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<Obj
         },
         JournalObject::Schemata { path } => {
             let masks = Schemata::parse(&kernel.read(path)?);
-            let bad = |what| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", path.display()));
+            let bad = |problem| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {problem}", path.display()));
             ObjectState::Text(masks.map_err(bad)?.to_string())
         }
         JournalObject::Directory { path } => match kernel.list(path) {
@@ -92,12 +92,12 @@ fn find_group(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::R
     if let Some(group) = groups::group_from_proc(kernel, hierarchy, thread.tid)? {
         return Ok(group);
     }
-    let mut left = vec![hierarchy.to_path_buf()];
-    while let Some(group) = left.pop() {
+    let mut pending = vec![hierarchy.to_path_buf()];
+    while let Some(group) = pending.pop() {
         if members(kernel, &group)?.contains(&thread.tid) {
             return Ok(Path::new("/").join(group.strip_prefix(hierarchy).unwrap_or(&group)));
         }
-        left.extend(child_groups(kernel, &group)?);
+        pending.extend(child_groups(kernel, &group)?);
     }
     // The thread has exited or was moved during the search; the caller determines which.
     Err(io::Error::from_raw_os_error(libc::ESRCH))
@@ -130,7 +130,7 @@ pub(crate) fn describe_failure(kernel: &dyn Kernel, object: &JournalObject, erro
         _ => None,
     };
     match near.and_then(|mount| groups::last_status(kernel, mount)) {
-        Some(said) => format!("{error}; resctrl says: {said}"),
+        Some(message) => format!("{error}; resctrl says: {message}"),
         None => error.to_string(),
     }
 }

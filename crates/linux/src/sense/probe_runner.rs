@@ -119,7 +119,7 @@ impl ProbeRunner {
     pub(crate) fn set_requests(&mut self, probes: &[ProbeRequest]) {
         let mut old = std::mem::take(&mut self.asked);
         for probe in probes {
-            let same = old.iter().position(|asked| asked.probe == *probe);
+            let same = old.iter().position(|request| request.probe == *probe);
             let supported = matches!(
                 probe.kind,
                 ProbeKind::PrimeProbe { .. }
@@ -163,18 +163,18 @@ impl ProbeRunner {
 
     /// The next unanswered probe.
     pub(crate) fn next(&self) -> Option<ProbeRequest> {
-        self.asked.iter().find(|asked| !asked.done).map(|asked| asked.probe.clone())
+        self.asked.iter().find(|request| !request.done).map(|request| request.probe.clone())
     }
 
     /// The plan's probes, for the state that is read back.
     pub(crate) fn ids(&self) -> Vec<cachemate_core::ProbeId> {
-        self.asked.iter().map(|asked| asked.probe.id).collect()
+        self.asked.iter().map(|request| request.probe.id).collect()
     }
 
     /// Abandons a probe for good.
     pub(crate) fn abandon(&mut self, probe: &ProbeRequest, because: RefusalReason, message: &str) {
         self.refuse(probe, because, message);
-        if let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) {
+        if let Some(running) = self.asked.iter_mut().find(|request| request.probe == *probe) {
             running.done = true;
         }
     }
@@ -210,7 +210,7 @@ impl ProbeRunner {
     }
 
     fn record_failure(&mut self, probe: &ProbeRequest, error: &std::io::Error) {
-        let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
+        let Some(running) = self.asked.iter_mut().find(|request| request.probe == *probe) else { return };
         running.failures += 1;
         if running.failures >= TRIES {
             self.abandon(probe, RefusalReason::Busy, &error.to_string());
@@ -224,7 +224,7 @@ impl ProbeRunner {
         complete: bool,
         cost_ns: Vec<(Option<TaskId>, u64)>,
     ) {
-        if let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) {
+        if let Some(running) = self.asked.iter_mut().find(|request| request.probe == *probe) {
             running.done = complete;
         }
         self.answers.push(ProbeResult { probe: probe.id, evidence, complete, cost_ns });
@@ -266,7 +266,7 @@ impl ProbeRunner {
         let (samples, gate) = samples;
         let buffer_bytes = reloader.buffer_bytes();
         let task = session.placement.target.task;
-        let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return Ok(()) };
+        let Some(running) = self.asked.iter_mut().find(|request| request.probe == *probe) else { return Ok(()) };
         running.cost_ns += ours_ns;
         let gated = samples.into_iter().map(|sample| PrimeProbeSample { round_trips_ns: gate, ..sample });
         running.evicted.extend(gated);
@@ -341,14 +341,14 @@ impl ProbeRunner {
         target: &Participant,
         locations: u32,
     ) {
-        let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
-        let left = (locations as usize).saturating_sub(running.reuses.len());
+        let Some(running) = self.asked.iter_mut().find(|request| request.probe == *probe) else { return };
+        let remaining = (locations as usize).saturating_sub(running.reuses.len());
         let start = Instant::now();
         let subject = watchpoint::WatchTarget {
             pid: target.pid,
             tid: target.thread.tid,
             words: &mut running.words,
-            locations: left,
+            locations: remaining,
             patience: Duration::from_millis(50),
             deadline: start + WATCHED,
             seed: running.cost_ns ^ u64::from(probe.id.0),
@@ -382,7 +382,7 @@ impl ProbeRunner {
         at_most: u32,
     ) {
         let Ok(facility) = &self.facility else { return };
-        let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
+        let Some(running) = self.asked.iter_mut().find(|request| request.probe == *probe) else { return };
         let start = Instant::now();
         // The period varies by up to an eighth in either direction, so that no loop of the program runs in step with
         // it.

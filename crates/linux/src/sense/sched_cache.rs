@@ -175,16 +175,16 @@ mod tests {
         let on = read(&host("Y\n", "1\n", "0\n", "0\n"));
         let thread =
             |pid, allowed: &str| PlacedThread { pid, allowed: (!allowed.is_empty()).then(|| allowed.parse().unwrap()) };
-        let told =
+        let conflict_text =
             |state: &SchedCacheStatus, threads: &[PlacedThread]| conflicts(state, &topology, 7, threads).join("\n");
-        assert!(told(&on, &[thread(7, "0"), thread(7, "2-3")]).contains("ties its threads to caches"));
-        assert!(told(&on, &[thread(7, "0"), thread(7, "")]).contains("1 of its threads are free"));
+        assert!(conflict_text(&on, &[thread(7, "0"), thread(7, "2-3")]).contains("ties its threads to caches"));
+        assert!(conflict_text(&on, &[thread(7, "0"), thread(7, "")]).contains("1 of its threads are free"));
         for quiet in [vec![thread(7, "0")], vec![thread(7, "0"), thread(7, "1")], vec![thread(7, ""), thread(7, "0-3")]]
         {
-            assert_eq!(told(&on, &quiet), "", "{quiet:?}");
+            assert_eq!(conflict_text(&on, &quiet), "", "{quiet:?}");
         }
-        assert_eq!(told(&on, &[thread(7, "0"), thread(9, "2")]), "");
+        assert_eq!(conflict_text(&on, &[thread(7, "0"), thread(9, "2")]), "");
         let off = read(&host("N\n", "1\n", "0\n", "0\n"));
-        assert_eq!(told(&off, &[thread(7, "0"), thread(7, "2-3")]), "");
+        assert_eq!(conflict_text(&off, &[thread(7, "0"), thread(7, "2-3")]), "");
     }
 }

@@ -88,8 +88,8 @@ impl ServiceDirectory {
 
     /// Replaces all containers: the runtime reports all of them after each registration.
     pub fn replace(&self, records: BTreeMap<String, ContainerRecord>) {
-        let kept = records.into_iter().take(MAX_CONTAINERS).collect();
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = kept;
+        let retained = records.into_iter().take(MAX_CONTAINERS).collect();
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = retained;
     }
 }
 

@@ -371,7 +371,7 @@ impl TaskTable {
         let times = self.times.remove(&stat.key);
         if times.is_none() && before.ran_ns.is_none() && self.kept.len() < MAX_OPEN_FILES {
             // If the thread has exited or descriptors have run out, its file is read by its path, if at all.
-            self.kept.extend(kernel.open_cached(&schedstat_path(pid, stat.key.tid)).ok().map(|kept| (stat.key, kept)));
+            self.kept.extend(kernel.open_cached(&schedstat_path(pid, stat.key.tid)).ok().map(|file| (stat.key, file)));
         }
         task.usage = usage(times.unwrap_or_else(|| schedstat(kernel, pid, stat.key.tid)), stat);
         if self.calls {
@@ -542,12 +542,12 @@ mod tests {
     #[test]
     fn who_sleeps_is_not_looked_at() {
         let host = FakeHost::default();
-        let ran = |ns: u64| {
+        let set_run_time = |ns: u64| {
             for tid in [5, 6] {
                 host.file(&format!("/proc-schedstat/{tid}"), &format!("{ns} 2 3\n"));
             }
         };
-        ran(10);
+        set_run_time(10);
         host.thread(5, 5, 1, "0");
         let mut tasks = TaskTable::default();
         let look = |tasks: &mut TaskTable| {
@@ -558,7 +558,7 @@ mod tests {
         assert_eq!(look(&mut tasks), [(0, 5, false)]);
         host.thread(5, 6, 1, "0"); // cannot be: a thread is born by one that runs
         assert_eq!(look(&mut tasks), [(0, 5, false)]);
-        ran(11);
+        set_run_time(11);
         assert_eq!(look(&mut tasks), [(0, 5, false), (1, 6, false)]);
         host.threads.borrow_mut().remove(&6);
         host.files.borrow_mut().remove(std::path::Path::new("/proc-schedstat/6"));

@@ -61,11 +61,11 @@ struct PhaseState {
 impl PhaseState {
     /// Takes in one interval: do these signals report a change that has not been reported yet?
     fn is_new_change(&mut self, tell: [bool; 2], history: usize) -> bool {
-        let (signals_before, left) = self.reported;
+        let (signals_before, left_before) = self.reported;
         let any = tell[0] || tell[1];
         let again = (tell[0] && signals_before[0]) || (tell[1] && signals_before[1]);
-        let news = any && (left == 0 || again);
-        self.reported = if news { (tell, history) } else { (signals_before, left.saturating_sub(1)) };
+        let news = any && (left_before == 0 || again);
+        self.reported = if news { (tell, history) } else { (signals_before, left_before.saturating_sub(1)) };
         news
     }
 }
@@ -120,11 +120,11 @@ impl PhaseProfiler {
         (state.instructions, state.misses) = (0.0, 0.0);
         let settled = |event| matches!(event, PhaseEvent::Steady | PhaseEvent::Settled);
         let is_change = |event| matches!(event, PhaseEvent::Changed { .. });
-        let left = state.kind.zip(comes.as_ref()).is_some_and(|(kind, signal)| {
+        let has_left = state.kind.zip(comes.as_ref()).is_some_and(|(kind, signal)| {
             let minimum = self.parameters.threshold * self.parameters.edge_share;
             state.kinds.is_outside(kind, signal, minimum)
         });
-        state.outside = if left { state.outside + 1 } else { 0 };
+        state.outside = if has_left { state.outside + 1 } else { 0 };
         let both = [is_change(by_rate), by_what_comes.is_some_and(is_change) || state.outside == OUTSIDE_INTERVALS];
         let news = state.is_new_change(both, self.parameters.history);
         if news {
@@ -133,7 +133,7 @@ impl PhaseProfiler {
             let own = state.own_cycles.map(|cycles| cycles * per_kilo);
             let signal: Vec<f64> = comes.map_or(rate.to_vec(), |comes| comes.into_iter().chain(own).collect());
             match state.kind {
-                Some(kind) if !left => state.kinds.add(kind, &signal),
+                Some(kind) if !has_left => state.kinds.add(kind, &signal),
                 Some(_) => {}
                 None => state.kind = state.kinds.kind_of(&signal),
             }
@@ -238,9 +238,9 @@ mod tests {
             phases.push((profile.phase_number, profile.rates.pcmr.is_some()));
             profile.rates.pcmr = Some(Fact::new(1.0, FactSource::CoRunRows, number as u64));
         }
-        let kept = |phase| (phase, true);
-        assert_eq!(phases[1..5], [kept(0), kept(0), (1, false), kept(1)]);
-        assert_eq!(phases[7], kept(1));
+        let in_phase = |phase| (phase, true);
+        assert_eq!(phases[1..5], [in_phase(0), in_phase(0), (1, false), in_phase(1)]);
+        assert_eq!(phases[7], in_phase(1));
     }
 
     /// Do phases that come back have the kind that they had, others another one, and transitions none?

@@ -135,8 +135,8 @@ mod tests {
         observation.probe_results.clear();
         observation.window += 1;
         profiler.update(&observation, &mut profiles);
-        let kept = profiles[&TaskId(0)].contention.intensity.unwrap();
-        assert_eq!((kept.estimate(), kept.window), (intensity, 0), "it stays until more is known");
+        let contention = profiles[&TaskId(0)].contention.intensity.unwrap();
+        assert_eq!((contention.estimate(), contention.window), (intensity, 0), "it stays until more is known");
     }
 
     /// Does a task that was only sampled across a split have an unknown intensity, rather than 0?

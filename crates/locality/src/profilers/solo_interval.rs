@@ -204,7 +204,7 @@ mod tests {
     const LLC: CacheLevel = CacheLevel::L2;
 
     fn interval(members: &[u32], instructions: u64, cycles: u64) -> RowInterval {
-        let one = counts(&[
+        let counts_read = counts(&[
             (CounterEvent::Instructions, instructions),
             (CounterEvent::Cycles, cycles),
             (CounterEvent::References(LLC), instructions / 100),
@@ -215,8 +215,8 @@ mod tests {
             cache: CacheId(0),
             span: span(100_000_000),
             ended_by_task: None,
-            cache_counts: one.clone(),
-            task_counts: members.iter().map(|_| one.clone()).collect(),
+            cache_counts: counts_read.clone(),
+            task_counts: members.iter().map(|_| counts_read.clone()).collect(),
         }
     }
 

@@ -249,8 +249,8 @@ mod tests {
         let truth = |lines: f64| 50.0 * (1.0 - lines / 900.0).max(0.0);
         let all = uniform(40_000, 900, 7);
         let mut random = SplitMix64::new(8);
-        let kept: Vec<u64> = all.iter().copied().filter(|_| random.draw_unit() < 0.7).collect();
-        let trace = MissLog { instructions: 800_000.0, ..trace(&kept) };
+        let retained: Vec<u64> = all.iter().copied().filter(|_| random.draw_unit() < 0.7).collect();
+        let trace = MissLog { instructions: 800_000.0, ..trace(&retained) };
         let counted = LogCounts { logged_level_misses: Some(40_000.0), point: Some((400, truth(400.0))) };
         let curve = survival_curve(&trace, &counted, &SIZES).unwrap();
         assert!(worst(&curve, truth) < 1.5, "{:?}", rates(&curve));

@@ -57,13 +57,13 @@ impl FixedRateSampler {
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         for portion in lines.chunks(PORTION) {
             self.accesses += portion.len() as u64;
-            let (simd, salt, threshold, kept) = (self.simd, self.salt, self.threshold, &mut self.kept[..]);
+            let (simd, salt, threshold, retained_lines) = (self.simd, self.salt, self.threshold, &mut self.kept[..]);
             let kept_len = dispatch!(simd, filter(
-                portion: &[u64], salt: u64, threshold: u64, kept: &mut [u64]
+                portion: &[u64], salt: u64, threshold: u64, retained_lines: &mut [u64]
             ) -> usize);
-            let kept = &self.kept[..kept_len];
-            self.whole.push(kept)?;
-            kept.iter().for_each(|&line| self.by_group[group_of(line, salt)].push(line));
+            let retained_lines = &self.kept[..kept_len];
+            self.whole.push(retained_lines)?;
+            retained_lines.iter().for_each(|&line| self.by_group[group_of(line, salt)].push(line));
             for (group, lines) in self.groups.iter_mut().zip(&mut self.by_group) {
                 if lines.len() >= PORTION / GROUPS {
                     group.push(lines)?;
@@ -107,7 +107,7 @@ fn scale(histogram: &DistanceHistogram, rate: f64) -> CurveEstimate {
 }
 
 #[inline(always)]
-unsafe fn filter<L: Lanes>(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64]) -> usize {
+unsafe fn filter<L: Lanes>(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64]) -> usize {
     // SAFETY: the caller vouches for `L`.
-    unsafe { L::filter(lines, salt, threshold, kept, 0) }
+    unsafe { L::filter(lines, salt, threshold, retained, 0) }
 }

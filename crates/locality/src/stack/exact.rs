@@ -45,9 +45,9 @@ impl PendingAccesses {
             self.space = space;
         }
         if self.len > 0 {
-            let (taken, rest) = lines.split_at(lines.len().min(BATCH - self.len));
-            self.lines[self.len..][..taken.len()].copy_from_slice(taken);
-            self.len += taken.len();
+            let (batch, rest) = lines.split_at(lines.len().min(BATCH - self.len));
+            self.lines[self.len..][..batch.len()].copy_from_slice(batch);
+            self.len += batch.len();
             lines = rest;
             if self.len == BATCH {
                 self.flush(&mut run)?;

@@ -20,10 +20,10 @@ impl DistanceHistogram {
         let mut counts: Vec<(u64, u64)> = counts.into_iter().filter(|&(_, count)| count > 0).collect();
         if !counts.is_sorted_by(|a, b| a.0 < b.0) {
             counts.sort_unstable();
-            counts.dedup_by(|next, kept| {
-                let same = next.0 == kept.0;
+            counts.dedup_by(|next, previous| {
+                let same = next.0 == previous.0;
                 if same {
-                    kept.1 += next.1;
+                    previous.1 += next.1;
                 }
                 same
             });

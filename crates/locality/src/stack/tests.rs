@@ -103,9 +103,9 @@ proptest! {
 fn threads_agree_on_a_long_trace() {
     let mut random = SplitMix64::new(9);
     let lines: Vec<u64> = (0..600_000).map(|index| random.draw_below(1 + index % 50_000) * 3).collect();
-    let mut one = StackDistances::new();
-    one.push(&lines).unwrap();
-    let expected = one.finish().unwrap();
+    let mut distances = StackDistances::new();
+    distances.push(&lines).unwrap();
+    let expected = distances.finish().unwrap();
     for threads in [2, 3, 4] {
         let mut engine = ParallelStackDistances::new(threads);
         engine.push(&lines).unwrap();

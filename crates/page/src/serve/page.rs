@@ -159,8 +159,8 @@ impl PageBuffer {
 
     /// Windows after `seen`, and the last one's number.
     fn events_after(&self, seen: Option<u64>) -> (Option<u64>, Vec<Bytes>) {
-        let new = self.windows.iter().filter(|kept| seen.is_none_or(|seen| kept.window > seen));
-        (self.windows.back().map(|kept| kept.window).or(seen), new.map(|kept| kept.event.clone()).collect())
+        let new = self.windows.iter().filter(|stored| seen.is_none_or(|seen| stored.window > seen));
+        (self.windows.back().map(|stored| stored.window).or(seen), new.map(|stored| stored.event.clone()).collect())
     }
 }
 
@@ -259,8 +259,8 @@ impl BoundListener {
         let listener = TcpListener::bind(address)?;
         let at = listener.local_addr()?;
         if !at.ip().is_loopback() {
-            let what = format!("found {}, expected a loopback address such as 127.0.0.1:9754, or a path", at.ip());
-            return Err(io::Error::other(what));
+            let message = format!("found {}, expected a loopback address such as 127.0.0.1:9754, or a path", at.ip());
+            return Err(io::Error::other(message));
         }
         listener.set_nonblocking(true)?;
         Ok(BoundListener::Tcp(listener, at))

@@ -94,8 +94,8 @@ impl Browser {
     /// The value of an expression in the page, awaited.
     #[track_caller]
     pub fn eval(&mut self, script: &str) -> Value {
-        let asked = json!({"expression": script, "awaitPromise": true, "returnByValue": true});
-        let answer = self.call("Runtime.evaluate", asked);
+        let parameters = json!({"expression": script, "awaitPromise": true, "returnByValue": true});
+        let answer = self.call("Runtime.evaluate", parameters);
         assert!(answer["exceptionDetails"].is_null(), "{script}: {}", answer["exceptionDetails"]);
         answer["result"]["value"].clone()
     }
@@ -145,8 +145,8 @@ impl Browser {
     /// Stores a screenshot in the directory that `CACHEMATE_PICTURES` names, for inspection.
     pub fn picture(&mut self, name: &str) {
         let Some(folder) = std::env::var_os("CACHEMATE_PICTURES") else { return };
-        let taken = self.call("Page.captureScreenshot", json!({"captureBeyondViewport": false}));
-        let bytes = base64::engine::general_purpose::STANDARD.decode(taken["data"].as_str().unwrap()).unwrap();
+        let screenshot = self.call("Page.captureScreenshot", json!({"captureBeyondViewport": false}));
+        let bytes = base64::engine::general_purpose::STANDARD.decode(screenshot["data"].as_str().unwrap()).unwrap();
         std::fs::write(Path::new(&folder).join(name), bytes).unwrap();
     }
 }

@@ -92,9 +92,9 @@ impl ModeledHost {
         }
     }
 
-    fn evidence(&self, what: &ProbeKind) -> Option<ProbeEvidence> {
+    fn evidence(&self, kind: &ProbeKind) -> Option<ProbeEvidence> {
         let stream = |task: &TaskId| Self::is_stream(task.0);
-        Some(match what {
+        Some(match kind {
             ProbeKind::PrimeProbe { task, samples } => {
                 let share = if stream(task) { 900 } else { 20 };
                 let sample = |at: u32| PrimeProbeSample {

@@ -78,8 +78,8 @@ impl ChipLoads<'_> {
         let each = size.div_ceil(onto.len().max(1));
         let most = onto.iter().map(|&chip| self.per_cpu(chip, each)).fold(0.0, f64::max);
         let below = most - self.level(onto, rest);
-        let one = onto.iter().map(|&chip| 1.0 / f64::from(self.chips[chip].cpus.max(1))).fold(0.0, f64::max);
-        below <= limit * most + 1e-9 || below <= one + 1e-9
+        let cpu_share = onto.iter().map(|&chip| 1.0 / f64::from(self.chips[chip].cpus.max(1))).fold(0.0, f64::max);
+        below <= limit * most + 1e-9 || below <= cpu_share + 1e-9
     }
 }
 

@@ -265,8 +265,8 @@ mod tests {
     /// Does a drift of the program cancel, although a comparison of before and after would show a gain?
     #[test]
     fn a_drift_cancels() {
-        let (said, arms) = tried(|window, _| 3_000 - 40 * u64::from(window));
-        let AbTestStatus::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
+        let (status, arms) = tried(|window, _| 3_000 - 40 * u64::from(window));
+        let AbTestStatus::Ratio(Ratio { ratio, .. }) = status else { panic!("{status:?}") };
         assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
         let count = |arm| arms.iter().filter(|&&one| one == arm).count();
         // Three windows of ten misses fill twenty-five lines. Successive windows of a drift are similar, so nothing is
@@ -278,13 +278,13 @@ mod tests {
     #[test]
     fn gains_are_measured_and_clear_losses_cut_short() {
         let faster = |window: u32, arm| if arm == AbArm::New { 1_800 } else { 2_000 } - 5 * u64::from(window);
-        let (said, _) = tried(faster);
-        let AbTestStatus::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
+        let (status, _) = tried(faster);
+        let AbTestStatus::Ratio(Ratio { ratio, .. }) = status else { panic!("{status:?}") };
         assert!((ratio - 2_000.0 / 1_800.0).abs() < 0.01, "{ratio}");
-        let (said, arms) = tried(|_, arm| if arm == AbArm::New { 2_200 } else { 2_000 });
+        let (status, arms) = tried(|_, arm| if arm == AbArm::New { 2_200 } else { 2_000 });
         assert!(
-            matches!(said, AbTestStatus::Ratio(Ratio { ratio, error: 0.0, .. }) if ratio == 2_000.0 / 2_200.0),
-            "{said:?}"
+            matches!(status, AbTestStatus::Ratio(Ratio { ratio, error: 0.0, .. }) if ratio == 2_000.0 / 2_200.0),
+            "{status:?}"
         );
         assert_eq!(arms.len(), 4 + 3 + 2);
     }
@@ -301,7 +301,7 @@ mod tests {
                 let cycles = if trial.arm() == AbArm::New { cycles / faster } else { cycles };
                 match trial.add(&window_in_phase(1_000, cycles as u64, comes), CacheLevel::L2, &[]) {
                     AbTestStatus::GoesOn => None,
-                    said => Some(said),
+                    status => Some(status),
                 }
             });
             let Some(AbTestStatus::Ratio(Ratio { ratio, .. })) = verdict else { panic!("{verdict:?}") };
@@ -341,7 +341,7 @@ mod tests {
                     let cycles = (2e6 * (1.0 + off)) as u64;
                     match trial.add(&window_of(1_000_000, cycles, 1_000), CacheLevel::L2, &[]) {
                         AbTestStatus::GoesOn => None,
-                        said => Some(said),
+                        status => Some(status),
                     }
                 });
                 let adopted = |found: &Ratio| found.ratio >= 1.0 && found.is_sure();
@@ -375,8 +375,9 @@ mod tests {
     #[test]
     fn a_trial_ends_if_a_program_never_runs() {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
-        let said =
-            (0..10_000).map(|_| trial.add(&seen(&[]), CacheLevel::L2, &[])).find(|said| *said != AbTestStatus::GoesOn);
-        assert_eq!(said, Some(AbTestStatus::Nothing));
+        let status = (0..10_000)
+            .map(|_| trial.add(&seen(&[]), CacheLevel::L2, &[]))
+            .find(|status| *status != AbTestStatus::GoesOn);
+        assert_eq!(status, Some(AbTestStatus::Nothing));
     }
 }

@@ -333,11 +333,12 @@ mod tests {
         let free = allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
         assert_eq!(sizes(&free), [(vec![0], 4), (vec![1], 12)]);
         promised.max_slowdown = Some(0.2);
-        let kept = allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
-        let units = kept.groups[0].units;
+        let allocation =
+            allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
+        let units = allocation.groups[0].units;
         let slowed = promised.space.cycles_per_instr[units as usize - 1] / promised.space.whole_cycles() - 1.0;
         assert!(slowed <= 0.2 + 1e-9 && units >= 11, "{units} units, slowed by {slowed}");
-        assert_eq!(kept.floors_cost, Some(0.5));
+        assert_eq!(allocation.floors_cost, Some(0.5));
         assert_eq!(free.floors_cost, None);
     }
 

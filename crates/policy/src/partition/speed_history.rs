@@ -188,10 +188,9 @@ impl SpeedRecord {
         for (side, sample) in
             own_sample.iter().map(|sample| (0, sample)).chain(other_sample.iter().map(|sample| (1, sample)))
         {
-            match kinds
-                .iter_mut()
-                .find(|kind| kind[0].iter().chain(&kind[1]).next().is_some_and(|one| one.matches(sample)))
-            {
+            match kinds.iter_mut().find(|kind| {
+                kind[0].iter().chain(&kind[1]).next().is_some_and(|kind_member| kind_member.matches(sample))
+            }) {
                 Some(kind) => kind[side].push(sample),
                 None => {
                     kinds.push([Vec::new(), Vec::new()]);
@@ -297,8 +296,9 @@ fn noise(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
     let (mut squares, mut products, mut free, mut windows, mut series) = (0.0, 0.0, 0, 0, 0);
     for samples in kinds.iter().flatten() {
         let middle = cycles_per_instr(samples);
-        let off: Vec<f64> = samples.iter().map(|one| one.cycles / (middle * one.instructions.max(1.0)) - 1.0).collect();
-        squares += off.iter().map(|one| one * one).sum::<f64>();
+        let off: Vec<f64> =
+            samples.iter().map(|sample| sample.cycles / (middle * sample.instructions.max(1.0)) - 1.0).collect();
+        squares += off.iter().map(|offset| offset * offset).sum::<f64>();
         products += off.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>();
         (free, windows, series) = (free + samples.len() - 1, windows + samples.len(), series + 1);
     }
@@ -445,9 +445,10 @@ pub(super) mod tests {
         };
         let weights = [(ProcessId(0), 1.0)];
         let ratios: Vec<Ratio> = (0..400).map(|_| record(8).speed_over(&record(4), &weights).unwrap()).collect();
-        let mean = ratios.iter().map(|one| one.ratio).sum::<f64>() / 400.0;
-        let spread = libm::sqrt(ratios.iter().map(|one| (one.ratio - mean).powi(2)).sum::<f64>() / 399.0);
-        let error = libm::sqrt(ratios.iter().map(|one| one.error.powi(2)).sum::<f64>() / 400.0);
+        let mean = ratios.iter().map(|sample_ratio| sample_ratio.ratio).sum::<f64>() / 400.0;
+        let spread =
+            libm::sqrt(ratios.iter().map(|sample_ratio| (sample_ratio.ratio - mean).powi(2)).sum::<f64>() / 399.0);
+        let error = libm::sqrt(ratios.iter().map(|sample_ratio| sample_ratio.error.powi(2)).sum::<f64>() / 400.0);
         assert!((0.95..1.35).contains(&(error / spread)), "{error} {spread}");
         assert_eq!(record(1).speed_over(&record(1), &weights).unwrap().error, f64::INFINITY);
     }

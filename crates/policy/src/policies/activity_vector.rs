@@ -307,9 +307,9 @@ impl CoRunCost for Vectors {
         !self.looks || self.tasks.contains_key(&task)
     }
     fn penalty(&self, vector: TaskId, other: TaskId) -> f64 {
-        let (Some(one), Some(other)) = (self.tasks.get(&vector), self.tasks.get(&other)) else { return 0.0 };
+        let (Some(first), Some(other)) = (self.tasks.get(&vector), self.tasks.get(&other)) else { return 0.0 };
         let cells = self.cells.iter().enumerate().filter(|(_, weight)| **weight != 0.0);
-        cells.map(|(cell, weight)| weight * f64::from(one.bits[cell].common_count(&other.bits[cell]))).sum()
+        cells.map(|(cell, weight)| weight * f64::from(first.bits[cell].common_count(&other.bits[cell]))).sum()
     }
     fn solo_cost(&self, task: TaskId) -> f64 {
         self.tasks.get(&task).map_or(0.0, |known| known.burden)

@@ -226,9 +226,13 @@ impl BalanceSet {
                 continue;
             }
             let probe = self.asked.entry(task).or_insert_with(|| {
-                let what = ProbeKind::ReuseTimes { task, locations: self.parameters.locations };
+                let probe_kind = ProbeKind::ReuseTimes { task, locations: self.parameters.locations };
                 self.next_probe += 1;
-                ProbeRequest { id: ProbeId(self.next_probe - 1), kind: what, budget_ns: self.parameters.budget_ns }
+                ProbeRequest {
+                    id: ProbeId(self.next_probe - 1),
+                    kind: probe_kind,
+                    budget_ns: self.parameters.budget_ns,
+                }
             });
             plan.probes.push(probe.clone());
         }
@@ -266,14 +270,14 @@ impl CacheRotation {
         view: &View<'_>,
         domain: &LlcTasks<'_>,
         parameters: &Parameters,
-        asked: &BTreeMap<TaskId, ProbeRequest>,
+        requests: &BTreeMap<TaskId, ProbeRequest>,
     ) {
         self.known.retain(|task, _| domain.tasks.iter().any(|sample| sample.task == *task));
         for task in domain.tasks.iter().map(|sample| sample.task) {
             let Some(profile) = view.profiles.get(&task) else { continue };
             let is_answered =
                 |probe: &ProbeRequest| view.observation.probe_results.iter().any(|a| a.probe == probe.id && a.complete);
-            let news = match (self.known.get(&task), asked.get(&task)) {
+            let news = match (self.known.get(&task), requests.get(&task)) {
                 (_, Some(probe)) => is_answered(probe),
                 (None, None) => true,
                 (Some(known), None) => {

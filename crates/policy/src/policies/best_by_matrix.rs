@@ -114,12 +114,12 @@ fn keep_seats(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats]
         tasks.iter().map(|task| view.observation.tasks.iter().find(|sample| sample.task == *task)?.cpu).collect();
     // Staying on a node counts more than staying on any of its caches.
     let worth = |group: &[Vec<usize>], cache: &placement::CacheSeats| -> u32 {
-        let one = |&member: &usize| {
+        let member_cost = |&member: &usize| {
             let Some(cpu) = now[member] else { return 0 };
             let home = cache.cpus.first().is_some_and(|first| node(*first) == node(cpu));
             2 * u32::from(home) + u32::from(cache.cpus.contains(&cpu))
         };
-        group.iter().flatten().map(one).sum()
+        group.iter().flatten().map(member_cost).sum()
     };
     loop {
         let groups = &seating.by_cache;

@@ -280,8 +280,8 @@ impl CacheSizing {
     /// Returns the trace request of one process; the same as before until it is answered.
     fn probe(&mut self, view: &View<'_>, unknown: &CacheProcess<'_>) -> ProbeRequest {
         // The thread that ran most represents its process.
-        let ran = |task: &TaskSample| task.ran_ns();
-        let most = unknown.tasks.iter().copied().reduce(|a, b| if ran(b) > ran(a) { b } else { a });
+        let running_ns = |task: &TaskSample| task.ran_ns();
+        let most = unknown.tasks.iter().copied().reduce(|a, b| if running_ns(b) > running_ns(a) { b } else { a });
         let busiest = most.unwrap_or(unknown.tasks[0]);
         let probe = unknown.tasks.iter().find_map(|task| {
             let (phase, probe) = *self.probes.get(&task.task)?;
@@ -298,8 +298,8 @@ impl CacheSizing {
             (busiest.task, id)
         });
         let Parameters { trace_entries: entries, trace_code: code, .. } = self.parameters;
-        let what = ProbeKind::MissTrace { task, entries, includes_code: code };
-        ProbeRequest { id, kind: what, budget_ns: self.parameters.trace_budget_ns }
+        let probe_kind = ProbeKind::MissTrace { task, entries, includes_code: code };
+        ProbeRequest { id, kind: probe_kind, budget_ns: self.parameters.trace_budget_ns }
     }
 }
 
@@ -417,9 +417,9 @@ impl SizingForecast<'_> {
     /// Returns the performance under the present shares, measured as far as possible.
     fn current(&self, held: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let forecast = self.speeds_under(held)?;
-        let measured = |(present, said): (&CacheProcess<'_>, (f64, f64))| match self.speeds.speed(present.process) {
-            Some(speed) => (speed.misses_per_kilo_instr.unwrap_or(said.0), speed.cycles_per_instr),
-            None => said,
+        let measured = |(present, estimate): (&CacheProcess<'_>, (f64, f64))| match self.speeds.speed(present.process) {
+            Some(speed) => (speed.misses_per_kilo_instr.unwrap_or(estimate.0), speed.cycles_per_instr),
+            None => estimate,
         };
         Some(self.domain.present.iter().zip(forecast).map(measured).collect())
     }
@@ -618,8 +618,8 @@ fn penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: &[CacheShar
             .collect();
         for (index, a) in inside.iter().enumerate() {
             for b in &inside[index + 1..] {
-                for (one, other) in a.tasks.iter().flat_map(|one| b.tasks.iter().map(move |other| (one, other))) {
-                    penalties.push(CoRunPenalty { tasks: (one.task, other.task), penalty: 1.0 });
+                for (first, other) in a.tasks.iter().flat_map(|first| b.tasks.iter().map(move |other| (first, other))) {
+                    penalties.push(CoRunPenalty { tasks: (first.task, other.task), penalty: 1.0 });
                 }
             }
         }

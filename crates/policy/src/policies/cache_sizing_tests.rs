@@ -136,7 +136,7 @@ fn curves_are_requested_before_a_cache_is_divided() {
     let mut world = World::new(COLORS, AT_ONCE);
     let (a, b) = (world.arrive(), world.arrive());
     world.runs_at(&[(1_000_000, 3_000_000, 15_000), (1_000_000, 5_000_000, 30_000)]);
-    let asked = |decision: &Decision| -> Vec<TaskId> {
+    let traced_tasks = |decision: &Decision| -> Vec<TaskId> {
         let traced = |probe: &ProbeRequest| match probe.kind {
             ProbeKind::MissTrace { task, .. } => Some(task),
             _ => None,
@@ -144,11 +144,11 @@ fn curves_are_requested_before_a_cache_is_divided() {
         decision.plan.probes.iter().filter_map(traced).collect()
     };
     let first = world.window();
-    assert_eq!(asked(&first), [a, b]);
+    assert_eq!(traced_tasks(&first), [a, b]);
     assert_eq!(world.window().plan.probes, first.plan.probes, "the same probe until it is answered");
     world.profiles.insert(a, cliff(12, 20.0, 1.0));
     let second = world.window();
-    assert_eq!(asked(&second), [b]);
+    assert_eq!(traced_tasks(&second), [b]);
     assert!(second.plan.shares.is_empty());
     world.profiles.insert(b, cliff(1, 30.0, 30.0));
     world.window();
@@ -171,14 +171,14 @@ fn space_goes_where_it_helps() {
 /// Runs so many windows, with the cycles of both programs for a million instructions, shared and divided. Returns the
 /// windows in which the cache was divided, and the reasons.
 fn tried(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -> (usize, Vec<Reason>) {
-    let (mut said, mut windows_divided) = (Vec::new(), 0);
+    let (mut reasons, mut windows_divided) = (Vec::new(), 0);
     for _ in 0..windows {
         let [a, b] = if world.divided() { divided } else { shared };
         world.runs_at(&[(1_000_000, a, 15_000), (1_000_000, b, 30_000)]);
         windows_divided += usize::from(world.divided());
-        said.extend(world.window().reasons);
+        reasons.extend(world.window().reasons);
     }
-    (windows_divided, said)
+    (windows_divided, reasons)
 }
 
 /// Is a division that makes the programs no faster tried for a while, dropped, and tried again with other co-runners?
@@ -186,11 +186,11 @@ fn tried(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -
 fn a_partition_that_measures_no_faster_is_dropped() {
     for divided in [[4_000_000, 6_000_000], [2_990_000, 5_000_000]] {
         let mut world = World::needy_beside_stream(COLORS, "");
-        let (windows_divided, said) = tried(&mut world, 24, [3_000_000, 5_000_000], divided);
+        let (windows_divided, reasons) = tried(&mut world, 24, [3_000_000, 5_000_000], divided);
         assert!((1..12).contains(&windows_divided), "{windows_divided}");
         // A group of all programs with all colors: without it, pages would stay in the colors of the trial.
-        assert_eq!(world.units(), ["0-15"], "{said:?}");
-        assert!(said.iter().any(|reason| reason.text.contains("no faster")), "{said:?}");
+        assert_eq!(world.units(), ["0-15"], "{reasons:?}");
+        assert!(reasons.iter().any(|reason| reason.text.contains("no faster")), "{reasons:?}");
         let newcomer = world.arrive();
         world.profiles.insert(newcomer, cliff(1, 30.0, 30.0));
         let counts = world.tasks[1].counts.clone();
@@ -207,9 +207,9 @@ fn a_partition_that_measures_no_faster_is_dropped() {
 #[test]
 fn a_partition_that_measures_faster_stays() {
     let mut world = World::needy_beside_stream(COLORS, "");
-    let (windows_divided, said) = tried(&mut world, 50, [3_000_000, 5_000_000], [2_000_000, 5_000_000]);
-    assert!(windows_divided > 20 && world.before.shares.len() == 2, "{said:?}");
-    assert_eq!(said.iter().filter(|reason| reason.text.contains("faster: they are kept")).count(), 1);
+    let (windows_divided, reasons) = tried(&mut world, 50, [3_000_000, 5_000_000], [2_000_000, 5_000_000]);
+    assert!(windows_divided > 20 && world.before.shares.len() == 2, "{reasons:?}");
+    assert_eq!(reasons.iter().filter(|reason| reason.text.contains("faster: they are kept")).count(), 1);
 }
 
 /// Cycles for a million instructions of both, by the window, and whether the cache is divided.
@@ -416,20 +416,24 @@ fn a_goal_is_met_by_measurement() {
     let run = |cycles: fn(u32) -> u64| {
         let mut world = World::needy_beside_stream(COLORS, "");
         world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
-        let mut said = Vec::new();
+        let mut reasons = Vec::new();
         for _ in 0..200 {
             let held = world.before.shares.first().map_or(8, |share| units_of(share).count());
             // The curve predicts one miss in a thousand instructions from 12 units on.
             let misses = if held >= 12 { 1_000 } else { 15_000 } + (cycles(held) - cycles(16)) / 150;
             world.runs_at(&[(1_000_000, cycles(held), misses), (1_000_000, 5_000_000, 30_000)]);
-            said.extend(world.window().reasons);
+            reasons.extend(world.window().reasons);
         }
-        (units_of(&world.before.shares[0]).count(), said)
+        (units_of(&world.before.shares[0]).count(), reasons)
     };
-    let (units, said) = run(|held| if held >= 14 { 2_000_000 } else { 2_000_000 + 200_000 * u64::from(16 - held) });
-    assert_eq!(units, 14, "{said:?}");
-    assert!(said.iter().all(|reason| !reason.text.contains("more space cannot meet")), "{said:?}");
-    let (units, said) = run(|held| 2_000_000 + 200_000 * u64::from(17 - held));
-    assert_eq!(units, 15, "{said:?}");
-    assert_eq!(said.iter().filter(|reason| reason.text.contains("more space cannot meet")).count(), 1, "{said:?}");
+    let (units, reasons) = run(|held| if held >= 14 { 2_000_000 } else { 2_000_000 + 200_000 * u64::from(16 - held) });
+    assert_eq!(units, 14, "{reasons:?}");
+    assert!(reasons.iter().all(|reason| !reason.text.contains("more space cannot meet")), "{reasons:?}");
+    let (units, reasons) = run(|held| 2_000_000 + 200_000 * u64::from(17 - held));
+    assert_eq!(units, 15, "{reasons:?}");
+    assert_eq!(
+        reasons.iter().filter(|reason| reason.text.contains("more space cannot meet")).count(),
+        1,
+        "{reasons:?}"
+    );
 }

@@ -261,9 +261,9 @@ impl CascCache {
         let complete =
             |id: ProbeId| view.observation.probe_results.iter().any(|answer| answer.probe == id && answer.complete);
         let (over, open): (Vec<OpenProbe>, Vec<OpenProbe>) =
-            std::mem::take(&mut self.open_probes).into_iter().partition(|asked| {
-                let id = asked.probe.id;
-                complete(id) || refused(id) || !asked.tasks.iter().all(here)
+            std::mem::take(&mut self.open_probes).into_iter().partition(|open_probe| {
+                let id = open_probe.probe.id;
+                complete(id) || refused(id) || !open_probe.tasks.iter().all(here)
             });
         self.open_probes = open;
         for probe in over {
@@ -283,20 +283,20 @@ impl CascCache {
     }
 
     /// Accepts a measurement that is accurate enough; otherwise the measurement is repeated for longer.
-    fn judge(&mut self, asked: &OpenProbe, complete: bool, parameters: &Parameters) {
+    fn judge(&mut self, open_probe: &OpenProbe, complete: bool, parameters: &Parameters) {
         let sure = |task: &TaskId| {
             self.known.get(task).is_some_and(|known| known.current && known.error <= parameters.max_error)
         };
-        let all_current = asked.tasks.iter().all(|task| self.known.get(task).is_some_and(|known| known.current));
-        self.stale.retain(|task| !asked.tasks.contains(task));
+        let all_current = open_probe.tasks.iter().all(|task| self.known.get(task).is_some_and(|known| known.current));
+        self.stale.retain(|task| !open_probe.tasks.contains(task));
         let longest = if parameters.is_better_form() { parameters.max_row_ns } else { parameters.row_ns };
         let longer = (2 * self.rows_ns).min(longest.max(parameters.row_ns));
         if !complete {
             // The probe was refused, or a member exited.
             self.wait_windows = if all_current { 0 } else { 2 };
-        } else if !asked.tasks.iter().all(sure) && longer > self.rows_ns {
+        } else if !open_probe.tasks.iter().all(sure) && longer > self.rows_ns {
             self.rows_ns = longer;
-            self.stale.extend(asked.tasks.iter().copied());
+            self.stale.extend(open_probe.tasks.iter().copied());
         } else {
             self.rows_ns = 0;
             self.wait_windows = if all_current { 0 } else { RETRY_WINDOWS };
@@ -320,7 +320,7 @@ impl CascCache {
         self.rows_ns = self.rows_ns.max(parameters.row_ns);
         let without = |out: &TaskId| block.iter().copied().filter(|task| task != out).collect::<Vec<TaskId>>();
         let rows: Vec<Vec<TaskId>> = block.iter().map(without).collect();
-        let what = ProbeKind::CoRunRows {
+        let probe_kind = ProbeKind::CoRunRows {
             cache: domain.cache,
             total_ns: self.rows_ns,
             settle_ns: parameters.settle_ns,
@@ -328,7 +328,7 @@ impl CascCache {
             rows,
         };
         let budget_ns = (self.rows_ns + parameters.settle_ns).saturating_mul((all * all) as u64).saturating_mul(4);
-        let probe = ProbeRequest { id: ProbeId(*next), kind: what, budget_ns };
+        let probe = ProbeRequest { id: ProbeId(*next), kind: probe_kind, budget_ns };
         *next += 1;
         self.open_probes.push(OpenProbe { probe, tasks: block });
     }
@@ -337,29 +337,32 @@ impl CascCache {
     fn request_newcomer_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let current: Vec<TaskId> =
             domain.tasks.iter().map(|sample| sample.task).filter(|&task| self.is_current(task)).collect();
-        let paired_task = |asked: &OpenProbe| match &asked.probe.kind {
+        let paired_task = |open_probe: &OpenProbe| match &open_probe.probe.kind {
             ProbeKind::PairedRows { task, peers, .. } => Some((*task, peers.clone())),
             _ => None,
         };
         let newcomers = self.unmeasured_tasks(domain);
-        self.open_probes.retain(|asked| {
-            paired_task(asked).is_some_and(|(task, peers)| newcomers.contains(&task) && peers == current)
+        self.open_probes.retain(|open_probe| {
+            paired_task(open_probe).is_some_and(|(task, peers)| newcomers.contains(&task) && peers == current)
         });
         if current.len() + 1 < domain.cpus.count() as usize {
             return;
         }
         for &task in &newcomers {
-            if self.open_probes.iter().any(|asked| asked.tasks == [task]) {
+            if self.open_probes.iter().any(|open_probe| open_probe.tasks == [task]) {
                 continue;
             }
-            let what = ProbeKind::PairedRows {
+            let probe_kind = ProbeKind::PairedRows {
                 cache: domain.cache,
                 task,
                 peers: current.clone(),
                 total_ns: parameters.row_ns,
             };
-            let probe =
-                ProbeRequest { id: ProbeId(*next), kind: what, budget_ns: parameters.row_ns.saturating_mul(1_000) };
+            let probe = ProbeRequest {
+                id: ProbeId(*next),
+                kind: probe_kind,
+                budget_ns: parameters.row_ns.saturating_mul(1_000),
+            };
             *next += 1;
             self.open_probes.push(OpenProbe { probe, tasks: vec![task] });
         }
@@ -398,14 +401,14 @@ impl CascCache {
         why.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers });
         for (index, thread) in threads.iter().enumerate() {
             let Some(event) = thread.1 else { continue };
-            let taken = (0..cpus).filter(|&cpu| buckets.can_admit(cpu, event.pcmr)).count();
+            let admitted = (0..cpus).filter(|&cpu| buckets.can_admit(cpu, event.pcmr)).count();
             let before = self
                 .assigned
                 .as_ref()
                 .map(|old| (0..cpus).filter(|&cpu| old.buckets.can_admit(cpu, event.pcmr)).count());
-            if taken < cpus && before != Some(taken) {
+            if admitted < cpus && before != Some(admitted) {
                 let text = format!(
-                    "{{0}} is confined to {taken} of {cpus} CPUs, because it misses much on a share of the cache"
+                    "{{0}} is confined to {admitted} of {cpus} CPUs, because it misses much on a share of the cache"
                 );
                 let numbers = vec![("pcmr_misses_per_100_refs".to_string(), event.pcmr)];
                 why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![threads[index].0], text, numbers });
@@ -472,14 +475,14 @@ impl CascCache {
     fn expected(&self, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
         for sample in &domain.tasks {
-            let ran = sample.ran_ns();
-            if ran == 0 {
+            let run_ns = sample.ran_ns();
+            if run_ns == 0 {
                 continue;
             }
             let known = self.known.get(&sample.task)?;
             let rate = known.refs_rate.filter(|_| parameters.is_better_form()).unwrap_or(1.0);
-            sum += ran as f64 * rate * known.pcmr;
-            weights += ran as f64 * rate;
+            sum += run_ns as f64 * rate * known.pcmr;
+            weights += run_ns as f64 * rate;
         }
         (weights > 0.0).then(|| sum / weights)
     }
@@ -504,7 +507,7 @@ impl CascCache {
             let allowed = if allowed.is_empty() { self.most_taking(cpus) } else { allowed };
             plan.affinity.insert(sample.task, allowed);
         }
-        plan.probes.extend(self.open_probes.iter().map(|asked| asked.probe.clone()));
+        plan.probes.extend(self.open_probes.iter().map(|open_probe| open_probe.probe.clone()));
     }
 
     fn most_taking(&self, cpus: &[u32]) -> cachemate_core::CpuSet {

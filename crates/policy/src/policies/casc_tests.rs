@@ -159,21 +159,21 @@ fn a_drifting_miss_rate_is_measured_again() {
     bench.observed = 60.0;
     assert!((0..20).all(|_| bench.step().probes.is_empty()));
     bench.observed = 20.0;
-    let asked = (0..4).map(|_| bench.step()).find(|plan| !plan.probes.is_empty());
-    assert_eq!(rows_of(&asked.unwrap()).len(), 5);
+    let asking_plan = (0..4).map(|_| bench.step()).find(|plan| !plan.probes.is_empty());
+    assert_eq!(rows_of(&asking_plan.unwrap()).len(), 5);
 }
 
 /// Are rows repeated for twice as long while estimates are uncertain, up to the longest row?
 #[test]
 fn uncertain_estimates_are_measured_for_longer() {
     let mut bench = CascFixture::new("max_row_ns = 10000000", &[None; 5]);
-    let asked = |plan: &Plan| match &plan.probes[..] {
+    let probe_length = |plan: &Plan| match &plan.probes[..] {
         [ProbeRequest { id, kind: ProbeKind::CoRunRows { total_ns, .. }, .. }] => Some((*id, *total_ns)),
         _ => None,
     };
     let mut lengths = Vec::new();
     for _ in 0..8 {
-        let Some((id, total_ns)) = asked(&bench.step()) else { break };
+        let Some((id, total_ns)) = probe_length(&bench.step()) else { break };
         lengths.push(total_ns);
         bench.answer = Some(id);
         for profile in bench.profiles.values_mut() {

@@ -100,9 +100,9 @@ impl CoRunCost for Misses<'_> {
     fn has_evidence(&self, task: TaskId) -> bool {
         self.tasks.contains_key(&task)
     }
-    fn penalty(&self, one: TaskId, other: TaskId) -> f64 {
+    fn penalty(&self, first_task: TaskId, other: TaskId) -> f64 {
         let rate = |task| self.tasks.get(&task).copied();
-        rate(one).zip(rate(other)).map_or(0.0, |(one, other)| self.penalty_weight * one * other)
+        rate(first_task).zip(rate(other)).map_or(0.0, |(first_rate, other)| self.penalty_weight * first_rate * other)
     }
     fn solo_cost(&self, _: TaskId) -> f64 {
         0.0

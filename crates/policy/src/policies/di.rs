@@ -33,9 +33,9 @@ impl Policy for Di {
 pub(super) fn recorded_rates(view: &View<'_>, on: RecordedCache) -> BTreeMap<TaskId, f64> {
     let Some(cache) = most_contended_cache(view.topology) else { return BTreeMap::new() };
     let misses_on_share = |parts: u32| -> BTreeMap<TaskId, f64> {
-        let one = |task: TaskId| misses_on_share_per_mega_instr(view.profiles.get(&task)?, &cache, parts);
+        let intensity = |task: TaskId| misses_on_share_per_mega_instr(view.profiles.get(&task)?, &cache, parts);
         let tasks = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
-        tasks.filter_map(|task| Some((task, one(task)? / 1000.0))).collect()
+        tasks.filter_map(|task| Some((task, intensity(task)? / 1000.0))).collect()
     };
     let whole = misses_on_share(1);
     let parts = if on == RecordedCache::Share { sharers(view) } else { 1 };

@@ -328,10 +328,10 @@ impl IntensityGangs {
     }
 
     fn is_active(&self, view: &View<'_>, task: &TaskSample) -> bool {
-        let ran = task.ran_ns();
+        let run_ns = task.ran_ns();
         let waited = task.run_queue_wait_ns.unwrap_or(0);
         let known = self.intensity_asked.contains_key(&task.task);
-        known || (ran + waited) as f64 >= self.parameters.min_cpu_share * view.observation.span.elapsed_ns as f64
+        known || (run_ns + waited) as f64 >= self.parameters.min_cpu_share * view.observation.span.elapsed_ns as f64
     }
 
     /// Requests the next missing value of the active tasks. Returns false if all were requested.
@@ -340,7 +340,7 @@ impl IntensityGangs {
         // Probes without result (because the CPUs shared no cache, or the task gave no reading) are repeated, but
         // rarely.
         let period = if again > 0 { again } else { RETRY_WINDOWS };
-        let due = |asked: Option<&u64>| asked.is_none_or(|at| view.observation.window >= at + period);
+        let due = |asked_window: Option<&u64>| asked_window.is_none_or(|at| view.observation.window >= at + period);
         let first = active
             .iter()
             .any(|task| !self.intensity_asked.contains_key(task) || !self.sensitivity_asked.contains_key(task));
@@ -361,20 +361,20 @@ impl IntensityGangs {
                 due(self.sensitivity_asked.get(task))
                     && (again > 0 || !has(task, |profile| profile.contention.sensitivity.is_some()))
             });
-            let what =
+            let probe_kind =
                 without_intensity.map(|task| evicted(*task)).or_else(|| without_sensitivity.map(|task| stream(*task)));
             let budget_ns = self.parameters.probe_ns;
-            if let Some(what) = what {
-                self.asked = Some(ProbeRequest { id: self.id(), kind: what, budget_ns });
+            if let Some(probe_kind) = probe_kind {
+                self.asked = Some(ProbeRequest { id: self.id(), kind: probe_kind, budget_ns });
             }
         }
         let Some(open_probe) = &self.asked else { return false };
-        let (task, what) = match open_probe.kind {
+        let (task, measure) = match open_probe.kind {
             ProbeKind::PrimeProbe { task, .. } => (task, "intensity"),
             ProbeKind::Neighbor { task, .. } => (task, "sensitivity"),
             _ => return true,
         };
-        why.push(reason(&[task], format!("the {what} of {{0}} is being probed"), Vec::new()));
+        why.push(reason(&[task], format!("the {measure} of {{0}} is being probed"), Vec::new()));
         true
     }
 

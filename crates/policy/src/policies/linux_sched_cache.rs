@@ -138,14 +138,14 @@ impl SchedCachePolicy {
             let known = self.processes.entry(process.id).or_default();
             let share = |ns: u64| ns as f64 / span.elapsed_ns as f64;
             for cache in caches {
-                let ran: u64 = process.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum();
+                let run_ns: u64 = process.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum();
                 let occupancy = known.occupancy.entry(cache.id).or_default();
-                *occupancy = *occupancy * decay + share(ran) * (1.0 - decay);
+                *occupancy = *occupancy * decay + share(run_ns) * (1.0 - decay);
             }
-            let ran: u64 = process.tasks.iter().map(|task| task.ran_ns()).sum();
+            let run_ns: u64 = process.tasks.iter().map(|task| task.ran_ns()).sum();
             let waited: u64 = process.tasks.iter().filter_map(|task| task.run_queue_wait_ns).sum();
-            known.running = known.running * decay + share(ran + waited) * (1.0 - decay);
-            known.prefer(ran > 0, now_ns, self.parameters.epoch_affinity_timeout * self.parameters.epoch_period_ns);
+            known.running = known.running * decay + share(run_ns + waited) * (1.0 - decay);
+            known.prefer(run_ns > 0, now_ns, self.parameters.epoch_affinity_timeout * self.parameters.epoch_period_ns);
         }
     }
 
@@ -170,8 +170,8 @@ impl SchedCachePolicy {
 }
 
 impl ProcessUse {
-    fn prefer(&mut self, ran: bool, now_ns: u64, timeout_ns: u64) {
-        if ran {
+    fn prefer(&mut self, has_run: bool, now_ns: u64, timeout_ns: u64) {
+        if has_run {
             self.ran_until_ns = now_ns;
         } else if now_ns.saturating_sub(self.ran_until_ns) > timeout_ns {
             self.preferred = None;
@@ -202,9 +202,9 @@ struct CacheLoads {
 impl CacheLoads {
     fn new(view: &View<'_>, caches: &[&Cache]) -> Self {
         let elapsed_ns = view.observation.span.elapsed_ns.max(1) as f64;
-        let ran =
+        let run_ns =
             |cache: &Cache| view.observation.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum::<u64>() as f64;
-        let used = caches.iter().map(|cache| (cache.id, ran(cache) / elapsed_ns)).collect();
+        let used = caches.iter().map(|cache| (cache.id, run_ns(cache) / elapsed_ns)).collect();
         let cpus = caches.iter().map(|cache| (cache.id, online(view.topology, cache).count() as f64)).collect();
         CacheLoads { used, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
     }
@@ -212,8 +212,8 @@ impl CacheLoads {
     /// May the thread move to this cache? If so, it counts there from now on. (`can_migrate_llc` of
     /// kernel/sched/fair.c)
     fn try_admit(&mut self, parameters: &Parameters, task: &TaskSample, to: CacheId) -> bool {
-        let ran = |cache: &Cache| task.ran_on_ns(&cache.cpus);
-        let Some(from) = self.caches.iter().max_by_key(|cache| (ran(cache), cache.id == to)).map(|cache| cache.id)
+        let run_ns = |cache: &Cache| task.ran_on_ns(&cache.cpus);
+        let Some(from) = self.caches.iter().max_by_key(|cache| (run_ns(cache), cache.id == to)).map(|cache| cache.id)
         else {
             return false;
         };

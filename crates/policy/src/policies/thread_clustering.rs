@@ -297,13 +297,14 @@ impl ThreadClustering {
             ),
             numbers: vec![("remote_stall_percent".to_string(), 100.0 * share)],
         }));
-        let what = ProbeKind::AccessSamples {
+        let probe_kind = ProbeKind::AccessSamples {
             processes: processes.clone(),
             sample_period: one_in,
             remote_only: true,
             max_samples: self.parameters.samples,
         };
-        let probe = ProbeRequest { id: ProbeId(self.rounds), kind: what, budget_ns: self.parameters.max_detection_ns };
+        let probe =
+            ProbeRequest { id: ProbeId(self.rounds), kind: probe_kind, budget_ns: self.parameters.max_detection_ns };
         self.rounds += 1;
         let began_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         self.round = Some(SamplingRound {
@@ -389,8 +390,8 @@ impl ThreadClustering {
         let wanted = f64::from(*one_in) * window_cost_ns as f64 / window_busy_ns / aim;
         let wanted = libm::ceil(wanted).clamp(1.0, 1e6) as u32;
         if wanted.abs_diff(*one_in) > *one_in / 8 {
-            let taken = u32::try_from(round.taken).unwrap_or(u32::MAX);
-            (*one_in, *at_most) = (wanted, self.parameters.samples.saturating_sub(taken).max(1));
+            let sample_count = u32::try_from(round.taken).unwrap_or(u32::MAX);
+            (*one_in, *at_most) = (wanted, self.parameters.samples.saturating_sub(sample_count).max(1));
         }
     }
 
@@ -401,8 +402,8 @@ impl ThreadClustering {
     }
 
     /// Returns the smallest similarity for a thread's number of samples (dot products grow with its square).
-    fn threshold(&self, taken: u64, threads: usize) -> u64 {
-        let each = taken as f64 / threads.max(1) as f64 / self.parameters.samples_per_thread;
+    fn threshold(&self, sample_count: u64, threads: usize) -> u64 {
+        let each = sample_count as f64 / threads.max(1) as f64 / self.parameters.samples_per_thread;
         scaled_threshold(self.parameters.similarity_threshold, each, self.parameters.floor)
     }
 
@@ -452,8 +453,8 @@ impl ThreadClustering {
     /// Returns the threads of the sampled processes that ran, in order of arrival, including fixed ones.
     fn sampled_tasks<'a>(&self, round: &SamplingRound, view: &View<'a>) -> Vec<&'a TaskSample> {
         let busy = |task: &&TaskSample| {
-            let ran = task.ran_ns();
-            let wanted = ran + task.run_queue_wait_ns.unwrap_or(0);
+            let run_ns = task.ran_ns();
+            let wanted = run_ns + task.run_queue_wait_ns.unwrap_or(0);
             wanted as f64 >= self.parameters.idle_below_share * view.observation.span.elapsed_ns as f64
         };
         let tasks =
@@ -462,13 +463,13 @@ impl ThreadClustering {
     }
 
     /// Returns the cluster of each thread; threads are clustered separately for each filter.
-    fn cluster(&self, threads: &[&TaskSample], taken: u64, view: &View<'_>) -> Vec<Option<usize>> {
+    fn cluster(&self, threads: &[&TaskSample], sample_count: u64, view: &View<'_>) -> Vec<Option<usize>> {
         let sharing = SharingCriteria {
             floor: self.parameters.floor,
             floor_first: self.parameters.floor_first,
             ..SharingCriteria::default()
         };
-        let threshold = self.threshold(taken, threads.len());
+        let threshold = self.threshold(sample_count, threads.len());
         let filter = |task: &TaskSample| {
             let whole = view
                 .profiles

@@ -276,8 +276,8 @@ fn clusters_that_unbalance_the_chips_are_reported() {
     bench.step(30, None);
     let decision = bench.step(30, Some(0));
     assert!(decision.plan.affinity.is_empty());
-    let said: Vec<usize> = decision.reasons.iter().map(|why| why.tasks.len()).collect();
-    assert_eq!(said, [6, 2, 0], "{:?}", decision.reasons);
+    let task_counts: Vec<usize> = decision.reasons.iter().map(|why| why.tasks.len()).collect();
+    assert_eq!(task_counts, [6, 2, 0], "{:?}", decision.reasons);
     assert!(decision.reasons[..2].iter().all(|why| why.text.contains("not placed together")));
 }
 

@@ -93,10 +93,10 @@ pub trait Scheme {
 pub(crate) fn gather<'a, T>(
     scheme: &dyn Scheme,
     members: &[&'a Profile],
-    what: &'static str,
+    subject: &'static str,
     metric: impl Fn(&'a Profile) -> Option<T>,
 ) -> Result<Vec<T>, MissingEvidence> {
-    let missing = |program| MissingEvidence { scheme: scheme.name(), program, what };
+    let missing = |program| MissingEvidence { scheme: scheme.name(), program, what: subject };
     members.iter().enumerate().map(|(index, profile)| metric(profile).ok_or_else(|| missing(index))).collect()
 }
 

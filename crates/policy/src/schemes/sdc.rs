@@ -56,13 +56,14 @@ impl Scheme for Sdc {
     }
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
-        let what = "stack positions of a cache with as many ways";
-        let positions = gather(self, members, what, |profile| positions_of(profile, cache))?;
-        let what = "references per instruction";
-        let solos = gather(self, members, what, |profile| SoloRates::from_profile(profile, cache))?;
+        let subject = "stack positions of a cache with as many ways";
+        let positions = gather(self, members, subject, |profile| positions_of(profile, cache))?;
+        let subject = "references per instruction";
+        let solos = gather(self, members, subject, |profile| SoloRates::from_profile(profile, cache))?;
         let ways = cache.ways as usize;
         let effective = effective_ways(&positions, cache.ways);
-        let lost = positions.iter().zip(&effective).map(|(positions, &kept)| lost_hits(&positions[..ways], kept));
+        let lost =
+            positions.iter().zip(&effective).map(|(positions, &part_ways)| lost_hits(&positions[..ways], part_ways));
         let (mut suffers, mut miss_ratios) = (Vec::new(), Vec::new());
         for ((lost, positions), solo) in lost.zip(&positions).zip(&solos) {
             suffers.push(if self.in_run_time { solo.slowdown(lost * 1e-6) } else { lost });

@@ -117,13 +117,13 @@ impl Scheme for StatCc {
     }
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
-        let what = "reuse times and references per instruction";
-        let known = gather(self, members, what, |profile| MemberModel::from_profile(profile, cache, self.jointly))?;
+        let subject = "reuse times and references per instruction";
+        let known = gather(self, members, subject, |profile| MemberModel::from_profile(profile, cache, self.jointly))?;
         if known.is_empty() {
             return Ok(GroupCosts::sum_of_pairs(CostKind::Degradation, 0, |_, _| 0.0));
         }
-        let what = "rates that are positive numbers";
-        let missing = MissingEvidence { scheme: self.name(), program: 0, what };
+        let subject = "rates that are positive numbers";
+        let missing = MissingEvidence { scheme: self.name(), program: 0, what: subject };
         let (suffers, shared) = self.compose(&known, cache).ok_or(missing)?;
         Ok(GroupCosts {
             kind: CostKind::Degradation,

@@ -267,7 +267,8 @@ impl ServiceLosses {
             let profile = profiles.get(&task.task).unwrap_or(&unknown);
             Some((self.solo.slowdown(task, elapsed_ns, profile)?, task.ran_ns() as f64))
         });
-        let (sum, weight) = each.fold((0.0, 0.0), |(sum, weight), (value, ran)| (sum + value * ran, weight + ran));
+        let (sum, weight) =
+            each.fold((0.0, 0.0), |(sum, weight), (value, run_ns)| (sum + value * run_ns, weight + run_ns));
         (weight > 0.0).then(|| sum / weight)
     }
 }
@@ -339,9 +340,9 @@ impl ServiceHistory {
     fn forecast(&mut self, window: u64, profiles: &PresentProfiles, pair_forecast: &ServicePairForecast<'_>) {
         let Some(own) = &self.profile else { return };
         for co_runner in self.co_runners.iter_mut().filter(|co_runner| co_runner.presence >= PRESENT_FROM) {
-            let is_due = co_runner
-                .forecast
-                .is_none_or(|(made, value)| window >= made + FORECAST_WINDOWS || window < made || value.is_none());
+            let is_due = co_runner.forecast.is_none_or(|(built_in, value)| {
+                window >= built_in + FORECAST_WINDOWS || window < built_in || value.is_none()
+            });
             if let Some(other) = profiles.get(&co_runner.service).filter(|_| is_due) {
                 let by_curves = pair_forecast(own, other);
                 let by_contention = || contention_forecast(own, other);
@@ -501,7 +502,7 @@ fn speed(window: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f
         let (_, count) = metrics.iter().find(|(other, _)| *other == metric)?;
         Some((task.ran_ns(), *count))
     });
-    let (ran_ns, work) = counted.fold((0, 0.0), |(ran, work), (ns, count)| (ran + ns, work + count));
+    let (ran_ns, work) = counted.fold((0, 0.0), |(run_ns, work), (ns, count)| (run_ns + ns, work + count));
     // One thread reports the work of all threads of its process.
     let ran_ns = if metric == WorkMetric::Reported { window.ran_ns } else { ran_ns };
     (ran_ns > 0 && work > 0.0).then(|| (metric, work * 1e9 / ran_ns as f64))
@@ -509,7 +510,10 @@ fn speed(window: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f
 
 fn busiest_profile<'p>(window: &ServiceActivity<'_>, profiles: &'p Profiles) -> Option<&'p Profile> {
     let known = window.tasks.iter().filter_map(|task| Some((task.ran_ns(), profiles.get(&task.task)?)));
-    known.filter(|(_, profile)| **profile != Profile::default()).max_by_key(|(ran, _)| *ran).map(|(_, profile)| profile)
+    known
+        .filter(|(_, profile)| **profile != Profile::default())
+        .max_by_key(|(run_ns, _)| *run_ns)
+        .map(|(_, profile)| profile)
 }
 
 #[cfg(test)]

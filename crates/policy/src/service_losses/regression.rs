@@ -73,9 +73,9 @@ impl EffectRegression {
             self.last_error = Some(error);
         }
         self.forget(&terms);
-        for (row, one) in self.products.iter_mut().zip(&terms) {
+        for (row, row_term) in self.products.iter_mut().zip(&terms) {
             for (product, other) in row.iter_mut().zip(&terms) {
-                *product += one * other;
+                *product += row_term * other;
             }
         }
         for (target, term) in self.targets.iter_mut().zip(&terms) {
@@ -97,10 +97,10 @@ impl EffectRegression {
         let (share, target) = ((1.0 - RETENTION) / information, dot(&self.targets, terms));
         let explained = self.solve(PRIOR_NOISE * PRIOR_NOISE).map_or(0.0, |(effects, _)| dot(&effects, &self.targets));
         let rest = (self.square - explained).max(0.0);
-        for (row, one) in self.products.iter_mut().zip(&along) {
-            row.iter_mut().zip(&along).for_each(|(product, other)| *product -= share * one * other);
+        for (row, value) in self.products.iter_mut().zip(&along) {
+            row.iter_mut().zip(&along).for_each(|(product, other)| *product -= share * value * other);
         }
-        self.targets.iter_mut().zip(&along).for_each(|(sum, one)| *sum -= share * one * target);
+        self.targets.iter_mut().zip(&along).for_each(|(sum, value)| *sum -= share * value * target);
         self.square -= share * target * target + (1.0 - RETENTION) * rest;
     }
 

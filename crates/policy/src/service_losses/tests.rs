@@ -86,7 +86,7 @@ fn a_gap_between_two_programs_hardly_changes_the_share() {
         let instructions = if is_beside { 1e9 / 1.5 } else { 1e9 } * ns as f64 / WINDOW_NS as f64;
         let mut tasks = vec![task(0, &store, 0, Some(instructions))];
         tasks.extend(is_beside.then(|| task(1, &batch, 1, Some(1e9))));
-        tasks.iter_mut().for_each(|task| task.on_cpu_ns.iter_mut().for_each(|(_, ran)| *ran = ns));
+        tasks.iter_mut().for_each(|task| task.on_cpu_ns.iter_mut().for_each(|(_, ns_on_cpu)| *ns_on_cpu = ns));
         let mut seen = window(number, tasks);
         seen.span.elapsed_ns = ns;
         let reports = losses.observe(&seen, &topology, &Profiles::new(), &no_forecast);

@@ -226,12 +226,12 @@ pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
 fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
     let mut shares = vec![0.0; levels.len()];
     let mut remaining = levels.len();
-    let mut taken = 0.0;
+    let mut used_cpus = 0.0;
     while remaining > 0 {
         // The highest k of the remaining threads have only the CPUs that accept the lowest of them.
         let ratio = |first: usize| {
             let cpus = max_pcmr.iter().filter(|&&max| max >= levels[first]).count() as f64;
-            (cpus - taken).max(0.0) / (remaining - first) as f64
+            (cpus - used_cpus).max(0.0) / (remaining - first) as f64
         };
         let is_group_start = |&at: &usize| at == 0 || levels[at - 1] < levels[at];
         let Some(first) = (0..remaining).filter(is_group_start).min_by(|&a, &b| ratio(a).total_cmp(&ratio(b))) else {
@@ -239,7 +239,7 @@ fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
         };
         let share = ratio(first).min(1.0);
         shares[first..remaining].fill(share);
-        taken += share * (remaining - first) as f64;
+        used_cpus += share * (remaining - first) as f64;
         remaining = first;
     }
     shares

@@ -110,12 +110,12 @@ proptest! {
         let pairs = programs.div_ceil(2);
         let solved = best(&matrix, &seats(&vec![2; pairs]));
         prop_assert_eq!(solved.method, SolverMethod::Matching);
-        fn least(left: u32, programs: usize, matrix: &[Vec<f64>], idle: usize) -> f64 {
-            if left == 0 {
+        fn least(remaining: u32, programs: usize, matrix: &[Vec<f64>], idle: usize) -> f64 {
+            if remaining == 0 {
                 return 0.0;
             }
-            let i = left.trailing_zeros() as usize;
-            let rest = left & (left - 1);
+            let i = remaining.trailing_zeros() as usize;
+            let rest = remaining & (remaining - 1);
             let alone = if idle > 0 { least(rest, programs, matrix, idle - 1) } else { f64::INFINITY };
             (0..programs)
                 .filter(|j| rest >> j & 1 == 1)

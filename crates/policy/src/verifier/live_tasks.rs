@@ -80,9 +80,9 @@ pub fn shares_of(shares: &[CacheShare], live_tasks: &LiveTasks) -> Vec<CacheShar
 
 fn same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -> bool {
     let (a, mut b) = (shares_of(a, live_tasks), shares_of(b, live_tasks));
-    let same = |one: &CacheShare, other: &CacheShare| {
+    let same = |first_share: &CacheShare, other: &CacheShare| {
         let members = |share: &CacheShare| share.members.iter().copied().collect::<BTreeSet<ShareMember>>();
-        one.cache == other.cache && one.units == other.units && members(one) == members(other)
+        first_share.cache == other.cache && first_share.units == other.units && members(first_share) == members(other)
     };
     let all = a.iter().all(|share| {
         let position = b.iter().position(|other| same(share, other));

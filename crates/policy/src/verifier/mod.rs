@@ -309,9 +309,9 @@ impl<P> Verifier<P> {
         view: &View<'_>,
         is_rolled_back: bool,
     ) -> Decision {
-        let asked = std::mem::take(&mut decision.verification);
+        let verification = std::mem::take(&mut decision.verification);
         let present = LiveTasks::from_samples(&view.observation.tasks);
-        if is_rolled_back || self.hold_back(&mut decision, &asked, &present, view) {
+        if is_rolled_back || self.hold_back(&mut decision, &verification, &present, view) {
             if let Some(history) = self.history.as_ref().filter(|_| is_rolled_back) {
                 set_placement(&mut decision.plan, &history.reference.plan, &history.reference.tasks, view);
             }
@@ -319,12 +319,12 @@ impl<P> Verifier<P> {
             (self.open, self.comparison) = (None, PlanComparison::BeforeAndAfter);
             return decision;
         }
-        self.comparison = match &asked {
+        self.comparison = match &verification {
             Verification::Trial => PlanComparison::Trial,
             Verification::Measured => PlanComparison::Measured,
             _ => PlanComparison::BeforeAndAfter,
         };
-        self.open = match asked {
+        self.open = match verification {
             Verification::Proposed(terms) => Some(OpenChange {
                 trial: Trial::from_method(terms.method),
                 terms,
@@ -361,13 +361,13 @@ impl<P> Verifier<P> {
     fn hold_back(
         &mut self,
         decision: &mut Decision,
-        asked: &Verification,
+        verification: &Verification,
         present: &LiveTasks,
         view: &View<'_>,
     ) -> bool {
         let Some((config, history)) = self.guard.zip(self.history.as_ref()) else { return false };
         // A change that is being measured was already allowed when it was proposed.
-        if *asked == Verification::Pending {
+        if *verification == Verification::Pending {
             return false;
         }
         let missing =

@@ -65,7 +65,7 @@ impl HeatMap {
         let named_rows = high >= 11.0;
         let named_columns = wide >= 16.0;
         let longest = |names: &[String]| names.iter().map(|name| text_width(name)).fold(0.0, f64::max);
-        let left = 42.0 + if named_rows { longest(&self.rows) } else { 0.0 };
+        let left_edge = 42.0 + if named_rows { longest(&self.rows) } else { 0.0 };
         let title = if self.title.is_empty() { 4.0 } else { 34.0 };
         let leaning = longest(&self.columns) > wide - 4.0;
         let names_below = match (named_columns, leaning) {
@@ -76,7 +76,7 @@ impl HeatMap {
         let (columns, rows) = (self.columns.len() as f64, self.rows.len() as f64);
         let bottom = title + rows * high;
         let label_room = if self.column_label.is_empty() { 4.0 } else { 24.0 };
-        let width = (left + columns * wide + 14.0).max(text_width(&self.title) * 1.2 + 24.0);
+        let width = (left_edge + columns * wide + 14.0).max(text_width(&self.title) * 1.2 + 24.0);
         let roles = format!("{} {}", self.row_label, self.column_label);
         let mut svg = Svg::new(width, bottom + names_below + label_room, &[&self.title, &roles]);
         svg.text("t", (12.0, 22.0), Anchor::Start, &self.title);
@@ -85,12 +85,12 @@ impl HeatMap {
         }
         if named_rows {
             for (index, name) in self.rows.iter().enumerate() {
-                svg.text("", (left - 8.0, title + (index as f64 + 0.5) * high + 4.5), Anchor::End, name);
+                svg.text("", (left_edge - 8.0, title + (index as f64 + 0.5) * high + 4.5), Anchor::End, name);
             }
         }
         if named_columns {
             for (index, name) in self.columns.iter().enumerate() {
-                let x = left + (index as f64 + 0.5) * wide;
+                let x = left_edge + (index as f64 + 0.5) * wide;
                 match leaning {
                     true => svg.draw_text_leaning("", (x + 5.0, bottom + 15.0), name),
                     false => svg.text("", (x, bottom + 17.0), Anchor::Middle, name),
@@ -98,10 +98,10 @@ impl HeatMap {
             }
         }
         if !self.column_label.is_empty() {
-            let x = left + columns * wide / 2.0;
+            let x = left_edge + columns * wide / 2.0;
             svg.text("m", (x, bottom + names_below + 16.0), Anchor::Middle, &self.column_label);
         }
-        self.cells(&mut svg, (left, title), (wide, high));
+        self.cells(&mut svg, (left_edge, title), (wide, high));
         svg
     }
 

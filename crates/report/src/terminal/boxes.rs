@@ -12,13 +12,15 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
     let mut rest = &boxes[..];
     while let Some(first) = rest.first() {
         let mut used = width(&first[0]);
-        let mut taken = 1;
-        while let Some(next) = rest.get(taken).map(|lines| width(&lines[0])).filter(|w| used + 2 + w <= paint.width) {
+        let mut used_count = 1;
+        while let Some(next) =
+            rest.get(used_count).map(|lines| width(&lines[0])).filter(|w| used + 2 + w <= paint.width)
+        {
             used += 2 + next;
-            taken += 1;
+            used_count += 1;
         }
-        text.push_str(&join_side_by_side(&rest[..taken]));
-        rest = &rest[taken..];
+        text.push_str(&join_side_by_side(&rest[..used_count]));
+        rest = &rest[used_count..];
     }
     text.push_str(&paint.style_bold("why"));
     text.push('\n');
@@ -91,10 +93,10 @@ fn expectation(plan: &PlanResult, paint: Paint) -> String {
         (Some(v), "percent") => format!("{v:.2} %"),
         (Some(v), _) => number(v),
     };
-    let what = if plan.unit == "percent" { "expected mean slowdown" } else { "expected mean weight" };
+    let measure = if plan.unit == "percent" { "expected mean slowdown" } else { "expected mean weight" };
     let mut text = format!(
         "{}  this plan {}, best {}, random {}, worst {}\n",
-        paint.style_bold(what),
+        paint.style_bold(measure),
         value(expected.plan),
         value(expected.best),
         value(expected.random),

@@ -14,7 +14,7 @@ const MACHINE_SEEDS: u64 = 3;
 /// The compared policies, the default first and `auto` last.
 pub fn contender_list() -> Vec<AutoContender> {
     let only =
-        |what: &'static str, mechanisms: &str| AutoContender::new(what, "auto", &format!("disable = [{mechanisms}]"));
+        |title: &'static str, mechanisms: &str| AutoContender::new(title, "auto", &format!("disable = [{mechanisms}]"));
     vec![
         AutoContender::new("default", "default", "window_ns = 1000000000"),
         only("only placement", "\"sharing\", \"space\", \"gangs\""),
@@ -136,7 +136,7 @@ fn score_run(jobs: &[IntervalJob], alone: &[SoloCourse], outcome: &ContenderRun,
     let over_alone: Vec<f64> = rates.zip(alone).map(|((rate, job), alone)| alone.speed(*rate, seconds(job))).collect();
     let promised: Vec<(usize, f64)> =
         jobs.iter().enumerate().filter_map(|(index, job)| Some((index, job.goal?.max_slowdown?))).collect();
-    let kept =
+    let keeps_promises =
         |window: &&Vec<f64>| promised.iter().all(|&(at, limit)| window[at] * (1.0 + limit) >= alone[at].instr_per_s);
     let windows = outcome.windows.len().max(1) as f64;
     ContenderScore {
@@ -144,7 +144,8 @@ fn score_run(jobs: &[IntervalJob], alone: &[SoloCourse], outcome: &ContenderRun,
         harmonic_mean: over_alone.len() as f64 / over_alone.iter().map(|speed| 1.0 / speed).sum::<f64>(),
         instr_per_s: outcome.instr_per_s.iter().sum(),
         worst_slowdown: over_alone.iter().map(|speed| 1.0 / speed).fold(0.0, f64::max),
-        floors_kept: (!promised.is_empty()).then(|| outcome.windows.iter().filter(kept).count() as f64 / windows),
+        floors_kept: (!promised.is_empty())
+            .then(|| outcome.windows.iter().filter(keeps_promises).count() as f64 / windows),
     }
 }
 
@@ -167,8 +168,9 @@ pub fn run_all(
                 let Some(jobs) = mix(machine, family, seed, length_ns) else { continue };
                 context.report_progress(&format!("{}, {} {seed}", machine.name, family.name()));
                 let alone = context.run_all(&jobs, |job| solo_course(machine, job, length_ns))?;
-                let runs: Vec<(u64, &AutoContender)> =
-                    (1..=MACHINE_SEEDS).flat_map(|seed| contenders.iter().map(move |one| (seed, one))).collect();
+                let runs: Vec<(u64, &AutoContender)> = (1..=MACHINE_SEEDS)
+                    .flat_map(|seed| contenders.iter().map(move |compared| (seed, compared)))
+                    .collect();
                 let did = context.run_all(&runs, |(machine_seed, contender)| {
                     let outcome = run(machine, &jobs, contender, seed ^ machine_seed, length_ns, |_| ())?;
                     Ok(score_run(&jobs, &alone, &outcome, length_ns))

@@ -19,13 +19,13 @@ fn gains_over(mixes: &[&AutoMix], gain: impl Fn(&AutoMix) -> f64) -> Vec<f64> {
 
 fn finding(
     id: &str,
-    what: &str,
+    title: &str,
     unit: &str,
     target: ResultTarget,
     value: f64,
     context: &ExperimentContext<'_>,
 ) -> Finding {
-    Finding::new(id, what, PAPER, unit, target, &[(context.seeds[0], value)])
+    Finding::new(id, title, PAPER, unit, target, &[(context.seeds[0], value)])
 }
 
 /// Mean over the machine seeds that score.
@@ -122,17 +122,17 @@ fn family_findings(context: &ExperimentContext<'_>, family: Family, mixes: &[&Au
         |kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(kind, auto, mix.best_single()))));
     let against_default = |kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(kind, auto, 0))));
     let target = if family == Family::Crossed { 2.0 } else { -1.0 };
-    let label = |what: &str| format!("{name}: {what}: lower 95 % bound");
+    let label = |metric_title: &str| format!("{name}: {metric_title}: lower 95 % bound");
     let weighted = label("weighted speed-up against the best single mechanism in hindsight");
     let mut findings = vec![
         finding("AUTO-8", &weighted, "%", minimum_target(target), against_best(ScoreKind::WeightedSpeedup), context),
         behind_finding(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
     ];
     let minimum = if family == Family::Null { -0.5 } else { -1.0 };
-    let what = label("weighted speed-up over the default");
+    let title = label("weighted speed-up over the default");
     findings.push(finding(
         "AUTO-8",
-        &what,
+        &title,
         "%",
         minimum_target(minimum),
         against_default(ScoreKind::WeightedSpeedup),
@@ -140,10 +140,10 @@ fn family_findings(context: &ExperimentContext<'_>, family: Family, mixes: &[&Au
     ));
     for (kind, metric) in [(ScoreKind::HarmonicMean, "harmonic mean of speeds"), (ScoreKind::Throughput, "throughput")]
     {
-        let what = label(&format!("{metric} over the default"));
-        findings.push(finding("AUTO-9", &what, "%", ResultTarget::Shown, against_default(kind), context));
-        let what = label(&format!("{metric} against the best single mechanism in hindsight"));
-        findings.push(finding("AUTO-9", &what, "%", ResultTarget::Shown, against_best(kind), context));
+        let title = label(&format!("{metric} over the default"));
+        findings.push(finding("AUTO-9", &title, "%", ResultTarget::Shown, against_default(kind), context));
+        let title = label(&format!("{metric} against the best single mechanism in hindsight"));
+        findings.push(finding("AUTO-9", &title, "%", ResultTarget::Shown, against_best(kind), context));
     }
     findings
 }
@@ -151,10 +151,10 @@ fn family_findings(context: &ExperimentContext<'_>, family: Family, mixes: &[&Au
 /// `auto` against each baseline separately, over all mixes: no fixed policy is better.
 fn baselines(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding> {
     let against = |(at, baseline): (usize, &AutoContender)| {
-        let what = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.title);
+        let title = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.title);
         finding(
             "AUTO-10",
-            &what,
+            &title,
             "%",
             minimum_target(-1.0),
             lower_bound(&gains_over(mixes, |mix| gain(mix, at))),
@@ -183,12 +183,13 @@ fn below_default(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding 
 /// A promise is feasible if some contender keeps it in 99 % of windows.
 fn floors(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
     let auto = contender_list().len() - 1;
-    let kept = |mix: &AutoMix, at: usize| {
+    let kept_floors = |mix: &AutoMix, at: usize| {
         let all: Vec<f64> = mix.did.iter().skip(1).filter_map(|did| did[at].floors_kept).collect();
         mean(&all)
     };
-    let feasible: Vec<&&AutoMix> = mixes.iter().filter(|mix| (0..=auto).any(|at| kept(mix, at) >= 0.99)).collect();
-    let values: Vec<f64> = feasible.iter().map(|mix| 100.0 * kept(mix, auto)).collect();
+    let feasible: Vec<&&AutoMix> =
+        mixes.iter().filter(|mix| (0..=auto).any(|at| kept_floors(mix, at) >= 0.99)).collect();
+    let values: Vec<f64> = feasible.iter().map(|mix| 100.0 * kept_floors(mix, auto)).collect();
     let note = format!("{} of {} mixes have a contender that keeps the promise", feasible.len(), mixes.len());
     finding("AUTO-6", "feasible promises kept, of settled windows", "%", minimum_target(99.0), mean(&values), context)
         .with_note(note)

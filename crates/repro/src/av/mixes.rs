@@ -321,12 +321,12 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
             mean_of(|run| run.kick_outs_saved),
             mean_of(|run| run.brought_in),
         );
-        let what =
+        let title =
             format!("mean IPC gain over round robin, {} mixes: {name}", mixes.len() / context.seeds.len().max(1));
         let shown = index == REFERENCE;
         let (paper, target) = if shown { ("", ResultTarget::Shown) } else { ("+4.4 % (1.4 to 12.1)", target) };
         let finding =
-            Finding::new("AV-3", &what, paper, "%", target, &per_seed(&|mix| mix.by[index].ipc_gain)).with_note(note);
+            Finding::new("AV-3", &title, paper, "%", target, &per_seed(&|mix| mix.by[index].ipc_gain)).with_note(note);
         findings.push(finding.points(points(mixes, name, |mix| mix.by[index])));
         if shown {
             continue;
@@ -334,9 +334,9 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
         // Averaged over seeds first, because a single seed's mix is noise.
         let lowest = measured_mixes(mixes).map(|nth| values_of(mixes, nth, |mix| mix.by[index].ipc_gain));
         let lowest = lowest.map(|gains| mean(&gains)).fold(f64::INFINITY, f64::min);
-        let what = format!("lowest IPC gain of any mix, mean over seeds: {name}");
+        let title = format!("lowest IPC gain of any mix, mean over seeds: {name}");
         let target = ResultTarget::AtLeast { target: -1.0, paper_best: Some(1.4) };
-        let mut low = Finding::new("AV-3", &what, "+1.4 %", "%", target, &[(context.seeds[0], lowest)]);
+        let mut low = Finding::new("AV-3", &title, "+1.4 %", "%", target, &[(context.seeds[0], lowest)]);
         low.seeds.clone_from(&context.seeds);
         findings.push(low);
     }

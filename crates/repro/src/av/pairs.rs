@@ -73,11 +73,11 @@ fn other_readings() -> impl Iterator<Item = &'static str> {
 
 /// Samples in one definition of super sets.
 fn form_super_sets(samples: &[ActivitySample], form: SuperSets) -> Vec<ActivitySample> {
-    let one = |sample: &ActivitySample| ActivitySample {
+    let folded_sample = |sample: &ActivitySample| ActivitySample {
         instr_per_cycle: sample.instr_per_cycle,
         tasks: sample.tasks.iter().map(|task| form.fold_sets(task)).collect(),
     };
-    samples.iter().map(one).collect()
+    samples.iter().map(folded_sample).collect()
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
@@ -162,8 +162,8 @@ fn pair(length: &PairLength, seed: u64, a: usize, b: usize, of_forms: &[Threshol
 
 /// Bits that are set in the vectors of both tasks.
 fn shared_bits(sample: &ActivitySample, vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6]) -> [f64; 6] {
-    let (one, other) = (vectors(&sample.tasks[0]), vectors(&sample.tasks[1]));
-    std::array::from_fn(|cell| f64::from(overlap(&one[cell], &other[cell])))
+    let (first, other) = (vectors(&sample.tasks[0]), vectors(&sample.tasks[1]));
+    std::array::from_fn(|cell| f64::from(overlap(&first[cell], &other[cell])))
 }
 
 fn cells(samples: &[ActivitySample], vectors: impl Fn(&TaskActivity) -> [IndexSet; 6]) -> Cells {
@@ -234,12 +234,12 @@ fn correlation(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Findin
     let steep = ResultTarget::AtLeast { target: 1.0, paper_best: Some(1.39) };
     let with_seed =
         |values: &[f64]| -> Vec<(u64, f64)> { context.seeds.iter().copied().zip(values.to_vec()).collect() };
-    let what = "slope of IPC over shared bits of the L2 miss vectors, within a pair, mean of the pairs that have one";
+    let title = "slope of IPC over shared bits of the L2 miss vectors, within a pair, mean of the pairs that have one";
     let paper = "-0.151 (r² 0.331)";
-    let mut first = Finding::new("AV-1", what, paper, "IPC per bit", down, &with_seed(&within[L2_MISS]));
-    let what = "steepness of the L2 miss slope over the steepest of the other five, within a pair";
+    let mut first = Finding::new("AV-1", title, paper, "IPC per bit", down, &with_seed(&within[L2_MISS]));
+    let title = "steepness of the L2 miss slope over the steepest of the other five, within a pair";
     let paper = "1.39 (-0.151 against +0.109 of D-cache use)";
-    let mut second = Finding::new("AV-1", what, paper, "x", steep, &with_seed(&steepness(&within)));
+    let mut second = Finding::new("AV-1", title, paper, "x", steep, &with_seed(&steepness(&within)));
     first.points = table_points(context, pairs, &within, &between);
     first.note = describe_fit(context, pairs);
     first.figures = vec![slopes_figure(&within, &between), scatter(context, pairs)];

@@ -50,7 +50,7 @@ impl SuperSets {
 pub(super) fn sample_by_set(
     workload: Workload,
     warm_up: u64,
-    kept: u64,
+    sample_count: u64,
 ) -> Result<(Vec<ActivitySample>, RunResults), ReproError> {
     let sets = |level: CacheLevel| {
         workload
@@ -65,7 +65,7 @@ pub(super) fn sample_by_set(
     for (count, level) in counts.iter_mut().zip(LEVELS) {
         *count = sets(level).ok_or_else(missing)? as u32;
     }
-    sample_with_options(workload, warm_up, kept, counts)
+    sample_with_options(workload, warm_up, sample_count, counts)
 }
 
 /// Runs a workload with one single-threaded job per context for `warm_up` samples that are dropped and `kept` that are
@@ -73,20 +73,20 @@ pub(super) fn sample_by_set(
 pub(super) fn sample_workload(
     workload: Workload,
     warm_up: u64,
-    kept: u64,
+    sample_count: u64,
 ) -> Result<(Vec<ActivitySample>, RunResults), ReproError> {
-    sample_with_options(workload, warm_up, kept, [SUPER_SETS; 3])
+    sample_with_options(workload, warm_up, sample_count, [SUPER_SETS; 3])
 }
 
 fn sample_with_options(
     workload: Workload,
     warm_up: u64,
-    kept: u64,
+    sample_count: u64,
     super_sets: [u32; 3],
 ) -> Result<(Vec<ActivitySample>, RunResults), ReproError> {
     let cycles = SAMPLE_CYCLES / workload.options.scale;
     let jobs = workload.jobs.len();
-    let workload = workload.with_length(warm_up * cycles, kept * cycles);
+    let workload = workload.with_length(warm_up * cycles, sample_count * cycles);
     let mut machine = workload.build_machine()?;
     let tasks: Vec<TaskId> = (0..jobs as u32).map(TaskId).collect();
     let mut plan = Plan::idle(WindowLength::Cycles { cycles: SAMPLE_CYCLES });
@@ -109,8 +109,8 @@ fn sample_with_options(
 }
 
 fn probe(id: u32, level: CacheLevel, tasks: &[TaskId], super_sets: u32) -> ProbeRequest {
-    let what = ProbeKind::SuperSets { tasks: tasks.to_vec(), level, super_sets };
-    ProbeRequest { id: ProbeId(id), kind: what, budget_ns: u64::MAX / 4 }
+    let probe_kind = ProbeKind::SuperSets { tasks: tasks.to_vec(), level, super_sets };
+    ProbeRequest { id: ProbeId(id), kind: probe_kind, budget_ns: u64::MAX / 4 }
 }
 
 fn sample(observation: &Observation, jobs: usize, super_sets: [u32; 3]) -> ActivitySample {

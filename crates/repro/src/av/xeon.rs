@@ -98,7 +98,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut programs: Vec<&'static str> = WORKLOADS.iter().flatten().copied().collect();
     programs.sort_unstable();
     programs.dedup();
-    let mut ran = Vec::new();
+    let mut runs = Vec::new();
     for &seed in &context.seeds {
         context.report_progress(&format!("eight jobs on two contexts, seed {seed}"));
         let recorded = context.run_all_stored(
@@ -109,7 +109,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         )?;
         let thresholds = Thresholds::mean_of(recorded.iter().map(|recorded| &recorded.activity));
         let items: Vec<usize> = (0..WORKLOADS.len()).collect();
-        ran.extend(context.run_all_stored(
+        runs.extend(context.run_all_stored(
             module_path!(),
             &items,
             |workload| format!("{workload} {seed} {length:?}"),
@@ -117,7 +117,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         )?);
     }
     let scale = length.scale as f64;
-    let findings = [opportunities(context, &ran), finish_times(context, &ran), counters(context, &ran)];
+    let findings = [opportunities(context, &runs), finish_times(context, &runs), counters(context, &runs)];
     Ok(findings.into_iter().flatten().map(|finding| finding.time_scale(scale)).collect())
 }
 
@@ -247,7 +247,7 @@ fn choices(run: &ManagedRun, shared: impl Fn(usize, usize) -> u32) -> PairingCou
 
 fn per_seed(context: &ExperimentContext<'_>, runs: &[XeonRun], metric: impl Fn(&XeonRun) -> f64) -> Vec<(u64, f64)> {
     let of_seed = |seed: u64| {
-        let values = runs.iter().filter(|ran| ran.seed == seed).map(&metric).filter(|value| value.is_finite());
+        let values = runs.iter().filter(|run| run.seed == seed).map(&metric).filter(|value| value.is_finite());
         mean(&values.collect::<Vec<f64>>())
     };
     context.per_seed(of_seed)
@@ -255,7 +255,7 @@ fn per_seed(context: &ExperimentContext<'_>, runs: &[XeonRun], metric: impl Fn(&
 
 fn values_over_workloads(runs: &[XeonRun], series: &str, metric: impl Fn(&XeonRun) -> f64) -> Vec<DataPoint> {
     let point = |index: usize| {
-        let values: Vec<f64> = runs.iter().filter(|ran| ran.workload == index).map(&metric).collect();
+        let values: Vec<f64> = runs.iter().filter(|run| run.workload == index).map(&metric).collect();
         DataPoint::over_values(series, format!("WL{index}"), &values)
     };
     (0..WORKLOADS.len()).map(point).collect()
@@ -263,11 +263,11 @@ fn values_over_workloads(runs: &[XeonRun], series: &str, metric: impl Fn(&XeonRu
 
 fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
     let all = |choices: &PairingCounts| f64::from(choices.good + choices.moderate + choices.bad);
-    let bad = move |ran: &XeonRun| 100.0 * f64::from(ran.choices.bad) / all(&ran.choices);
-    let good = move |ran: &XeonRun| 100.0 * f64::from(ran.choices.good) / all(&ran.choices);
-    let with_better = |ran: &XeonRun| 100.0 * f64::from(ran.choices.bad_with_better) / f64::from(ran.choices.bad);
-    let how_many = |ran: &XeonRun| f64::from(ran.choices.better_at_bad) / f64::from(ran.choices.bad);
-    let choice = |ran: &XeonRun| 100.0 * ran.by_default.choice_share;
+    let bad = move |run: &XeonRun| 100.0 * f64::from(run.choices.bad) / all(&run.choices);
+    let good = move |run: &XeonRun| 100.0 * f64::from(run.choices.good) / all(&run.choices);
+    let with_better = |run: &XeonRun| 100.0 * f64::from(run.choices.bad_with_better) / f64::from(run.choices.bad);
+    let how_many = |run: &XeonRun| f64::from(run.choices.better_at_bad) / f64::from(run.choices.bad);
+    let choice = |run: &XeonRun| 100.0 * run.by_default.choice_share;
     let bad_picks = Finding::new(
         "AV-4",
         "default picks that share more than half of the L2 miss bits (bad)",
@@ -327,17 +327,17 @@ fn last_delay(delays: &[f64]) -> f64 {
 }
 
 fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
-    let metric = |ran: &XeonRun, get: fn(&[f64]) -> f64| get(&delays(&ran.vectors, &ran.by_default));
+    let metric = |run: &XeonRun, get: fn(&[f64]) -> f64| get(&delays(&run.vectors, &run.by_default));
     let worst = Finding::new(
         "AV-5",
         "worst delay of a job's finish time by the vectors' advice, mean of 6 workloads",
         "12 %",
         "%",
         ResultTarget::AtMost { target: 12.0, paper_best: None },
-        &per_seed(context, runs, |ran| metric(ran, last_delay)),
+        &per_seed(context, runs, |run| metric(run, last_delay)),
     );
-    let speed = |ran: &XeonRun| 100.0 * (ran.by_default.cycles / ran.vectors.cycles - 1.0);
-    let misses = |ran: &XeonRun| 100.0 * (1.0 - ran.vectors.l2_misses / ran.by_default.l2_misses);
+    let speed = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.vectors.cycles - 1.0);
+    let misses = |run: &XeonRun| 100.0 * (1.0 - run.vectors.l2_misses / run.by_default.l2_misses);
     let gain = Finding::new(
         "AV-4",
         "IPC of the whole workload by the vectors' advice over the default scheduler",
@@ -350,12 +350,12 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
     let points: Vec<DataPoint> = series
         .iter()
         .flat_map(|(name, get)| {
-            values_over_workloads(runs, &format!("{name} finish time, % of change"), |ran| metric(ran, *get))
+            values_over_workloads(runs, &format!("{name} finish time, % of change"), |run| metric(run, *get))
         })
         .collect();
     let points = [points, other_bounds(runs)].concat();
     let bar = |index: usize, get: fn(&[f64]) -> f64| {
-        let values: Vec<f64> = runs.iter().filter(|ran| ran.workload == index).map(|ran| metric(ran, get)).collect();
+        let values: Vec<f64> = runs.iter().filter(|run| run.workload == index).map(|run| metric(run, get)).collect();
         let point = DataPoint::over_values("", "", &values);
         FigureBar { value: point.value, interval: point.low.zip(point.high) }
     };
@@ -380,14 +380,14 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
 
 /// Late finish times and IPC gains under other bounds, over all workloads and seeds.
 fn other_bounds(runs: &[XeonRun]) -> Vec<DataPoint> {
-    let bounds = runs.first().map_or(&[][..], |ran| &ran.bounded);
+    let bounds = runs.first().map_or(&[][..], |run| &run.bounded);
     let bound_points = |(nth, (bound, _)): (usize, &(Name, WorkloadRun))| {
         let over = |metric: &dyn Fn(&XeonRun, &WorkloadRun) -> f64| {
-            let value = |ran: &XeonRun| metric(ran, &ran.bounded[nth].1);
+            let value = |run: &XeonRun| metric(run, &run.bounded[nth].1);
             mean(&runs.iter().map(value).collect::<Vec<f64>>())
         };
-        let delay = over(&|ran, finished| last_delay(&delays(finished, &ran.by_default)));
-        let speed = over(&|ran, finished| 100.0 * (ran.by_default.cycles / finished.cycles - 1.0));
+        let delay = over(&|run, finished| last_delay(&delays(finished, &run.by_default)));
+        let speed = over(&|run, finished| 100.0 * (run.by_default.cycles / finished.cycles - 1.0));
         let at = format!("{bound} samples");
         [("late finish time, %, by bound", delay), ("IPC gain, %, by bound", speed)]
             .map(|(series, value)| DataPoint::over_values(series, &at, &[value]))
@@ -396,8 +396,8 @@ fn other_bounds(runs: &[XeonRun]) -> Vec<DataPoint> {
 }
 
 fn counters(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
-    let metric = |ran: &XeonRun| 100.0 * (ran.counters.cycles / ran.vectors.cycles - 1.0);
-    let against_default = |ran: &XeonRun| 100.0 * (ran.by_default.cycles / ran.counters.cycles - 1.0);
+    let metric = |run: &XeonRun| 100.0 * (run.counters.cycles / run.vectors.cycles - 1.0);
+    let against_default = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.counters.cycles - 1.0);
     let finding = Finding::new(
         "AV-8",
         "completion time of the workload by miss counters over that by vectors",

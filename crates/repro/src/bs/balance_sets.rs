@@ -12,19 +12,19 @@ const BALANCE_SET: &str = "locations = 500\nreplacement = \"lru\"\nslice_ns = 10
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &[48, 96, 192, 384]);
-    let who = papers();
-    let literal = cells(context, ThreadMix::Spec2000, &who, sizes)?;
+    let policy = papers();
+    let literal = cells(context, ThreadMix::Spec2000, &policy, sizes)?;
     let mut all = points(NAME, &literal, sizes);
     let fair = cells(context, ThreadMix::Spec2000, &NiagaraPolicy::BalanceSet(BALANCE_SET.to_string()), sizes)?;
     all.extend(points(FAIR, &fair, sizes));
     if !context.quick {
-        all.extend(sensitivity::variations(context, ThreadMix::Spec2000, &who, &[])?);
+        all.extend(sensitivity::variations(context, ThreadMix::Spec2000, &policy, &[])?);
         let composed = NiagaraPolicy::BalanceSet(format!("{BALANCE_SET}group_model = \"composed\""));
         all.extend(points("composed", &cells(context, ThreadMix::Spec2000, &composed, &[192])?, &[192]));
-        let other = cells(context, ThreadMix::Casc, &who, sizes)?;
+        let other = cells(context, ThreadMix::Casc, &policy, sizes)?;
         all.extend(points("balance sets on CASC's 18 threads", &other, sizes));
     }
-    let (swept, sweep) = values_over_bandwidth(context, ThreadMix::Spec2000, &who, "bs-3-bandwidth", NAME)?;
+    let (swept, sweep) = values_over_bandwidth(context, ThreadMix::Spec2000, &policy, "bs-3-bandwidth", NAME)?;
     all.extend(swept);
     let scale = SCALE as f64;
     let defaults: Vec<u64> = context.pick(&[96, 384][..], &[48, 96, 192, 384, 768][..]).to_vec();
@@ -71,7 +71,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         findings.extend(throughput_and_misses(form, cells, sizes, &all));
     }
     findings[1].figures.push(sweep);
-    findings.push(doubled_cache_finding(context, sizes, &who)?);
+    findings.push(doubled_cache_finding(context, sizes, &policy)?);
     Ok(findings)
 }
 
@@ -126,14 +126,14 @@ fn throughput_and_misses(form: &str, cells: &[Cell], sizes: &[u64], all: &[DataP
 fn doubled_cache_finding(
     context: &ExperimentContext<'_>,
     sizes: &[u64],
-    who: &NiagaraPolicy,
+    policy: &NiagaraPolicy,
 ) -> Result<Finding, ReproError> {
     let mut per_seed = Vec::new();
     let mut ahead: Vec<(u64, f64)> = Vec::new();
     for &seed in &context.seeds {
         let setting = |kb: u64| NiagaraSetting { mix: ThreadMix::Spec2000, ..NiagaraSetting::new(kb, seed, context) };
         let gains = context.run_all(sizes, |&kb| {
-            let (new, twice) = (run_mix(&setting(kb), who)?, run_mix(&setting(2 * kb), &NiagaraPolicy::Default)?);
+            let (new, twice) = (run_mix(&setting(kb), policy)?, run_mix(&setting(2 * kb), &NiagaraPolicy::Default)?);
             Ok(100.0 * (new.instructions_per_cycle() / twice.instructions_per_cycle() - 1.0))
         })?;
         per_seed.push((seed, gains.iter().copied().fold(f64::INFINITY, f64::min)));

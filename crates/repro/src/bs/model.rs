@@ -84,14 +84,14 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             Ok(pairs)
         },
     )?;
-    let told: Vec<(ModelCase, Vec<RatioPair>)> = cases.into_iter().zip(pairs).collect();
+    let estimates: Vec<(ModelCase, Vec<RatioPair>)> = cases.into_iter().zip(pairs).collect();
     let names = ["StatCache on random replacement", "StatStack on LRU"];
-    Ok(replacements.iter().zip(names).map(|(&(_, by), name)| finding(context, &told, sizes, by, name)).collect())
+    Ok(replacements.iter().zip(names).map(|(&(_, by), name)| finding(context, &estimates, sizes, by, name)).collect())
 }
 
 fn finding(
     context: &ExperimentContext<'_>,
-    told: &[(ModelCase, Vec<RatioPair>)],
+    estimates: &[(ModelCase, Vec<RatioPair>)],
     sizes: &[u64],
     by: ReplacementModel,
     name: &str,
@@ -100,7 +100,7 @@ fn finding(
         let wanted = |case: &ModelCase| {
             case.by == by && seed.is_none_or(|seed| seed == case.seed) && kb.is_none_or(|kb| kb == case.kb)
         };
-        let all = told.iter().filter(|(case, _)| wanted(case)).flat_map(|(_, pairs)| pairs);
+        let all = estimates.iter().filter(|(case, _)| wanted(case)).flat_map(|(_, pairs)| pairs);
         all.filter(|pair| pair.form.0 == form).collect()
     };
     let mut points = Vec::new();
@@ -202,7 +202,7 @@ fn group(
 fn judge(
     case: &ModelCase,
     workload: &Workload,
-    ran: &RunResults,
+    run_results: &RunResults,
     cycles: (u64, u64),
 ) -> Result<Vec<RatioPair>, ReproError> {
     let lines = (case.kb << 10) / LINE_BYTES;
@@ -211,11 +211,11 @@ fn judge(
         let history_instr = (u128::from(task.instructions) * u128::from(cycles.0) / u128::from(cycles.1)) as u64;
         read(job, InstructionSpan { history_instr, instr: task.instructions }, LOCATIONS)
     };
-    let did: Vec<Stretch> = workload.jobs.iter().zip(&ran.tasks).map(stretch).collect::<Result<_, _>>()?;
+    let did: Vec<Stretch> = workload.jobs.iter().zip(&run_results.tasks).map(stretch).collect::<Result<_, _>>()?;
     let refs: Vec<f64> =
-        ran.tasks.iter().map(references).collect::<Option<_>>().ok_or_else(|| failed("BS-5")("no L2"))?;
+        run_results.tasks.iter().map(references).collect::<Option<_>>().ok_or_else(|| failed("BS-5")("no L2"))?;
     let all_refs: f64 = refs.iter().sum();
-    let measured = 100.0 * ratio(ran).ok_or_else(|| failed("BS-5")("the cache had no references"))?;
+    let measured = 100.0 * ratio(run_results).ok_or_else(|| failed("BS-5")("the cache had no references"))?;
     // Times are counted in accesses of their own kind, and so are rates; misses are relative to references of the L2.
     let composed = |value: &dyn Fn(&Stretch) -> (&ReuseTimes, f64), as_fast: bool| -> Result<f64, ReproError> {
         let accesses: Vec<f64> = did.iter().map(|stretch| value(stretch).1).collect();
@@ -250,14 +250,15 @@ fn references(task: &cachemate_sim::results::TaskResults) -> Option<f64> {
 fn time_shared_ratios(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
     let mut workload = NiagaraSetting::new(case.kb, case.seed, context).workload(jobs(case.seed))?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
-    let asked = GroupRequest { rows_ns: None, locations: Some(LOCATIONS), groups: 12, group_ns: 10_000_000 };
-    let records = measure_groups(workload, asked)?;
+    let request = GroupRequest { rows_ns: None, locations: Some(LOCATIONS), groups: 12, group_ns: 10_000_000 };
+    let records = measure_groups(workload, request)?;
     let reuse = reuse_times(&records, case)?;
     let did = sums_by_task(&records, true);
     let missing = || failed("BS-5")("a member was not measured");
     let pair = |(members, sum): (&Vec<TaskId>, &MissSums)| {
-        let one = |task: &TaskId| Some((reuse.get(task)?, did.get(task).map(|sum| sum.references / sum.ns)?));
-        let at_rates: Vec<ReuseAtRate<'_>> = members.iter().map(one).collect::<Option<_>>().ok_or_else(missing)?;
+        let reuse_at_rate = |task: &TaskId| Some((reuse.get(task)?, did.get(task).map(|sum| sum.references / sum.ns)?));
+        let at_rates: Vec<ReuseAtRate<'_>> =
+            members.iter().map(reuse_at_rate).collect::<Option<_>>().ok_or_else(missing)?;
         let ratios = shared_ratios(&at_rates, (case.kb << 10) / LINE_BYTES, case.by)?;
         let misses: f64 = ratios.iter().zip(&at_rates).map(|(ratio, (_, rate))| ratio * rate).sum();
         let expected = 100.0 * misses / at_rates.iter().map(|(_, rate)| rate).sum::<f64>();
@@ -290,7 +291,7 @@ fn reuse_times(records: &[WindowRecord], case: &ModelCase) -> Result<BTreeMap<Ta
 
 /// A scatter plot of expected against measured values.
 fn scatter(name: &str, title: &str, series: Vec<(String, Vec<(f64, f64)>)>) -> ResultFigure {
-    let one = |(name, points): (String, Vec<(f64, f64)>)| Series {
+    let to_series = |(name, points): (String, Vec<(f64, f64)>)| Series {
         name,
         points: points.into_iter().map(|(x, y)| ChartPoint::new(x, y)).collect(),
         mark: Mark::Points,
@@ -300,7 +301,7 @@ fn scatter(name: &str, title: &str, series: Vec<(String, Vec<(f64, f64)>)>) -> R
         title: title.to_string(),
         x: Axis::linear("measured, misses per 100 references"),
         y: Axis::linear("expected, misses per 100 references"),
-        series: series.into_iter().map(one).collect(),
+        series: series.into_iter().map(to_series).collect(),
         ..Chart::default()
     };
     ResultFigure::chart(name, &chart)

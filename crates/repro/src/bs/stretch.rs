@@ -110,17 +110,17 @@ impl StretchReader {
     }
 
     fn read(&mut self, access: Access, measured: bool) {
-        let mut left = access.instructions();
-        while left > 0 {
+        let mut remaining = access.instructions();
+        while remaining > 0 {
             let line = self.next_code / CODE_LINE_BYTES;
             if line != self.fetched {
                 self.fetched = line;
                 let passes = !self.l1_code.access(line, true);
                 self.touch(self.next_code / LINE_BYTES, false, passes, measured);
             }
-            let here = (CODE_LINE_BYTES - self.next_code % CODE_LINE_BYTES).div_ceil(INSTRUCTION_BYTES).min(left);
+            let here = (CODE_LINE_BYTES - self.next_code % CODE_LINE_BYTES).div_ceil(INSTRUCTION_BYTES).min(remaining);
             self.next_code += here * INSTRUCTION_BYTES;
-            left -= here;
+            remaining -= here;
         }
         let line = access.address() / LINE_BYTES;
         // Lines of 16 bytes; stores write through and bring nothing in.

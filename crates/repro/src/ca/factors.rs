@@ -39,8 +39,8 @@ fn lengths(context: &ExperimentContext<'_>) -> (u64, u64) {
 fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -> Result<Vec<DataPoint>, ReproError> {
     let (seed, (warm_up, measured)) = (context.seeds[0], lengths(context));
     let mut points = Vec::new();
-    for (what, part) in SWEEP {
-        context.report_progress(&format!("{what}, seed {seed}"));
+    for (series, part) in SWEEP {
+        context.report_progress(&format!("{series}, seed {seed}"));
         let bench = CoRunBench::load(&narrow_memory(memory, part), seed, warm_up, measured)?;
         let cpus = caches(&bench.machine.topology())?[0].clone();
         let suffers = context.run_all(names, |name| {
@@ -48,11 +48,11 @@ fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -
             let beside = bench.run(&[(program.clone(), cpus[0]), (other, cpus[1])])?[0].instr_per_cycle;
             Ok(100.0 * (bench.solo_rates(&program)?.instr_per_cycle / beside - 1.0))
         })?;
-        let at = |name: &&str| format!("{name}, {what}");
+        let at = |name: &&str| format!("{name}, {series}");
         points
             .extend(names.iter().zip(&suffers).map(|(name, &lost)| DataPoint::over_values("total", at(name), &[lost])));
         let losing = suffers.iter().filter(|lost| **lost >= LOSES_PERCENT).count() as f64;
-        points.push(DataPoint::over_values("programs that lose 45 % or more", what, &[losing]));
+        points.push(DataPoint::over_values("programs that lose 45 % or more", series, &[losing]));
     }
     Ok(points)
 }
@@ -117,11 +117,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     };
     let figure = ResultFigure::bars("ca-2-factors", &draw_parts(names, &by_seed));
     let target = ResultTarget::AtLeast { target: 6.0, paper_best: None };
-    let what = "programs that lose 45 % or more beside milc (milc beside sphinx) and are taken apart";
-    let first = Finding::new("CA-2", what, "6 of 10", "programs", target, &counted(&|_| true));
-    let what = "of those, programs where factors other than cache space make up more than half";
+    let title = "programs that lose 45 % or more beside milc (milc beside sphinx) and are taken apart";
+    let first = Finding::new("CA-2", title, "6 of 10", "programs", target, &counted(&|_| true));
+    let title = "of those, programs where factors other than cache space make up more than half";
     let not_cache = |d: &Decomposition| d.not_cache_percent().is_some_and(|share| share > 50.0);
-    let second = Finding::new("CA-2", what, "5 of 6", "programs", ResultTarget::Shown, &counted(&not_cache));
+    let second = Finding::new("CA-2", title, "5 of 6", "programs", ResultTarget::Shown, &counted(&not_cache));
     Ok(vec![first.points(points).with_note(note).figure(figure), second])
 }
 

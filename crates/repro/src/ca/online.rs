@@ -134,8 +134,8 @@ impl Testbed {
         jobs: &[WorkloadJob],
         together: impl Iterator<Item = f64>,
     ) -> Result<Vec<f64>, ReproError> {
-        let one = |(job, speed): (&WorkloadJob, f64)| Ok(self.bench.solo_rates(job)?.instr_per_cycle / speed);
-        jobs.iter().zip(together).map(one).collect()
+        let slowdown = |(job, speed): (&WorkloadJob, f64)| Ok(self.bench.solo_rates(job)?.instr_per_cycle / speed);
+        jobs.iter().zip(together).map(slowdown).collect()
     }
 
     fn run_deciding(
@@ -170,10 +170,10 @@ impl Testbed {
 
 /// Programs by the cache on which each ran longest.
 fn coscheduled(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[TaskResults]) -> String {
-    let ran = |task: &TaskResults, cpus: &[CpuId]| -> u64 {
+    let cycles_on = |task: &TaskResults, cpus: &[CpuId]| -> u64 {
         task.on_cpu_cycles.iter().filter(|(cpu, _)| cpus.contains(cpu)).map(|(_, cycles)| cycles).sum()
     };
-    let home = |task: &TaskResults| (0..caches.len()).max_by_key(|&index| ran(task, &caches[index]));
+    let home = |task: &TaskResults| (0..caches.len()).max_by_key(|&index| cycles_on(task, &caches[index]));
     let below = |at: usize| {
         let here = jobs.iter().zip(tasks).filter(|(_, task)| home(task) == Some(at));
         here.map(|(job, _)| job.kernel.as_str()).collect::<Vec<&str>>().join(" + ")
@@ -256,9 +256,9 @@ fn findings_at_scale(
     seeds: &[u64],
 ) -> Result<Vec<(usize, WorkloadFigures)>, ReproError> {
     let room = Testbed::load(context, FOUR_CORES, scale)?;
-    let asked: Vec<(usize, u64)> =
+    let requests: Vec<(usize, u64)> =
         workloads.iter().flat_map(|&workload| seeds.iter().map(move |&seed| (workload, seed))).collect();
-    context.run_all(&asked, |&(workload, seed)| Ok((workload, workload_figures(&room, workload, seed)?)))
+    context.run_all(&requests, |&(workload, seed)| Ok((workload, workload_figures(&room, workload, seed)?)))
 }
 
 fn values_of_workload(found: &[(usize, WorkloadFigures)], workload: usize, pick: FigureGetter) -> Vec<f64> {
@@ -304,9 +304,9 @@ fn four_core_findings(
         context.seeds.iter().enumerate().map(|(index, &seed)| (seed, of_seed(index))).collect()
     };
     let finding = |name: &str, pick: FigureGetter| {
-        let what = format!("{name} above optimal on four cores, on the workload where it is farthest");
+        let description = format!("{name} above optimal on four cores, on the workload where it is farthest");
         let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
-        Finding::new("CA-6", &what, "within 2 %", "%", target, &worst(pick)).require_every_seed()
+        Finding::new("CA-6", &description, "within 2 %", "%", target, &worst(pick)).require_every_seed()
     };
     let first = finding("DI", SERIES[0].1)
         .points(points)
@@ -401,9 +401,9 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
             let programs = jobs(workload, 2, 1);
             // Both copies of a program share one row; running beside the other copy costs the same as beside itself.
             let matrix = CoRunMatrix::measure(context, &room.bench, &jobs(workload, 1, 1), true)?;
-            let asked: Vec<(u64, PlacementSource)> =
+            let requests: Vec<(u64, PlacementSource)> =
                 context.seeds.iter().flat_map(|&seed| policies.map(|by| (seed, by))).collect();
-            let times = context.run_all(&asked, |&(seed, by)| {
+            let times = context.run_all(&requests, |&(seed, by)| {
                 let jobs = shuffle_arrivals(&programs, seed);
                 let known = (by == PlacementSource::Optimal).then(|| ordered_costs(&matrix, workload, &jobs));
                 Ok(mean(&room.slowdowns(by, &jobs, known.as_deref(), seed)?.times))
@@ -479,8 +479,8 @@ fn eight_core_findings(
     let note = "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
                 both policies. Optimal = the assignment with the least sum of measured pair slowdowns, run.";
     let seeds: Vec<u64> = context.seeds.clone();
-    let finding = |what: &str, paper: &str, unit: &str, target: ResultTarget, value: f64| {
-        let mut finding = Finding::new("CA-7", what, paper, unit, target, &[(seeds[0], value)]);
+    let finding = |description: &str, paper: &str, unit: &str, target: ResultTarget, value: f64| {
+        let mut finding = Finding::new("CA-7", description, paper, unit, target, &[(seeds[0], value)]);
         finding.time_scale = SCALE.scale_of(context) as f64;
         finding.seeds = seeds.clone();
         finding
@@ -518,14 +518,14 @@ pub(super) fn run_to_run_findings(context: &ExperimentContext<'_>) -> Result<Vec
     for &workload in &workloads {
         context.report_progress(&format!("{}, {orders} orders of arrival", number(workload)));
         let programs = jobs(workload, 2, 1);
-        let asked: Vec<(u64, PlacementSource)> =
+        let requests: Vec<(u64, PlacementSource)> =
             seeds.iter().flat_map(|&seed| policies.iter().map(move |&by| (seed, by))).collect();
-        let by_run = context.run_all(&asked, |&(seed, by)| {
+        let by_run = context.run_all(&requests, |&(seed, by)| {
             let jobs = shuffle_arrivals(&programs, seed);
             let slowdowns = room.slowdowns(by, &jobs, None, seed)?.times;
             Ok(jobs.into_iter().map(|job| job.name).zip(slowdowns).collect::<Vec<(String, f64)>>())
         })?;
-        for ((_, by), slowdowns) in asked.iter().zip(by_run) {
+        for ((_, by), slowdowns) in requests.iter().zip(by_run) {
             for (name, slowdown) in slowdowns {
                 times.entry((workload, name, *by)).or_default().push(slowdown);
             }
@@ -568,8 +568,8 @@ fn findings_by_program(
         }
     }
     let ratio = |by: PlacementSource| 100.0 * mean(&deviations[&by]) / mean(&deviations[&PlacementSource::Default]);
-    let finding = |what: String, paper: &str, target: ResultTarget, value: f64| {
-        let mut finding = Finding::new("CA-8", &what, paper, "%", target, &[(seeds[0], value)]);
+    let finding = |title: String, paper: &str, target: ResultTarget, value: f64| {
+        let mut finding = Finding::new("CA-8", &title, paper, "%", target, &[(seeds[0], value)]);
         finding.seeds = seeds.to_vec();
         finding
     };
@@ -577,11 +577,11 @@ fn findings_by_program(
     let mut findings = Vec::new();
     for &by in policies {
         let name = by.name().to_uppercase();
-        let what =
+        let title =
             format!("{name}'s deviation of single programs' run times over the default's, {} orders", seeds.len());
-        findings.push(finding(what, "far lower", target, ratio(by)));
-        let what = format!("{name}: a single program's worst case over the default's, greatest gain");
-        findings.push(finding(what, "up to 2x", ResultTarget::Shown, better[&by]));
+        findings.push(finding(title, "far lower", target, ratio(by)));
+        let title = format!("{name}: a single program's worst case over the default's, greatest gain");
+        findings.push(finding(title, "up to 2x", ResultTarget::Shown, better[&by]));
     }
     findings[0].points = points;
     findings[0].note =
@@ -600,13 +600,13 @@ mod tests {
     fn orders_of_arrival_hold_everybody_once() {
         let programs = jobs(1, 2, 1);
         let names = |jobs: &[WorkloadJob]| jobs.iter().map(|job| job.name.clone()).collect::<Vec<String>>();
-        let (one, other) = (names(&shuffle_arrivals(&programs, 1)), names(&shuffle_arrivals(&programs, 2)));
-        assert_ne!(one, other);
+        let (first, other) = (names(&shuffle_arrivals(&programs, 1)), names(&shuffle_arrivals(&programs, 2)));
+        assert_ne!(first, other);
         let sorted = |mut names: Vec<String>| {
             names.sort();
             names
         };
-        assert_eq!(sorted(one), sorted(other));
+        assert_eq!(sorted(first), sorted(other));
         assert_eq!(sorted(names(&programs)).len(), 8);
     }
 }

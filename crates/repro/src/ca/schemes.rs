@@ -132,7 +132,7 @@ fn optimal_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     };
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(worst_pain).collect();
     let target = ResultTarget::AtMost { target: 1.0, paper_best: None };
-    let what = "Pain's schedule above the optimal one, greatest mean over all workloads of 4, 6, 8 or 10 cores";
+    let description = "Pain's schedule above the optimal one, greatest mean over all workloads of 4, 6, 8 or 10 cores";
     let workloads: Vec<String> =
         sizes.iter().map(|&cores| choices(evidence[0].profiles.len(), cores).len().to_string()).collect();
     let note = format!(
@@ -142,7 +142,7 @@ fn optimal_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
         evidence[0].profiles.len(),
         sizes,
     );
-    Ok(Finding::new("CA-1", what, "within 1 % on every size", "percentage points", target, &per_seed)
+    Ok(Finding::new("CA-1", description, "within 1 % on every size", "percentage points", target, &per_seed)
         .points(points)
         .with_note(note)
         .figure(ResultFigure::chart("ca-1-schemes", &figure)))
@@ -196,16 +196,16 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     };
     let greatest = |seed: &Vec<Vec<f64>>| seed.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
     let most: Vec<(u64, f64)> = context.seeds.iter().copied().zip(gains.iter().map(greatest)).collect();
-    let what = "mean gain of workloads with two intensive and two quiet programs over that of the next make-up";
+    let description = "mean gain of workloads with two intensive and two quiet programs over that of the next make-up";
     let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
-    let first = Finding::new("CA-4", what, "two and two gain most", "ratio", target, &ratios)
+    let first = Finding::new("CA-4", description, "two and two gain most", "ratio", target, &ratios)
         .points(points)
         .with_note(
             "Intensive = misses more than the mean of all programs, by stack-distance profiles, as in the paper.",
         )
         .figure(ResultFigure::bars("ca-4-make-up", &figure));
-    let what = "greatest gain of the optimal over the worst schedule of four programs";
-    vec![first, Finding::new("CA-4", what, "25 %; least below 1 %", "%", ResultTarget::Shown, &most)]
+    let description = "greatest gain of the optimal over the worst schedule of four programs";
+    vec![first, Finding::new("CA-4", description, "25 %; least below 1 %", "%", ResultTarget::Shown, &most)]
 }
 
 fn order(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding {
@@ -264,14 +264,14 @@ fn order(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding 
         ..HeatMap::default()
     };
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(changed).collect();
-    let what = "pairs of programs whose order by miss rate alone differs from that by the most beside another";
+    let description = "pairs of programs whose order by miss rate alone differs from that by the most beside another";
     let all = names.len() * (names.len() - 1) / 2;
     let note = match pairs.is_empty() {
         true => format!("None of {all} pairs changes."),
         false => format!("Of {all} pairs: {}.", pairs.join(", ")),
     };
     let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
-    Finding::new("CA-5", what, "two pairs of 45 may exchange places", "pairs", target, &per_seed)
+    Finding::new("CA-5", description, "two pairs of 45 may exchange places", "pairs", target, &per_seed)
         .points(points)
         .with_note(note)
         .figure(ResultFigure::bars("ca-5-order", &figure))
@@ -311,9 +311,9 @@ pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec
     }
     let pairs: Vec<String> = best.seating.by_cache.iter().map(|cache| describe_cache(cache, &table.names)).collect();
     let target = ResultTarget::AtMost { target: 1e-9, paper_best: None };
-    let what = "greatest difference between the published means of the three schedules and the solver's";
+    let title = "greatest difference between the published means of the three schedules and the solver's";
     let paper = "2.3075, 2.325 and 21.995 %; best mcf + gamess and milc + namd";
-    let finding = Finding::new("CA-3", what, paper, "percentage points", target, &[(0, off)]);
+    let finding = Finding::new("CA-3", title, paper, "percentage points", target, &[(0, off)]);
     Ok(vec![finding.points(points).with_note(format!("Best: {}.", pairs.join(" and ")))])
 }
 

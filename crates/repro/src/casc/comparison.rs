@@ -165,8 +165,8 @@ fn cells_bounded_at(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Ve
         context.report_progress(&format!("spread bound to the default's at {l2_kb} KB, seed {seed}"));
         let setting = NiagaraSetting::new(l2_kb, seed, context);
         let default = measure(&setting, &NiagaraPolicy::Default)?.default_variation;
-        let who = NiagaraPolicy::better_policy(&format!("max_run_time_variation = {default}"));
-        Ok(Cell { l2_kb, seed, measured: measure(&setting, &who)? })
+        let policy = NiagaraPolicy::better_policy(&format!("max_run_time_variation = {default}"));
+        Ok(Cell { l2_kb, seed, measured: measure(&setting, &policy)? })
     })
 }
 
@@ -191,8 +191,8 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> 
     let bounds: &[f64] = context.pick(&[], &[0.1, 0.3, 0.5, 0.7, 0.9, 1.1]);
     let mut curve = Vec::new();
     for &bound in bounds {
-        let who = NiagaraPolicy::better_policy(&format!("max_run_time_variation = {bound}"));
-        for cell in cells(context, ThreadMix::Casc, &who, &[size])? {
+        let policy = NiagaraPolicy::better_policy(&format!("max_run_time_variation = {bound}"));
+        for cell in cells(context, ThreadMix::Casc, &policy, &[size])? {
             curve.push((format!("{bound}"), cell.measured));
         }
     }

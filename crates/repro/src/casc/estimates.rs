@@ -33,7 +33,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
     let settings: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&size| context.seeds.iter().map(move |&seed| (size, seed))).collect();
-    let told = context.run_all_stored(
+    let estimates = context.run_all_stored(
         module_path!(),
         &settings,
         |item| format!("{item:?}"),
@@ -43,12 +43,16 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         },
     )?;
     let at = |size: u64| {
-        settings.iter().zip(&told).filter(move |((own_size, _), _)| *own_size == size).map(|(_, told)| told)
+        settings
+            .iter()
+            .zip(&estimates)
+            .filter(move |((own_size, _), _)| *own_size == size)
+            .map(|(_, estimate)| estimate)
     };
     let mut points = Vec::new();
     for &size in sizes {
         for (form, name) in ["own counts", "linear solve"].iter().enumerate() {
-            let values: Vec<f64> = at(size).map(|told| f64::from(told.right[form])).collect();
+            let values: Vec<f64> = at(size).map(|estimate| f64::from(estimate.right[form])).collect();
             points.push(DataPoint::over_values(
                 format!("threads on the right side, {name}"),
                 format!("{size} KB"),
@@ -58,8 +62,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     }
     let per_seed = |metric: &dyn Fn(&EstimateErrors) -> f64, worse: fn(f64, f64) -> f64| {
         let value = |seed: u64| {
-            let of_seed =
-                settings.iter().zip(&told).filter(|((_, own_seed), _)| *own_seed == seed).map(|(_, told)| metric(told));
+            let of_seed = settings
+                .iter()
+                .zip(&estimates)
+                .filter(|((_, own_seed), _)| *own_seed == seed)
+                .map(|(_, estimate)| metric(estimate));
             of_seed.reduce(worse).unwrap_or(f64::NAN)
         };
         context.per_seed(value)
@@ -71,7 +78,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             "12 to 16",
             "threads",
             ResultTarget::AtLeast { target: [17.0, 12.0][form], paper_best: Some(16.0) },
-            &per_seed(&|told| f64::from(told.right[form]), f64::min),
+            &per_seed(&|estimate| f64::from(estimate.right[form]), f64::min),
         )
         .require_every_seed()
         .points(points.clone())
@@ -83,22 +90,23 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     ];
     let mut errors = Vec::new();
     for &size in sizes {
-        let forms: Vec<&'static str> = told.first().map_or(Vec::new(), |t| t.errors.iter().map(|e| e.0.0).collect());
+        let forms: Vec<&'static str> =
+            estimates.first().map_or(Vec::new(), |t| t.errors.iter().map(|e| e.0.0).collect());
         for (form, name) in forms.iter().enumerate() {
-            let worst: Vec<f64> = at(size).map(|told| told.errors[form].1).collect();
-            let means: Vec<f64> = at(size).map(|told| told.errors[form].2).collect();
+            let worst: Vec<f64> = at(size).map(|estimate| estimate.errors[form].1).collect();
+            let means: Vec<f64> = at(size).map(|estimate| estimate.errors[form].2).collect();
             errors.push(DataPoint::over_values(format!("{name}: worst error %"), format!("{size} KB"), &worst));
             errors.push(DataPoint::over_values(format!("{name}: mean error %"), format!("{size} KB"), &means));
         }
     }
-    let casc_5 = |form: usize, what: &str, target: ResultTarget, metric: &dyn Fn(&EstimateErrors, usize) -> f64| {
+    let casc_5 = |form: usize, title: &str, target: ResultTarget, metric: &dyn Fn(&EstimateErrors, usize) -> f64| {
         Finding::new(
             "CASC-5",
-            what,
+            title,
             "within 30 % at worst",
             "%",
             target,
-            &per_seed(&|told| metric(told, form), f64::max),
+            &per_seed(&|estimate| metric(estimate, form), f64::max),
         )
         .require_every_seed()
         .points(errors.clone())
@@ -115,9 +123,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         // The paper gives no mean; the target for ours is 8 %.
         let bar_of_mean =
             if form == LITERAL { ResultTarget::Shown } else { ResultTarget::AtMost { target: 8.0, paper_best: None } };
-        findings.push(casc_5(form, &mean_of, bar_of_mean, &|told, form| told.errors[form].2));
+        findings.push(casc_5(form, &mean_of, bar_of_mean, &|estimate, form| estimate.errors[form].2));
         let bar_of_most = ResultTarget::AtMost { target: 30.0, paper_best: None };
-        findings.push(casc_5(form, &most_of, bar_of_most, &|told, form| told.errors[form].1));
+        findings.push(casc_5(form, &most_of, bar_of_most, &|estimate, form| estimate.errors[form].1));
     }
     Ok(findings)
 }
@@ -132,14 +140,14 @@ fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> 
     let ids: Vec<TaskId> = own.keys().copied().collect();
     let rate = |rates_of: &BTreeMap<TaskId, f64>| ids.iter().map(|task| rates_of[task]).collect::<Vec<f64>>();
     let right = [rate(&own), rate(&solved)].map(|rates| same_side_count(&rates, &truth));
-    let mut told = form_errors(&records, &own, &solved)?;
+    let mut estimates = form_errors(&records, &own, &solved)?;
     for (name, rows_ns) in OTHER_ROWS {
         let records = measure_rows(context, setting, rows_ns)?;
         let (own, solved) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
         let better = form_errors(&records, &own, &solved)?.into_iter().next();
-        told.extend(better.map(|(_, worst, mean)| (Name(name), worst, mean)));
+        estimates.extend(better.map(|(_, worst, mean)| (Name(name), worst, mean)));
     }
-    Ok(EstimateErrors { errors: told, right })
+    Ok(EstimateErrors { errors: estimates, right })
 }
 
 fn measure_rows(
@@ -147,13 +155,13 @@ fn measure_rows(
     setting: &NiagaraSetting,
     rows_ns: u64,
 ) -> Result<Vec<WindowRecord>, ReproError> {
-    let asked = GroupRequest {
+    let request = GroupRequest {
         rows_ns: Some(rows_ns),
         locations: None,
         groups: context.pick(6, 24),
         group_ns: context.pick(5_000_000, 15_000_000),
     };
-    measure_groups(setting.workload(jobs(setting.seed))?, asked)
+    measure_groups(setting.workload(jobs(setting.seed))?, request)
 }
 
 fn same_side_count(found: &[f64], truth: &[f64]) -> u32 {
@@ -222,12 +230,12 @@ fn form_errors(
 /// Every thread alone on an eighth of the cache: misses over references.
 fn solo_ratios(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     let eighth = NiagaraSetting { quick: true, ..*setting };
-    let one = |(at, job): (usize, crate::setup::WorkloadJob)| {
+    let run_alone = |(at, job): (usize, crate::setup::WorkloadJob)| {
         let mut workload = eighth.workload(vec![job])?.with_length(4_000_000, 8_000_000);
         let cache = workload.machine.caches.last_mut().ok_or_else(|| failed("eighth")("no cache"))?;
         cache.size_bytes /= CONTEXTS as u64;
         let results = workload.unmanaged_run()?;
         ratio(&results).ok_or_else(|| failed("eighth")(format!("thread {at} made no references")))
     };
-    jobs(setting.seed).into_iter().enumerate().map(one).collect()
+    jobs(setting.seed).into_iter().enumerate().map(run_alone).collect()
 }

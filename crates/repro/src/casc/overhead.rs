@@ -10,8 +10,8 @@ const PAPER_RESOLUTION_PERCENT: f64 = 1.58;
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let size = 192;
-    let compare = |setting: &NiagaraSetting, who: &NiagaraPolicy, name: &str, jobs: &[WorkloadJob]| {
-        let (new, old) = (run_jobs(setting, who, jobs)?, run_jobs(setting, &NiagaraPolicy::Default, jobs)?);
+    let compare = |setting: &NiagaraSetting, policy: &NiagaraPolicy, name: &str, jobs: &[WorkloadJob]| {
+        let (new, old) = (run_jobs(setting, policy, jobs)?, run_jobs(setting, &NiagaraPolicy::Default, jobs)?);
         Comparison::compare(&new, &old).ok_or_else(|| failed(name)("a thread never ran"))
     };
     // A threshold of 100 is always met, so no thread is restricted (CASC 5.3.4).

@@ -80,15 +80,15 @@ fn controls_twice(
     for &seed in &context.seeds {
         let alone = run_pair_solos(context, pairs, true, pace, seed)?;
         for (other_frames, into) in [0, 500].into_iter().zip(&mut twice) {
-            let asked = |(&pair, &alone): (&ProgramPair, &[SoloWork; 2])| PairRequest {
+            let to_request = |(&pair, &alone): (&ProgramPair, &[SoloWork; 2])| PairRequest {
                 pair,
                 seed,
                 other_frames,
                 alone,
                 splits: BTreeSet::new(),
             };
-            let asked: Vec<PairRequest> = pairs.iter().zip(&alone).map(asked).collect();
-            into.push(measure_pairs(context, &asked, true, pace)?);
+            let requests: Vec<PairRequest> = pairs.iter().zip(&alone).map(to_request).collect();
+            into.push(measure_pairs(context, &requests, true, pace)?);
         }
     }
     Ok(twice)
@@ -120,8 +120,9 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
         .map(|(&pair, &alone)| PairRequest { pair, seed, other_frames: 0, alone, splits: BTreeSet::new() })
         .collect();
     let now = measure_pairs(context, &now, l3, pace)?;
-    let chosen =
-        |(said, now): (&Option<PairForecast>, &MeasuredPair)| said.and_then(|said| said.choose(now.shared_speedup()));
+    let chosen = |(forecast, now): (&Option<PairForecast>, &MeasuredPair)| {
+        forecast.and_then(|forecast| forecast.choose(now.shared_speedup()))
+    };
     let offline: Vec<Option<u32>> = expected.iter().zip(&now).map(chosen).collect();
     let runs: Vec<(u64, ProgramPair)> =
         context.seeds.iter().flat_map(|&seed| pairs.iter().map(move |&pair| (seed, pair))).collect();
@@ -138,17 +139,17 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
         },
     )?;
     let online: Vec<Vec<Option<u32>>> = chosen.chunks(pairs.len()).map(<[Option<u32>]>::to_vec).collect();
-    let mut asked = Vec::new();
+    let mut requests = Vec::new();
     for (by_seed, &seed) in solos.iter().zip(&context.seeds) {
         for (index, (&pair, &both)) in pairs.iter().zip(by_seed).enumerate() {
             // Every chosen split is measured, in addition to the given ones.
             let mut all: BTreeSet<u32> = splits.iter().copied().collect();
             all.extend(KINDS.iter().map(|(_, curve)| least_sum([curve(&alone[index][0]), curve(&alone[index][1])])));
             all.extend(offline[index].iter().chain(online.iter().filter_map(|chosen| chosen[index].as_ref())));
-            asked.push(PairRequest { pair, seed, other_frames: 0, alone: both, splits: all });
+            requests.push(PairRequest { pair, seed, other_frames: 0, alone: both, splits: all });
         }
     }
-    let measured = measure_pairs(context, &asked, l3, pace)?;
+    let measured = measure_pairs(context, &requests, l3, pace)?;
     let by_seed = measured.chunks(pairs.len()).map(<[MeasuredPair]>::to_vec).collect();
     Ok(SplitStudy { by_seed, alone, expected, offline, online })
 }
@@ -298,7 +299,7 @@ fn online_finding(context: &ExperimentContext<'_>, study: &SplitStudy, where_: &
         context.seeds.iter().enumerate().map(|(index, &seed)| (seed, value(index))).collect()
     };
     let count = study.by_seed[0].len() as f64;
-    let asked = (count * 5.0 / 7.0).ceil();
+    let requested_count = (count * 5.0 / 7.0).ceil();
     let (points, figure) = choice_points(study, where_, &best);
     vec![
         Finding::new(
@@ -306,7 +307,7 @@ fn online_finding(context: &ExperimentContext<'_>, study: &SplitStudy, where_: &
             &format!("pairs whose online split is within 1 % of the best, {where_}"),
             "splits 9:7, 9:7, 14:2 online against 14:2, 15:1, 13:3 offline",
             "pairs",
-            ResultTarget::AtLeast { target: asked, paper_best: None },
+            ResultTarget::AtLeast { target: requested_count, paper_best: None },
             &per_seed(&near),
         )
         .points(points)

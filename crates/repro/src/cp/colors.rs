@@ -166,8 +166,8 @@ mod tests {
     /// Does a program whose footprint needs all colors run faster with all of them than with one?
     #[test]
     fn colors_limit_a_program() {
-        let one = cycles_for("twolf", 1, 400_000, 50_000, 1).unwrap();
+        let single = cycles_for("twolf", 1, 400_000, 50_000, 1).unwrap();
         let all = cycles_for("twolf", 16, 400_000, 50_000, 1).unwrap();
-        assert!(one > all, "{one} with one color, {all} with sixteen");
+        assert!(single > all, "{single} with one color, {all} with sixteen");
     }
 }

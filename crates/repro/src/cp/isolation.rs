@@ -214,17 +214,18 @@ pub(super) fn forecast_finding(
 ) -> Finding {
     let sum = |speeds: [f64; 2]| speeds.iter().sum::<f64>();
     // Weighted speed-up: shared, and at the best split according to the curves.
-    let off = |pair: &MeasuredPair, said: &PairForecast| {
-        let shared = percent(sum(said.shared) / pair.weighted_speedup(&pair.shared) - 1.0);
-        let split =
-            pair.rates_at(Some(said.first)).map(|rates| percent(sum(said.split) / pair.weighted_speedup(&rates) - 1.0));
+    let off = |pair: &MeasuredPair, forecast: &PairForecast| {
+        let shared = percent(sum(forecast.shared) / pair.weighted_speedup(&pair.shared) - 1.0);
+        let split = pair
+            .rates_at(Some(forecast.first))
+            .map(|rates| percent(sum(forecast.split) / pair.weighted_speedup(&rates) - 1.0));
         [Some(shared), split]
     };
     let (mut points, mut wrong) = (Vec::new(), 0);
-    for (index, said) in expected.iter().enumerate() {
-        let Some(said) = said else { continue };
+    for (index, forecast) in expected.iter().enumerate() {
+        let Some(forecast) = forecast else { continue };
         for (which, series) in ["sharing", "best split by curves"].into_iter().enumerate() {
-            let values: Vec<f64> = by_seed.iter().filter_map(|seed| off(&seed[index], said)[which]).collect();
+            let values: Vec<f64> = by_seed.iter().filter_map(|seed| off(&seed[index], forecast)[which]).collect();
             if !values.is_empty() {
                 points.push(DataPoint::over_values(
                     format!("forecast over measured, {series}, %"),
@@ -241,7 +242,7 @@ pub(super) fn forecast_finding(
             best / pair.weighted_speedup(&pair.shared) - 1.0
         };
         let best = mean(&by_seed.iter().map(gain_of).collect::<Vec<_>>());
-        let chosen = said.choose(by_seed[0][index].shared_speedup());
+        let chosen = forecast.choose(by_seed[0][index].shared_speedup());
         wrong += usize::from(if chosen.is_none() { best > 0.01 } else { best < -0.01 });
     }
     let per_seed: Vec<(u64, f64)> = context
@@ -249,7 +250,8 @@ pub(super) fn forecast_finding(
         .iter()
         .zip(by_seed)
         .map(|(&seed, pairs)| {
-            let both = pairs.iter().zip(expected).filter_map(|(pair, said)| Some(off(pair, said.as_ref()?)[0]?.abs()));
+            let both =
+                pairs.iter().zip(expected).filter_map(|(pair, forecast)| Some(off(pair, forecast.as_ref()?)[0]?.abs()));
             (seed, mean(&both.collect::<Vec<_>>()))
         })
         .collect();

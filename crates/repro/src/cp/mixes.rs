@@ -50,9 +50,9 @@ impl SizedMix {
 
 /// Draws `count` of [`PROGRAMS`] by their positions, none twice.
 pub(crate) fn draw(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
-    let mut left: Vec<usize> = (0..PROGRAMS.len()).collect();
+    let mut remaining: Vec<usize> = (0..PROGRAMS.len()).collect();
     let mut drawn: Vec<usize> =
-        (0..count).map(|_| left.swap_remove(generator.draw_below(left.len() as u64) as usize)).collect();
+        (0..count).map(|_| remaining.swap_remove(generator.draw_below(remaining.len() as u64) as usize)).collect();
     drawn.sort_unstable();
     drawn
 }

@@ -72,12 +72,12 @@ impl MeasuredPair {
     pub fn recovered_shares(&self) -> Vec<(&'static str, f64, f64)> {
         let best = self.best().1;
         let names = [self.pair.0, self.pair.1];
-        let one = |index: usize| {
+        let to_row = |index: usize| {
             let slowed = 1.0 - self.shared[index] / self.alone[index];
-            let left = 1.0 - best[index] / self.alone[index];
-            (slowed >= SLOWED).then(|| (names[index], slowed, (slowed - left) / slowed))
+            let remaining_loss = 1.0 - best[index] / self.alone[index];
+            (slowed >= SLOWED).then(|| (names[index], slowed, (slowed - remaining_loss) / slowed))
         };
-        (0..2).filter_map(one).collect()
+        (0..2).filter_map(to_row).collect()
     }
 }
 
@@ -141,26 +141,26 @@ pub(crate) struct PairRequest {
 /// Measures pairs under sharing and at their splits, in the given order.
 pub(crate) fn measure_pairs(
     context: &ExperimentContext<'_>,
-    asked: &[PairRequest],
+    requests: &[PairRequest],
     l3: bool,
     pace: RunScale,
 ) -> Result<Vec<MeasuredPair>, ReproError> {
-    let modes = |asked: &PairRequest| -> Vec<PairMode> {
-        std::iter::once(PairMode::Shared).chain(asked.splits.iter().map(|&first| PairMode::Split(first))).collect()
+    let modes = |request: &PairRequest| -> Vec<PairMode> {
+        std::iter::once(PairMode::Shared).chain(request.splits.iter().map(|&first| PairMode::Split(first))).collect()
     };
     let runs: Vec<(&PairRequest, PairMode)> =
-        asked.iter().flat_map(|asked| modes(asked).into_iter().map(move |run| (asked, run))).collect();
-    let answers = context.run_all(&runs, |&(asked, run)| {
-        context.report_progress(&format!("{}+{} {run:?}, seed {}", asked.pair.0, asked.pair.1, asked.seed));
-        run_one(&pair_on_chip(asked.pair, l3, pace, asked.seed, asked.other_frames)?, run, asked.alone)
+        requests.iter().flat_map(|request| modes(request).into_iter().map(move |run| (request, run))).collect();
+    let answers = context.run_all(&runs, |&(request, run)| {
+        context.report_progress(&format!("{}+{} {run:?}, seed {}", request.pair.0, request.pair.1, request.seed));
+        run_one(&pair_on_chip(request.pair, l3, pace, request.seed, request.other_frames)?, run, request.alone)
     })?;
     let mut answers = answers.into_iter();
     let mut next = || answers.next().expect("one answer to each run, in their order");
-    let measured = asked.iter().map(|asked| MeasuredPair {
-        pair: asked.pair,
-        alone: asked.alone.map(|solo| solo.rate),
+    let measured = requests.iter().map(|request| MeasuredPair {
+        pair: request.pair,
+        alone: request.alone.map(|solo| solo.rate),
         shared: next(),
-        splits: asked.splits.iter().map(|&first| (first, next())).collect(),
+        splits: request.splits.iter().map(|&first| (first, next())).collect(),
     });
     Ok(measured.collect())
 }

@@ -94,9 +94,14 @@ pub(crate) struct ServiceWindow {
 }
 
 pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
-    let ran = |cpus: &[(CpuId, u64)]| cpus.iter().any(|(_, ns)| *ns > 0);
-    let work: Vec<f64> =
-        record.observation.tasks.iter().filter(|task| ran(&task.on_cpu_ns)).filter_map(|task| task.progress).collect();
+    let has_run = |cpus: &[(CpuId, u64)]| cpus.iter().any(|(_, ns)| *ns > 0);
+    let work: Vec<f64> = record
+        .observation
+        .tasks
+        .iter()
+        .filter(|task| has_run(&task.on_cpu_ns))
+        .filter_map(|task| task.progress)
+        .collect();
     let held = record.observation.applied.shares.first();
     let colors = held.map_or(COLORS, |held| match &held.share.units {
         cachemate_core::Units::Colors { allowed, .. } => allowed.count(),

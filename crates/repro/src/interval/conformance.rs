@@ -59,18 +59,18 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
     let most = |metric: &dyn Fn(&PolicyBehavior) -> f64| all.iter().map(metric).fold(0.0, f64::max);
     let points = |series: &str, metric: &dyn Fn(&PolicyBehavior) -> f64| -> Vec<DataPoint> {
-        all.iter().map(|one| DataPoint::over_values(series, one.policy, &[metric(one)])).collect()
+        all.iter().map(|behavior| DataPoint::over_values(series, behavior.policy, &[metric(behavior)])).collect()
     };
-    let waits = |one: &PolicyBehavior| one.longest_wait_seconds;
-    let changes = |one: &PolicyBehavior| one.changes as f64 / one.hours;
-    let per_window = |one: &PolicyBehavior| 100.0 * one.changes as f64 / one.windows as f64;
-    let cost = |one: &PolicyBehavior| one.ms_per_window.unwrap_or(f64::NAN);
-    let grown = |one: &PolicyBehavior| one.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
-    let finding = |what: &str, unit: &str, target: ResultTarget, value: f64| {
-        Finding::new("INTERVAL-1", what, "none: ours", unit, target, &[(seed, value)])
+    let waits = |behavior: &PolicyBehavior| behavior.longest_wait_seconds;
+    let changes = |behavior: &PolicyBehavior| behavior.changes as f64 / behavior.hours;
+    let per_window = |behavior: &PolicyBehavior| 100.0 * behavior.changes as f64 / behavior.windows as f64;
+    let cost = |behavior: &PolicyBehavior| behavior.ms_per_window.unwrap_or(f64::NAN);
+    let grown = |behavior: &PolicyBehavior| behavior.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
+    let finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
+        Finding::new("INTERVAL-1", title, "none: ours", unit, target, &[(seed, value)])
     };
     let at_most = |target: f64| ResultTarget::AtMost { target, paper_best: None };
-    let windows = all.iter().map(|one| one.windows).min().unwrap_or(0);
+    let windows = all.iter().map(|behavior| behavior.windows).min().unwrap_or(0);
     let note = format!("{} policies, {windows} windows each, on the interval machine at nominal time", all.len());
     vec![
         finding(
@@ -79,7 +79,7 @@ fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
             at_most(STARVES_NS as f64 / 1e9),
             most(&waits),
         )
-        .points([points("longest wait", &waits), points("least share", &|one| one.least_share)].concat())
+        .points([points("longest wait", &waits), points("least share", &|behavior| behavior.least_share)].concat())
         .with_note(note.clone()),
         finding(
             "plans that change something, of all windows, worst policy",
@@ -157,10 +157,10 @@ impl WaitMonitor {
         let fair = (f64::from(cpus) / observation.tasks.len().max(1) as f64).min(1.0);
         for task in &observation.tasks {
             let entry = self.tasks.entry(task.task).or_default();
-            let ran = task.ran_ns();
-            entry.0 = if ran > 0 { 0 } else { entry.0 + elapsed };
+            let run_ns = task.ran_ns();
+            entry.0 = if run_ns > 0 { 0 } else { entry.0 + elapsed };
             entry.1 += elapsed as f64;
-            entry.2 += ran as f64;
+            entry.2 += run_ns as f64;
             entry.3 += fair * elapsed as f64;
             self.longest_ns = self.longest_ns.max(entry.0);
             if task.exited {

@@ -195,9 +195,9 @@ fn half_losing(
         if losing.len() + others.len().min(count / 2) >= count {
             break;
         }
-        let (lost, kept): (Vec<CoRun>, Vec<CoRun>) = measured(some)?.into_iter().partition(|run| loses(run));
+        let (lost, unaffected): (Vec<CoRun>, Vec<CoRun>) = measured(some)?.into_iter().partition(|run| loses(run));
         losing.extend(lost);
-        others.extend(kept);
+        others.extend(unaffected);
     }
     others.truncate(losing.len().max(1).min(count / 2));
     losing.truncate(count - others.len());

@@ -176,7 +176,7 @@ pub fn pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<Ve
 
 /// The forecasts' values as costs.
 pub fn costs_of_pairs(pairs: &[Vec<Estimate>]) -> PairCosts {
-    let cost = pairs.iter().map(|row| row.iter().map(|one| one.value).collect()).collect();
+    let cost = pairs.iter().map(|row| row.iter().map(|estimate| estimate.value).collect()).collect();
     PairCosts { kind: CostKind::Degradation, cost }
 }
 

@@ -92,9 +92,9 @@ pub fn from_file_with(
     machine: &MachineSpec,
     prior: &TimingPrior,
 ) -> Result<PhasedProgram, ReproError> {
-    let what = failed(&file.program);
+    let fail = failed(&file.program);
     let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
-    let curve = curve.ok_or_else(|| what("no LRU curve of all threads in its profile"))?;
+    let curve = curve.ok_or_else(|| fail("no LRU curve of all threads in its profile"))?;
     let cache = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
     let known = curve.points.iter().filter_map(|point| {
         let misses = point.misses_per_kilo_instr?.value / 1000.0;
@@ -102,11 +102,11 @@ pub fn from_file_with(
     });
     let known: Vec<(f64, f64)> = known.collect();
     if known.is_empty() {
-        return Err(what("no instruction counts in its profile (cachemate record has them)"));
+        return Err(fail("no instruction counts in its profile (cachemate record has them)"));
     }
     let of_profile = file.profile.rates.llc_refs_per_mega_instr.as_ref().map(|refs| refs.value / 1e6);
     let of_file = file.records.zip(file.instructions).map(|(records, instr)| records as f64 / instr.max(1) as f64);
-    let references = of_profile.or(of_file).ok_or_else(|| what("no references in its profile"))?;
+    let references = of_profile.or(of_file).ok_or_else(|| fail("no references in its profile"))?;
     let (width, overlap) = match machine.pipeline {
         CoreModel::InOrder { issue_width } => (issue_width, 1.0),
         CoreModel::OutOfOrder { issue_width, .. } => (issue_width, prior.overlapping_misses),

@@ -131,17 +131,17 @@ impl<'a> PlanTruth<'a> {
         let job = generator.draw_below(plan.cpu_of.len() as u64) as usize;
         if self.parts > 1 && generator.draw_below(2) == 0 {
             let cache = |index: usize| next.cpu_of[index] / self.cpus_each;
-            let taken: u32 = (0..plan.units.len())
+            let used_parts: u32 = (0..plan.units.len())
                 .filter(|&index| index != job && cache(index) == cache(job))
                 .map(|index| plan.units[index])
                 .sum();
             // At least one unit remains shared.
-            let left = self.parts.saturating_sub(taken + 1);
-            next.units[job] = generator.draw_below(u64::from(left) + 1) as u32;
+            let remaining = self.parts.saturating_sub(used_parts + 1);
+            next.units[job] = generator.draw_below(u64::from(remaining) + 1) as u32;
             return next;
         }
         let cpu = self.cpus[generator.draw_below(self.cpus.len() as u64) as usize];
-        if let Some(other) = plan.cpu_of.iter().position(|&taken| taken == cpu) {
+        if let Some(other) = plan.cpu_of.iter().position(|&occupied_cpu| occupied_cpu == cpu) {
             next.cpu_of[other] = plan.cpu_of[job];
         }
         next.cpu_of[job] = cpu;
@@ -165,12 +165,12 @@ impl<'a> PlanTruth<'a> {
         for cache in 0..caches {
             let on_it: Vec<usize> = (0..placed.len()).filter(|&index| placed[index].1 / cpus_each == cache).collect();
             let own = |index: usize| plan.units.get(index).copied().unwrap_or(0);
-            let taken: u32 = on_it.iter().map(|&index| own(index)).sum();
-            if taken == 0 {
+            let used_parts: u32 = on_it.iter().map(|&index| own(index)).sum();
+            if used_parts == 0 {
                 continue;
             }
             let lines = |units: u32| engine.capacity_lines() * units as f32 / parts as f32;
-            let mut sizes = vec![lines(parts - taken)];
+            let mut sizes = vec![lines(parts - used_parts)];
             let mut members_of = Vec::new();
             for &index in &on_it {
                 let group = if own(index) > 0 { sizes.len() } else { 0 };

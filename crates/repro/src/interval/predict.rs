@@ -17,8 +17,8 @@ const GIVES_UP_AFTER_TIMES: f64 = 40.0;
 /// # Errors
 /// A machine without a data cache, or work that is never finished.
 pub fn rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -> Result<Vec<ProgramRate>, ReproError> {
-    let what = || failed(&machine.name);
-    let mut engine = IntervalEngine::new(machine, false).ok_or_else(|| what()("no data cache to share"))?;
+    let fail = || failed(&machine.name);
+    let mut engine = IntervalEngine::new(machine, false).ok_or_else(|| fail()("no data cache to share"))?;
     let mut slots = Vec::new();
     for &(program, cpu) in &run.jobs {
         let program = engine.add_program(programs[program].profile.clone());
@@ -53,7 +53,7 @@ pub fn rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -
         })
     };
     let program_rates: Option<Vec<ProgramRate>> = works.iter().zip(&moments).map(rate).collect();
-    program_rates.ok_or_else(|| what()("a predicted program never did its work"))
+    program_rates.ok_or_else(|| fail()("a predicted program never did its work"))
 }
 
 /// A job's totals at the moment when it has executed a given instruction.

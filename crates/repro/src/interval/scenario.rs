@@ -136,10 +136,10 @@ fn draw_sample(distribution: Distribution, draws: &mut SplitMix64) -> f64 {
 }
 
 fn draw_by_weight(weights: &[f64], draws: &mut SplitMix64) -> usize {
-    let mut left = uniform(draws) * weights.iter().sum::<f64>();
+    let mut remaining = uniform(draws) * weights.iter().sum::<f64>();
     for (index, weight) in weights.iter().enumerate() {
-        left -= weight;
-        if left <= 0.0 {
+        remaining -= weight;
+        if remaining <= 0.0 {
             return index;
         }
     }

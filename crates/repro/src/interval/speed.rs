@@ -24,8 +24,8 @@ pub fn times_real_time(explicit: bool, phase_seconds: f64, nominal_seconds: f64)
     let before = (cpu_seconds(), Instant::now());
     engine.run((2.0 + nominal_seconds) * hertz);
     let wall = before.1.elapsed().as_secs_f64();
-    let taken = before.0.zip(cpu_seconds()).map_or(wall, |(before, now)| now - before);
-    Ok(nominal_seconds / taken)
+    let used_seconds = before.0.zip(cpu_seconds()).map_or(wall, |(before, now)| now - before);
+    Ok(nominal_seconds / used_seconds)
 }
 
 /// Processor time of this thread, which is independent of other load. `None` = the host does not report it.

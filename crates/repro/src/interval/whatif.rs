@@ -262,9 +262,9 @@ pub fn differs(a: &Plan, b: &Plan) -> bool {
 /// The first reasons, with the programs to which they apply.
 fn describe_reasons(record: &WindowRecord, names: &[String], machine: &IntervalMachine) -> String {
     let name = |task: &TaskId| machine.job_of(*task).map(|job| names[job].clone());
-    let told: Vec<String> =
+    let reasons: Vec<String> =
         record.decision.reasons.iter().take(3).map(|reason| describe_reason(reason, name)).collect();
-    if told.is_empty() { "no reason given".to_string() } else { told.join("; ") }
+    if reasons.is_empty() { "no reason given".to_string() } else { reasons.join("; ") }
 }
 
 /// Maximum number of programs named with a reason.

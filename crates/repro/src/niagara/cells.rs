@@ -21,17 +21,17 @@ pub struct Cell {
 pub fn cells(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,
-    who: &NiagaraPolicy,
+    policy: &NiagaraPolicy,
     sizes: &[u64],
 ) -> Result<Vec<Cell>, ReproError> {
     let settings: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();
     context.run_all(&settings, |&(l2_kb, seed)| {
-        context.report_progress(&format!("{who:?} at {l2_kb} KB, seed {seed}"));
+        context.report_progress(&format!("{policy:?} at {l2_kb} KB, seed {seed}"));
         Ok(Cell {
             l2_kb,
             seed,
-            measured: measure(&NiagaraSetting { mix, ..NiagaraSetting::new(l2_kb, seed, context) }, who)?,
+            measured: measure(&NiagaraSetting { mix, ..NiagaraSetting::new(l2_kb, seed, context) }, policy)?,
         })
     })
 }
@@ -88,7 +88,7 @@ pub const BANDWIDTHS: [f64; 3] = [6.4, 3.2, 1.3];
 pub fn values_over_bandwidth(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,
-    who: &NiagaraPolicy,
+    policy: &NiagaraPolicy,
     figure: &str,
     name: &str,
 ) -> Result<(Vec<DataPoint>, ResultFigure), ReproError> {
@@ -96,7 +96,10 @@ pub fn values_over_bandwidth(
         BANDWIDTHS.iter().flat_map(|&bytes| context.seeds.iter().map(move |&seed| (bytes, seed))).collect();
     let measured = context.run_all(&all, |&(bytes, seed)| {
         context.report_progress(&format!("{name}, memory {bytes} bytes a cycle, seed {seed}"));
-        measure(&NiagaraSetting { mix, bytes_per_cycle: Some(bytes), ..NiagaraSetting::new(192, seed, context) }, who)
+        measure(
+            &NiagaraSetting { mix, bytes_per_cycle: Some(bytes), ..NiagaraSetting::new(192, seed, context) },
+            policy,
+        )
     })?;
     let mut points = Vec::new();
     for (metric, value) in METRICS {
@@ -191,9 +194,9 @@ pub fn splits(cells: &[Cell], sizes: &[u64]) -> String {
     };
     let mut words: Vec<String> = sizes.iter().map(split).collect();
     let idle = cells.iter().filter(|cell| !cell.measured.never_ran.is_empty());
-    let who = |cell: &Cell| {
+    let cell_text = |cell: &Cell| {
         format!("{} KB, seed {}: never ran: {}", cell.l2_kb, cell.seed, cell.measured.never_ran.join(", "))
     };
-    words.extend(idle.map(who));
+    words.extend(idle.map(cell_text));
     words.join("; ")
 }

@@ -30,12 +30,18 @@ pub struct GroupRequest {
 ///
 /// # Errors
 /// As [`Workload::run_managed`].
-pub fn measure_groups(mut workload: Workload, asked: GroupRequest) -> Result<Vec<WindowRecord>, ReproError> {
+pub fn measure_groups(mut workload: Workload, request: GroupRequest) -> Result<Vec<WindowRecord>, ReproError> {
     workload.warm_up_cycles = 0;
     workload.measured_cycles = 4_000_000_000;
     let cache = l2(&workload).ok_or_else(|| failed("groups")("no shared cache"))?;
-    let policy =
-        GroupProbePolicy { asked, cache, seed: workload.options.seed, first: Vec::new(), open: Vec::new(), then: None };
+    let policy = GroupProbePolicy {
+        asked: request,
+        cache,
+        seed: workload.options.seed,
+        first: Vec::new(),
+        open: Vec::new(),
+        then: None,
+    };
     let config = workload.pipeline("first-then-groups", "", Vec::new(), WindowLength::Time { ns: 100_000_000 });
     let pipeline = Pipeline::with_policy(config, Box::new(policy));
     let mut records = Vec::new();
@@ -78,19 +84,22 @@ impl Policy for GroupProbePolicy {
 
 impl GroupProbePolicy {
     fn ask_first(&mut self, tasks: &[TaskId]) {
-        let mut what = Vec::new();
+        let mut probes = Vec::new();
         if let Some(rows_ns) = self.asked.rows_ns {
             for block in tasks.chunks(CONTEXTS + 1) {
                 let without = |out: &TaskId| block.iter().copied().filter(|task| task != out).collect();
-                what.push(self.rows(block.iter().map(without).collect(), rows_ns));
+                probes.push(self.rows(block.iter().map(without).collect(), rows_ns));
             }
         }
         if let Some(locations) = self.asked.locations {
-            what.extend(tasks.iter().map(|&task| ProbeKind::ReuseTimes { task, locations }));
+            probes.extend(tasks.iter().map(|&task| ProbeKind::ReuseTimes { task, locations }));
         }
-        let probe =
-            |(at, what)| ProbeRequest { id: ProbeId(at as u32), kind: what, budget_ns: u64::MAX / 1_000_000_000 };
-        self.first = what.into_iter().enumerate().map(probe).collect();
+        let probe = |(at, probe_kind)| ProbeRequest {
+            id: ProbeId(at as u32),
+            kind: probe_kind,
+            budget_ns: u64::MAX / 1_000_000_000,
+        };
+        self.first = probes.into_iter().enumerate().map(probe).collect();
         self.open = self.first.iter().map(|probe| probe.id).collect();
     }
 

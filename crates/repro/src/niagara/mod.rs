@@ -234,27 +234,32 @@ impl NiagaraPolicy {
 ///
 /// # Errors
 /// As [`Workload::run_managed`].
-pub fn run(setting: &NiagaraSetting, who: &NiagaraPolicy) -> Result<RunResults, ReproError> {
-    run_jobs(setting, who, &setting.mix.jobs(setting.seed))
+pub fn run(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<RunResults, ReproError> {
+    run_jobs(setting, policy, &setting.mix.jobs(setting.seed))
 }
 
 /// Runs other jobs under one policy.
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_jobs(setting: &NiagaraSetting, who: &NiagaraPolicy, jobs: &[WorkloadJob]) -> Result<RunResults, ReproError> {
+pub fn run_jobs(
+    setting: &NiagaraSetting,
+    policy: &NiagaraPolicy,
+    jobs: &[WorkloadJob],
+) -> Result<RunResults, ReproError> {
     let mut workload = setting.workload(jobs.to_vec())?;
     if jobs.len() == 1 {
         // A single thread is fast enough to simulate whole periods of art.
         workload = workload.with_length(4_000_000, 40_000_000);
     }
-    if *who == NiagaraPolicy::Default {
+    if *policy == NiagaraPolicy::Default {
         return workload.unmanaged_run();
     }
-    let label = format!("{} under {who:?}", label(&workload));
+    let label = format!("{} under {policy:?}", label(&workload));
     let sources = digest_of(module_path!()).to_string();
-    let name = RunName { kind: "steered", label, sources, inputs: format!("{workload:?} {who:?} {}", setting.l2_kb) };
-    store::remember(name, || Ok(workload.run_managed(who.pipeline(&workload, setting.l2_kb)?)?.results))
+    let name =
+        RunName { kind: "steered", label, sources, inputs: format!("{workload:?} {policy:?} {}", setting.l2_kb) };
+    store::remember(name, || Ok(workload.run_managed(policy.pipeline(&workload, setting.l2_kb)?)?.results))
 }
 
 /// Instructions per cycle of each thread alone on the machine, from one copy of each program, because copies differ
@@ -305,8 +310,8 @@ pub struct NiagaraResult {
 
 /// # Errors
 /// As [`run`]; a cache without references.
-pub fn measure(setting: &NiagaraSetting, who: &NiagaraPolicy) -> Result<NiagaraResult, ReproError> {
-    measure_against(setting, who, setting)
+pub fn measure(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<NiagaraResult, ReproError> {
+    measure_against(setting, policy, setting)
 }
 
 /// Like [`measure`], against the default scheduler of another setting.
@@ -315,10 +320,10 @@ pub fn measure(setting: &NiagaraSetting, who: &NiagaraPolicy) -> Result<NiagaraR
 /// As [`measure`].
 pub fn measure_against(
     setting: &NiagaraSetting,
-    who: &NiagaraPolicy,
+    policy: &NiagaraPolicy,
     other: &NiagaraSetting,
 ) -> Result<NiagaraResult, ReproError> {
-    let (run, default) = (run(setting, who)?, run(other, &NiagaraPolicy::Default)?);
+    let (run, default) = (run(setting, policy)?, run(other, &NiagaraPolicy::Default)?);
     let solo = solo_speeds(setting)?;
     let (new, old): (&RunResults, &RunResults) = (&run, &default);
     let none = || failed("comparison")("the cache had no references");

@@ -49,23 +49,23 @@ struct Variation {
 pub fn variations(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,
-    who: &NiagaraPolicy,
+    policy: &NiagaraPolicy,
     more: &[(&str, NiagaraPolicy)],
 ) -> Result<Vec<DataPoint>, ReproError> {
     let mut all = Vec::new();
     for &seed in &context.seeds {
         let base = NiagaraSetting { mix, ..NiagaraSetting::new(SIZE_KB, seed, context) };
-        let same = |name: String, who: &NiagaraPolicy, on: NiagaraSetting| Variation {
+        let same = |name: String, policy: &NiagaraPolicy, on: NiagaraSetting| Variation {
             name,
-            who: who.clone(),
+            who: policy.clone(),
             on,
             against: on,
         };
-        all.push(same(format!("scale {SCALE}"), who, base));
-        all.push(same(format!("scale {}", 2 * SCALE), who, NiagaraSetting { scale: 2 * SCALE, ..base }));
+        all.push(same(format!("scale {SCALE}"), policy, base));
+        all.push(same(format!("scale {}", 2 * SCALE), policy, NiagaraSetting { scale: 2 * SCALE, ..base }));
         let name = format!("against Solaris' time sharing, scale {SOLARIS_SCALE}");
-        all.push(Variation { name, who: who.clone(), on: base, against: base.with_solaris() });
-        all.extend(more.iter().map(|(name, who)| same((*name).to_string(), who, base)));
+        all.push(Variation { name, who: policy.clone(), on: base, against: base.with_solaris() });
+        all.extend(more.iter().map(|(name, policy)| same((*name).to_string(), policy, base)));
     }
     let measured = context.run_all(&all, |variation| {
         context.report_progress(&format!("{}, seed {}", variation.name, variation.on.seed));

@@ -158,14 +158,14 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let beyond = over_seeds(&|own_studies| {
         own_studies.iter().map(|study| study.distance("survival") / (0.05 * study.top()).max(2.0)).fold(0.0, f64::max)
     });
-    let what = |form: &str| format!("mean distance of curves from logs to real ones, {form}");
+    let title = |form: &str| format!("mean distance of curves from logs to real ones, {form}");
     let shown = |form: &'static str| {
         let paper = "mean 1.02, 0.87 with a ten times longer log";
-        Finding::new("RM-1", &what(form), paper, "misses/1000 instructions", ResultTarget::Shown, &distance(form))
+        Finding::new("RM-1", &title(form), paper, "misses/1000 instructions", ResultTarget::Shown, &distance(form))
     };
     let target = ResultTarget::AtMost { target: 0.5, paper_best: Some(0.87) };
     let first =
-        Finding::new("RM-1", &what("survival"), "1.02", "misses/1000 instructions", target, &distance("survival"))
+        Finding::new("RM-1", &title("survival"), "1.02", "misses/1000 instructions", target, &distance("survival"))
             .points(points(&studies))
             .with_note(note(&studies, lengths));
     let first = figures(&studies, context.seeds[0]).into_iter().fold(first, Finding::figure);

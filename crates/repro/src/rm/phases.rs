@@ -73,9 +73,9 @@ impl PhaseRun {
     }
 
     /// Number of boundaries found, and number of boundaries that had to be found.
-    fn boundary_counts(&self, told: &[usize], to_find: impl Fn(usize) -> bool) -> (usize, usize) {
+    fn boundary_counts(&self, reported: &[usize], to_find: impl Fn(usize) -> bool) -> (usize, usize) {
         let wanted: Vec<usize> = self.boundaries().filter(|&boundary| to_find(boundary)).collect();
-        let near = |boundary: &&usize| told.iter().any(|&at| at.abs_diff(**boundary) <= 1);
+        let near = |boundary: &&usize| reported.iter().any(|&at| at.abs_diff(**boundary) <= 1);
         (wanted.iter().filter(near).count(), wanted.len())
     }
 
@@ -91,14 +91,15 @@ impl PhaseRun {
     }
 
     /// Changes reported more than one interval from any boundary, per boundary.
-    fn false_alarms(&self, told: &[usize]) -> f64 {
+    fn false_alarms(&self, reported: &[usize]) -> f64 {
         let near = |at: &&usize| self.boundaries().all(|boundary| at.abs_diff(boundary) > 1);
-        told.iter().filter(near).count() as f64 / self.boundaries().count() as f64
+        reported.iter().filter(near).count() as f64 / self.boundaries().count() as f64
     }
 }
 
 fn share(runs: &[&PhaseRun], found: impl Fn(&PhaseRun) -> (usize, usize)) -> f64 {
-    let (found, all) = runs.iter().map(|run| found(run)).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    let (found, all) =
+        runs.iter().map(|run| found(run)).fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
     100.0 * found as f64 / all as f64
 }
 

@@ -34,29 +34,29 @@ struct BoundaryCounts {
 
 /// The first program's instruction counts at which its traces were requested.
 fn traces_asked(records: &[WindowRecord]) -> Vec<f64> {
-    let (mut instructions, mut last, mut asked) = (0.0, None, Vec::new());
+    let (mut instructions, mut last, mut requests) = (0.0, None, Vec::new());
     for record in records {
         let task = record.observation.tasks.iter().find(|task| task.task == TaskId(0));
         instructions += task.and_then(|task| task.counts.get(CounterEvent::Instructions)).unwrap_or(0.0);
         for probe in &record.decision.plan.probes {
             let of_it = matches!(probe.kind, ProbeKind::MissTrace { task: TaskId(0), .. });
             if of_it && last != Some(probe.id) {
-                asked.push(instructions);
+                requests.push(instructions);
                 last = Some(probe.id);
             }
         }
     }
-    asked
+    requests
 }
 
-fn count_noticed(asked: &[f64], resized: usize, phases: usize) -> BoundaryCounts {
+fn count_noticed(requests: &[f64], resized: usize, phases: usize) -> BoundaryCounts {
     let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
     let after = |at: f64, boundary: usize| (at - boundary as f64 * phase) / INTERVAL_INSTRUCTIONS;
     // An interval that began before the boundary may end after it, so one interval before counts too.
     let near = |at: f64, boundary: usize| (-1.0..=IN_TIME).contains(&after(at, boundary));
-    let detected = (1..phases).filter(|&boundary| asked.iter().any(|&at| near(at, boundary))).count();
+    let detected = (1..phases).filter(|&boundary| requests.iter().any(|&at| near(at, boundary))).count();
     // The first trace is no detection.
-    let lonely = asked.iter().skip(1).filter(|&&at| !(1..phases).any(|boundary| near(at, boundary))).count();
+    let lonely = requests.iter().skip(1).filter(|&&at| !(1..phases).any(|boundary| near(at, boundary))).count();
     BoundaryCounts { noticed: detected, boundaries: phases - 1, without_boundary: lonely, resized }
 }
 
@@ -110,7 +110,7 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
     let by_seed: Vec<&[BoundaryCounts]> = all.chunks(runs.len()).collect();
     let share = |found: &[BoundaryCounts]| {
         let (noticed, boundaries) =
-            found.iter().fold((0, 0), |sums, one| (sums.0 + one.noticed, sums.1 + one.boundaries));
+            found.iter().fold((0, 0), |sums, counts| (sums.0 + counts.noticed, sums.1 + counts.boundaries));
         100.0 * noticed as f64 / boundaries.max(1) as f64
     };
     let per_seed: Vec<(u64, f64)> =
@@ -120,13 +120,13 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
         let over =
             |value: fn(&BoundaryCounts) -> f64| by_seed.iter().map(|found| value(&found[at])).collect::<Vec<f64>>();
         let label = format!("{} then {}, beside {beside}", changing[0], changing[1]);
-        let noticed = over(|one| 100.0 * one.noticed as f64 / one.boundaries as f64);
+        let noticed = over(|counts| 100.0 * counts.noticed as f64 / counts.boundaries as f64);
         points.push(DataPoint::over_values("boundaries noticed, %", label.clone(), &noticed));
-        let lonely = over(|one| one.without_boundary as f64 / one.boundaries as f64);
+        let lonely = over(|counts| counts.without_boundary as f64 / counts.boundaries as f64);
         points.push(DataPoint::over_values("traces without a boundary, per boundary", label.clone(), &lonely));
-        points.push(DataPoint::over_values("changes of the shares", label, &over(|one| one.resized as f64)));
+        points.push(DataPoint::over_values("changes of the shares", label, &over(|counts| counts.resized as f64)));
     }
-    let lonely: Vec<f64> = all.iter().map(|one| one.without_boundary as f64 / one.boundaries as f64).collect();
+    let lonely: Vec<f64> = all.iter().map(|counts| counts.without_boundary as f64 / counts.boundaries as f64).collect();
     Ok(Finding::new(
         "RM-5",
         "boundaries after which a managed run measured anew, within two intervals",
@@ -152,8 +152,8 @@ mod tests {
     #[test]
     fn a_boundary_is_noticed_by_a_trace_in_time() {
         let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
-        let asked = [0.0, phase + INTERVAL_INSTRUCTIONS, 2.5 * phase];
+        let requests = [0.0, phase + INTERVAL_INSTRUCTIONS, 2.5 * phase];
         let expected = BoundaryCounts { noticed: 1, boundaries: 2, without_boundary: 1, resized: 4 };
-        assert_eq!(count_noticed(&asked, 4, 3), expected);
+        assert_eq!(count_noticed(&requests, 4, 3), expected);
     }
 }

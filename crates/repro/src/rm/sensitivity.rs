@@ -193,8 +193,8 @@ fn finding(all: &[SensitivityCurves], study: &str, context: &ExperimentContext<'
             )
         })
         .collect();
-    let what = format!("{study}: mean distance of the calculated curves that lie farthest apart");
-    let finding = Finding::new(id, &what, paper, "misses/1000 instructions", ResultTarget::Shown, &per_seed)
+    let title = format!("{study}: mean distance of the calculated curves that lie farthest apart");
+    let finding = Finding::new(id, &title, paper, "misses/1000 instructions", ResultTarget::Shown, &per_seed)
         .points(points(all, study))
         .with_note(
             "Curves are not shifted; of the real curve only the sizes that were run. Programs: as in the points.",

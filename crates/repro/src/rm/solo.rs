@@ -141,8 +141,8 @@ impl SoloMachine {
     /// As [`SoloMachine::step`].
     pub fn trace(&mut self, entries: u32) -> Result<TraceCapture, ReproError> {
         let from = self.timeline.end().instructions;
-        let what = ProbeKind::MissTrace { task: TaskId(0), entries, includes_code: false };
-        self.plan.probes = vec![ProbeRequest { id: ProbeId(0), kind: what, budget_ns: u64::MAX }];
+        let probe_kind = ProbeKind::MissTrace { task: TaskId(0), entries, includes_code: false };
+        self.plan.probes = vec![ProbeRequest { id: ProbeId(0), kind: probe_kind, budget_ns: u64::MAX }];
         self.machine.apply(&self.plan).map_err(failed("trace"))?;
         loop {
             let mut seen = self.step()?;

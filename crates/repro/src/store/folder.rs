@@ -260,10 +260,10 @@ mod tests {
             age(&folder.entry_path(&entry(number, 0).name()), number);
         }
         assert!(matches!(read(&folder, 0), StoredLookup::Hit(_)), "a use is marked");
-        let left = place.path().join("ab");
-        fs::create_dir_all(&left).unwrap();
-        fs::write(left.join(".left.0123"), "half").unwrap();
-        age(&left.join(".left.0123"), 0);
+        let leftover = place.path().join("ab");
+        fs::create_dir_all(&leftover).unwrap();
+        fs::write(leftover.join(".left.0123"), "half").unwrap();
+        age(&leftover.join(".left.0123"), 0);
         assert_eq!(folder.prune(40_000).unwrap().0, 1, "only what a killed writer left");
         let (removed, bytes) = folder.prune(20_000).unwrap();
         assert!(removed == 3 && bytes > 15_000, "{removed} files of {bytes} bytes");

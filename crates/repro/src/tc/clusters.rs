@@ -57,8 +57,8 @@ fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Re
 /// Points of the first round of sampling, with the distance between the program's own groups in its shMaps.
 fn insight_points<'a>(case: &ClusterCase, found: impl Iterator<Item = &'a ClusterRun>) -> Vec<DataPoint> {
     let all: Vec<&Insight> = found.filter_map(|found| found.insight.as_ref()).collect();
-    let point = |what: &str, value: &dyn Fn(&Insight) -> f64| {
-        DataPoint::over_values(what, case.name, &all.iter().map(|insight| value(insight)).collect::<Vec<f64>>())
+    let point = |label: &str, value: &dyn Fn(&Insight) -> f64| {
+        DataPoint::over_values(label, case.name, &all.iter().map(|insight| value(insight)).collect::<Vec<f64>>())
     };
     vec![
         point("first round: samples", &|insight| insight.samples as f64),
@@ -109,8 +109,8 @@ fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
 }
 
 pub(super) fn four_programs(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let what = "worst agreement of workers' clusters with the programs' own partition, four programs";
-    let finding = agreement_finding(context, &four(), what)?;
+    let title = "worst agreement of workers' clusters with the programs' own partition, four programs";
+    let finding = agreement_finding(context, &four(), title)?;
     Ok(vec![finding.with_note(format!(
         "Activation at 2 % so that all four are sampled; {SAMPLES_PER_THREAD} samples a thread and round. \"One pass\" is the thesis's scan on the \
          same shMaps of the first round. Why so many samples: of the warehouses' about one in twenty passes the filter, as \
@@ -120,9 +120,9 @@ pub(super) fn four_programs(context: &ExperimentContext<'_>) -> Result<Vec<Findi
 }
 
 pub(super) fn harder_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let what = "worst agreement with background threads, uneven clusters, another partition midway, 4 x 16 warehouses \
+    let title = "worst agreement with background threads, uneven clusters, another partition midway, 4 x 16 warehouses \
                 (quick: two of thirteen)";
-    let finding = agreement_finding(context, &harder_cases(context), what)?;
+    let finding = agreement_finding(context, &harder_cases(context), title)?;
     Ok(vec![finding.with_note(
         "Judged by the last round that found clusters; where the partition changes midway, against the later one. A cluster of \
          more than half of the threads is global by the thesis's rule, so \"one pass\" does not find it where all of its data \
@@ -135,7 +135,7 @@ pub(super) fn harder_findings(context: &ExperimentContext<'_>) -> Result<Vec<Fin
 fn agreement_finding(
     context: &ExperimentContext<'_>,
     cases: &[ClusterCase],
-    what: &str,
+    title: &str,
 ) -> Result<Finding, ReproError> {
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
@@ -186,7 +186,7 @@ fn agreement_finding(
     let per_seed = context.per_seed(worst);
     let paper = "clusters equal the partition for the microbenchmark and SPECjbb; RUBiS two and some unclustered; VolanoMark five instead of two";
     let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
-    let mut finding = Finding::new("TC-2", what, paper, "adjusted Rand index", target, &per_seed)
+    let mut finding = Finding::new("TC-2", title, paper, "adjusted Rand index", target, &per_seed)
         .points(points)
         .time_scale(SCALE as f64);
     finding.figures = figures;

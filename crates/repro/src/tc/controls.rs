@@ -56,8 +56,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         of_seed.map(|(_, found)| value(found)).fold(f64::NEG_INFINITY, f64::max)
     };
     let per_seed = |value: fn(&Control) -> f64| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, value)) };
-    let finding = |what, unit, target, per_seed: Vec<(u64, f64)>| {
-        Finding::new("TC-CONTROLS", what, "not in the thesis", unit, target, &per_seed).time_scale(SCALE as f64)
+    let finding = |title, unit, target, per_seed: Vec<(u64, f64)>| {
+        Finding::new("TC-CONTROLS", title, "not in the thesis", unit, target, &per_seed).time_scale(SCALE as f64)
     };
     let moved = "threads placed among programs that share nothing or everything, activation at 2 %";
     let loss = "largest loss against the default scheduler";

@@ -17,16 +17,19 @@ pub(super) fn figures(name: &str, round: &PlacementRound) -> [ResultFigure; 2] {
     cachemate_core::SplitMix64::new(1).shuffle(&mut before);
     let mut after: Vec<usize> = (0..round.maps.len()).collect();
     after.sort_by_key(|&thread| (round.cluster_of[thread], thread));
-    let kept: Vec<usize> = (0..global.len()).filter(|&entry| !global[entry]).collect();
+    let retained: Vec<usize> = (0..global.len()).filter(|&entry| !global[entry]).collect();
     let draw = |order: &[usize], when: &str| {
         let value = |thread: usize, entry: usize| round.maps[thread].get(entry).map(|&count| f64::from(count));
         let map = HeatMap {
             title: format!("{name}: shMaps {when}"),
             rows: order.iter().map(|thread| thread.to_string()).collect(),
-            columns: kept.iter().map(|entry| entry.to_string()).collect(),
+            columns: retained.iter().map(|entry| entry.to_string()).collect(),
             row_label: "thread".to_string(),
             column_label: "shMap entry".to_string(),
-            values: order.iter().map(|&t| kept.iter().map(|&entry| value(t, entry).or(Some(0.0))).collect()).collect(),
+            values: order
+                .iter()
+                .map(|&t| retained.iter().map(|&entry| value(t, entry).or(Some(0.0))).collect())
+                .collect(),
             full: None,
             shade: Shade::Grey,
             unit: String::new(),

@@ -26,13 +26,13 @@ impl Policy for SamplingPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: 1_000_000_000 });
         if self.0 > 0 && !view.observation.tasks.is_empty() {
-            let what = ProbeKind::AccessSamples {
+            let probe_kind = ProbeKind::AccessSamples {
                 processes: vec![ProcessId(0)],
                 sample_period: self.0,
                 remote_only: true,
                 max_samples: u32::MAX,
             };
-            plan.probes.push(ProbeRequest { id: ProbeId(0), kind: what, budget_ns: u64::MAX });
+            plan.probes.push(ProbeRequest { id: ProbeId(0), kind: probe_kind, budget_ns: u64::MAX });
         }
         Decision::new(plan, Vec::new())
     }
@@ -122,8 +122,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |seed| format!("own rate {seed}"),
         |&seed| own_rate_cost(context, seed),
     )?;
-    let own_points = |what: &str, value: fn(&ChosenRateCost) -> f64| {
-        DataPoint::over_values(what, "the policy's own rate", &own.iter().map(value).collect::<Vec<f64>>())
+    let own_points = |series: &str, value: fn(&ChosenRateCost) -> f64| {
+        DataPoint::over_values(series, "the policy's own rate", &own.iter().map(value).collect::<Vec<f64>>())
     };
     points.push(own_points("charged while detecting, first window of sampling, %", |own| 100.0 * own.first));
     points.push(own_points("charged while detecting, costliest window, %", |own| 100.0 * own.most));
@@ -135,12 +135,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         per_seed(|own| own.detecting).into_iter().map(|(seed, share)| (seed, 100.0 * share + turns)).collect();
     let over_run: Vec<(u64, f64)> =
         per_seed(|own| own.over_run).into_iter().map(|(seed, share)| (seed, 100.0 * share + turns)).collect();
-    let what = "1 in 10 sampled: 4 % for 6.7 s; the multiplexed breakdown about 2 % at 20 000 samples a second";
+    let title = "1 in 10 sampled: 4 % for 6.7 s; the multiplexed breakdown about 2 % at 20 000 samples a second";
     let mut findings = vec![
         Finding::new(
             "TC-5",
             "overhead while detecting, at the policy's own sampling rate, with the stall breakdown's",
-            what,
+            title,
             "% of processor time",
             ResultTarget::AtMost { target: 4.0, paper_best: None },
             &while_detecting,
@@ -155,7 +155,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         Finding::new(
             "TC-5",
             "overhead over a whole run, detection and stall breakdown",
-            what,
+            title,
             "% of processor time",
             ResultTarget::AtMost { target: 1.0, paper_best: None },
             &over_run,

@@ -141,13 +141,13 @@ impl PlacementRuns {
     }
 
     /// A point for every case and placement.
-    pub fn points(&self, what: &str, value: impl Fn(&Self, usize, usize, usize) -> f64) -> Vec<DataPoint> {
+    pub fn points(&self, series: &str, value: impl Fn(&Self, usize, usize, usize) -> f64) -> Vec<DataPoint> {
         let mut points = Vec::new();
         for (case, case_data) in self.cases.iter().enumerate() {
             for (by, shown) in SHOWN.iter().take(self.measured[case].len()).enumerate() {
                 let values = self.values_over(|seed| value(self, case, by, seed));
                 points.push(DataPoint::over_values(
-                    format!("{what}, {shown}"),
+                    format!("{series}, {shown}"),
                     format!("{} ({})", case_data.name, self.machine),
                     &values,
                 ));

@@ -42,8 +42,8 @@ struct RecordedThread {
     idle_ns: u64,
 }
 
-fn recording_error(what: impl Into<String>) -> ReproError {
-    ReproError::Failed(NAME.to_string(), what.into())
+fn recording_error(problem: impl Into<String>) -> ReproError {
+    ReproError::Failed(NAME.to_string(), problem.into())
 }
 
 /// The recording, in the first directory that has it.
@@ -269,9 +269,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     };
     let mut points = Vec::new();
     for method in METHODS {
-        let mut point = |what: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {
+        let mut point = |series: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {
             let values: Vec<f64> = runs_of(method).into_iter().filter_map(value).collect();
-            points.push(DataPoint::over_values(what, method, &values));
+            points.push(DataPoint::over_values(series, method, &values));
         };
         point("adjusted Rand index", &|runs| Some(runs.agreement()));
         point("clusters", &|runs| Some(runs.last.as_ref()?.clusters as f64));

@@ -67,8 +67,8 @@ fn clusters(round: &[Observation], threads: usize, entries: usize, method: Clust
         ProbeEvidence::Samples { samples, .. } => samples.len(),
         _ => 0,
     };
-    let taken: usize = round.iter().flat_map(|seen| &seen.probe_results).map(samples).sum();
-    let share = taken as f64 / threads.max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
+    let sample_count: usize = round.iter().flat_map(|seen| &seen.probe_results).map(samples).sum();
+    let share = sample_count as f64 / threads.max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
     let sharing = SharingCriteria::default();
     find(method, &maps, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor))
 }

@@ -119,13 +119,13 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     }
     let variants = VARIANTS.len();
     // Readers and writers of a chat room wait for each other on channels, which belong to one process in the simulator.
-    let asked = |case: usize, variant: usize| {
+    let is_requested = |case: usize, variant: usize| {
         (!context.quick || quick(variant)) && (variant < variants || cases[case].kernel != "chatrooms")
     };
     // The last "variant" of each case is the two processes.
     let items: Vec<(usize, usize, u64)> = (0..cases.len())
         .flat_map(|case| (0..=variants).flat_map(move |variant| context.seeds.iter().map(move |&s| (case, variant, s))))
-        .filter(|&(case, variant, _)| asked(case, variant))
+        .filter(|&(case, variant, _)| is_requested(case, variant))
         .collect();
     let runs = context.run_all_stored(
         module_path!(),
@@ -147,7 +147,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let name = |variant: usize| VARIANTS.get(variant).map_or("two processes", |variant| variant.name);
         let points_of = |case: usize| {
             let of_variant = |variant| DataPoint::over_values(name(variant), cases[case].name, &values(case, variant));
-            variants.clone().filter(|&variant| asked(case, variant)).map(of_variant).collect::<Vec<_>>()
+            variants.clone().filter(|&variant| is_requested(case, variant)).map(of_variant).collect::<Vec<_>>()
         };
         (0..cases.len()).flat_map(points_of).collect()
     };
@@ -156,9 +156,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         own_values.map(|(_, &value)| value).fold(f64::INFINITY, f64::min)
     };
     let per_seed = |wanted: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, wanted)) };
-    let finding = |what, paper, per_seed: &[(u64, f64)]| {
+    let finding = |title, paper, per_seed: &[(u64, f64)]| {
         let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
-        Finding::new("TC-2", what, paper, "adjusted Rand index", target, per_seed).time_scale(SCALE as f64)
+        Finding::new("TC-2", title, paper, "adjusted Rand index", target, per_seed).time_scale(SCALE as f64)
     };
     Ok(vec![
         finding(

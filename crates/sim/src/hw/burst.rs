@@ -248,10 +248,10 @@ impl CoreFrontEnd {
         around: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
-        let left = access.instructions() - burst.skip;
-        let done = left.min(burst.stop - burst.t).min(thread.fetch_left);
+        let remaining = access.instructions() - burst.skip;
+        let done = remaining.min(burst.stop - burst.t).min(thread.fetch_left);
         burst.issue(done, thread, context);
-        if done == left {
+        if done == remaining {
             burst.skip = 0;
             thread.position += 1;
             if let Some(l1i) = self.l1i {
@@ -288,12 +288,12 @@ impl CoreFrontEnd {
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         let room = burst.issue_limit(self.in_order, burst.t, context) - burst.t;
-        let left = access.instructions() - burst.skip;
-        let done = left.min(room);
+        let remaining = access.instructions() - burst.skip;
+        let done = remaining.min(room);
         burst.t += done;
         context.issued += done;
         burst.skip += done;
-        if done < left {
+        if done < remaining {
             return self.wait_or_unpark::<WATCHED>(burst, thread, around);
         }
         burst.skip = 0;

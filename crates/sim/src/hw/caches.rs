@@ -173,15 +173,15 @@ impl Caches {
     }
 
     /// Looks for copies of the bytes `address` .. + 2^span in a cache and all caches above it, and acts on them.
-    pub fn snoop(&mut self, index: usize, address: u64, asked: u32, action: SnoopAction) -> SnoopResult {
+    pub fn snoop(&mut self, index: usize, address: u64, requester: u32, action: SnoopAction) -> SnoopResult {
         let mut held = SnoopResult::default();
         let mut sharers = 0;
         let unit = &mut self.units[index];
-        let span = asked.max(unit.line_shift);
+        let span = requester.max(unit.line_shift);
         let first = address >> span << (span - unit.line_shift);
         let victim = unit.is_victim();
         // In a victim cache's line, the sectors that overlap.
-        let wanted = if victim { self.sectors(index, address, asked) } else { 0 };
+        let wanted = if victim { self.sectors(index, address, requester) } else { 0 };
         let unit = &mut self.units[index];
         for line in first..first + (1 << (span - unit.line_shift)) {
             let Some(place) = unit.store.find(line) else { continue };
@@ -217,7 +217,7 @@ impl Caches {
         for nth in 0..self.units[index].children.len() {
             let child = self.units[index].children[nth];
             if sharers & self.units[child].bit != 0 {
-                held = held.merge_with(self.snoop(child, address, asked, action), None);
+                held = held.merge_with(self.snoop(child, address, requester, action), None);
             }
         }
         held

@@ -132,8 +132,8 @@ impl HwContext {
     }
 
     /// Charges `ticks` of the operating system, starting now; everything else is delayed by as much.
-    pub fn charge_ticks(&mut self, now: u64, ticks: u64, what: Charge) {
-        self.counters.charged_ticks[what as usize] += ticks;
+    pub fn charge_ticks(&mut self, now: u64, ticks: u64, charge: Charge) {
+        self.counters.charged_ticks[charge as usize] += ticks;
         self.account(now);
         if let Some(thread) = &mut self.thread {
             thread.counters.stalls.system += ticks;

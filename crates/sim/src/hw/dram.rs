@@ -33,8 +33,8 @@ impl InFlightWindow {
 
     /// Returns the share of places that are taken, in thousandths.
     fn taken_slots(&self, tick: u64) -> u64 {
-        let taken = self.back_at.iter().filter(|&&back| back > tick).count() as u64;
-        taken * 1000 / self.back_at.len().max(1) as u64
+        let used_slots = self.back_at.iter().filter(|&&back| back > tick).count() as u64;
+        used_slots * 1000 / self.back_at.len().max(1) as u64
     }
 }
 
@@ -191,8 +191,9 @@ impl Dram {
             return if backlog > self.local { 0 } else { 1000 };
         }
         let waiting = (backlog * 1000 / self.local.max(1)).min(1000);
-        let taken = self.windows.get(self.window_of(address, package)).map_or(0, |window| window.taken_slots(tick));
-        1000 - waiting.max(taken)
+        let used_slots =
+            self.windows.get(self.window_of(address, package)).map_or(0, |window| window.taken_slots(tick));
+        1000 - waiting.max(used_slots)
     }
 
     pub fn memory_counters(&self, node: u32) -> Option<MemoryCounters> {

@@ -283,9 +283,9 @@ impl Hardware {
 
     /// Charges this CPU with work of the operating system. A thread on it waits, and the time counts as its `system`
     /// time. Other contexts of the core are not slowed by it.
-    pub fn charge_cycles(&mut self, cpu: CpuId, cycles: u64, what: Charge) {
+    pub fn charge_cycles(&mut self, cpu: CpuId, cycles: u64, charge: Charge) {
         let (now, ticks) = (self.now, cycles * self.ticks_per_cycle);
-        self.context_mut(cpu).charge_ticks(now, ticks, what);
+        self.context_mut(cpu).charge_ticks(now, ticks, charge);
         self.renew_key(cpu);
     }
 
@@ -369,8 +369,11 @@ impl Hardware {
     /// # Errors
     /// The cache cannot be partitioned, or the mask or class is outside its limits.
     pub fn set_way_mask(&mut self, cache: CacheId, class: u8, mask: &IndexSet) -> Result<(), RequestError> {
-        let bad =
-            |what: &str, found: String, expected: String| RequestError { what: what.to_string(), found, expected };
+        let bad = |subject: &str, found: String, expected: String| RequestError {
+            what: subject.to_string(),
+            found,
+            expected,
+        };
         let level = self.find_cache_unit(cache)?.level;
         let spec = self.spec.caches.iter().find(|spec| spec.level == level);
         let Some((ways, parts)) = spec.and_then(|spec| Some((spec.ways, spec.way_partitions?))) else {

@@ -282,12 +282,12 @@ impl Caches {
         if meta.sharers() & sector == 0 {
             return 0;
         }
-        let left = meta.sharers() & !sector;
-        if left == 0 {
+        let remaining_sharers = meta.sharers() & !sector;
+        if remaining_sharers == 0 {
             unit.store.remove(place);
             unit.record_removal(line, meta, Some(ask.task));
         } else {
-            unit.store.set_meta(place, meta.with_sharers(left));
+            unit.store.set_meta(place, meta.with_sharers(remaining_sharers));
         }
         meta.state()
     }

@@ -136,13 +136,13 @@ mod tests {
             (waits[class], counts[class]) = (waits[class] + waited as f64, counts[class] + 1.0);
             next[class] -= libm::log(dice.unit()) * service as f64 / loads[class];
         }
-        let left = (loads[0] + loads[1]) * service as f64 / 2.0;
-        let first = left / (1.0 - loads[0]);
+        let remaining_work = (loads[0] + loads[1]) * service as f64 / 2.0;
+        let first = remaining_work / (1.0 - loads[0]);
         assert!((waits[0] / counts[0] / first - 1.0).abs() < 0.05, "{} for {first}", waits[0] / counts[0]);
         // Requests that overtake later are not in the second class's own figure, which lies between that without
         // overtaking and Cobham's.
         let second = waits[1] / counts[1];
-        let (least, most) = (left / (1.0 - loads[0] - loads[1]), first / (1.0 - loads[0] - loads[1]));
+        let (least, most) = (remaining_work / (1.0 - loads[0] - loads[1]), first / (1.0 - loads[0] - loads[1]));
         assert!(second > 0.8 * least && second < most, "{second}, {least} to {most}");
     }
 }

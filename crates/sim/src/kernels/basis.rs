@@ -238,18 +238,18 @@ impl Basis {
         let (tail, head, cost) = self.arc(entering);
         let reduced_cost = self.reduced_cost(tail, head, cost);
         let (from, to) = if reduced_cost < 0 { (tail, head) } else { (head, tail) };
-        let (mut one, mut two) = (from, to);
+        let (mut first, mut two) = (from, to);
         let (mut cut, mut cut_is_from, mut push) = (NONE, false, true);
-        while one != two {
-            let (left, right) = (&self.nodes[one as usize], &self.nodes[two as usize]);
+        while first != two {
+            let (left, right) = (&self.nodes[first as usize], &self.nodes[two as usize]);
             // Flow would come down from the apex to `from`, and go up from `to`. An arc that blocks on `to`'s side
             // leaves even if another could, to prevent cycling.
             if left.size < right.size {
                 if push && left.flow != left.up {
-                    (cut, cut_is_from, push) = (one, true, false);
+                    (cut, cut_is_from, push) = (first, true, false);
                 }
-                climbed(one);
-                one = left.parent;
+                climbed(first);
+                first = left.parent;
             } else {
                 let room = right.flow != right.up;
                 if !room || push {
@@ -259,7 +259,7 @@ impl Basis {
                 two = right.parent;
             }
         }
-        Pivot { entering, from, to, apex: one, cut, cut_is_from, push, reduced_cost }
+        Pivot { entering, from, to, apex: first, cut, cut_is_from, push, reduced_cost }
     }
 
     /// Returns the change of the potentials in the subtree that is cut off.

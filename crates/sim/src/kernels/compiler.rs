@@ -122,12 +122,24 @@ impl Compiler {
         let symbols = setup.region("symbol table", (2 << 20).min(bytes / 8), RegionUsers::All);
         // Room for the largest function of the table and its register sets.
         let obstack = setup.region("function obstack", bytes / 6 * 5, RegionUsers::All);
-        let kept = setup.region("kept for inlining", bytes - symbols.bytes - obstack.bytes, RegionUsers::All);
+        let retained_region =
+            setup.region("kept for inlining", bytes - symbols.bytes - obstack.bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let salt = rng.bits();
         let (nodes, pass, next, blocks_left, kept_bytes, functions) = (0, 0, 0, 0, 0, 0);
-        let mut compiler =
-            Compiler { kept, obstack, symbols, rng, nodes, pass, next, blocks_left, kept_bytes, salt, functions };
+        let mut compiler = Compiler {
+            kept: retained_region,
+            obstack,
+            symbols,
+            rng,
+            nodes,
+            pass,
+            next,
+            blocks_left,
+            kept_bytes,
+            salt,
+            functions,
+        };
         compiler.read_function();
         compiler
     }

@@ -112,8 +112,8 @@ fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
     let process_bytes = (64 << 10).min(data / 64);
     let private_bytes = ((data as u128 * u128::from(part) / u128::from(whole)) as u64 / members.len() as u64).max(4096);
     let hot_bytes = HOT_BYTES.min(data / 16 / groups);
-    let left = data - process_bytes - private_bytes * members.len() as u64 - hot_bytes * groups;
-    let pages = (left / groups / PAGE_BYTES).max(1);
+    let remaining_bytes = data - process_bytes - private_bytes * members.len() as u64 - hot_bytes * groups;
+    let pages = (remaining_bytes / groups / PAGE_BYTES).max(1);
     let mut shared = Vec::new();
     let mut heap = Vec::new();
     for group in 0..groups as u32 {

@@ -140,8 +140,8 @@ impl Register {
 impl WorkloadKernel for Register {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         // Bits that must be set for the gate to act: two controls of a Toffoli gate, one of a CNOT, none of a NOT.
-        let one = 1 << (self.salt % 16);
-        let mask = [one | one << (1 + self.salt / 16 % 5), one, 0][self.kind as usize];
+        let bit = 1 << (self.salt % 16);
+        let mask = [bit | bit << (1 + self.salt / 16 % 5), bit, 0][self.kind as usize];
         let end = (self.next + 128).min(self.count);
         for state in self.next..end {
             let address = self.states.element_address(state, 16) + 8;

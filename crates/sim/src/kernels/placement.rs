@@ -157,11 +157,11 @@ impl Annealer {
         if x >= self.side { None } else { self.cell_at.get(slot as usize).copied().filter(|&other| other != cell) }
     }
 
-    fn swap(&mut self, one: u32, two: u32) {
-        let (slot_one, slot_two) = (self.slot_of[one as usize], self.slot_of[two as usize]);
-        self.slot_of.swap(one as usize, two as usize);
+    fn swap(&mut self, first: u32, two: u32) {
+        let (slot_one, slot_two) = (self.slot_of[first as usize], self.slot_of[two as usize]);
+        self.slot_of.swap(first as usize, two as usize);
         self.cell_at[slot_one as usize] = two;
-        self.cell_at[slot_two as usize] = one;
+        self.cell_at[slot_two as usize] = first;
     }
 
     fn attempt(&mut self, out: &mut AccessEmitter) {

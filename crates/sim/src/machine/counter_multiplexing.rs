@@ -123,8 +123,8 @@ impl CounterMultiplexer {
             readings.extend(counted.map(|(&event, &count)| EventCount { event, count, enabled_share: counted_share }));
         }
         readings.sort_by_key(|reading| reading.event);
-        let (active, ran) = (meter.active, meter.ran);
-        *meter = Meter { last: std::mem::take(&mut meter.last), active, ran, ..Meter::default() };
+        let (active, running) = (meter.active, meter.ran);
+        *meter = Meter { last: std::mem::take(&mut meter.last), active, ran: running, ..Meter::default() };
         EventCounts(readings)
     }
 }
@@ -172,8 +172,8 @@ mod tests {
         let levels = [CacheLevel::L1Data, CacheLevel::L2];
         let mut counting = CounterMultiplexer::new(&levels, 4, SamplerModel::Tagged);
         for step in 0..1000u64 {
-            let ran = step.div_ceil(2);
-            counting.read(0, counters(ran * 1000, ran * 7));
+            let run_time = step.div_ceil(2);
+            counting.read(0, counters(run_time * 1000, run_time * 7));
             counting.rotate_group();
         }
         let events = counting.always.len() + counting.groups.iter().map(Vec::len).sum::<usize>();

@@ -11,9 +11,9 @@ use super::{SimMachine, SimOptions, SimProgram};
 
 const L2: CacheId = CacheId(4);
 
-fn ask(what: ProbeKind) -> Plan {
+fn ask(probe_kind: ProbeKind) -> Plan {
     let mut plan = plan(20);
-    plan.probes = vec![ProbeRequest { id: ProbeId(7), kind: what, budget_ns: 10_000 * MS }];
+    plan.probes = vec![ProbeRequest { id: ProbeId(7), kind: probe_kind, budget_ns: 10_000 * MS }];
     plan
 }
 
@@ -49,8 +49,8 @@ fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
     machine.observe().unwrap();
     let (total_ns, settle_ns) = (3 * MS, MS / 2);
     let wanted = vec![vec![TaskId(0), TaskId(1)], vec![TaskId(0), TaskId(2)], vec![TaskId(1)]];
-    let what = ProbeKind::CoRunRows { cache: L2, rows: wanted.clone(), total_ns, settle_ns, boost: true };
-    let (answers, windows) = answers(&mut machine, &ask(what), 10);
+    let probe_kind = ProbeKind::CoRunRows { cache: L2, rows: wanted.clone(), total_ns, settle_ns, boost: true };
+    let (answers, windows) = answers(&mut machine, &ask(probe_kind), 10);
     assert_eq!(windows.last().unwrap().end_reason, WindowEnd::ProbeAnswered);
     for row in wanted {
         let of_row: Vec<RowInterval> = rows(&answers).into_iter().filter(|interval| interval.tasks == row).collect();
@@ -75,11 +75,11 @@ fn rows_find_seats_wherever_a_plan_keeps_their_members() {
     machine.apply(&plan(20)).unwrap();
     machine.observe().unwrap();
     let row = vec![TaskId(0), TaskId(1)];
-    let what =
+    let probe_kind =
         ProbeKind::CoRunRows { cache: L2, rows: vec![row.clone()], total_ns: 3 * MS, settle_ns: MS / 2, boost: true };
-    let mut kept = ask(what);
-    kept.affinity = row.iter().map(|&task| (task, [1].into_iter().collect())).collect();
-    let (answers, _) = answers(&mut machine, &kept, 10);
+    let mut plan_kept = ask(probe_kind);
+    plan_kept.affinity = row.iter().map(|&task| (task, [1].into_iter().collect())).collect();
+    let (answers, _) = answers(&mut machine, &plan_kept, 10);
     assert!(answers.iter().any(|answer| answer.complete), "a row that is never on would hold its CPUs for ever");
     assert!(rows(&answers).iter().all(|interval| interval.tasks == row));
     let next = machine.observe().unwrap().unwrap();
@@ -102,8 +102,8 @@ fn rows_that_come_about_are_seen_with_who_ended_them() {
     let (a, b) = (TaskId(0), TaskId(1));
     let beside = ProbeKind::PairedRows { cache: L2, task: b, peers: vec![a], total_ns: 5 * MS };
     let alone = ProbeKind::CoRunRows { cache: L2, rows: vec![vec![b]], total_ns: 5 * MS, settle_ns: 0, boost: false };
-    for (what, ended_by) in [(beside, Some(a)), (alone, None)] {
-        let (answers, _) = answers(&mut machine, &ask(what), 20);
+    for (kind, ended_by) in [(beside, Some(a)), (alone, None)] {
+        let (answers, _) = answers(&mut machine, &ask(kind), 20);
         let rows = rows(&answers);
         let ns: u64 = rows.iter().map(|interval| interval.span.elapsed_ns).sum();
         assert!((5 * MS..6 * MS).contains(&ns), "{ns}");
@@ -141,8 +141,8 @@ fn a_trace_holds_code_where_asked() {
     spec.caches.insert(0, code);
     let programs = vec![SimProgram::new("crafty", Box::new(maker))];
     let mut machine = SimMachine::new(&spec, &SimOptions::default(), programs).unwrap();
-    let what = ProbeKind::MissTrace { task: TaskId(0), entries: 3000, includes_code: true };
-    let (answers, _) = answers(&mut machine, &ask(what), 50);
+    let probe_kind = ProbeKind::MissTrace { task: TaskId(0), entries: 3000, includes_code: true };
+    let (answers, _) = answers(&mut machine, &ask(probe_kind), 50);
     let ProbeEvidence::Trace { lines, code_positions: code, counts, .. } = &answers[0].evidence else { panic!() };
     let misses = |level| counts.get(CounterEvent::Misses(level)).unwrap();
     assert_eq!((lines.len(), code.len() as f64), (3000, misses(CacheLevel::L1Instruction)));
@@ -175,8 +175,8 @@ fn a_probe_is_stopped_at_its_budget() {
 fn samples_keep_their_rate_and_say_where_from() {
     let mut machine = machine(vec![program("big", 4 << 20), program("other", 4 << 20)]);
     let processes = vec![ProcessId(0)];
-    let what = ProbeKind::AccessSamples { processes, sample_period: 20, remote_only: false, max_samples: 400 };
-    let (answers, _) = answers(&mut machine, &ask(what), 50);
+    let probe_kind = ProbeKind::AccessSamples { processes, sample_period: 20, remote_only: false, max_samples: 400 };
+    let (answers, _) = answers(&mut machine, &ask(probe_kind), 50);
     let (mut events, mut samples): (u64, Vec<AccessSample>) = (0, Vec::new());
     for answer in &answers {
         let ProbeEvidence::Samples { events: passed, samples: some, line_bytes: 64, .. } = &answer.evidence else {
@@ -194,8 +194,8 @@ fn samples_keep_their_rate_and_say_where_from() {
 
 /// Two threads of one process that store to the same lines.
 fn sharers() -> SimProgram {
-    let one = || Box::new(Stores(0)) as Box<dyn AccessSource>;
-    SimProgram::new("sharers", Box::new(move |_| vec![one(), one()]))
+    let new_source = || Box::new(Stores(0)) as Box<dyn AccessSource>;
+    SimProgram::new("sharers", Box::new(move |_| vec![new_source(), new_source()]))
 }
 struct Stores(u64);
 impl AccessSource for Stores {
@@ -244,8 +244,8 @@ fn reuses_of_a_sweep_are_its_length() {
 #[test]
 fn activity_shows_the_sets_in_use() {
     let mut machine = machine(vec![program("quarter", 2048)]);
-    let what = ProbeKind::SuperSets { tasks: vec![TaskId(0)], level: CacheLevel::L1Data, super_sets: 8 };
-    let (answers, _) = answers(&mut machine, &ask(what), 2);
+    let probe_kind = ProbeKind::SuperSets { tasks: vec![TaskId(0)], level: CacheLevel::L1Data, super_sets: 8 };
+    let (answers, _) = answers(&mut machine, &ask(probe_kind), 2);
     let ProbeEvidence::Activity { super_sets, level: CacheLevel::L1Data, .. } = &answers[1].evidence else { panic!() };
     // 32 lines over 32 sets: every set is used alike, and after the first window nothing misses.
     assert!(super_sets.iter().all(|set| set.accesses > 0 && set.misses == 0), "{super_sets:?}");
@@ -253,8 +253,8 @@ fn activity_shows_the_sets_in_use() {
     let mut spec = spec();
     spec.counters.sampler = SamplerModel::LastAddress;
     let mut real = SimMachine::new(&spec, &SimOptions::default(), vec![program("quarter", 2048)]).unwrap();
-    let what = ProbeKind::SuperSets { tasks: vec![TaskId(0)], level: CacheLevel::L1Data, super_sets: 8 };
-    assert_eq!(real.apply(&ask(what)).unwrap().refused.len(), 1);
+    let probe_kind = ProbeKind::SuperSets { tasks: vec![TaskId(0)], level: CacheLevel::L1Data, super_sets: 8 };
+    assert_eq!(real.apply(&ask(probe_kind)).unwrap().refused.len(), 1);
 }
 
 /// Does a neighbor feel a big program and not a small one, and the program a pirate that takes its cache?

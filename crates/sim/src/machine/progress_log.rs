@@ -114,8 +114,8 @@ mod tests {
             assert_eq!(task.instructions, results.instructions);
         }
         let off = |a: u64, b: u64| (a as f64 / b as f64 - 1.0).abs();
-        for (one, other) in with.tasks.iter().zip(&without.tasks) {
-            assert!(off(one.instructions, other.instructions) < 0.001, "{one:?} {other:?}");
+        for (first, other) in with.tasks.iter().zip(&without.tasks) {
+            assert!(off(first.instructions, other.instructions) < 0.001, "{first:?} {other:?}");
         }
     }
 

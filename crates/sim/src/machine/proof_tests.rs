@@ -55,9 +55,9 @@ fn counters_add_up_under_every_scheduler() {
 #[test]
 fn runs_on_many_host_threads_are_the_same_bits() {
     let jobs = || vec![(SchedulerKind::Linux, 1), (SchedulerKind::Solaris, 1), (SchedulerKind::Linux, 2)];
-    let one: Vec<RunResults> = jobs().into_iter().map(|(kind, seed)| run_for(10, kind, 6, seed)).collect();
-    assert_eq!(run_in_parallel(jobs(), |(kind, seed)| run_for(10, kind, 6, seed)), one);
-    assert_ne!(one[0], one[2], "another seed is another run");
+    let results: Vec<RunResults> = jobs().into_iter().map(|(kind, seed)| run_for(10, kind, 6, seed)).collect();
+    assert_eq!(run_in_parallel(jobs(), |(kind, seed)| run_for(10, kind, 6, seed)), results);
+    assert_ne!(results[0], results[2], "another seed is another run");
 }
 
 fn colored(machine: &SimMachine, colors: [&[u32]; 2]) -> Plan {

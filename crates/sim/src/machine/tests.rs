@@ -219,8 +219,8 @@ fn sleepers_leave_the_processor_and_progress_is_reported_per_window() {
     let mut machine = machine(vec![pinned]);
     let observation = window(&mut machine, &plan(50));
     assert!(observation.tasks[0].unmovable);
-    let ran: u64 = on_cpu(&observation, 0).iter().map(|(_, ns)| ns).sum();
-    assert!(ran > 0 && ran < 10 * MS, "{ran}");
+    let run_ns: u64 = on_cpu(&observation, 0).iter().map(|(_, ns)| ns).sum();
+    assert!(run_ns > 0 && run_ns < 10 * MS, "{run_ns}");
     let first = observation.tasks[0].progress.unwrap();
     let second = window(&mut machine, &plan(50)).tasks[0].progress.unwrap();
     assert!(first > 10_000.0 && (second / first - 1.0).abs() < 0.1, "{first} {second}");

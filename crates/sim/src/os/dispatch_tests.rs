@@ -283,11 +283,11 @@ proptest! {
     ) {
         let mut dispatcher = dispatcher(ALL[kind], 4);
         let (mut now, mut slots) = (0, 0);
-        for (what, slot, cpu, wait) in events {
+        for (event, slot, cpu, wait) in events {
             let slot = slot.min(slots);
             now += wait * MS;
             dispatcher.advance(now);
-            match what {
+            match event {
                 0 if slots < 10 => slots = dispatcher.add_task(now, all(4), 1.0 + f64::from(cpu), false) + 1,
                 1 if slot < slots => dispatcher.block(now, slot),
                 2 | 3 if slot < slots => dispatcher.wake(now, slot),
@@ -305,7 +305,7 @@ proptest! {
                 }
                 _ => {}
             }
-            if what == 4 {
+            if event == 4 {
                 dispatcher.set_seats(now, &[Seat::Open; 4]);
             }
             dispatcher.settle_switches(now);

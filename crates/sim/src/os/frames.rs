@@ -305,11 +305,11 @@ mod tests {
     fn colored_requests_get_their_colors_until_the_last_frame_of_them_is_gone() {
         let mut frames = pool(4096, 2, 16);
         let allowed: IndexSet = [3, 4].into_iter().collect();
-        let taken: Vec<u32> = std::iter::from_fn(|| frames.take_colored(1, &allowed, 0)).collect();
-        assert_eq!(taken.len(), 4096 / 16 * 2);
-        assert!(taken.iter().all(|frame| allowed.contains(frame % 16)));
+        let frames_taken: Vec<u32> = std::iter::from_fn(|| frames.take_colored(1, &allowed, 0)).collect();
+        assert_eq!(frames_taken.len(), 4096 / 16 * 2);
+        assert!(frames_taken.iter().all(|frame| allowed.contains(frame % 16)));
         // Local memory first: CPU 1 lives on node 1.
-        assert!(taken[..256].iter().all(|&frame| frames.node_of(frame) == 1));
+        assert!(frames_taken[..256].iter().all(|&frame| frames.node_of(frame) == 1));
         assert_eq!(frames.free_frames(), 4096 - 512);
         let rest: Vec<u32> = std::iter::from_fn(|| frames.take_any(2)).collect();
         assert_eq!(rest.len(), 4096 - 512);
@@ -332,10 +332,10 @@ mod tests {
     #[test]
     fn default_frames_come_in_runs_at_shuffled_places() {
         let mut frames = pool(1 << 18, 1, 1);
-        let taken: Vec<u32> = (0..8192).map(|_| frames.take_any(0).unwrap()).collect();
-        let ascending = taken.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
+        let taken_frames: Vec<u32> = (0..8192).map(|_| frames.take_any(0).unwrap()).collect();
+        let ascending = taken_frames.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
         assert!((6000..8191).contains(&ascending), "{ascending}");
-        let span = taken.iter().max().unwrap() - taken.iter().min().unwrap();
+        let span = taken_frames.iter().max().unwrap() - taken_frames.iter().min().unwrap();
         assert!(span > 1 << 14, "{span}");
     }
 
@@ -345,9 +345,9 @@ mod tests {
         fn no_frame_is_lost_or_given_twice(steps in prop::collection::vec((0u32..5, 0u32..4, 0u32..8), 1..400)) {
             let mut frames = pool(3000, 2, 8);
             let mut held = BTreeSet::new();
-            for (what, cpu, color) in steps {
+            for (step, cpu, color) in steps {
                 let allowed: IndexSet = [color, (color + 3) % 8].into_iter().collect();
-                let got: Vec<u32> = match what {
+                let got: Vec<u32> = match step {
                     0 => frames.take_any(cpu).into_iter().collect(),
                     1 => frames.take_colored(cpu, &allowed, color).into_iter().collect(),
                     2 => frames.take_run(cpu, 4, None).map(|run| (run..run + 4).collect()).unwrap_or_default(),

@@ -89,20 +89,20 @@ pub fn assign_seats_with(
     dispatcher: &Dispatcher,
     allowed: &dyn Fn(Slot) -> CpuSet,
 ) -> Vec<(u32, Slot)> {
-    let mut taken: Vec<(u32, Slot)> = Vec::new();
+    let mut placed: Vec<(u32, Slot)> = Vec::new();
     for &(slot, cpu) in members {
         if let Some(cpu) = cpu.filter(|&cpu| allowed(slot).contains(cpu)) {
-            taken.push((cpu, slot));
+            placed.push((cpu, slot));
         }
     }
-    let named = taken.len();
+    let named = placed.len();
     let choices = |slot: Slot| -> Vec<u32> { cpus.intersection(&allowed(slot)).iter().collect() };
     for &(slot, _) in members.iter().filter(|(_, cpu)| cpu.is_none()) {
         let mut tried = CpuSet::default();
-        find_seat(slot, &choices, dispatcher, &mut taken, named, &mut tried);
+        find_seat(slot, &choices, dispatcher, &mut placed, named, &mut tried);
     }
-    taken.sort_unstable();
-    taken
+    placed.sort_unstable();
+    placed
 }
 
 /// An augmenting path from `slot` to a free CPU; assignments from `named` on may change.
@@ -110,14 +110,14 @@ fn find_seat(
     slot: Slot,
     choices_of: &dyn Fn(Slot) -> Vec<u32>,
     dispatcher: &Dispatcher,
-    taken: &mut Vec<(u32, Slot)>,
+    placed: &mut Vec<(u32, Slot)>,
     named: usize,
     tried: &mut CpuSet,
 ) -> bool {
     let last_cpu = dispatcher.task(slot).last_cpu;
     let mut choices = choices_of(slot);
     choices.sort_by_key(|&cpu| {
-        let free = taken.iter().all(|&(other, _)| other != cpu);
+        let free = placed.iter().all(|&(other, _)| other != cpu);
         (!(free && last_cpu == Some(cpu)), !free, cpu)
     });
     for cpu in choices {
@@ -125,16 +125,16 @@ fn find_seat(
             continue;
         }
         tried.insert(cpu);
-        match taken.iter().position(|&(other, _)| other == cpu) {
+        match placed.iter().position(|&(other, _)| other == cpu) {
             None => {
-                taken.push((cpu, slot));
+                placed.push((cpu, slot));
                 return true;
             }
             Some(at) if at >= named => {
-                let (_, holder) = taken[at];
-                if find_seat(holder, choices_of, dispatcher, taken, named, tried) {
+                let (_, holder) = placed[at];
+                if find_seat(holder, choices_of, dispatcher, placed, named, tried) {
                     // The holder has another seat now; its old one is this task's.
-                    taken[at] = (cpu, slot);
+                    placed[at] = (cpu, slot);
                     return true;
                 }
             }

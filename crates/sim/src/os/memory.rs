@@ -494,10 +494,10 @@ mod tests {
             let mut memory = memory_on(nodes, 600, 8);
             let processes = [memory.add_process(), memory.add_process()];
             let mut mapped = [BTreeSet::new(), BTreeSet::new()];
-            for (what, page, color, way) in steps {
+            for (step, page, color, way) in steps {
                 let which = (page % 2) as usize;
                 let process = processes[which];
-                match what {
+                match step {
                     0..=2 => for page in page..page + 8 {
                         memory.look_up(process, page, color % 2);
                         mapped[which].insert(page);

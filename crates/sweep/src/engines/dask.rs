@@ -133,9 +133,9 @@ impl TaskEngine for Dask {
         let client = self.start(tasks);
         let python = self.options.python.clone();
         // A missing Python interpreter is a permanent failure.
-        let client = client.map_err(|what| EngineError {
+        let client = client.map_err(|problem| EngineError {
             engine: NAME,
-            what,
+            what: problem,
             is_permanent: !cachemate_files::exists(&python),
         })?;
         self.client = Some(client);

@@ -81,7 +81,7 @@ impl Hq {
             return Ok(());
         }
         self.end_own();
-        let failed = |what: String| EngineError { engine: NAME, what, is_permanent: false };
+        let failed = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
         let folder = self.folder();
         std::fs::create_dir_all(self.server_dir()).map_err(|error| failed(error.to_string()))?;
         self.rounds += 1;
@@ -148,7 +148,7 @@ impl TaskEngine for Hq {
     }
 
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
-        let failed = |what: String| EngineError { engine: NAME, what, is_permanent: false };
+        let failed = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
         std::fs::create_dir_all(self.folder()).map_err(|error| failed(error.to_string()))?;
         if self.options.server_dir.is_none() {
             self.start_own()?;

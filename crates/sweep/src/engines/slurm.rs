@@ -70,7 +70,7 @@ impl Slurm {
     }
 
     fn submit_chunk(&self, index: usize, tasks: &[SweepTask]) -> Result<(), EngineError> {
-        let failed = |what: String| EngineError { engine: NAME, what, is_permanent: false };
+        let failed = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
         let folder = self.folder();
         let chunk = format!("{}-{}-{index}", std::process::id(), self.rounds);
         let ids = write_ids(&folder, &chunk, tasks).map_err(|error| failed(error.to_string()))?;
@@ -120,7 +120,7 @@ impl TaskEngine for Slurm {
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
         // Jobs that an earlier run of this sweep left in the queue are awaited, not duplicated.
         match self.queue() {
-            Ok(left) if !left.is_empty() => return Ok(()),
+            Ok(remaining_jobs) if !remaining_jobs.is_empty() => return Ok(()),
             Ok(_) => {}
             Err(what) => {
                 let missing = call(self.client("squeue").arg("--version"), DEADLINE);

@@ -169,16 +169,19 @@ impl<'a> Block<'a> {
             return Err(("lengths that disagree with their columns".into(), "control bytes that add up".into()));
         }
         let threads = self.threads.len() / 4;
-        let mut left = self.records as u64;
+        let mut remaining = self.records as u64;
         for run in self.runs.chunks_exact(8) {
             let (thread, records) = (u32_at(run, 0), u64::from(u32_at(run, 4)));
-            if thread as usize >= threads || records > left || records == 0 {
-                return Err((format!("a run of {records} of thread index {thread}"), format!("{left} records left")));
+            if thread as usize >= threads || records > remaining || records == 0 {
+                return Err((
+                    format!("a run of {records} of thread index {thread}"),
+                    format!("{remaining} records left"),
+                ));
             }
-            left -= records;
+            remaining -= records;
         }
-        if left != 0 {
-            return Err((format!("{left} records without a thread"), "runs that cover all".into()));
+        if remaining != 0 {
+            return Err((format!("{remaining} records without a thread"), "runs that cover all".into()));
         }
         Ok(())
     }

@@ -108,7 +108,8 @@ fn packed_traces_are_unpacked_on_the_way() {
 fn tables_and_views_are_read() {
     let csv = b"address,size,kind\n# a comment\n0x10,8,r\n64,,i\n32,4,write\n";
     let (records, totals) = read(csv, "t.csv", None).unwrap();
-    let accesses: Vec<(u64, u16, bool)> = records.iter().map(|one| (one.address, one.size, one.store)).collect();
+    let accesses: Vec<(u64, u16, bool)> =
+        records.iter().map(|record| (record.address, record.size, record.store)).collect();
     assert_eq!((accesses, totals.unwrap().instructions), (vec![(16, 8, false), (32, 4, true)], Some(1)));
     let view = b"Output format:\n 1 0: 7 <marker: version 6>\n 2 1: 7 ifetch 4 byte(s) @ 0x400 non-branch\n \
                  3 1: 7 write 8 byte(s) @ 0x00001000 by PC 0x400\n";

@@ -269,8 +269,8 @@ mod tests {
         assert_eq!((totals.instructions, totals.program_accesses), (Some(200), Some(20)));
         assert_eq!(totals.processes[0].command, ["/bin/a", "x"]);
         assert!(decoder.max_reached);
-        let told: Vec<_> = totals.threads.iter().map(|thread| (thread.created, thread.os_thread)).collect();
-        assert_eq!(told, [(Some(0), Some(OS_THREAD)), (Some(3), Some(OS_THREAD))]);
+        let thread_ids: Vec<_> = totals.threads.iter().map(|thread| (thread.created, thread.os_thread)).collect();
+        assert_eq!(thread_ids, [(Some(0), Some(OS_THREAD)), (Some(3), Some(OS_THREAD))]);
     }
 
     proptest! {

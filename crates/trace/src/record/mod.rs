@@ -181,7 +181,7 @@ impl Recorder {
         let header = self.header(recording);
         let mut writer =
             CmtWriter::new(BufWriter::new(output.file()?), self.output.display().to_string(), &header, self.level)?;
-        let taken = match recording {
+        let outcome = match recording {
             RecorderTool::Tool { .. } => self.take_chunks(&mut fifo, &mut writer, &mut progress),
             RecorderTool::Lackey { .. } => self.take_lackey(&mut fifo, &mut writer, &mut progress),
         };
@@ -193,7 +193,7 @@ impl Recorder {
             (false, _, Some(code)) => RecordingEnd::Exit(code),
             (false, _, None) => RecordingEnd::Signal(status.signal().unwrap_or(0)),
         };
-        let CaptureSummary { mut totals, started, max_reached, is_full, end_seen } = taken?;
+        let CaptureSummary { mut totals, started, max_reached, is_full, end_seen } = outcome?;
         if !started && !stopped {
             return Err(valgrind_failed(&self.command[0], &log_path));
         }

@@ -66,8 +66,8 @@ fn l1_misses_of_gzip_agree_with_cachegrind() {
         let index = events.split(' ').position(|name| name == event).unwrap();
         summary.split(' ').nth(index).unwrap().parse::<f64>().unwrap()
     };
-    let agree = |ours: f64, theirs: f64, what: &str| {
-        assert!((ours / theirs - 1.0).abs() < 0.005, "{what}: {ours} against cachegrind's {theirs}");
+    let agree = |ours: f64, theirs: f64, subject: &str| {
+        assert!((ours / theirs - 1.0).abs() < 0.005, "{subject}: {ours} against cachegrind's {theirs}");
     };
     agree(totals.records as f64, count("D1mr") + count("D1mw"), "L1 misses");
     agree(totals.program_accesses.unwrap() as f64, count("Dr") + count("Dw"), "data accesses");
@@ -103,8 +103,8 @@ fn the_childs_status_is_part_of_the_result() {
     assert_eq!(run(&forced(script("exit 3"))).ended, RecordingEnd::Exit(3));
     let killed = run(&forced(script("kill -TERM $$")));
     assert_eq!((killed.ended, killed.totals.ended), (RecordingEnd::Signal(15), Some("signal 15".into())));
-    let kept = quiet(words("true"), &out).run(&AtomicBool::new(false), |_| {}).unwrap_err();
-    assert!(matches!(kept, TraceError::Exists { .. }), "{kept}");
+    let error = quiet(words("true"), &out).run(&AtomicBool::new(false), |_| {}).unwrap_err();
+    assert!(matches!(error, TraceError::Exists { .. }), "{error}");
     let missing = forced(words("no-such-program-xyz")).run(&AtomicBool::new(false), |_| {}).unwrap_err();
     assert_eq!(missing.to_string(), "no-such-program-xyz: no such program in PATH");
     assert_eq!(read(&out).1.ended, Some("signal 15".into()), "a failed recording leaves the old file alone");
@@ -183,10 +183,11 @@ fn threads_keep_the_order_of_their_creation_and_their_kernel_ids() {
     let recorder = quiet(vec![program, ids.display().to_string()], &out);
     assert_eq!(run(&recorder).ended, RecordingEnd::Exit(0));
     let totals = read(&out).1;
-    let told: Vec<u32> = std::fs::read_to_string(&ids).unwrap().lines().map(|line| line.parse().unwrap()).collect();
+    let expected_ids: Vec<u32> =
+        std::fs::read_to_string(&ids).unwrap().lines().map(|line| line.parse().unwrap()).collect();
     let mut threads: Vec<_> = totals.threads.iter().map(|of| (of.created.unwrap(), of.os_thread.unwrap())).collect();
     threads.sort_unstable();
-    assert_eq!(threads, (0..4).zip(told).collect::<Vec<(u32, u32)>>());
+    assert_eq!(threads, (0..4).zip(expected_ids).collect::<Vec<(u32, u32)>>());
 }
 
 /// Are children left alone or recorded as processes of their own, as asked?
@@ -195,14 +196,14 @@ fn children_are_left_or_followed_as_processes_of_their_own() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("x.cmt");
     let command = vec!["sh".to_string(), "-c".to_string(), "ls / >/dev/null; (true); exit 2".to_string()];
-    let left = Recorder { force: true, ..quiet(command, &out) };
-    let recorded = run(&left);
+    let recorder = Recorder { force: true, ..quiet(command, &out) };
+    let recorded = run(&recorder);
     assert_eq!((recorded.ended, recorded.totals.processes.len()), (RecordingEnd::Exit(2), 1));
     assert_eq!(recorded.note, None);
     let replaced = vec!["sh".to_string(), "-c".to_string(), "exec true".to_string()];
-    let note = run(&Recorder { command: replaced, ..left.clone() }).note.unwrap();
+    let note = run(&Recorder { command: replaced, ..recorder.clone() }).note.unwrap();
     assert!(note.contains("replaced itself"), "{note}");
-    let recorded = run(&Recorder { children: ChildProcesses::Follow, ..left });
+    let recorded = run(&Recorder { children: ChildProcesses::Follow, ..recorder });
     assert_eq!(recorded.ended, RecordingEnd::Exit(2));
     let (records, totals) = read(&out);
     let commands: Vec<&str> = totals.processes.iter().map(|process| process.command[0].as_str()).collect();

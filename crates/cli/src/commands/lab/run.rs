@@ -102,10 +102,10 @@ impl LabRunArgs {
         session.note("booting the modeled machine; each second of the guest takes ten seconds or more");
         let binary = std::env::current_exe().context("this command's own file")?;
         let output = Command::new(&script).arg(job.path()).arg(&binary).stdout(std::process::Stdio::null()).output();
-        let ran = output.with_context(|| format!("{}: cannot be started", script.display()))?;
+        let script_output = output.with_context(|| format!("{}: cannot be started", script.display()))?;
         let results = job.path().join("results.tsv");
         let Ok(text) = cachemate_files::read_text_limited(&results, MAX_RESULTS_BYTES) else {
-            let stderr = String::from_utf8_lossy(&ran.stderr);
+            let stderr = String::from_utf8_lossy(&script_output.stderr);
             let console_dir = job.keep(); // the guest's console is there
             bail!("{}: {} ({} is kept)", script.display(), stderr.trim(), console_dir.display());
         };
@@ -150,7 +150,7 @@ fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<
         let &[phase, number, _, seconds, ended, ref counts @ ..] = &fields[..] else { bail!(bad()) };
         let order = phases.iter().position(|known| *known == phase).with_context(bad)?;
         let number: usize = number.parse().with_context(bad)?;
-        let ran = PhaseResult {
+        let phase_result = PhaseResult {
             phase: phase.to_string(),
             program: programs.get(number).with_context(bad)?.clone(),
             seconds: Some(seconds.parse().with_context(bad)?),
@@ -158,16 +158,16 @@ fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<
             counts: read_counts(counts).with_context(bad)?,
             slowdown: None,
         };
-        by_phase.insert((order, number), ran);
+        by_phase.insert((order, number), phase_result);
     }
     let mut all = Vec::new();
     for (order, phase) in phases.iter().enumerate() {
         for (number, program) in programs.iter().enumerate() {
-            let ran = by_phase.get(&(order, number)).cloned();
-            let mut ran = ran.unwrap_or_else(|| missing_result(phase, program));
+            let phase_result = by_phase.get(&(order, number)).cloned();
+            let mut phase_result = phase_result.unwrap_or_else(|| missing_result(phase, program));
             let alone = by_phase.get(&(0, number)).filter(|_| *phase != ALONE);
-            ran.slowdown = alone.and_then(|alone| slowdown(alone, &ran));
-            all.push(ran);
+            phase_result.slowdown = alone.and_then(|alone| slowdown(alone, &phase_result));
+            all.push(phase_result);
         }
     }
     Ok(all)
@@ -196,7 +196,7 @@ fn missing_result(phase: &str, program: &str) -> PhaseResult {
 }
 
 fn slowdown(alone: &PhaseResult, now: &PhaseResult) -> Option<f64> {
-    let rate = |ran: &PhaseResult| Some(ran.counts.user_instructions? as f64 / ran.seconds?);
+    let rate = |phase_result: &PhaseResult| Some(phase_result.counts.user_instructions? as f64 / phase_result.seconds?);
     let ratio = rate(alone)? / rate(now)?;
     ratio.is_finite().then_some(ratio - 1.0)
 }
@@ -217,18 +217,20 @@ fn render(result: &LabRunJson) -> String {
     ]);
     let count = |count: Option<u64>| count.map_or(UNKNOWN.to_string(), count_text);
     let size = |bytes: Option<u64>| bytes.map_or(UNKNOWN.to_string(), size_text);
-    for ran in &result.programs {
-        let killed = if ran.ended == Some(false) { " (killed)" } else { "" };
+    for program in &result.programs {
+        let killed = if program.ended == Some(false) { " (killed)" } else { "" };
         table.row([
-            ran.phase.clone(),
-            ran.program.clone(),
-            ran.seconds.map_or(UNKNOWN.to_string(), |seconds| format!("{seconds:.2}{killed}")),
-            ran.slowdown.map_or(UNKNOWN.to_string(), |slowdown| format!("{:.0} %", (100.0 * slowdown).round() + 0.0)),
-            count(ran.counts.user_instructions),
-            count(ran.counts.l3_misses),
-            count(ran.counts.displaced_by_others),
-            size(ran.counts.memory_bytes),
-            size(ran.counts.held_bytes),
+            program.phase.clone(),
+            program.program.clone(),
+            program.seconds.map_or(UNKNOWN.to_string(), |seconds| format!("{seconds:.2}{killed}")),
+            program
+                .slowdown
+                .map_or(UNKNOWN.to_string(), |slowdown| format!("{:.0} %", (100.0 * slowdown).round() + 0.0)),
+            count(program.counts.user_instructions),
+            count(program.counts.l3_misses),
+            count(program.counts.displaced_by_others),
+            size(program.counts.memory_bytes),
+            size(program.counts.held_bytes),
         ]);
     }
     let policy = result.policy.as_ref().map_or(String::new(), |policy| format!(", managed = policy {policy}"));
@@ -255,11 +257,11 @@ mod tests {
                     alone\t1\t./b\t5\tno\t5001\t5000\t10\t0\t640\t64\n\
                     together\t0\t./a\t3\tyes\t9000\t1000\t90\t80\t640\t64\n\
                     together\t1\t./b\t5\tno\t9000\t2500\t10\t0\t640\t64\n";
-        let ran = results(text, &programs);
-        let slower: Vec<Option<f64>> = ran.iter().map(|ran| ran.slowdown).collect();
+        let results = results(text, &programs);
+        let slower: Vec<Option<f64>> = results.iter().map(|result| result.slowdown).collect();
         assert_eq!(slower, [None, None, Some(0.5), Some(1.0)]);
-        assert_eq!((ran[2].counts.displaced_by_others, ran[3].program.as_str()), (Some(80), "./b -n 5"));
-        assert!(rendered(ran).contains("modeled machine"));
+        assert_eq!((results[2].counts.displaced_by_others, results[3].program.as_str()), (Some(80), "./b -n 5"));
+        assert!(rendered(results).contains("modeled machine"));
     }
 
     /// Does a program with a fixed amount of work that is killed in one phase have a slowdown, by work rather than time?
@@ -267,10 +269,10 @@ mod tests {
     fn a_killed_program_is_compared_by_its_work() {
         let text = "alone\t0\t./a\t2\tyes\t900\t800\t1\t0\t64\t64\n\
                     together\t0\t./a\t4\tno\t900\t400\t1\t0\t64\t64\n";
-        let mut ran = results(text, &["./a".to_string()]);
-        assert_eq!(ran[1].slowdown, Some(3.0));
-        ran[1].slowdown = Some(-0.001);
-        assert!(rendered(ran).contains(" 0 %"), "no negative zero");
+        let mut phase_results = results(text, &["./a".to_string()]);
+        assert_eq!(phase_results[1].slowdown, Some(3.0));
+        phase_results[1].slowdown = Some(-0.001);
+        assert!(rendered(phase_results).contains(" 0 %"), "no negative zero");
     }
 
     /// Is a program without truth null in JSON and a dash in the table, never 0?
@@ -278,14 +280,14 @@ mod tests {
     fn a_program_without_truth_is_unknown() {
         let text = "alone\t0\t./a\t2\tno\t900\t800\t1\t0\t64\t64\n\
                     together\t0\t./a\t2.5\tno\t-\t-\t-\t-\t-\t-\n";
-        let ran = results(text, &["./a".to_string()]);
-        let json = serde_json::to_value(&ran[1]).unwrap();
+        let phase_results = results(text, &["./a".to_string()]);
+        let json = serde_json::to_value(&phase_results[1]).unwrap();
         let keys = ["instructions", "user_instructions", "l3_misses", "displaced_by_others", "memory_bytes"];
         for key in keys.into_iter().chain(["held_bytes", "slowdown"]) {
             assert!(json.get(key).is_some_and(serde_json::Value::is_null), "{key}: {json}");
         }
         assert_eq!(json["seconds"], 2.5);
-        let table = rendered(ran);
+        let table = rendered(phase_results);
         assert_eq!(table.lines().last().unwrap().matches(UNKNOWN).count(), 6, "{table}");
     }
 
@@ -295,9 +297,11 @@ mod tests {
         let programs = ["./a".to_string(), "./b".to_string()];
         let text = "alone\t1\t./b\t2\tno\t900\t800\t1\t0\t64\t64\n\
                     managed\t0\t./a\t2\tno\t900\t800\t1\t0\t64\t64\n";
-        let ran = read(text, &programs, &PHASES).unwrap();
-        let listed: Vec<(&str, &str, bool)> =
-            ran.iter().map(|ran| (ran.phase.as_str(), ran.program.as_str(), ran.seconds.is_some())).collect();
+        let phase_results = read(text, &programs, &PHASES).unwrap();
+        let listed: Vec<(&str, &str, bool)> = phase_results
+            .iter()
+            .map(|result| (result.phase.as_str(), result.program.as_str(), result.seconds.is_some()))
+            .collect();
         let expected = [
             ("alone", "./a", false),
             ("alone", "./b", true),
@@ -307,7 +311,7 @@ mod tests {
             ("managed", "./b", false),
         ];
         assert_eq!(listed, expected);
-        assert!(ran.iter().all(|ran| ran.slowdown.is_none()));
+        assert!(phase_results.iter().all(|result| result.slowdown.is_none()));
     }
 
     /// Is a table that the script could not have written refused with its line?

@@ -81,10 +81,10 @@ pub fn discover_colors(session: &Session, bytes: u64, at_most: Duration, seed: u
     }
     let bar = session.progress("colors", Some(1));
     let stop = session.interrupt_flag();
-    let mut progress = |what: &'static str, done: u64, total: u64| {
+    let mut progress = |stage: &'static str, done: u64, total: u64| {
         bar.set_length(total);
         bar.set_position(done);
-        bar.set_message(what);
+        bar.set_message(stage);
     };
     let mut wish = DiscoveryOptions {
         base: Path::new(BASE),

@@ -63,8 +63,8 @@ impl HostFacts {
 
 /// # Errors
 /// Cores or caches that differ among each other, or a cache whose size the kernel does not tell: with the place.
-pub fn text(name: &str, topology: &Topology, told: HostFacts) -> anyhow::Result<String> {
-    let machine = machine(name, topology, told)?;
+pub fn text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<String> {
+    let machine = machine(name, topology, facts)?;
     let text = toml::to_string(&machine).context("the machine cannot be written as TOML")?;
     // What is printed reads back, or is an error here and not at the next command.
     cachemate_spec::parse_machine(name, &text)?;
@@ -77,7 +77,7 @@ pub fn text(name: &str, topology: &Topology, told: HostFacts) -> anyhow::Result<
 ///
 /// # Errors
 /// As [`text`].
-pub fn machine(name: &str, topology: &Topology, told: HostFacts) -> anyhow::Result<MachineSpec> {
+pub fn machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<MachineSpec> {
     let cpus: Vec<&Cpu> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     let contexts = uniform_group_size(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
     let cores: BTreeSet<(u32, u32)> = cpus.iter().map(|cpu| (cpu.package, cpu.core)).collect();
@@ -86,7 +86,7 @@ pub fn machine(name: &str, topology: &Topology, told: HostFacts) -> anyhow::Resu
     if per_package * packages.len() != cores.len() {
         bail!("packages: found {} cores on {} packages, expected equally many on each", cores.len(), packages.len());
     }
-    let hertz = cpus.iter().find_map(|cpu| cpu.hertz).or(told.hertz);
+    let hertz = cpus.iter().find_map(|cpu| cpu.hertz).or(facts.hertz);
     let clock = hertz.unwrap_or(USUAL_HERTZ);
     let cycles = |ns: u64| u32::try_from(ns * clock / 1_000_000_000).unwrap_or(u32::MAX);
     let levels: BTreeSet<CacheLevel> = topology.caches.iter().map(|cache| cache.level).collect();
@@ -95,20 +95,20 @@ pub fn machine(name: &str, topology: &Topology, told: HostFacts) -> anyhow::Resu
         caches.push(cache(topology, level, contexts, per_package as u32)?);
     }
     let last = caches.last_mut().filter(|cache: &&mut CacheSpec| cache.level == CacheLevel::L3);
-    let last = last.map(|cache| cache.way_partitions = told.classes);
+    let last = last.map(|cache| cache.way_partitions = facts.classes);
     let nodes = cpus.iter().map(|cpu| cpu.memory_node).collect::<BTreeSet<u32>>().len().max(1);
     let nodes = if packages.len().is_multiple_of(nodes) { nodes } else { 1 };
     let page_bytes = PageSpec::default().page_bytes;
-    let memory_bytes = told.memory_bytes.unwrap_or(USUAL_MEMORY_BYTES) / page_bytes * page_bytes;
+    let memory_bytes = facts.memory_bytes.unwrap_or(USUAL_MEMORY_BYTES) / page_bytes * page_bytes;
     let mut guessed =
         vec!["latencies of caches, memory and coherence", "pipeline", "memory bandwidth", "prefetchers", "counters"];
-    for (known, what) in [
+    for (known, subject) in [
         (hertz.is_some(), "clock"),
-        (told.memory_bytes.is_some(), "memory size"),
-        (told.classes.is_some() && last.is_some(), "classes of service (none)"),
+        (facts.memory_bytes.is_some(), "memory size"),
+        (facts.classes.is_some() && last.is_some(), "classes of service (none)"),
     ] {
         if !known {
-            guessed.push(what);
+            guessed.push(subject);
         }
     }
     Ok(MachineSpec {
@@ -155,7 +155,7 @@ fn uniform_group_size<K: Ord + std::fmt::Debug>(
     cpus.iter().for_each(|cpu| *sizes.entry(key(cpu)).or_default() += 1);
     let counts: BTreeSet<u32> = sizes.into_values().collect();
     match counts.iter().copied().collect::<Vec<u32>>()[..] {
-        [one] => Ok(one),
+        [count] => Ok(count),
         _ => bail!(
             "{subject}: found {counts:?} on one host, expected the same everywhere: a description has one kind of core"
         ),
@@ -167,15 +167,15 @@ fn cache(topology: &Topology, level: CacheLevel, contexts: u32, cores_per_packag
     let online = topology.online();
     let name = cachemate_report::level_text(level);
     let of_level: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.level == level).collect();
-    let one = |what: &str, size_of: &dyn Fn(&Cache) -> Option<u64>| {
+    let common_size = |subject: &str, size_of: &dyn Fn(&Cache) -> Option<u64>| {
         let found: BTreeSet<Option<u64>> = of_level.iter().map(|cache| size_of(cache)).collect();
         match found.iter().copied().collect::<Vec<_>>()[..] {
             [Some(value)] => Ok(value),
-            [None] => bail!("{name}.{what}: the kernel does not tell, expected a number"),
-            _ => bail!("{name}.{what}: found {found:?} on one host, expected the same everywhere"),
+            [None] => bail!("{name}.{subject}: the kernel does not tell, expected a number"),
+            _ => bail!("{name}.{subject}: found {found:?} on one host, expected the same everywhere"),
         }
     };
-    let cpus = one("cpus", &|cache| Some(u64::from(cache.cpus.intersection(&online).count())))? as u32;
+    let cpus = common_size("cpus", &|cache| Some(u64::from(cache.cpus.intersection(&online).count())))? as u32;
     let cores = cpus / contexts;
     if cores == 0 || cores * contexts != cpus || !cores_per_package.is_multiple_of(cores) {
         bail!(
@@ -191,9 +191,9 @@ fn cache(topology: &Topology, level: CacheLevel, contexts: u32, cores_per_packag
     };
     Ok(CacheSpec {
         level,
-        size_bytes: one("size", &|cache| cache.size_bytes)?,
-        ways: one("ways", &|cache| cache.ways.map(u64::from))? as u32,
-        line_bytes: one("line", &|cache| cache.line_bytes.map(u64::from))? as u32,
+        size_bytes: common_size("size", &|cache| cache.size_bytes)?,
+        ways: common_size("ways", &|cache| cache.ways.map(u64::from))? as u32,
+        line_bytes: common_size("line", &|cache| cache.line_bytes.map(u64::from))? as u32,
         latency_cycles,
         replacement: ReplacementPolicy::Lru,
         write: WritePolicy::Back,

@@ -65,8 +65,8 @@ fn a_failing_change_is_reported_and_the_rest_is_done() {
             let (host, tasks) = host_with(&[5, 6]);
             let mut actuator = Actuator::new(dir.path(), waiting_guardian());
             host.fault.set(Some((nth, errno)));
-            let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
-            assert_eq!((made.refused.len(), made.in_force.len()), (1, 1), "{made:?}");
+            let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
+            assert_eq!((applied.refused.len(), applied.in_force.len()), (1, 1), "{applied:?}");
             actuator.restore_all(&host).unwrap();
             assert_eq!(masks(&host), ["0-3", "0-3"]);
         }
@@ -80,12 +80,12 @@ fn no_guardian_or_no_journal_no_change() {
     let dir = tempfile::tempdir().unwrap();
     let missing = GuardianCommand { program: "/no/such/program".into(), args: Vec::new() };
     let mut actuator = Actuator::new(dir.path(), missing);
-    let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert_eq!((made.refused.len(), host.changes.get()), (1, 0));
+    let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    assert_eq!((applied.refused.len(), host.changes.get()), (1, 0));
     assert!(!dir.path().join(Journal::FILE_NAME).exists());
     let mut actuator = Actuator::new(Path::new("/no/such/folder"), waiting_guardian());
-    let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert_eq!((made.refused.len(), host.changes.get()), (1, 0));
+    let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    assert_eq!((applied.refused.len(), host.changes.get()), (1, 0));
 }
 
 /// If another process changes a mask that cachemate set: is it noticed?
@@ -96,8 +96,8 @@ fn others_changes_are_noticed() {
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
     host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "3".parse().unwrap();
-    let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert_eq!(made.overridden, [PlanItem::Affinity(TaskId(0))]);
+    let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    assert_eq!(applied.overridden, [PlanItem::Affinity(TaskId(0))]);
     actuator.restore_all(&host).unwrap();
 }
 
@@ -168,8 +168,8 @@ fn a_fenced_actuator_changes_nothing_before_it_has_armed_again() {
     }
     // The guardian has restored the host; one change of ours came after that.
     std::fs::remove_file(dir.path().join(Journal::FILE_NAME)).unwrap();
-    let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "2"), (1, "2")]));
-    assert_eq!((masks(&host), made.refused.len()), (vec!["1".to_string(), "0-3".to_string()], 2));
+    let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "2"), (1, "2")]));
+    assert_eq!((masks(&host), applied.refused.len()), (vec!["1".to_string(), "0-3".to_string()], 2));
     actuator.rejoin(&host).unwrap();
     assert_eq!(masks(&host), ["0-3", "0-3"]);
     assert!(!dir.path().join(Journal::FILE_NAME).exists());
@@ -186,9 +186,9 @@ fn a_reused_number_is_not_touched() {
     let (host, tasks) = host_with(&[5, 6]);
     host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-    let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
-    assert_eq!((masks(&host), made.refused.len()), (vec!["0-3".to_string(), "2".to_string()], 1));
-    assert_eq!(made.refused[0].reason, RefusalReason::NotFound);
+    let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
+    assert_eq!((masks(&host), applied.refused.len()), (vec!["0-3".to_string(), "2".to_string()], 1));
+    assert_eq!(applied.refused[0].reason, RefusalReason::NotFound);
     assert_eq!(actuator.originals().len(), 1);
     let key = tasks.all()[0].thread;
     let object = JournalObject::Affinity { pid: 5, thread: key };

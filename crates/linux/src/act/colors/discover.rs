@@ -187,7 +187,7 @@ fn attempt(
 /// Measures loads after an eviction from the first level (by a few pages) and from the second (by all pages).
 fn calibrate(pool: &Pool, draw: &mut DiscoveryRng) -> Calibration {
     let middle = |pages: usize, draw: &mut DiscoveryRng| {
-        let mut taken: Vec<u64> = (0..CALIBRATIONS)
+        let mut targets: Vec<u64> = (0..CALIBRATIONS)
             .map(|line| {
                 let target = draw.draw_below(pool.pages());
                 let others: Vec<*const u8> = (0..pages)
@@ -199,8 +199,8 @@ fn calibrate(pool: &Pool, draw: &mut DiscoveryRng) -> Calibration {
                 unsafe { reload_cycles(pool.page(target), others.iter().copied(), line) }
             })
             .collect();
-        taken.sort_unstable();
-        taken[taken.len() / 2]
+        targets.sort_unstable();
+        targets[targets.len() / 2]
     };
     Calibration { hit_cycles: middle(HIT_PAGES, draw), miss_cycles: middle(pool.pages(), draw) }
 }

@@ -57,7 +57,7 @@ fn a_folder_that_others_have_a_hand_in_is_refused() {
         }
         spoil(&base);
         let wanted = inside("s1-0/5/wanted");
-        for said in [
+        for message in [
             host.write(&wanted, "overwritten").unwrap_err().to_string(),
             host.read(&wanted).unwrap_err().to_string(),
             host.list(&inside("s1-0")).unwrap_err().to_string(),
@@ -65,7 +65,7 @@ fn a_folder_that_others_have_a_hand_in_is_refused() {
             reference_set::write_whole(&base, "map.json", b"map").unwrap_err().to_string(),
             reference_set::id(&base).unwrap_err().to_string(),
         ] {
-            assert!(said.contains(expected), "{name}: {said}");
+            assert!(message.contains(expected), "{name}: {message}");
         }
         assert_eq!(std::fs::read_to_string(base.join("s1-0/5/wanted")).unwrap(), "as it was", "{name}");
         assert!(!base.join("s1-1").exists() && !base.join("map.json").exists(), "{name}");

@@ -49,15 +49,15 @@ const MAX_FRUITLESS: u32 = 24;
 
 /// Groups `items`.
 pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingParameters) -> EvictionClasses {
-    let mut left: Vec<usize> = items.to_vec();
+    let mut ungrouped: Vec<usize> = items.to_vec();
     let mut grouped = EvictionClasses::default();
     let mut fruitless = 0;
     while grouped.classes.len() < search.max_classes
         && fruitless < MAX_FRUITLESS
-        && left.len() > search.ways
+        && ungrouped.len() > search.ways
         && !test.is_exhausted()
     {
-        let target = left.remove(0);
+        let target = ungrouped.remove(0);
         // The core is taken from all frames, not from the remaining ones: a rest of only a few colors would keep a
         // set's worth of each.
         let Some(core) = reduce_to_minimal(test, target, items, search.ways) else {
@@ -70,10 +70,10 @@ pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingP
         // frames, so a member of the core is tested without itself.
         let mut class_seed = vec![target];
         let around: Vec<usize> = core.into_iter().chain([target]).collect();
-        class_seed.extend(evicted_items(test, &left, &around).into_iter().take(search.per_class));
-        let class = evicted_items(test, &left, &class_seed);
+        class_seed.extend(evicted_items(test, &ungrouped, &around).into_iter().take(search.per_class));
+        let class = evicted_items(test, &ungrouped, &class_seed);
         if class.len() > search.ways {
-            left.retain(|item| !class.contains(item));
+            ungrouped.retain(|item| !class.contains(item));
             grouped.classes.push(class.into_iter().chain([target]).collect());
             fruitless = 0;
         } else {
@@ -81,7 +81,7 @@ pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingP
             fruitless += 1;
         }
     }
-    grouped.left_over.append(&mut left);
+    grouped.left_over.append(&mut ungrouped);
     group_remaining(test, &mut grouped, search);
     split_large(test, &mut grouped, search);
     merge(test, &mut grouped, search);
@@ -188,11 +188,11 @@ fn split(
         let apart = mostly(&some_yes, &yes_core) && mostly(&some_no, &no_core);
         let crossing = evicted_items(test, &some_no, &yes_core).len() + evicted_items(test, &some_yes, &no_core).len();
         if apart && crossing <= 3 {
-            let one = evicted_items(test, class, &yes_core);
-            let left: Vec<usize> = class.iter().copied().filter(|item| !one.contains(item)).collect();
-            let other = evicted_items(test, &left, &no_core);
-            if one.len() > search.ways && other.len() > search.ways {
-                return Some((one, other));
+            let own_items = evicted_items(test, class, &yes_core);
+            let remaining_items: Vec<usize> = class.iter().copied().filter(|item| !own_items.contains(item)).collect();
+            let other = evicted_items(test, &remaining_items, &no_core);
+            if own_items.len() > search.ways && other.len() > search.ways {
+                return Some((own_items, other));
             }
         }
     }
@@ -206,11 +206,11 @@ fn merge(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: 
         let mut other = at + 1;
         while other < grouped.classes.len() {
             let told_by = |class: &[usize]| class.iter().copied().take(search.per_class).collect::<Vec<_>>();
-            let (one, two) = (told_by(&grouped.classes[at]), told_by(&grouped.classes[other]));
+            let (first_items, two) = (told_by(&grouped.classes[at]), told_by(&grouped.classes[other]));
             let mut crossing = 0;
             for try_ in 0..3 {
-                let there = test.evicts(two[try_ % two.len()], &one);
-                let back = test.evicts(one[try_ % one.len()], &two);
+                let there = test.evicts(two[try_ % two.len()], &first_items);
+                let back = test.evicts(first_items[try_ % first_items.len()], &two);
                 crossing += usize::from(there && back);
             }
             if crossing >= 2 {
@@ -274,8 +274,8 @@ mod tests {
             }
             let big = |color| cache.color_of.iter().filter(|&&of| of == color).count() > ways + 1;
             prop_assert_eq!(grouping.classes.len(), (0..colors).filter(|&color| big(color)).count());
-            let told: usize = grouping.classes.iter().map(Vec::len).sum::<usize>() + grouping.left_over.len();
-            prop_assert_eq!(told, items.len());
+            let item_count: usize = grouping.classes.iter().map(Vec::len).sum::<usize>() + grouping.left_over.len();
+            prop_assert_eq!(item_count, items.len());
         }
     }
 

@@ -152,7 +152,7 @@ impl ColorMap {
             .and_then(|folder| folder.read_text(Path::new(Self::FILE_NAME), MAX_MAP_BYTES))
             .and_then(|text| text.ok_or_else(|| io::ErrorKind::NotFound.into()));
         let text = text.map_err(|source| ColorError::io(&path, source))?;
-        Self::parse(&text).map_err(|what| ColorError::BadMap(path, what))
+        Self::parse(&text).map_err(|problem| ColorError::BadMap(path, problem))
     }
 
     /// Reads a map file.
@@ -162,7 +162,7 @@ impl ColorMap {
     pub fn read(path: &Path) -> Result<Self, ColorError> {
         let text =
             cachemate_files::read_text_limited(path, MAX_MAP_BYTES).map_err(|source| ColorError::io(path, source))?;
-        Self::parse(&text).map_err(|what| ColorError::BadMap(path.to_path_buf(), what))
+        Self::parse(&text).map_err(|problem| ColorError::BadMap(path.to_path_buf(), problem))
     }
 
     /// The map that a text holds.
@@ -240,16 +240,16 @@ pub(crate) mod tests {
         /// Are frames and colors read from the file as they were written, whatever the order in which they were found?
         #[test]
         fn frames_go_through_the_file(found in proptest::collection::btree_map(0u64..500, proptest::option::of(0u32..32), 0..100)) {
-            let (mut frames, mut told): (Vec<Option<u64>>, Vec<Option<u32>>) =
+            let (mut frames, mut known_colors): (Vec<Option<u64>>, Vec<Option<u32>>) =
                 found.iter().map(|(frame, color)| (Some(*frame), *color)).unzip();
             frames.reverse();
-            told.reverse();
+            known_colors.reverse();
             frames.push(None);
-            told.push(Some(1));
-            let back = ColorMap::parse(&map(ColorMap::frame_runs(&frames, &told)).to_text()).unwrap();
+            known_colors.push(Some(1));
+            let back = ColorMap::parse(&map(ColorMap::frame_runs(&frames, &known_colors)).to_text()).unwrap();
             let expected: Vec<(u64, u32)> = found.iter().filter_map(|(frame, color)| Some((*frame, (*color)?))).collect();
             prop_assert_eq!(back.known_colors().collect::<Vec<_>>(), expected);
-            let gaps = found.keys().zip(found.keys().skip(1)).filter(|(one, two)| **one + 1 != **two).count();
+            let gaps = found.keys().zip(found.keys().skip(1)).filter(|(first, two)| **first + 1 != **two).count();
             prop_assert_eq!(back.frames.len(), if found.is_empty() { 0 } else { gaps + 1 });
         }
     }

@@ -75,7 +75,7 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
     if !registered {
         return refuse_migration("memory cannot be registered with userfaultfd", "a kernel with CONFIG_USERFAULTFD");
     }
-    let mut taken: Vec<u64> = Vec::with_capacity(PAGES);
+    let mut frames: Vec<u64> = Vec::with_capacity(PAGES);
     for index in 0..PAGES {
         let (page, fresh) = (program.page(index), fresh.page(index));
         let start = Instant::now();
@@ -85,16 +85,16 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
         // SAFETY: two pages that hold frames: the fresh one, and the one that was just taken out.
         unsafe { sys::copy_page(aside.page(0), fresh) };
         let back = fault::move_page(file, fresh as u64, page as u64);
-        taken.push(start.elapsed().as_nanos() as u64);
+        frames.push(start.elapsed().as_nanos() as u64);
         if back < 0 {
             return refuse_migration(format!("a page could not be moved in: error {back}"), "another kernel");
         }
         // SAFETY: as above. The frame that was taken out is returned to the kernel.
         unsafe { libc::madvise(aside.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
     }
-    taken.sort_unstable();
-    match taken.get(taken.len() / 2) {
-        Some(&middle) if taken.len() > PAGES / 2 => Ok(middle as f64),
+    frames.sort_unstable();
+    match frames.get(frames.len() / 2) {
+        Some(&middle) if frames.len() > PAGES / 2 => Ok(middle as f64),
         _ => refuse_migration("pages could not be taken out", "another kernel"),
     }
 }
@@ -121,8 +121,8 @@ mod tests {
     fn the_units_rights_are_enough_to_move_pages() {
         let unit = include_str!("../../../../../packaging/cachemate.service");
         let line = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
-        let kept = line.split_ascii_whitespace().map(|name| format!(",+{}", name[4..].to_lowercase()));
-        let bounds = format!("-all{}", kept.collect::<String>());
+        let names = line.split_ascii_whitespace().map(|name| format!(",+{}", name[4..].to_lowercase()));
+        let bounds = format!("-all{}", names.collect::<String>());
         if !rustix::process::geteuid().is_root() || page_ns().is_err() {
             crate::skip_test::report_unchecked(
                 "moving pages by the unit's rights",

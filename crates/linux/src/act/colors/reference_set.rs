@@ -157,7 +157,7 @@ pub fn id(base: &Path) -> Result<u64, ColorError> {
 fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
     let path = base.join(name);
     let io = |source| ColorError::io(&path, source);
-    let bad = |what: String| ColorError::BadKit(path.clone(), what);
+    let bad = |problem: String| ColorError::BadKit(path.clone(), problem);
     let folder = TrustedDir::open_anchored(base, DirAccess::ReadOnly);
     let file = match folder.and_then(|folder| folder.file(Path::new(name), OFlags::RDONLY)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoKit(path)),

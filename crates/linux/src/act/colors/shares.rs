@@ -149,15 +149,15 @@ mod tests {
             let (actuator, groups) = (&mut actuator, [].as_slice());
             let bench =
                 ApplyFixture { host: &host, actuator, ways: None, tasks: &tasks, capabilities: &capabilities, groups };
-            let (made, derived) = bench.apply(plan);
+            let (applied, derived) = bench.apply(plan);
             let wanted = std::fs::read_to_string(root.path().join(format!("{}/s1-0/5/wanted", &BASE[1..]))).unwrap();
             let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
-            (made.calls, lines.join("\n"), wanted)
+            (applied.calls, lines.join("\n"), wanted)
         };
         let moves = "and moves all its pages";
         let line = format!("give process 0 colors 8-15 {moves} (was colors 0-7 {moves})");
-        let asked = (1, line, "000000000000ff00a\n".to_string());
-        assert_eq!(carry_out(&plan("8-15", PageMigration::All)), asked);
+        let request = (1, line, "000000000000ff00a\n".to_string());
+        assert_eq!(carry_out(&plan("8-15", PageMigration::All)), request);
         assert_eq!(carry_out(&plan("8-15", PageMigration::HotFirst)).0, 0, "hot pages cannot be told: it is the same");
         let (calls, _, wanted) = carry_out(&Plan::idle(WindowLength::Time { ns: 1 }));
         assert_eq!((calls, wanted.as_str()), (1, "00000000000000ffa\n"));

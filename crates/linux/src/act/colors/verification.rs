@@ -106,11 +106,11 @@ pub(super) fn verify_reference_set(kit: &mut ReferenceSet, path: &Path) -> Resul
             PATIENCE.as_secs_f64()
         )));
     }
-    let what = format!(
+    let problem = format!(
         "frames of {moved} of {} colors are no longer of one color, in {MOVED_ROUNDS} rounds each: the host moved them",
         colors.len()
     );
-    Err(ColorError::BadKit(path.to_path_buf(), what))
+    Err(ColorError::BadKit(path.to_path_buf(), problem))
 }
 
 /// Numbers of frames that hold and that have moved, among the frames that are tested in this round.

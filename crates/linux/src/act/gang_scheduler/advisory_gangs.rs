@@ -29,25 +29,31 @@ pub(crate) fn advised_gangs(
     }
     let penalty_between =
         |a: ThreadKey, b: ThreadKey| penalties.get(&(a, b)).or_else(|| penalties.get(&(b, a))).copied().unwrap_or(0.0);
-    let burden = |one: &GangMember| members.iter().map(|other| penalty_between(one.0, other.0)).sum::<f64>();
-    let mut left: Vec<UnassignedTask> = members
+    let burden =
+        |gang_member: &GangMember| members.iter().map(|other| penalty_between(gang_member.0, other.0)).sum::<f64>();
+    let mut unassigned: Vec<UnassignedTask> = members
         .iter()
-        .map(|one| UnassignedTask { member: *one, burden: burden(one), costs: vec![0.0; count] })
+        .map(|gang_member| UnassignedTask {
+            member: *gang_member,
+            burden: burden(gang_member),
+            costs: vec![0.0; count],
+        })
         .collect();
     let room = members.len().div_ceil(count);
     let mut gangs: Vec<Vec<GangMember>> = vec![Vec::new(); count];
-    while !left.is_empty() {
+    while !unassigned.is_empty() {
         let open: Vec<usize> = (0..count).filter(|gang| gangs[*gang].len() < room).collect();
         let urgent = |a: &UnassignedTask, b: &UnassignedTask| {
             let regret = a.regret(&open).total_cmp(&b.regret(&open));
             regret.then(a.burden.total_cmp(&b.burden))
         };
         // Reversed to choose the first of equals, because `max_by` returns the last.
-        let next = (0..left.len()).rev().max_by(|a, b| urgent(&left[*a], &left[*b])).expect("not empty");
-        let chosen = left.remove(next);
+        let next =
+            (0..unassigned.len()).rev().max_by(|a, b| urgent(&unassigned[*a], &unassigned[*b])).expect("not empty");
+        let chosen = unassigned.remove(next);
         let best = open.iter().copied().min_by(|a, b| chosen.costs[*a].total_cmp(&chosen.costs[*b]));
         let gang = best.expect("all gangs together have a place for every member");
-        left.iter_mut().for_each(|other| other.costs[gang] += penalty_between(chosen.member.0, other.member.0));
+        unassigned.iter_mut().for_each(|other| other.costs[gang] += penalty_between(chosen.member.0, other.member.0));
         gangs[gang].push(chosen.member);
     }
     Some(AdvisoryGangs { turn_us: TURN_US, caches: caches.iter().map(|cache| cache.number).collect(), gangs })

@@ -57,11 +57,11 @@ pub(crate) fn build_schedule_part(
     schedule: &GangSchedule,
     rotation: &ThreadRotation,
     caches: &[NumberedCache],
-    taken: &[u32],
+    used_caches: &[u32],
 ) -> Result<CacheSchedule, String> {
     let cache = caches.iter().find(|cache| schedule.cpus.is_subset(&cache.cpus));
     let cache = cache.ok_or_else(|| format!("CPUs {} are not within one last-level cache", schedule.cpus))?.number;
-    if taken.contains(&cache) {
+    if used_caches.contains(&cache) {
         return Err(format!("cache {cache} has turns of another schedule already"));
     }
     if rotation.gangs.len() > GANGS_AT_MOST {
@@ -97,7 +97,7 @@ pub(crate) fn plan_message(
 ) -> SchedulerPlan {
     let mut plan =
         SchedulerPlan { version: VERSION, generation, longest_wait_ms: 0, turns: Vec::new(), tasks: Vec::new() };
-    let taken: Vec<u32> = parts.iter().map(|part| part.cache).collect();
+    let used_caches: Vec<u32> = parts.iter().map(|part| part.cache).collect();
     for part in parts {
         let gangs: Vec<&[GangMember]> = part.gangs.iter().map(|(_, members)| members.as_slice()).collect();
         for (gang, (turn_us, members)) in part.gangs.iter().enumerate() {
@@ -108,7 +108,7 @@ pub(crate) fn plan_message(
     }
     if let Some(advised) = advised {
         let gangs: Vec<&[GangMember]> = advised.gangs.iter().map(Vec::as_slice).collect();
-        let caches: Vec<u32> = advised.caches.iter().copied().filter(|cache| !taken.contains(cache)).collect();
+        let caches: Vec<u32> = advised.caches.iter().copied().filter(|cache| !used_caches.contains(cache)).collect();
         for &cache in &caches {
             for gang in 0..gangs.len() {
                 let may_fill = fillers(gang, &gangs, clashes);
@@ -116,8 +116,10 @@ pub(crate) fn plan_message(
             }
         }
         if !caches.is_empty() {
-            let placed =
-                gangs.iter().enumerate().flat_map(|(gang, members)| members.iter().map(move |one| (gang, one)));
+            let placed = gangs
+                .iter()
+                .enumerate()
+                .flat_map(|(gang, members)| members.iter().map(move |gang_member| (gang, gang_member)));
             plan.tasks.extend(placed.map(|(gang, member)| task(member, gang, caches.clone(), weights)));
         }
     }

@@ -116,8 +116,8 @@ fn gangs_go_on_whether_the_scheduler_lives_or_not() {
     assert_eq!(stage.policies(), [EXT, EXT, 0, 0]);
     drop(scheduler);
     assert_eq!(stage.policies(), [EXT, EXT, 0, 0]);
-    let said = stage.gangs.poll().unwrap();
-    assert!(said.contains("does not answer"), "{said}");
+    let message = stage.gangs.poll().unwrap();
+    assert!(message.contains("does not answer"), "{message}");
     assert_eq!((stage.policies(), stage.gangs.schedules()), (vec![0; 4], Vec::new()));
     assert_eq!(stage.gangs.poll(), None);
     stage.start(&gangs);
@@ -151,8 +151,8 @@ fn what_is_in_force_is_read_back() {
                 }
             }
         }
-        let said = stage.gangs.poll().unwrap();
-        assert!(said.contains(word), "{said}");
+        let message = stage.gangs.poll().unwrap();
+        assert!(message.contains(word), "{message}");
         assert_eq!((stage.policies(), stage.gangs.schedules()), (vec![0; 4], Vec::new()), "{word}");
         // It was sent an empty plan, so that it schedules no thread when it attaches again. The other process's plan
         // stays.
@@ -197,10 +197,10 @@ fn a_refused_plan_leaves_everybody_as_before() {
 #[test]
 fn what_cannot_be_kept_says_why() {
     let (caches, fits) = (two_caches(), schedule("0-1", &[5, 6]));
-    let why = |cpus: &str, change: &dyn Fn(&mut GangSchedule, &mut ThreadRotation), taken: &[u32]| {
+    let why = |cpus: &str, change: &dyn Fn(&mut GangSchedule, &mut ThreadRotation), used_caches: &[u32]| {
         let (mut schedule, mut rotation) = schedule(cpus, &[5, 6]);
         change(&mut schedule, &mut rotation);
-        build_schedule_part(&schedule, &rotation, &caches, taken).unwrap_err()
+        build_schedule_part(&schedule, &rotation, &caches, used_caches).unwrap_err()
     };
     assert_eq!(build_schedule_part(&fits.0, &fits.1, &caches, &[1]).unwrap().cache, 0);
     assert_eq!(why("0-3", &|_, _| {}, &[]), "CPUs 0-3 are not within one last-level cache");
@@ -220,9 +220,9 @@ fn weights_and_clashes_reach_the_message() {
     let (schedule, rotation) = schedule("0-1", &[5, 6, 7]);
     let part = build_schedule_part(&schedule, &rotation, &two_caches(), &[]).unwrap();
     let weights = BTreeMap::from([(key(5), 2.5), (key(6), 1e-9), (key(7), 1e9)]);
-    let told = plan_message(4, &[&part], None, &weights, &[(key(5), key(6))]);
-    assert_eq!(told.tasks.iter().map(|task| task.weight).collect::<Vec<_>>(), [250, 1, 10_000]);
-    let fill: Vec<Vec<u32>> = told.turns.iter().map(|turn| turn.may_fill.clone()).collect();
+    let message = plan_message(4, &[&part], None, &weights, &[(key(5), key(6))]);
+    assert_eq!(message.tasks.iter().map(|task| task.weight).collect::<Vec<_>>(), [250, 1, 10_000]);
+    let fill: Vec<Vec<u32>> = message.turns.iter().map(|turn| turn.may_fill.clone()).collect();
     assert_eq!(fill, [vec![2], vec![2], vec![0, 1]]);
     let strict = plan_message(4, &[&part], None, &weights, &[]);
     assert!(strict.turns.iter().all(|turn| turn.may_fill.is_empty()));
@@ -237,7 +237,8 @@ fn advice_becomes_gangs() {
     // Two times four streams that disturb four chases, in any order.
     let penalties: BTreeMap<_, _> = (0..4).flat_map(|a| (4..8).map(move |b| pair(a, b))).collect();
     let advice = advised_gangs(&members, &penalties, &two_caches()).unwrap();
-    let gang_of = |tid| advice.gangs.iter().position(|gang| gang.iter().any(|(one, _)| one.tid == tid)).unwrap();
+    let gang_of =
+        |tid| advice.gangs.iter().position(|gang| gang.iter().any(|(gang_member, _)| gang_member.tid == tid)).unwrap();
     assert_eq!(advice.gangs.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4]);
     assert!(penalties.keys().all(|(a, b)| gang_of(a.tid) != gang_of(b.tid)), "{advice:?}");
     assert_eq!(advised_gangs(&members[..4], &penalties, &two_caches()), None);
@@ -254,8 +255,8 @@ fn advice_becomes_gangs() {
 fn answers_are_told_apart() {
     let answer = |text: &str| serde_json::from_str::<SchedulerReply>(text).unwrap();
     assert_eq!(answer(r#"{"error":"no"}"#), SchedulerReply::Error { error: "no".to_string() });
-    let taken = answer(r#"{"generation":7,"attached":true,"complaints":[]}"#);
-    assert_eq!(taken, SchedulerReply::Taken { generation: 7, attached: true, complaints: Vec::new() });
+    let reply = answer(r#"{"generation":7,"attached":true,"complaints":[]}"#);
+    assert_eq!(reply, SchedulerReply::Taken { generation: 7, attached: true, complaints: Vec::new() });
     let counts = r#"{"gang":0,"turns":9,"kicks":1,"rescued":0,"fills":0,"latest_ns":3,"longest_wait_ns":5,"turn_ns":1,
         "mixed_ns":0,"off_turn_ns":0,"partly_idle_ns":0,"idle_ns":0}"#;
     let turn = r#"{"cache":0,"gang":0,"turn_us":20000,"may_fill":[]}"#;
@@ -271,15 +272,15 @@ fn answers_are_told_apart() {
 #[test]
 fn broken_answers_end_in_bounded_time() {
     use std::io::{BufRead, BufReader, Write};
-    let taken = |generation: u64| format!("{{\"generation\":{generation},\"attached\":true,\"complaints\":[]}}\n");
+    let reply = |generation: u64| format!("{{\"generation\":{generation},\"attached\":true,\"complaints\":[]}}\n");
     let state = "{\"generation\":1,\"kernel\":\"enabled\",\"guarded\":null,\"places\":0,\"held\":0,\"caches\":[]}\n";
     let pieces = |text: &str| text.as_bytes().chunks(7).map(<[u8]>::to_vec).collect::<Vec<_>>();
     let drip: Vec<Vec<u8>> = vec![b"{".to_vec(); 100];
     for (answer, expected) in [
-        (pieces(&taken(7)), None),
-        (pieces(&taken(7).repeat(2)), None),
-        (pieces(taken(7).trim_end().split_at(20).0), Some("expected an answer")),
-        (pieces(&taken(6)), Some("found an answer to plan 6, expected to 7")),
+        (pieces(&reply(7)), None),
+        (pieces(&reply(7).repeat(2)), None),
+        (pieces(reply(7).trim_end().split_at(20).0), Some("expected an answer")),
+        (pieces(&reply(6)), Some("found an answer to plan 6, expected to 7")),
         (pieces(state), Some("expected an answer to a plan")),
         (vec![vec![0xff; 64], b"\n".to_vec()], Some("expected an answer")),
         (Vec::new(), Some("expected an answer")),

@@ -196,7 +196,7 @@ impl Kernel for FakeCat {
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         let Some((name, file)) = self.inside(path) else { return self.host.write(path, text) };
-        if let Err(error) = self.host.changing().and_then(|told| told) {
+        if let Err(error) = self.host.changing().and_then(|outcome| outcome) {
             *self.status.borrow_mut() = "a seeded fault".to_string();
             return Err(error);
         }

@@ -78,7 +78,7 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     let mut caches = Vec::new();
     let mut classes = None;
     let root = read(kernel, &mount.join("schemata"))?;
-    let root = Schemata::parse(&root).map_err(|what| missing(format!("{}/{what}", mount.display()), None))?;
+    let root = Schemata::parse(&root).map_err(|problem| missing(format!("{}/{problem}", mount.display()), None))?;
     for (resource, domains) in &root.0 {
         let folder = mount.join("info").join(resource);
         let Some(level) = resource_level(resource) else { continue };
@@ -111,7 +111,7 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
 fn control(kernel: &dyn Kernel, folder: &Path) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
     let file = |name: &str| folder.join(name);
     let mask = mask_file(kernel, &file("cbm_mask"));
-    let needed = |name: &str, what: &str| missing(format!("{}: expected {what}", file(name).display()), None);
+    let needed = |name: &str, expected: &str| missing(format!("{}: expected {expected}", file(name).display()), None);
     let mask = mask.filter(|mask| !mask.is_empty()).ok_or_else(|| needed("cbm_mask", "a hexadecimal mask"))?;
     let number = |name: &str| number_file(kernel, &file(name)).ok_or_else(|| needed(name, "a whole number"));
     let ways = mask.iter().last().map_or(0, |last| last + 1);

@@ -154,8 +154,8 @@ mod tests {
         let host = FakeHost::default();
         host.file("/r/info/L3CODE/bit_usage", "0=XXSSSSSE;1=HH0000PP\n");
         host.file("/r/info/L3DATA/bit_usage", "0=XXSSESSS;1=HH000000\n");
-        let taken = exclusive_ways(&host, Path::new("/r"), CacheLevel::L3);
-        assert_eq!((taken[&0].to_string(), taken[&1].to_string()), ("0,3".into(), "0-1".into()));
+        let ways = exclusive_ways(&host, Path::new("/r"), CacheLevel::L3);
+        assert_eq!((ways[&0].to_string(), ways[&1].to_string()), ("0,3".into(), "0-1".into()));
         assert!(super::exclusive_ways(&host, Path::new("/r"), CacheLevel::L2).is_empty());
     }
 

@@ -84,16 +84,16 @@ fn the_guests_trees_are_read() {
     let owned = found(GUEST_WITH_OWNER).unwrap();
     assert_eq!((owned.others, owned.classes), (1, 8));
     let (_dir, host) = unpacked(GUEST_WITH_OWNER);
-    let taken = super::occupancy::exclusive_ways(&host, Path::new("/mnt/rdt"), cachemate_core::CacheLevel::L3);
-    assert_eq!(taken[&1].to_string(), "0");
+    let exclusive = super::occupancy::exclusive_ways(&host, Path::new("/mnt/rdt"), cachemate_core::CacheLevel::L3);
+    assert_eq!(exclusive[&1].to_string(), "0");
     let status = groups::last_status(&host, Path::new("/mnt/rdt"));
     assert_eq!(status.as_deref(), Some("No task 999\nError while processing task 999"));
 
-    let one = found(GUEST_ONE_CLASS).unwrap();
-    assert_eq!(one.divided.len(), 4);
-    assert!(one.partitions().is_empty());
+    let survey = found(GUEST_ONE_CLASS).unwrap();
+    assert_eq!(survey.divided.len(), 4);
+    assert!(survey.partitions().is_empty());
     assert_eq!(
-        one.describe_ways().unwrap_err().why,
+        survey.describe_ways().unwrap_err().why,
         "/mnt/rdt: 1 classes of service, others hold 0, the root group has one"
     );
 }
@@ -253,8 +253,8 @@ fn a_plan_is_the_whole_state_of_the_groups() {
     assert_eq!(bench.apply(&[]).calls, 0);
     assert!(!bench.dir.path().join(Journal::FILE_NAME).exists(), "starting changes nothing");
     let first = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
-    let made = bench.apply(&first);
-    assert_eq!((made.refused, made.calls), (Vec::new(), 6), "two groups, two masks, two threads");
+    let applied = bench.apply(&first);
+    assert_eq!((applied.refused, applied.calls), (Vec::new(), 6), "two groups, two masks, two threads");
     assert_eq!(bench.cat.masks(), ["5:0=f,8=ff", "6:0=f0,8=3"]);
     assert_eq!(bench.holds(&first), ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"]);
     assert_eq!(bench.apply(&first).calls, 0, "again is no change");
@@ -279,12 +279,12 @@ fn out_of_classes_the_rest_of_the_plan_stands() {
     let mut bench = ResctrlFixture::new();
     bench.cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [9].into() });
     let plan = [share(1, 0, 0, "0-1"), share(2, 1, 0, "2-3"), share(3, 2, 0, "4-5"), share(3, 2, 1, "4-5")];
-    let made = bench.apply(&plan);
+    let applied = bench.apply(&plan);
     assert_eq!(bench.holds(&plan), ["1@0=0-1x1", "2@0=2-3x1"]);
-    let items: Vec<&PlanItem> = made.refused.iter().map(|refused| &refused.item).collect();
+    let items: Vec<&PlanItem> = applied.refused.iter().map(|refused| &refused.item).collect();
     assert_eq!(items, [&PlanItem::Share(GroupId(3), CacheId(0)), &PlanItem::Share(GroupId(3), CacheId(1))]);
-    assert!(made.refused.iter().all(|refused| refused.reason == RefusalReason::NoCapacity));
-    assert!(made.refused[0].message.ends_with("resctrl says: Out of CLOSIDs"), "{}", made.refused[0].message);
+    assert!(applied.refused.iter().all(|refused| refused.reason == RefusalReason::NoCapacity));
+    assert!(applied.refused[0].message.ends_with("resctrl says: Out of CLOSIDs"), "{}", applied.refused[0].message);
     assert!(!bench.cat.placed().contains_key(&7));
     bench.put_back();
     assert!(bench.cat.groups.borrow().contains_key("db"), "others' groups stay");
@@ -295,10 +295,11 @@ fn out_of_classes_the_rest_of_the_plan_stands() {
 fn masks_that_the_hardware_does_not_take_are_fitted_and_told() {
     let mut bench = ResctrlFixture::new();
     let plan = [share(1, 0, 0, "3"), share(2, 1, 0, "0,5-6"), share(3, 2, 0, "9")];
-    let made = bench.apply(&plan);
+    let applied = bench.apply(&plan);
     assert_eq!(bench.holds(&plan), ["1@0=3-4x1", "2@0=5-6x1"]);
-    let said: Vec<&str> = made.refused.iter().map(|refused| refused.message.split(':').next().unwrap()).collect();
-    assert_eq!(said, ["ways 3 became 3-4", "ways 0,5-6 became 5-6", "ways 9"]);
+    let messages: Vec<&str> =
+        applied.refused.iter().map(|refused| refused.message.split(':').next().unwrap()).collect();
+    assert_eq!(messages, ["ways 3 became 3-4", "ways 0,5-6 became 5-6", "ways 9"]);
     bench.put_back();
 }
 
@@ -308,11 +309,11 @@ fn threads_in_others_groups_are_left_there() {
     let mut bench = ResctrlFixture::new();
     bench.cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [5].into() });
     let plan = [share(1, 0, 0, "0-1"), share(2, 1, 0, "2-3")];
-    let made = bench.apply(&plan);
+    let applied = bench.apply(&plan);
     assert_eq!(bench.cat.placed()[&5], "db");
     assert_eq!(bench.holds(&plan), ["2@0=2-3x1"]);
-    assert_eq!(made.refused[0].reason, RefusalReason::OwnedByOther);
-    assert_eq!(made.refused[0].message, "thread 5 is in resctrl group /db, which belongs to another tool");
+    assert_eq!(applied.refused[0].reason, RefusalReason::OwnedByOther);
+    assert_eq!(applied.refused[0].message, "thread 5 is in resctrl group /db, which belongs to another tool");
     bench.put_back();
     assert_eq!(bench.cat.placed(), BTreeMap::from([(5, "db".to_string())]));
 }
@@ -351,8 +352,8 @@ fn what_others_change_is_told_and_set_anew() {
         let mut bench = ResctrlFixture::new();
         bench.apply(&plan);
         change(&bench.cat);
-        let made = bench.apply(&plan);
-        assert!(made.overridden.contains(&item), "{made:?}");
+        let applied = bench.apply(&plan);
+        assert!(applied.overridden.contains(&item), "{applied:?}");
         assert_eq!(bench.holds(&plan), ["1@0=0-1x1"]);
         assert_eq!(bench.apply(&plan).overridden, []);
         bench.put_back();
@@ -371,8 +372,8 @@ fn locks_are_respected_and_orphans_swept() {
     bench.cat.classes.set(9);
     let living = Path::new(MOUNT).join("cachemate-4-40-0");
     bench.cat.locked.borrow_mut().extend([living, MOUNT.into()]);
-    let made = bench.apply(&[share(1, 0, 0, "0-1")]);
-    assert_eq!((made.calls, made.refused[0].reason.clone()), (0, RefusalReason::Busy));
+    let applied = bench.apply(&[share(1, 0, 0, "0-1")]);
+    assert_eq!((applied.calls, applied.refused[0].reason.clone()), (0, RefusalReason::Busy));
     bench.cat.locked.borrow_mut().remove(Path::new(MOUNT));
     bench.apply(&[share(1, 0, 0, "0-1")]);
     let names: Vec<String> = bench.cat.groups.borrow().keys().cloned().collect();
@@ -477,8 +478,8 @@ fn a_fault_at_any_step_leaves_a_true_account() {
         for nth in 0..6 {
             let mut bench = ResctrlFixture::new();
             bench.cat.host.fault.set(Some((nth, error)));
-            let made = bench.apply(&plan);
-            assert!(!made.refused.is_empty(), "{error} at {nth}");
+            let applied = bench.apply(&plan);
+            assert!(!applied.refused.is_empty(), "{error} at {nth}");
             let at_first = bench.holds(&plan);
             assert!(at_first.len() < plan.len(), "{error} at {nth}: {at_first:?}");
             assert!(bench.apply(&plan).refused.is_empty());

@@ -113,8 +113,8 @@ impl WayController {
         for ResctrlCache { cache, level, domain, .. } in &self.resctrl.divided {
             let of_level =
                 taken_of.entry(*level).or_insert_with(|| exclusive_ways(kernel, &self.resctrl.mount, *level));
-            let taken: IndexSet = of_level.get(domain).cloned().unwrap_or_default();
-            reading.state.reserved_ways.insert(*cache, taken);
+            let reserved: IndexSet = of_level.get(domain).cloned().unwrap_or_default();
+            reading.state.reserved_ways.insert(*cache, reserved);
         }
     }
 
@@ -234,7 +234,8 @@ impl WayController {
         let plain = reading.originals.get(&object).cloned();
         let plain = plain.map_or_else(|| read_state(kernel, &object), Ok)?;
         let ObjectState::Text(plain) = plain else { return Err(io::ErrorKind::InvalidData.into()) };
-        let mut schemata = Schemata::parse(&plain).map_err(|what| io::Error::new(io::ErrorKind::InvalidData, what))?;
+        let mut schemata =
+            Schemata::parse(&plain).map_err(|problem| io::Error::new(io::ErrorKind::InvalidData, problem))?;
         for (cache, mask) in masks {
             if let Some(divided) = self.resctrl.cache(*cache) {
                 schemata.set(divided.level, divided.domain, mask);

@@ -30,7 +30,7 @@ fn locate_cgroup(kernel: &dyn Kernel, pid: &str) -> io::Result<(PathBuf, PathBuf
         let mount = fields.next()?;
         (fields.next()? == "cgroup2").then(|| PathBuf::from(mount))
     });
-    let missing = |what: &str| io::Error::new(io::ErrorKind::NotFound, what.to_string());
+    let missing = |subject: &str| io::Error::new(io::ErrorKind::NotFound, subject.to_string());
     let mount = mount.ok_or_else(|| missing("no cgroup v2 is mounted"))?;
     let groups = kernel.read(&Path::new("/proc").join(pid).join("cgroup"))?;
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"));
@@ -84,8 +84,8 @@ impl GuardianCgroup {
 }
 
 /// Do two processes end together when one's control group is ended? `None` = not known.
-pub fn do_end_together(kernel: &dyn Kernel, one: i32, other: i32) -> Option<bool> {
-    let (root, of_one) = locate_cgroup(kernel, &one.to_string()).ok()?;
+pub fn do_end_together(kernel: &dyn Kernel, pid: i32, other: i32) -> Option<bool> {
+    let (root, of_one) = locate_cgroup(kernel, &pid.to_string()).ok()?;
     let (_, of_other) = locate_cgroup(kernel, &other.to_string()).ok()?;
     Some(of_one != root && of_other.starts_with(&of_one))
 }

@@ -36,11 +36,11 @@ fn damage_is_told_and_the_journal_put_aside() {
         let starts: Vec<usize> = (0..bytes.len()).filter(|&index| bytes[index] == b'\n').collect();
         [starts[1] + 30, starts[2] + 40].into_iter().for_each(|index| bytes[index] ^= 1);
         std::fs::write(&path, &bytes).unwrap();
-        let left = restore_left_behind(&host, dir.path()).unwrap();
-        let damage = left.damage.unwrap();
+        let restored = restore_left_behind(&host, dir.path()).unwrap();
+        let damage = restored.damage.unwrap();
         assert_eq!((moved(&host), damage.lines.as_slice()), (2, &[3, 4][..]));
         assert!(damage.to_string().contains("line 3, 4"), "{damage}");
-        assert!(left.stays.is_none() && !path.exists());
+        assert!(restored.stays.is_none() && !path.exists());
         assert_eq!(std::fs::read(&damage.journal).unwrap(), bytes, "as it was");
         assert_eq!(journal::find_quarantined(dir.path()).unwrap().len(), round);
     }
@@ -57,8 +57,8 @@ fn damage_does_not_end_what_is_still_to_do() {
     bytes[first + 30] ^= 1;
     std::fs::write(&path, &bytes).unwrap();
     host.reads_fail.set(Some(libc::EMFILE));
-    let left = restore_left_behind(&host, dir.path()).unwrap();
-    assert!(path.exists() && left.damage.is_some_and(|damage| damage.journal == path));
+    let restored = restore_left_behind(&host, dir.path()).unwrap();
+    assert!(path.exists() && restored.damage.is_some_and(|damage| damage.journal == path));
     host.reads_fail.set(None);
     restore_left_behind(&host, dir.path()).unwrap();
     assert_eq!(moved(&host), 1);
@@ -79,9 +79,9 @@ fn a_read_only_state_folder_keeps_nobody_from_being_put_back() {
     assert!(std::fs::write(dir.path().join("x"), "x").is_err(), "read-only");
     let lock = Lock::acquire_daemon_lock(dir.path()).unwrap();
     assert!(lock.is_some() && Lock::acquire_daemon_lock(dir.path()).unwrap().is_none(), "one at a time");
-    let left = restore_left_behind(&host, dir.path()).unwrap();
+    let restored = restore_left_behind(&host, dir.path()).unwrap();
     assert_eq!(moved(&host), 0);
-    assert!(left.stays.is_some(), "{left:?}");
+    assert!(restored.stays.is_some(), "{restored:?}");
 }
 
 /// If a lock file was never created and the disk has become read-only: is the folder itself locked?
@@ -155,11 +155,12 @@ fn a_raised_fence_is_seen() {
     // A shell takes the guardian's part: it gets the descriptor by its number.
     let number = fence.as_fd().as_raw_fd();
     child.args(["-c", &format!("printf '\\001' >/proc/self/fd/{number}")]);
-    let kept = number;
+    let descriptor = number;
     // SAFETY: fcntl(2) is async-signal-safe; the descriptor is open.
     unsafe {
-        child
-            .pre_exec(move || Ok(rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(kept), rustix::io::FdFlags::empty())?));
+        child.pre_exec(move || {
+            Ok(rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(descriptor), rustix::io::FdFlags::empty())?)
+        });
     }
     assert!(child.status().unwrap().success());
     assert!(fence.is_raised());
@@ -235,11 +236,11 @@ fn a_journal_of_another_pid_namespace_is_kept() {
     } else {
         crate::skip_test::report_unchecked("a restore in another PID namespace", message);
     }
-    let left = restore_left_behind(&host, dir.path()).unwrap();
+    let restored = restore_left_behind(&host, dir.path()).unwrap();
     let after = host.affinity(tid).unwrap();
     program.kill().unwrap();
     program.wait().unwrap();
-    assert_eq!((after, left.account.len()), (before, 1));
+    assert_eq!((after, restored.account.len()), (before, 1));
     assert!(!dir.path().join(Journal::FILE_NAME).exists());
 }
 
@@ -277,16 +278,16 @@ fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
     }
     *host.refused_file.borrow_mut() = Some((path.into(), libc::EACCES));
     for _ in 0..2 {
-        let left = restore_left_behind(&host, dir.path()).unwrap();
+        let restored = restore_left_behind(&host, dir.path()).unwrap();
         assert_eq!(moved(&host), 0, "all threads are restored");
-        let failed = left.account.iter().filter_map(|line| match &line.outcome {
+        let failed = restored.account.iter().filter_map(|line| match &line.outcome {
             RestoreOutcome::Failed(why) => Some((line.object.clone(), why.contains("its parent has CPUs '1'"))),
             _ => None,
         });
         assert_eq!(failed.collect::<Vec<_>>(), [(object.clone(), true)]);
-        let kept = journal::recover(dir.path()).unwrap().unwrap();
-        assert_eq!(kept.held.keys().collect::<Vec<_>>(), [&object]);
-        assert_eq!(kept.boot_id.as_deref(), Some("boot"));
+        let retained = journal::recover(dir.path()).unwrap().unwrap();
+        assert_eq!(retained.held.keys().collect::<Vec<_>>(), [&object]);
+        assert_eq!(retained.boot_id.as_deref(), Some("boot"));
     }
     *host.refused_file.borrow_mut() = None;
     host.file("/cg/cpuset.cpus", "0-3");

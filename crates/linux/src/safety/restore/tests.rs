@@ -116,8 +116,8 @@ fn one_failure_stops_nothing_else() {
             let failed =
                 restore(&host, &held).iter().filter(|r| matches!(r.outcome, RestoreOutcome::Failed(_))).count();
             assert_eq!(failed, 1);
-            let left = host.threads.borrow().values().filter(|thread| thread.cpus.to_string() == "1").count();
-            assert_eq!(left, 1);
+            let confined_count = host.threads.borrow().values().filter(|thread| thread.cpus.to_string() == "1").count();
+            assert_eq!(confined_count, 1);
             restore(&host, &held);
             assert!(host.threads.borrow().values().all(|thread| thread.cpus.to_string() == "0-3"));
         }

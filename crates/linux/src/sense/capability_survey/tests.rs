@@ -14,7 +14,7 @@ fn what_the_gang_scheduler_lacks_is_named() {
     let says = |host: &FakeHost, word: &str, remedy: &str| {
         let capability = query(host);
         assert!(!capability.works && capability.detail.contains(word), "{capability:?}");
-        assert!(capability.remedy.as_ref().is_some_and(|told| told.contains(remedy)), "{capability:?}");
+        assert!(capability.remedy.as_ref().is_some_and(|remedy_text| remedy_text.contains(remedy)), "{capability:?}");
     };
     host.file("/proc/sys/kernel/osrelease", "6.1.0-50-amd64\n");
     says(&host, "Linux 6.1.0-50-amd64 has no sched_ext", "6.18");

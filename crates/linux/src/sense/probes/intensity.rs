@@ -98,9 +98,9 @@ impl PrimeProber {
             let mut prober = PrimeProber::new(bytes, seed)?;
             if start.elapsed() > MAX_FITTED {
                 let (seconds, mib) = (start.elapsed().as_secs_f64(), bytes >> 20);
-                let what =
+                let message =
                     format!("calibrating took {seconds:.1} s and was at {mib} MiB: too slow a machine to probe on");
-                return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+                return Err(io::Error::new(io::ErrorKind::TimedOut, message));
             }
             if bytes / 2 < SMALLEST_BYTES || prober.is_buffer_retained() {
                 return Ok(prober);
@@ -184,8 +184,8 @@ impl PrimeProber {
         };
         let (hit, miss) = (middle(hits), middle(misses));
         if miss < hit + hit / 4 {
-            let what = format!("a hit takes {hit} cycles and a miss {miss}: they cannot be told apart here");
-            return Err(io::Error::other(what));
+            let message = format!("a hit takes {hit} cycles and a miss {miss}: they cannot be told apart here");
+            return Err(io::Error::other(message));
         }
         Ok((hit as f64 * miss as f64).sqrt() as u64)
     }

@@ -94,8 +94,8 @@ impl WatchCandidates {
     /// Draws the address of a resident word; `has` returns whether the page of an address is in memory. `None` = no
     /// resident word was found.
     pub fn draw(&mut self, generator: &mut SplitMix64, has: impl Fn(u64) -> Option<bool>) -> Option<u64> {
-        let mut left = DRAWS;
-        while left > 0 {
+        let mut remaining_draws = DRAWS;
+        while remaining_draws > 0 {
             let (first, bytes) = self.mapping(generator)?;
             let stats = self.found.entry(first).or_default();
             for _ in 0..DRAWS_OF_ONE {
@@ -103,7 +103,7 @@ impl WatchCandidates {
                 let there = has(address);
                 stats.drawn += 1;
                 stats.in_memory += u32::from(there != Some(false));
-                left = left.saturating_sub(1);
+                remaining_draws = remaining_draws.saturating_sub(1);
                 if there != Some(false) {
                     return Some(address);
                 }

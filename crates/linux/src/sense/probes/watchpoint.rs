@@ -265,12 +265,12 @@ mod tests {
         let pid = std::process::id() as i32;
         if self_test().is_ok() {
             // A thread has four watch points, and tests beside this one may hold them for a moment.
-            let taken = |error: &io::Error| error.raw_os_error() == Some(libc::ENOSPC);
+            let is_busy = |error: &io::Error| error.raw_os_error() == Some(libc::ENOSPC);
             let give_up = Instant::now() + Duration::from_secs(20);
             let (took, sampled) = loop {
                 let start = Instant::now();
                 match watch(pid, 1000) {
-                    Err(error) if taken(&error) && Instant::now() < give_up => {
+                    Err(error) if is_busy(&error) && Instant::now() < give_up => {
                         std::thread::sleep(Duration::from_millis(20));
                     }
                     other => break (start.elapsed(), other),

@@ -64,9 +64,9 @@ pub fn unroll(ring: &[u8], tail: u64, head: u64) -> Vec<u8> {
 
 /// Reads records until the bytes end; a record that is cut or has an impossible size ends the reading.
 pub fn parse(bytes: &[u8], into: &mut RingContents) {
-    let mut left = bytes;
-    while let Some((kind, misc, record)) = next_record(left) {
-        left = &left[record.len()..];
+    let mut remaining_records = bytes;
+    while let Some((kind, misc, record)) = next_record(remaining_records) {
+        remaining_records = &remaining_records[record.len()..];
         match kind {
             perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => sample(misc, record, into),
             // The record's fields are an id and the number of lost records.

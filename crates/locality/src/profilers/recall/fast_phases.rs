@@ -102,14 +102,14 @@ impl PhaseHistory {
 }
 
 /// Are they for the same levels, at the same sizes?
-fn are_alike(one: &LevelCurves, other: &LevelCurves) -> bool {
+fn are_alike(curves_a: &LevelCurves, other: &LevelCurves) -> bool {
     let sizes = |curves: &LevelCurves| -> Vec<(CacheLevel, Vec<u64>)> {
         let level_sizes = |(level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
             (*level, fact.value.iter().map(|(size, _)| *size).collect())
         };
         curves.iter().map(level_sizes).collect()
     };
-    sizes(one) == sizes(other)
+    sizes(curves_a) == sizes(other)
 }
 
 /// `None` = there are none.
@@ -130,10 +130,11 @@ fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
 fn mean_estimate(all: &[Estimate]) -> Estimate {
     let count = all.len() as f64;
     let mean = |metric: &dyn Fn(&Estimate) -> f64| all.iter().map(metric).sum::<f64>() / count;
-    let value = mean(&|one| one.value);
-    let spread = all.iter().map(|one| (one.value - value) * (one.value - value)).sum::<f64>() / (count - 1.0).max(1.0);
+    let value = mean(&|fact| fact.value);
+    let spread =
+        all.iter().map(|fact| (fact.value - value) * (fact.value - value)).sum::<f64>() / (count - 1.0).max(1.0);
     let error = 2.0 * libm::sqrt(spread / count);
-    let (low, high) = (mean(&|one| one.low).min(value - error), mean(&|one| one.high).max(value + error));
+    let (low, high) = (mean(&|fact| fact.low).min(value - error), mean(&|fact| fact.high).max(value + error));
     Estimate { value, low: low.max(0.0), high }
 }
 

@@ -66,9 +66,9 @@ fn named_number(name: impl Into<String>, value: f64) -> (String, f64) {
 
 impl SearchReport<'_> {
     fn score_reason(&self, probe_planner: &ProbePlanner, text: String) -> Reason {
-        let score_of = |one: &CandidatePlan| {
-            let name = one.label.replace(", ", "_").replace(' ', "_");
-            named_number(format!("score_of_{name}"), one.score.value(self.judge.objective))
+        let score_of = |candidate: &CandidatePlan| {
+            let name = candidate.label.replace(", ", "_").replace(' ', "_");
+            named_number(format!("score_of_{name}"), candidate.score.value(self.judge.objective))
         };
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
         numbers.push(named_number("gain_percent", 100.0 * self.gain));

@@ -121,7 +121,8 @@ impl PlanFinder<'_, '_> {
         };
         report.explain_change(how, &self.evidence.probe_planner, reported, why);
         let mut pinned = held.clone();
-        pinned.pinned = problem.tasks.iter().map(|one| one.movable && one.program.is_some()).collect();
+        pinned.pinned =
+            problem.tasks.iter().map(|problem_task| problem_task.movable && problem_task.program.is_some()).collect();
         let (old, speeds) =
             (self.plan_of(problem, &pinned), weighted_speeds(problem, &held, self.parameters.objective));
         let forecast = self.forecast(problem, &best.layout);

@@ -78,13 +78,13 @@ impl OvercommittedCache<'_> {
         let slice_ns = slice_ns.max(self.view.capabilities.min_slice_ns.unwrap_or(0));
         let means = means(gang_quantum::mean_slowdown(&members, slice_ns as f64));
         for gang in &gangs {
-            let who: Vec<String> = (0..gang.len())
+            let member_texts: Vec<String> = (0..gang.len())
                 .map(|index| format!("{{{index}}}{}", describe_known_rate(self.view, gang[index])))
                 .collect();
             let turns_ms = slice_ns as f64 / 1e6;
             let text = format!(
                 "{} run as a gang, in time slices of {turns_ms:.0} ms: on average {}",
-                who.join(" and "),
+                member_texts.join(" and "),
                 means.text()
             );
             why.push(reason(gang, text, means.numbers()));

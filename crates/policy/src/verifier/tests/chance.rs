@@ -4,7 +4,7 @@ use cachemate_core::SplitMix64;
 /// Number of roll-backs in a thousand runs with one change each. Four programs each have independent noise of this
 /// standard deviation, and their windows have this autocorrelation.
 fn rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
-    let one = |seed: u64| {
+    let run_seed = |seed: u64| {
         let policy =
             ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 30 { pinned(&[(0, 0)]) } else { idle() });
         let mut generator = SplitMix64::new(seed);
@@ -20,7 +20,7 @@ fn rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
         };
         !verdicts(&run(policy, GuardConfig::default(), 45, machine)).is_empty()
     };
-    (0..1000).filter(|&seed| one(seed)).count()
+    (0..1000).filter(|&seed| run_seed(seed)).count()
 }
 
 /// How many of a thousand changes without effect are rolled back at a noise of 30 %? Two in a hundred are stated.

@@ -93,8 +93,8 @@ fn exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
         (cpu.memory_node, cpu.package)
     };
     let like = |a: usize, b: usize| {
-        let (one, other) = (&topology.caches[a], &topology.caches[b]);
-        (one.size_bytes, one.cpus.count(), place(a).0) == (other.size_bytes, other.cpus.count(), place(b).0)
+        let (item, other) = (&topology.caches[a], &topology.caches[b]);
+        (item.size_bytes, item.cpus.count(), place(a).0) == (other.size_bytes, other.cpus.count(), place(b).0)
     };
     let caches = topology.caches.len();
     let together = |a: usize, b: usize| place(a).1 == place(b).1;

@@ -121,8 +121,8 @@ pub fn windows_with(decisions: &[Decision], plan: &Plan) -> Vec<usize> {
 
 /// Windows in which a plan was rolled back by a measurement, rather than refused on cooldown.
 pub fn verdicts(decisions: &[Decision]) -> Vec<usize> {
-    let taken = |reason: &Reason| reason.kind == ReasonKind::RolledBack;
-    (0..decisions.len()).filter(|&window| decisions[window].reasons.iter().any(taken)).collect()
+    let is_rollback = |reason: &Reason| reason.kind == ReasonKind::RolledBack;
+    (0..decisions.len()).filter(|&window| decisions[window].reasons.iter().any(is_rollback)).collect()
 }
 
 /// A normal deviate (sum of twelve uniform ones).

@@ -13,7 +13,7 @@ struct ProposingPolicy<'a> {
 
 impl Policy for ProposingPolicy<'_> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let kept = Decision::new(view.plan_to_keep().clone(), Vec::new());
+        let decision = Decision::new(view.plan_to_keep().clone(), Vec::new());
         if let Some(verdict) = view.verdicts.latest() {
             self.verdicts.push((view.observation.window, verdict.outcome));
             self.is_open = false;
@@ -33,7 +33,7 @@ impl Policy for ProposingPolicy<'_> {
             return Decision { verification, ..Decision::new(self.plan.clone(), Vec::new()) };
         }
         let verification = if self.is_open { Verification::Pending } else { Verification::BeforeAndAfter };
-        Decision { verification, ..kept }
+        Decision { verification, ..decision }
     }
 }
 
@@ -109,7 +109,7 @@ fn an_arrival_ends_a_trial() {
 /// it beforehand, whereas the roll-back of released turns pauses no policy?
 #[test]
 fn the_policy_can_ask_for_the_cooldown() {
-    let asked = |bad: Plan, good: Plan| {
+    let run_plans = |bad: Plan, good: Plan| {
         let mut answers = (false, false);
         let policy = ScriptedPolicy(|view: &View<'_>| {
             let window = view.observation.window;
@@ -125,10 +125,10 @@ fn the_policy_can_ask_for_the_cooldown() {
         assert_eq!(verdicts(&decisions).len(), 1);
         answers
     };
-    assert_eq!(asked(new_plan(), idle()), (true, true));
+    assert_eq!(run_plans(new_plan(), idle()), (true, true));
     let gang = |id: u32| Gang { members: vec![(TaskId(id), None)], slices: 1 };
     let turns = GangSchedule { cpus: [0].into_iter().collect(), slice_ns: 1_000_000, gangs: vec![gang(0), gang(1)] };
-    assert_eq!(asked(idle(), Plan { gangs: vec![turns], ..idle() }), (true, false));
+    assert_eq!(run_plans(idle(), Plan { gangs: vec![turns], ..idle() }), (true, false));
 }
 
 /// Is a program that becomes slower because its phase changes at the same time as the plan no reason for a roll-back,

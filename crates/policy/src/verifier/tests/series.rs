@@ -112,7 +112,8 @@ fn small_losses_do_not_ratchet() {
         };
         let mut steps = vec![idle()];
         steps.extend((1..8).map(plan_of));
-        let loss_of = |plan: &Plan| steps.iter().position(|one| one.affinity == plan.affinity).unwrap() as i32;
+        let loss_of =
+            |plan: &Plan| steps.iter().position(|plan_step| plan_step.affinity == plan.affinity).unwrap() as i32;
         let policy = ScriptedPolicy(|view: &View<'_>| steps[step(view.observation.window).min(7) as usize].clone());
         let mut worst: f64 = 1.0;
         let mut speeds = Vec::new();

@@ -104,9 +104,9 @@ fn measure_alone(
     job: &IntervalJob,
     seed: u64,
 ) -> Result<Vec<f64>, ReproError> {
-    let asked = WhatIfQuery { length_ns: TRIAL_NS, ..question(context, machine, vec![job.clone()], seed) };
+    let query = WhatIfQuery { length_ns: TRIAL_NS, ..question(context, machine, vec![job.clone()], seed) };
     let cost = |colors: u32| {
-        Ok(-speedup(&outcome(context, &asked, &confining_policy(&[format!("0-{}", colors - 1)]))?).settled)
+        Ok(-speedup(&outcome(context, &query, &confining_policy(&[format!("0-{}", colors - 1)]))?).settled)
     };
     (1..=COLORS).map(cost).collect()
 }
@@ -121,9 +121,9 @@ fn run_mix(
     let machine = chip(picked.len() as u32)?;
     let names: Vec<&str> = picked.iter().map(|&at| PROGRAMS[at]).collect();
     let jobs = names.iter().map(|name| job(measured, name, None)).collect::<Result<_, _>>()?;
-    let asked = question(context, &machine, jobs, seed);
-    let trial = WhatIfQuery { length_ns: TRIAL_NS, ..asked.clone() };
-    let settled = |asked: &WhatIfQuery, by: &str| Ok::<_, ReproError>(speedup(&outcome(context, asked, by)?).settled);
+    let query = question(context, &machine, jobs, seed);
+    let trial = WhatIfQuery { length_ns: TRIAL_NS, ..query.clone() };
+    let settled = |query: &WhatIfQuery, by: &str| Ok::<_, ReproError>(speedup(&outcome(context, query, by)?).settled);
     let claim = |name: &&str| {
         let entry = costs.iter().find(|(known, _)| known == name).ok_or_else(|| failed(name)("has no costs"))?;
         Ok(UnitClaim { costs: entry.1.clone(), min_units: 1 })
@@ -133,11 +133,11 @@ fn run_mix(
     let start = Division(sizes.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
     let best = climb(start, |division| settled(&trial, &confining_policy(&division.lists(names.len()))))?;
     let colors = best.lists(names.len());
-    let online = |policy: &&str| Ok(speedup(&outcome(context, &guard_query(&asked), policy)?));
+    let online = |policy: &&str| Ok(speedup(&outcome(context, &guard_query(&query), policy)?));
     Ok(OnlineMix {
         programs: picked.to_vec(),
-        shared: settled(&asked, "default")?,
-        divided: settled(&asked, &confining_policy(&colors))?,
+        shared: settled(&query, "default")?,
+        divided: settled(&query, &confining_policy(&colors))?,
         colors,
         online: ONLINE.iter().map(online).collect::<Result<_, ReproError>>()?,
     })
@@ -158,10 +158,10 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         })
         .collect();
     let needed: Vec<&'static str> = mixes.iter().flatten().map(|&at| PROGRAMS[at]).collect();
-    let one = chip(2)?;
-    let measured = programs(context, &needed, &one, seed)?;
+    let two_cores = chip(2)?;
+    let measured = programs(context, &needed, &two_cores, seed)?;
     let costs = context.run_here(&measured, |(name, _)| {
-        Ok((*name, measure_alone(context, &one, &job(&measured, name, None)?, seed)?))
+        Ok((*name, measure_alone(context, &two_cores, &job(&measured, name, None)?, seed)?))
     })?;
     let all = context.run_all(&mixes, |picked| {
         context.report_progress(&format!("INTERVAL-4: {} programs", picked.len()));
@@ -182,10 +182,10 @@ fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
             DataPoint::over_values("online over the whole run, %", mix.name(), &[mix.gain_percent(online(mix).whole)]),
         ]
     });
-    let finding = |what: &str, unit: &str, target: ResultTarget, value: f64| {
+    let finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-4",
-            &policy_title(ONLINE[policy], what),
+            &policy_title(ONLINE[policy], title),
             "MULTI at nominal time",
             unit,
             target,

@@ -22,11 +22,11 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         .flat_map(|_| KERNELS.iter().map(|name| job(&programs, name, None)))
         .collect::<Result<_, ReproError>>()?;
     let length_ns = context.pick(20_000_000_000, 300_000_000_000);
-    let asked = WhatIfQuery { length_ns, explicit: true, ..question(context, &machine, jobs, seed) };
+    let query = WhatIfQuery { length_ns, explicit: true, ..question(context, &machine, jobs, seed) };
     let both = ["default", MEASURES_ONLY];
     let runs = context.run_all(&both, |by| {
         context.report_progress(&format!("INTERVAL-6: {}", by.split(':').next().unwrap_or(by)));
-        let run = outcome(context, &asked, by)?;
+        let run = outcome(context, &query, by)?;
         let slowdowns = run.programs.iter().map(|program| program.slowdown_on_cpu);
         let on_cpu: Vec<f64> = slowdowns.collect::<Option<_>>().ok_or_else(|| failed(by)("a thread never ran"))?;
         Ok((mean(&on_cpu), run.weighted_speedup.unwrap_or(f64::NAN), run.overhead_seconds))

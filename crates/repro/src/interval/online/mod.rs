@@ -34,8 +34,8 @@ const COLORS: u32 = 16;
 const ONLINE: [&str; 2] = ["cache-sizing", "auto"];
 
 /// The text of a finding for one of these policies.
-fn policy_title(policy: &str, what: &str) -> String {
-    if policy == ONLINE[0] { what.to_string() } else { format!("{policy}: {what}") }
+fn policy_title(policy: &str, title: &str) -> String {
+    if policy == ONLINE[0] { title.to_string() } else { format!("{policy}: {title}") }
 }
 
 /// The chip with `cores` cores on its one L2.
@@ -88,8 +88,8 @@ fn question(context: &ExperimentContext<'_>, machine: &MachineSpec, jobs: Vec<In
 }
 
 /// The same query with the guard around the policy, as shipped.
-fn guard_query(asked: &WhatIfQuery) -> WhatIfQuery {
-    WhatIfQuery { guard: true, ..asked.clone() }
+fn guard_query(query: &WhatIfQuery) -> WhatIfQuery {
+    WhatIfQuery { guard: true, ..query.clone() }
 }
 
 /// Programs by name, each measured alone once.

@@ -30,8 +30,8 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         context.report_progress(&format!("INTERVAL-3: {}", four.join(" + ")));
         let on = |cpus: [Option<u32>; 4], policy: &str| {
             let jobs = four.iter().zip(cpus).map(|(name, cpu)| job(&programs, name, cpu)).collect::<Result<_, _>>()?;
-            let asked = question(context, &machine, jobs, seed);
-            outcome(context, &if policy == "default" { asked } else { guard_query(&asked) }, policy)
+            let query = question(context, &machine, jobs, seed);
+            outcome(context, &if policy == "default" { query } else { guard_query(&query) }, policy)
         };
         let mut pairings = Vec::new();
         for cpus in [[0, 1, 2, 3], [0, 2, 1, 3], [0, 2, 3, 1]] {
@@ -57,8 +57,8 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ]
     });
     let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
-    let finding = |what: &str, unit: &str, target: ResultTarget, value: f64| {
-        Finding::new("INTERVAL-3", what, "CA-6 at nominal time: within 2 %", unit, target, &[(seed, value)])
+    let finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
+        Finding::new("INTERVAL-3", title, "CA-6 at nominal time: within 2 %", unit, target, &[(seed, value)])
     };
     Ok(vec![
         finding("DIO short of the best schedule of four programs, worst mix", "%", target, most)

@@ -19,10 +19,10 @@ fn server(client: &Arc<PhasedProgram>, clients: usize, late: Option<(usize, u64)
 /// The rates of every window, and the time that page migrations took.
 fn windows(
     context: &ExperimentContext<'_>,
-    asked: &WhatIfQuery,
+    query: &WhatIfQuery,
     policy: &str,
 ) -> Result<(Vec<ServiceWindow>, f64), ReproError> {
-    let (machine, by) = crate::interval::whatif::start_query(asked, policy)?;
+    let (machine, by) = crate::interval::whatif::start_query(query, policy)?;
     let (mut all, mut moves_ns) = (Vec::new(), 0);
     by.run(machine, |_, record| {
         all.extend(service_window(&record));

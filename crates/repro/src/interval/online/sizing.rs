@@ -41,15 +41,15 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let all = context.run_all(pairs, |&(a, b)| {
         context.report_progress(&format!("INTERVAL-2: {a} + {b}"));
         let jobs = vec![job(&programs, a, None)?, job(&programs, b, None)?];
-        let asked = question(context, &machine, jobs, seed);
-        let shared = speedup(&outcome(context, &asked, "default")?).settled;
+        let query = question(context, &machine, jobs, seed);
+        let shared = speedup(&outcome(context, &query, "default")?).settled;
         let split = |first: &u32| {
             let by = confining_policy(&[format!("0-{}", first - 1), format!("{first}-{}", COLORS - 1)]);
-            Ok(speedup(&outcome(context, &asked, &by)?).settled)
+            Ok(speedup(&outcome(context, &query, &by)?).settled)
         };
         let splits = (1..COLORS).collect::<Vec<u32>>().iter().map(split).collect::<Result<_, ReproError>>()?;
         let online = |policy: &&str| {
-            let run = outcome(context, &guard_query(&asked), policy)?;
+            let run = outcome(context, &guard_query(&query), policy)?;
             Ok((speedup(&run), run.overhead_seconds))
         };
         let online = ONLINE.iter().map(online).collect::<Result<_, ReproError>>()?;
@@ -74,10 +74,10 @@ fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> 
     let gain = |metric: &dyn Fn(&SizedPair) -> f64| mean(&all.iter().map(metric).collect::<Vec<f64>>());
     let (best, settled) = (gain(&|pair| pair.percent(pair.best())), gain(&|pair| pair.percent(online(pair).settled)));
     let price = gain(&|pair| pair.percent(online(pair).settled) - pair.percent(online(pair).whole));
-    let finding = |what: &str, unit: &str, target: ResultTarget, value: f64| {
+    let finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-2",
-            &policy_title(ONLINE[policy], what),
+            &policy_title(ONLINE[policy], title),
             "RM-4 at nominal time",
             unit,
             target,

@@ -69,36 +69,36 @@ fn check_invariants(hw: &Hardware) {
     let count = hw.caches.units.len();
     let all: Vec<_> = (0..count).map(|index| held(hw, index)).collect();
     let overlap = |a: &(u64, u64, u32), b: &(u64, u64, u32)| a.0 < b.1 && b.0 < a.1;
-    for one in 0..count {
+    for cpu in 0..count {
         for other in 0..count {
-            if one == other || on_path(hw, one, other) || on_path(hw, other, one) {
+            if cpu == other || on_path(hw, cpu, other) || on_path(hw, other, cpu) {
                 continue;
             }
-            for range in all[one].iter().filter(|range| range.2 >= EXCLUSIVE) {
+            for range in all[cpu].iter().filter(|range| range.2 >= EXCLUSIVE) {
                 let copy = all[other].iter().find(|copy| overlap(range, copy));
-                assert!(copy.is_none(), "{range:x?} is owned by cache {one} and also in {other}: {copy:x?}");
+                assert!(copy.is_none(), "{range:x?} is owned by cache {cpu} and also in {other}: {copy:x?}");
             }
         }
-        let parent = hw.caches.units[one].parent;
+        let parent = hw.caches.units[cpu].parent;
         if parent == ROOT {
             continue;
         }
-        for range in &all[one] {
+        for range in &all[cpu] {
             let behind = all[parent].iter().find(|copy| overlap(range, copy));
             match hw.caches.units[parent].inclusion {
-                Inclusion::Inclusive => assert!(behind.is_some(), "{range:x?} of {one} is missing in {parent}"),
+                Inclusion::Inclusive => assert!(behind.is_some(), "{range:x?} of {cpu} is missing in {parent}"),
                 Inclusion::Victim => assert!(
                     behind.is_none_or(|copy| copy.2 < EXCLUSIVE),
-                    "{range:x?} is in {one} and owned by its victim cache {parent}"
+                    "{range:x?} is in {cpu} and owned by its victim cache {parent}"
                 ),
                 Inclusion::NonInclusive => {}
             }
             let unit = &hw.caches.units[parent];
             if let Some(place) = unit.store.find(range.0 >> unit.line_shift).filter(|_| !unit.is_victim()) {
-                let bit = hw.caches.units[one].bit;
+                let bit = hw.caches.units[cpu].bit;
                 assert!(
                     unit.store.meta(place).sharers() & bit != 0,
-                    "{parent} does not know that {one} has {range:x?}"
+                    "{parent} does not know that {cpu} has {range:x?}"
                 );
             }
         }
@@ -230,7 +230,7 @@ fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
     let in_order = CoreModel::InOrder { issue_width: 2 };
     let out_of_order = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
     let all = [(in_order, 1), (in_order, 2), (out_of_order, 1), (out_of_order, 2)];
-    for ((pipeline, contexts), seed) in all.into_iter().flat_map(|one| (0..4).map(move |seed| (one, seed))) {
+    for ((pipeline, contexts), seed) in all.into_iter().flat_map(|shape| (0..4).map(move |seed| (shape, seed))) {
         let mut spec = MachineSpec { pipeline, cores_per_package: 4, contexts_per_core: contexts, ..machine() };
         spec.caches.push(cache(CacheLevel::L3, 64 << 10, 16, 45, 4));
         spec.memory.bytes_per_cycle = 2.0;
@@ -240,11 +240,11 @@ fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
             let mut dice = TestRng::new(seed);
             for cpu in 0..4 * contexts {
                 let lines = [24, 100, 400, 3000][cpu as usize % 4];
-                let mut one = || {
+                let mut draw_access = || {
                     let (address, gap) = (dice.below(lines) * 64, dice.below(6) as u32);
                     if dice.below(3) == 0 { Access::store(address, gap) } else { Access::load(address, gap) }
                 };
-                let accesses = (0..4_000).map(|_| one()).collect();
+                let accesses = (0..4_000).map(|_| draw_access()).collect();
                 hw.load(CpuId(cpu), thread(cpu, cpu, accesses, true), 0);
             }
             let (done, _) = finish(&mut hw, 200_000);

@@ -89,8 +89,8 @@ fn streams_saturate_at_the_configured_memory_bandwidth() {
     assert!((many / 4.0 - 1.0).abs() < 0.01, "{many} bytes a cycle of 4");
     // A blocking core fetches one line per latency: 64 bytes in 200 cycles.
     let blocking = MachineSpec { pipeline: CoreModel::InOrder { issue_width: 1 }, ..spec };
-    let one = bytes_per_cycle(1, &blocking);
-    assert!((one / (64.0 / 200.0) - 1.0).abs() < 0.01, "{one} bytes a cycle alone");
+    let blocking_rate = bytes_per_cycle(1, &blocking);
+    assert!((blocking_rate / (64.0 / 200.0) - 1.0).abs() < 0.01, "{blocking_rate} bytes a cycle alone");
 }
 
 /// Do the package's bus and a cache's port bound streams likewise?
@@ -297,8 +297,8 @@ fn accesses_to_a_line_on_its_way_share_its_miss_register() {
     let cycles_a_line = |pipeline, words: u64, store: bool| {
         let spec = MachineSpec { pipeline, ..machine() };
         let mut hw = hardware(&spec);
-        let one = |at: u64| if store { Access::store(at, 0) } else { Access::load(at, 0) };
-        let line = |line: u64| (0..words).map(move |word| one(line * 64 + word * 8));
+        let access = |at: u64| if store { Access::store(at, 0) } else { Access::load(at, 0) };
+        let line = |line: u64| (0..words).map(move |word| access(line * 64 + word * 8));
         hw.load(CpuId(0), thread(0, 0, (0..5_000).flat_map(line).collect(), false), 0);
         let (done, last) = finish(&mut hw, 100_000_000);
         assert_balanced(&done[0].counters);

@@ -30,8 +30,8 @@ fn utilisation(contexts: u32, apart_cycles: u64, busy: impl Fn(u32, u64) -> u64)
 #[test]
 fn fixed_times_interleaved_give_the_sum_of_busy_times() {
     // Busy 50 cycles, the last one the load; its data is there 200 cycles after it was issued, 199 after it ended.
-    let one = utilisation(1, 0, |_, _| 50);
-    assert!((one - 50.0 / 249.0).abs() < 0.001, "{one}");
+    let single = utilisation(1, 0, |_, _| 50);
+    assert!((single - 50.0 / 249.0).abs() < 0.001, "{single}");
     let four = utilisation(4, 62, |_, _| 50);
     assert!((four - 200.0 / 249.0).abs() < 0.005, "{four}");
 }

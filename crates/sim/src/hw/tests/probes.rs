@@ -6,9 +6,9 @@ use super::*;
 
 fn probed(spec: &MachineSpec, accesses: Vec<Access>, probes: Probes) -> HwThread {
     let mut hw = hardware(spec);
-    let mut one = thread(0, 0, accesses, false);
-    one.probes = probes;
-    hw.load(CpuId(0), one, 0);
+    let mut own_thread = thread(0, 0, accesses, false);
+    own_thread.probes = probes;
+    hw.load(CpuId(0), own_thread, 0);
     let done = finish(&mut hw, u64::MAX / 4).0.remove(0);
     assert_balanced(&done.counters);
     done
@@ -189,9 +189,9 @@ fn the_distribution_of_lost_misses_is_reported() {
         }
         let trace = TraceProbe { max_entries: 20_000, ..TraceProbe::default() };
         let mut hw = hardware(&spec);
-        let mut one = thread(0, 0, accesses, false);
-        one.probes.trace = Some(trace);
-        hw.load(CpuId(0), one, 0);
+        let mut own_thread = thread(0, 0, accesses, false);
+        own_thread.probes.trace = Some(trace);
+        hw.load(CpuId(0), own_thread, 0);
         let _ = hw.run(u64::MAX / 16, &mut FirstTouchFrames::default());
         let trace = hw.unload(CpuId(0)).unwrap().probes.trace.unwrap();
         assert_eq!(trace.lost_after.iter().map(|count| u64::from(*count)).sum::<u64>(), trace.lines.len() as u64);

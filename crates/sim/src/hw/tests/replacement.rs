@@ -5,11 +5,11 @@ use super::*;
 /// Skewed random lines: small numbers often.
 fn skewed(seed: u64, count: usize, lines: u64) -> Vec<u64> {
     let mut dice = TestRng::new(seed);
-    let one = |dice: &mut TestRng| {
+    let draw_line = |dice: &mut TestRng| {
         let below = dice.below(lines) + 1;
         dice.below(below)
     };
-    (0..count).map(|_| one(&mut dice)).collect()
+    (0..count).map(|_| draw_line(&mut dice)).collect()
 }
 
 fn loads(lines: &[u64]) -> Vec<Access> {
@@ -153,9 +153,9 @@ fn beside(
     let mut hw = hardware(spec);
     prepare(&mut hw);
     let lines = skewed(5, 20_000, 200);
-    let mut one = thread(0, 0, loads(&lines), false);
-    one.class = 1;
-    hw.load(CpuId(0), one, 0);
+    let mut own_thread = thread(0, 0, loads(&lines), false);
+    own_thread.class = 1;
+    hw.load(CpuId(0), own_thread, 0);
     if neighbor {
         let mut other = thread(1, 1, (0..5_000).map(|line| Access::store(line * 64, 0)).collect(), true);
         other.class = 2;
@@ -291,8 +291,8 @@ fn a_flushed_frame_takes_the_index_of_its_next_page() {
     spec.caches[0] = CacheSpec { index: SetIndexing::Virtual, ..cache(CacheLevel::L1Data, 16 << 10, 2, 3, 1) };
     let mut hw = hardware(&spec);
     for (page, set) in [(7u64, 64), (12, 0)] {
-        let one = vec![Access::load(page << 12, 1)];
-        hw.load(CpuId(0), thread(0, 0, one, false), 0);
+        let accesses = vec![Access::load(page << 12, 1)];
+        hw.load(CpuId(0), thread(0, 0, accesses, false), 0);
         let _ = hw.run(u64::MAX / 16, &mut OneFrame);
         hw.unload(CpuId(0));
         assert_eq!(hw.sets_in_use(CacheId(0)), [(set, TaskId(0))]);

@@ -115,7 +115,7 @@ fn machines() -> impl Strategy<Value = MachineSpec> {
 /// Threads on all contexts that load, store, jump and compute at random, on pages of their own and of all.
 fn load_threads(hw: &mut Hardware, dice: &mut TestRng) {
     for cpu in 0..hw.spec().cpus() {
-        let mut one = || {
+        let mut draw_access = || {
             let page = if dice.below(5) == 0 { 4 } else { u64::from(cpu % 4) };
             let lines = [6, 120][dice.below(2) as usize];
             let address = page << 12 | dice.below(2) << 16 | (dice.below(lines) * 32);
@@ -128,7 +128,7 @@ fn load_threads(hw: &mut Hardware, dice: &mut TestRng) {
                 _ => Access::load(address, gap),
             }
         };
-        let accesses = (0..1_500).map(|_| one()).collect();
+        let accesses = (0..1_500).map(|_| draw_access()).collect();
         hw.load(CpuId(cpu), thread(cpu, 0, accesses, true), 0);
     }
 }

@@ -99,13 +99,13 @@ impl AttachedProbe {
         let (coarser, coarser_code) = (doublings(CacheLevel::L1Data), doublings(CacheLevel::L1Instruction));
         let Some(thread) = machine.system.thread_mut(slot) else { return Ok(()) };
         let probes = &mut thread.probes;
-        let taken = match &self.kind {
+        let is_taken = match &self.kind {
             AttachedKind::Trace { .. } => probes.trace.is_some(),
             AttachedKind::Samples { .. } => probes.samples.is_some(),
             AttachedKind::Reuses { .. } => probes.watch.is_some(),
             AttachedKind::Activity { level, .. } => probes.activity.iter().any(|activity| activity.level == *level),
         };
-        if taken {
+        if is_taken {
             return Err((RefusalReason::Busy, "another probe of this kind is on the task".to_string()));
         }
         match &self.kind {

@@ -51,8 +51,8 @@ pub(super) struct CoRunProbe {
 }
 
 impl CoRunProbe {
-    pub fn new(what: &ProbeKind, id: ProbeId, machine: &SimMachine) -> Result<Self, ProbeRefusal> {
-        let (cache, rows, peers, total_ns, settle_ns, boost) = match what {
+    pub fn new(kind: &ProbeKind, id: ProbeId, machine: &SimMachine) -> Result<Self, ProbeRefusal> {
+        let (cache, rows, peers, total_ns, settle_ns, boost) = match kind {
             ProbeKind::CoRunRows { cache, rows, total_ns, settle_ns, boost } => {
                 (*cache, rows.clone(), None, *total_ns, *settle_ns, *boost)
             }
@@ -132,11 +132,11 @@ impl CoRunProbe {
         let running_slots: Vec<Slot> =
             self.cpus.iter().filter_map(|cpu| machine.system.dispatcher.running(cpu)).collect();
         if let Some(open) = &self.open {
-            let left = open.members.iter().copied().find(|slot| !running_slots.contains(slot));
+            let departed = open.members.iter().copied().find(|slot| !running_slots.contains(slot));
             let enough =
                 open.begun.is_some() && self.rows[open.row].collected + (now - open.counts_from.min(now)) >= self.total;
-            if left.is_some() || running_slots.len() != open.members.len() || enough {
-                self.close(machine, left);
+            if departed.is_some() || running_slots.len() != open.members.len() || enough {
+                self.close(machine, departed);
             }
         }
         if self.open.is_none() {
@@ -168,7 +168,7 @@ impl CoRunProbe {
         self.open = Some(OpenInterval { members, row, counts_from: now + self.settle, begun: None });
     }
 
-    fn close(&mut self, machine: &SimMachine, left: Option<Slot>) {
+    fn close(&mut self, machine: &SimMachine, departed: Option<Slot>) {
         let Some(open) = self.open.take() else { return };
         let Some((cache_before, tasks_before)) = open.begun else { return };
         let now = machine.system.now();
@@ -195,7 +195,7 @@ impl CoRunProbe {
                 elapsed_ns: machine.clock.nominal_ns(elapsed),
                 elapsed_cycles: Some(elapsed),
             },
-            ended_by_task: left.as_ref().and_then(task),
+            ended_by_task: departed.as_ref().and_then(task),
             cache_counts,
             task_counts: open.members.iter().zip(&tasks_before).map(of_task).collect(),
         });

@@ -251,9 +251,9 @@ fn sharing_cpus(slot: Slot, machine: &SimMachine) -> Result<CpuSet, ProbeRefusal
 fn separate_seats(seats: &mut [(u32, Slot)], own: &[Slot], machine: &SimMachine, held: &CpuSet) {
     let core = |cpu: u32| machine.topology.cpus[cpu as usize].core;
     let Some(task_cpu) = seats.iter().find(|(_, slot)| !own.contains(slot)).map(|&(cpu, _)| cpu) else { return };
-    let taken: Vec<u32> = seats.iter().map(|&(cpu, _)| cpu).collect();
+    let used_cpus: Vec<u32> = seats.iter().map(|&(cpu, _)| cpu).collect();
     for (cpu, _) in seats.iter_mut().filter(|(_, slot)| own.contains(slot)) {
-        let better = held.iter().find(|&other| core(other) != core(task_cpu) && !taken.contains(&other));
+        let better = held.iter().find(|&other| core(other) != core(task_cpu) && !used_cpus.contains(&other));
         if let Some(better) = better.filter(|_| core(*cpu) == core(task_cpu)) {
             *cpu = better;
         }

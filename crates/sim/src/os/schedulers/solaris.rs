@@ -142,8 +142,8 @@ impl CpuScheduler for SolarisTimeSharing {
     }
 
     fn slice_cycles(&self, slot: Slot, _cpu: u32, view: &SchedulerView<'_>) -> u64 {
-        let left = self.tasks.get(slot).map_or(0, |task| task.left_cycles);
-        if left > 0 { left } else { self.quantum(self.level(slot), view.weight(slot)) }
+        let remaining = self.tasks.get(slot).map_or(0, |task| task.left_cycles);
+        if remaining > 0 { remaining } else { self.quantum(self.level(slot), view.weight(slot)) }
     }
 
     fn charge_cycles(&mut self, slot: Slot, cycles: u64, _weight: f64) {

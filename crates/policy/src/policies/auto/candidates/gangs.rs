@@ -64,9 +64,9 @@ impl SiteTasks<'_> {
             order
         };
         let program = |at: usize| self.problem.tasks[at].program.as_ref();
-        let pressure = |at: usize| program(at).map_or(0.0, |one| one.misses(bytes) / one.solo_cycles(bytes));
+        let pressure = |at: usize| program(at).map_or(0.0, |model| model.misses(bytes) / model.solo_cycles(bytes));
         let keeps =
-            |at: usize| program(at).map_or(0.0, |one| one.cycles(bytes / 8.0, 0.0, 0.0) / one.solo_cycles(bytes));
+            |at: usize| program(at).map_or(0.0, |model| model.cycles(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes));
         let filled = |order: &[usize]| order.chunks(cpus).map(<[usize]>::to_vec).collect::<Vec<_>>();
         let even = |order: &[usize]| {
             let gangs = order.len().div_ceil(cpus);

@@ -81,9 +81,9 @@ mod tests {
     fn problem(memory: &[(usize, usize)]) -> PlanningProblem {
         let tasks = memory.iter().enumerate().map(|(id, &(node, on))| {
             let factors = if node == 0 { vec![1.0, 2.0] } else { vec![2.0, 1.0] };
-            let mut one = task(id as u32, on, 1.5);
-            one.program = Some(far_from(MemoryDistance { factors, now: on }));
-            one
+            let mut far_task = task(id as u32, on, 1.5);
+            far_task.program = Some(far_from(MemoryDistance { factors, now: on }));
+            far_task
         });
         let mut sites = vec![site(0, 2), site(1, 2)];
         sites[1].memory_node = 1;
@@ -91,7 +91,7 @@ mod tests {
     }
 
     fn search<'a>(problem: &'a PlanningProblem, memo: &'a ScoreCache, memory_nodes: bool) -> PlanSearch<'a> {
-        let allowed = AllowedMechanisms::from_filter(|one| match one {
+        let allowed = AllowedMechanisms::from_filter(|mechanism| match mechanism {
             Mechanism::MemoryNodes => memory_nodes,
             Mechanism::Placement | Mechanism::Sharing => true,
             Mechanism::Space | Mechanism::Gangs => false,
@@ -112,18 +112,21 @@ mod tests {
         assert_eq!(moved.site_of, [1, 0, 0, 1].map(Some));
         let all = search(&crossed, &memo, true).candidates(&BTreeMap::new(), None);
         let value = |label: &str| {
-            all.iter().find(|one| one.label == label).unwrap().score.value(PlanObjective::WeightedSpeedup)
+            all.iter().find(|candidate| candidate.label == label).unwrap().score.value(PlanObjective::WeightedSpeedup)
         };
         // One miss per 67 instructions takes 50 cycles near and 100 far, everything else takes 1 cycle: 1.75 over 2.5
         // for two of four.
         assert!((value("default") - 0.85).abs() < 1e-6 && (value("memory nodes") - 1.0).abs() < 1e-6);
-        assert!(all.iter().all(|one| one.score.value(PlanObjective::WeightedSpeedup) <= value("memory nodes") + 1e-9));
+        assert!(
+            all.iter()
+                .all(|candidate| candidate.score.value(PlanObjective::WeightedSpeedup) <= value("memory nodes") + 1e-9)
+        );
         let near = scene_of(&[(0, 0), (1, 1), (0, 0)]);
         let (memo, default) = (ScoreCache::new(&near), SiteLayout::from_default_sites(&near, &BTreeMap::new()));
         assert_eq!(search(&near, &memo, true).layout_near_memory(&default), None);
         let memo = ScoreCache::new(&crossed);
         let without = search(&crossed, &memo, false).candidates(&BTreeMap::new(), None);
-        assert!(without.iter().all(|one| one.mechanism != Some(Mechanism::MemoryNodes)));
+        assert!(without.iter().all(|candidate| candidate.mechanism != Some(Mechanism::MemoryNodes)));
     }
 
     /// If another site has room, do no tasks change places, and is no site filled beyond its room?

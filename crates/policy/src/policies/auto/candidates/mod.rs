@@ -360,7 +360,8 @@ mod tests {
         let mut search = PlanSearch { problem, memo: &memo, allowed, judge, effort, generator };
         let all = search.candidates(&BTreeMap::new(), None);
         let judge = search.judge;
-        let best = all.iter().map(|one| one.score).reduce(|a, b| if judge.key(b) > judge.key(a) { b } else { a });
+        let best =
+            all.iter().map(|candidate| candidate.score).reduce(|a, b| if judge.key(b) > judge.key(a) { b } else { a });
         (all[0].score, best.unwrap(), search.effort.get())
     }
 
@@ -396,7 +397,7 @@ mod tests {
             let memo = ScoreCache::new(problem);
             let mut search = PlanSearch { problem, memo: &memo, allowed: all(), judge, effort, generator };
             let all = search.candidates(&BTreeMap::new(), None);
-            all.iter().filter(|one| pair.iter().any(|&index| one.layout.site_of[index] != Some(0))).count()
+            all.iter().filter(|candidate| pair.iter().any(|&index| candidate.layout.site_of[index] != Some(0))).count()
         };
         assert!(parted(&problem) > 0, "some plan moves them");
         pair.iter().for_each(|&index| problem.tasks[index].keep_in_place = true);
@@ -411,16 +412,19 @@ mod tests {
         problem.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
         problem.tasks[1].program = None;
         let count_same = |problem: &PlanningProblem| {
-            let mut held =
-                SiteLayout::unpartitioned(problem, problem.tasks.iter().map(|one| one.last_site).collect(), false);
+            let mut held = SiteLayout::unpartitioned(
+                problem,
+                problem.tasks.iter().map(|problem_task| problem_task.last_site).collect(),
+                false,
+            );
             held.partitions[0] = vec![PartitionMembers { members: vec![0], units: 5 }];
             let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
             let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), ScoreCache::new(problem));
             let mut search = PlanSearch { problem, memo: &memo, allowed: all(), judge, effort, generator };
             let all = search.candidates(&BTreeMap::new(), Some(held.clone()));
             let on_first = |layout: &SiteLayout| layout.site_of.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();
-            let same = |one: &&CandidatePlan| {
-                one.layout.partitions[0] == held.partitions[0] && on_first(&one.layout) == on_first(&held)
+            let same = |candidate: &&CandidatePlan| {
+                candidate.layout.partitions[0] == held.partitions[0] && on_first(&candidate.layout) == on_first(&held)
             };
             (all.iter().filter(same).count(), all.len())
         };
@@ -439,8 +443,8 @@ mod tests {
     #[test]
     fn large_machines_are_searched_within_the_effort() {
         let problem = problem(64, 16, 1_000);
-        let (default, found, left) = best(&problem, all(), 400);
+        let (default, found, remaining) = best(&problem, all(), 400);
         let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
-        assert!(value(found) >= value(default) && left <= 400, "{default:?} {found:?}");
+        assert!(value(found) >= value(default) && remaining <= 400, "{default:?} {found:?}");
     }
 }

@@ -199,19 +199,20 @@ mod tests {
     /// Returns all candidates for the last task and for all tasks, and the comparator of both.
     fn both(problem: &PlanningProblem) -> ([Vec<CandidatePlan>; 2], PlanComparator) {
         let memo = ScoreCache::new(problem);
-        let allowed = AllowedMechanisms::from_filter(|one| !matches!(one, Mechanism::Space | Mechanism::Gangs));
+        let allowed =
+            AllowedMechanisms::from_filter(|mechanism| !matches!(mechanism, Mechanism::Space | Mechanism::Gangs));
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let search = || {
             let (effort, generator) = (Cell::new(400), SplitMix64::new(1));
             PlanSearch { problem, memo: &memo, allowed, judge, effort, generator }
         };
         let held = SiteLayout::from_default_sites(problem, &BTreeMap::new());
-        let (mut one, mut all) = (search(), search());
+        let (mut search_once, mut all) = (search(), search());
         let candidates = [
-            one.newcomer_candidates(&BTreeMap::new(), &held, &[problem.tasks.len() - 1]),
+            search_once.newcomer_candidates(&BTreeMap::new(), &held, &[problem.tasks.len() - 1]),
             all.candidates(&BTreeMap::new(), Some(held)),
         ];
-        (candidates, one.judge)
+        (candidates, search_once.judge)
     }
 
     fn best<'a>(plans: &'a [CandidatePlan], judge: &PlanComparator) -> &'a CandidatePlan {
@@ -240,7 +241,7 @@ mod tests {
             let moved: Vec<usize> =
                 (0..tasks.len()).filter(|&index| chosen.layout.site_of[index] != held.site_of[index]).collect();
             prop_assert!(moved.is_empty() || moved.len() <= 2 && moved.contains(&(tasks.len() - 1)), "{moved:?}");
-            let before = brief.iter().find(|one| one.layout.site_of == held.site_of).unwrap();
+            let before = brief.iter().find(|candidate| candidate.layout.site_of == held.site_of).unwrap();
             prop_assert!(judge.key(chosen.score) >= judge.key(before.score));
         }
     }

@@ -12,7 +12,7 @@ impl PlanSearch<'_> {
         let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let weight = |at: usize| {
             let program = self.problem.tasks[at].program.as_ref();
-            program.map_or(0.0, |one| one.cpu_demand * one.misses(bytes) / one.solo_cycles(bytes))
+            program.map_or(0.0, |model| model.cpu_demand * model.misses(bytes) / model.solo_cycles(bytes))
         };
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
         // Each site keeps its present number of tasks.
@@ -46,7 +46,7 @@ impl PlanSearch<'_> {
             scene_task
                 .program
                 .as_ref()
-                .map_or(0.0, |one| one.cpu_demand * one.misses(0.5 * bytes) / one.solo_cycles(bytes))
+                .map_or(0.0, |model| model.cpu_demand * model.misses(0.5 * bytes) / model.solo_cycles(bytes))
         };
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
         let mut free = self.free_seats();
@@ -114,9 +114,9 @@ impl PlanSearch<'_> {
                 homes.exchange(index, current_site, site, partner);
                 // A move also affects partners of a sharing cluster on other sites.
                 let is_affected = |residents: &Vec<usize>| {
-                    residents
-                        .iter()
-                        .any(|&other| self.problem.tasks[other].cluster.is_some_and(|one| touched.contains(&one)))
+                    residents.iter().any(|&other| {
+                        self.problem.tasks[other].cluster.is_some_and(|cluster| touched.contains(&cluster))
+                    })
                 };
                 let again = |other: &usize| {
                     *other == current_site || *other == site || !touched.is_empty() && is_affected(&homes.on[*other])

@@ -11,7 +11,10 @@ use super::speeds::CurrentPhase;
 /// Returns the current phase of a task.
 pub fn current_phase(view: &View<'_>, task: TaskId) -> CurrentPhase {
     let profile = view.profiles.get(&task);
-    (profile.map_or(0, |profile| profile.phase_number), profile.and_then(|one| Some(one.phase.kind.as_ref()?.value)))
+    (
+        profile.map_or(0, |profile| profile.phase_number),
+        profile.and_then(|known_profile| Some(known_profile.phase.kind.as_ref()?.value)),
+    )
 }
 
 /// Are the kinds of all phases known? Until then, a window may span two phases.
@@ -22,8 +25,8 @@ pub fn are_kinds_known(view: &View<'_>) -> bool {
 /// Removes tasks from their partitions, and drops the gangs that contain them. Their CPUs stay.
 pub fn release(plan: &mut Plan, changed: &[(TaskId, ProcessId)]) {
     let is_of = |member: &ShareMember| match member {
-        ShareMember::Task(task) => changed.iter().any(|(one, _)| one == task),
-        ShareMember::Process(process) => changed.iter().any(|(_, one)| one == process),
+        ShareMember::Task(task) => changed.iter().any(|(changed_task, _)| changed_task == task),
+        ShareMember::Process(process) => changed.iter().any(|(_, changed_process)| changed_process == process),
     };
     plan.shares.iter_mut().for_each(|share| share.members.retain(|member| !is_of(member)));
     plan.shares.retain(|share| !share.members.is_empty());

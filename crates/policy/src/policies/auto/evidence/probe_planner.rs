@@ -188,7 +188,10 @@ impl ProbePlanner {
         let is_due = |seen: &&cachemate_core::TaskSample| {
             let is_promised = seen.goal.is_some_and(|goal| goal.max_slowdown.is_some());
             let phase = view.profiles.get(&seen.task).map_or(0, |profile| profile.phase_number);
-            let is_known = view.profiles.get(&seen.task).is_some_and(|one| one.rates.solo_instr_per_cycle.is_some());
+            let is_known = view
+                .profiles
+                .get(&seen.task)
+                .is_some_and(|known_profile| known_profile.rates.solo_instr_per_cycle.is_some());
             let due = self.solo_requested.get(&seen.task).is_none_or(|&(measured, when_ns)| {
                 let pause_ns = if is_known || measured == phase { SOLO_AGAIN_AFTER_NS } else { SOLO_PAUSE_NS };
                 paid && now_ns.saturating_sub(when_ns) >= pause_ns
@@ -245,9 +248,9 @@ impl ProbePlanner {
             let goes_on =
                 before.is_some_and(|earlier_probe| !earlier_probe.over && (earlier_probe.phase == phase || !known));
             let free = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&current_site) };
-            let is_short = |asked: &&TaskProbe| {
-                let first = log_entries(&asked.probe) == Some(terms.trace_entries);
-                trace && asked.answered && asked.phase == phase && first
+            let is_short = |request: &&TaskProbe| {
+                let first = log_entries(&request.probe) == Some(terms.trace_entries);
+                trace && request.answered && request.phase == phase && first
             };
             let waits = || memory_stall_share(speeds, seen.task).is_none_or(|share| share >= terms.min_gain);
             let curve = curves.profile(view, seen.task).and_then(Profile::misses_per_kilo_instr);
@@ -276,7 +279,7 @@ impl ProbePlanner {
                 self.by_task.insert(seen.task, task_probe);
             }
             stopped.push(current_site);
-            probes.extend(self.by_task.get(&seen.task).map(|asked| asked.probe.clone()));
+            probes.extend(self.by_task.get(&seen.task).map(|request| request.probe.clone()));
         }
         probes
     }
@@ -293,7 +296,7 @@ impl ProbePlanner {
 
     /// Is the task's probe neither answered nor abandoned?
     fn is_open(&self, task: TaskId) -> bool {
-        self.by_task.get(&task).is_none_or(|asked| !asked.over)
+        self.by_task.get(&task).is_none_or(|request| !request.over)
     }
 
     /// Has every task that can be probed been probed, whether or not it answered?
@@ -362,7 +365,9 @@ impl ProbePlanner {
         let ProbeKind::AccessSamples { processes, .. } = &probe.kind else { return };
         let threads: Vec<&cachemate_core::TaskSample> =
             view.live_tasks().filter(|sample| processes.contains(&sample.process)).collect();
-        let map = |seen: &cachemate_core::TaskSample| view.profiles.get(&seen.task).and_then(|one| one.sharing_map());
+        let map = |seen: &cachemate_core::TaskSample| {
+            view.profiles.get(&seen.task).and_then(|known_profile| known_profile.sharing_map())
+        };
         let mut filters: Vec<Option<ProcessId>> = Vec::new();
         let filter = |seen: &cachemate_core::TaskSample| {
             (!map(seen).is_some_and(|map| map.machine_wide)).then_some(seen.process)
@@ -440,7 +445,7 @@ fn merge_groups(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> V
     let count = cluster_of.iter().flatten().max().map_or(0, |last| last + 1);
     let sum = |clusters: &[Option<usize>], cluster: usize| {
         let mut sums: Vec<f64> = Vec::new();
-        for (_, map) in clusters.iter().zip(maps).filter(|(one, _)| **one == Some(cluster)) {
+        for (_, map) in clusters.iter().zip(maps).filter(|(task_cluster, _)| **task_cluster == Some(cluster)) {
             sums.resize(sums.len().max(map.counters.len()), 0.0);
             sums.iter_mut().zip(map.counters).for_each(|(sum, &counter)| *sum += f64::from(counter));
         }
@@ -549,7 +554,8 @@ mod tests {
         let (busy, idle) = (seen.tasks[0].task, seen.tasks[1].task);
         let quiet = |probes: &[ProbeKind]| {
             let mut plan = cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 });
-            let probe = |what: &ProbeKind| ProbeRequest { id: ProbeId(1), kind: what.clone(), budget_ns: 1 };
+            let probe =
+                |probe_kind: &ProbeKind| ProbeRequest { id: ProbeId(1), kind: probe_kind.clone(), budget_ns: 1 };
             plan.probes = probes.iter().map(probe).collect();
             probes_leave_speeds_unchanged(&View {
                 topology: &topology,
@@ -578,8 +584,8 @@ mod tests {
         let (profiles, plan) =
             (cachemate_core::Profiles::new(), cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 }));
         let mut asks = ProbePlanner::default();
-        let what = ProbeKind::ReuseTimes { task: TaskId(2), locations: 1 };
-        let probe = ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 1 };
+        let probe_kind = ProbeKind::ReuseTimes { task: TaskId(2), locations: 1 };
+        let probe = ProbeRequest { id: ProbeId(1), kind: probe_kind, budget_ns: 1 };
         asks.by_task.insert(TaskId(2), TaskProbe { phase: 0, probe, since_ns: 0, over: true, answered: false });
         let waited = |abilities: &[Ability]| {
             let capabilities = capabilities(abilities);

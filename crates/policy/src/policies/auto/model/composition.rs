@@ -71,7 +71,9 @@ const NEXT_STEP: f64 = 1.3;
 pub fn compose(present: &[CacheOccupant<'_>], cache_bytes: f64, turns: &[f64]) -> Vec<TaskPerformance> {
     let mut cycles: Vec<f64> = present
         .iter()
-        .map(|one| one.program.cycles(cache_bytes / one.in_part_share, one.wait_cycles, one.split_share))
+        .map(|occupant| {
+            occupant.program.cycles(cache_bytes / occupant.in_part_share, occupant.wait_cycles, occupant.split_share)
+        })
         .collect();
     let mut fares: Vec<TaskPerformance> = Vec::with_capacity(present.len());
     let rounds = match turns.len() {
@@ -137,7 +139,7 @@ fn co_run(
     fares: &mut Vec<TaskPerformance>,
 ) {
     let FootprintCursor { rates, held, .. } = window;
-    rates.iter_mut().zip(present.iter().zip(cycles)).for_each(|(rate, (one, cycles))| *rate = one.share / cycles);
+    rates.iter_mut().zip(present.iter().zip(cycles)).for_each(|(rate, (member, cycles))| *rate = member.share / cycles);
     let mut minimum = 0.0;
     for step in 0..=MAX_STEPS {
         let (mut sum, mut slope) = (0.0, 0.0);
@@ -161,7 +163,7 @@ fn co_run(
         window.cycles = if next > minimum { next.min(LONGEST_CYCLES) } else { minimum };
     }
     fares.clear();
-    fares.extend(present.iter().zip(held).map(|(one, held)| performance(one, *held, cache_bytes)));
+    fares.extend(present.iter().zip(held).map(|(member, held)| performance(member, *held, cache_bytes)));
 }
 
 /// Reach of the last window over turns, as a power of ten of cycles.
@@ -269,41 +271,43 @@ fn shares_in_turns(
     for (now, &turn) in turns.iter().enumerate() {
         let mut done = vec![0.0; present.len()];
         // Occupancies of the previous moment; initially the cache may be empty.
-        let mut last: Vec<f64> =
-            present.iter().map(|one| one.program.cycles(0.0, one.wait_cycles, one.split_share)).collect();
+        let mut last: Vec<f64> = present
+            .iter()
+            .map(|occupant| occupant.program.cycles(0.0, occupant.wait_cycles, occupant.split_share))
+            .collect();
         let mut step = turn * (NEXT_STEP - 1.0) / (libm::pow(NEXT_STEP, f64::from(MOMENTS)) - 1.0);
         let mut into = 0.0;
         for _ in 0..MOMENTS {
             let middle = into + 0.5 * step;
             let progress = |index: usize, window: f64| {
-                let one = &present[index];
-                let turn_length = turn_cycles(one.gang, now, middle, window, turns);
-                if one.gang != now {
-                    return turn_length * one.share / cycles[index];
+                let occupant = &present[index];
+                let turn_length = turn_cycles(occupant.gang, now, middle, window, turns);
+                if occupant.gang != now {
+                    return turn_length * occupant.share / cycles[index];
                 }
                 // The current turn counts at its actual speed, earlier turns at the mean speed.
                 let this_turn = turn_length.min(middle);
-                let so_far = done[index] + 0.5 * step * one.share / last[index];
-                so_far * this_turn / middle + (turn_length - this_turn) * one.share / cycles[index]
+                let so_far = done[index] + 0.5 * step * occupant.share / last[index];
+                so_far * this_turn / middle + (turn_length - this_turn) * occupant.share / cycles[index]
             };
             let held = reach.occupancies(present, cache_bytes, progress);
-            for (index, one) in present.iter().enumerate().filter(|(_, one)| one.gang == now) {
-                let fare = performance(one, held[index], cache_bytes);
-                let instructions = step * one.share / fare.cycles_per_instr;
+            for (index, occupant) in present.iter().enumerate().filter(|(_, occupant)| occupant.gang == now) {
+                let fare = performance(occupant, held[index], cache_bytes);
+                let instructions = step * occupant.share / fare.cycles_per_instr;
                 done[index] += instructions;
                 last[index] = fare.cycles_per_instr;
                 sums[index][0] += instructions;
                 sums[index][1] += instructions * fare.misses_per_instr;
-                sums[index][2] += step * one.share;
-                sums[index][3] += step * one.share * held[index];
+                sums[index][2] += step * occupant.share;
+                sums[index][3] += step * occupant.share * held[index];
             }
             into += step;
             step *= NEXT_STEP;
         }
     }
-    let mean_performance = |(sums, one): (&[f64; 4], &CacheOccupant<'_>)| {
+    let mean_performance = |(sums, occupant): (&[f64; 4], &CacheOccupant<'_>)| {
         if sums[0] <= 0.0 {
-            return performance(one, 0.0, cache_bytes);
+            return performance(occupant, 0.0, cache_bytes);
         }
         let (misses_per_instr, held_bytes) = (sums[1] / sums[0], sums[3] / sums[2]);
         TaskPerformance { cycles_per_instr: sums[2] / sums[0], misses_per_instr, held_bytes }
@@ -323,13 +327,13 @@ mod tests {
     /// Does a single task run at its solo speed, and do equal programs perform alike?
     #[test]
     fn alone_is_alone_and_like_fares_alike() {
-        let one = uniform(3_000_000.0, 0.02);
-        let alone = compose(&[present(&one, 0)], CACHE, &[1.0]);
-        assert!((alone[0].cycles_per_instr - one.solo_cycles(CACHE)).abs() < 1e-9);
-        let both = compose(&[present(&one, 0), present(&one, 0)], CACHE, &[1.0]);
+        let program = uniform(3_000_000.0, 0.02);
+        let alone = compose(&[present(&program, 0)], CACHE, &[1.0]);
+        assert!((alone[0].cycles_per_instr - program.solo_cycles(CACHE)).abs() < 1e-9);
+        let both = compose(&[present(&program, 0), present(&program, 0)], CACHE, &[1.0]);
         assert_eq!(both[0], both[1]);
         // Each holds half of the cache, so about a third of its lines is missing.
-        let half = one.cycles(CACHE / 2.0, 0.0, 0.0);
+        let half = program.cycles(CACHE / 2.0, 0.0, 0.0);
         assert!((both[0].cycles_per_instr / half - 1.0).abs() < 0.01, "{} {half}", both[0].cycles_per_instr);
     }
 

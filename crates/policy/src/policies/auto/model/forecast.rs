@@ -94,7 +94,8 @@ mod tests {
         let message = &crowded.tasks[&TaskId(0)];
         let slower = message.degradation.unwrap();
         assert!(slower.value > 0.01 && slower.low <= slower.value && slower.value <= slower.high, "{slower:?}");
-        let [now, before] = [&crowded, &alone].map(|one| one.tasks[&TaskId(0)].instr_per_cycle.unwrap().value);
+        let [now, before] =
+            [&crowded, &alone].map(|forecast| forecast.tasks[&TaskId(0)].instr_per_cycle.unwrap().value);
         assert!((now / before * (1.0 + slower.value) - 1.0).abs() < 1e-9, "each has a CPU of its own");
         assert!(crowded.cache_miss_ratio.is_empty(), "references are unknown");
     }

@@ -213,14 +213,15 @@ impl PlanningProblem {
     /// Closes the sites of unknown tasks that searches wait for, because forecasts of those caches would leave these
     /// tasks out. Tasks of a closed site stay, and no task joins them.
     pub fn close(&mut self, is_waited_for: impl Fn(TaskId) -> bool) {
-        let unknown = |one: &&ProblemTask| one.program.is_none() && is_waited_for(one.task);
-        let sites: BTreeSet<usize> = self.tasks.iter().filter(unknown).filter_map(|one| one.last_site).collect();
+        let unknown = |problem_task: &&ProblemTask| problem_task.program.is_none() && is_waited_for(problem_task.task);
+        let sites: BTreeSet<usize> =
+            self.tasks.iter().filter(unknown).filter_map(|problem_task| problem_task.last_site).collect();
         if sites.is_empty() {
             return;
         }
         self.frozen_sites = (0..self.sites.len()).map(|site| sites.contains(&site)).collect();
-        let there = |one: &&mut ProblemTask| one.last_site.is_some_and(|site| sites.contains(&site));
-        self.tasks.iter_mut().filter(there).for_each(|one| one.keep_in_place = true);
+        let there = |problem_task: &&mut ProblemTask| problem_task.last_site.is_some_and(|site| sites.contains(&site));
+        self.tasks.iter_mut().filter(there).for_each(|problem_task| problem_task.keep_in_place = true);
     }
 
     /// Is the site excluded from decisions?
@@ -272,7 +273,10 @@ impl PlanningProblem {
 
     /// Drops the model of a task.
     pub fn forget(&mut self, task: TaskId) {
-        self.tasks.iter_mut().filter(|one| one.task == task).for_each(|one| one.program = None);
+        self.tasks
+            .iter_mut()
+            .filter(|problem_task| problem_task.task == task)
+            .for_each(|problem_task| problem_task.program = None);
     }
 
     /// Shifts every curve to the value measured under the layout in force. Gangs are left out, because occupancies are
@@ -296,7 +300,8 @@ impl PlanningProblem {
     /// Scales promised rates to the rates measured under the layout in force, because both contain the bias of the
     /// model.
     pub fn anchor(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<(WorkMetric, f64)>) {
-        let promised = |index: usize| self.tasks[index].program.as_ref().is_some_and(|one| one.goal.min_rate.is_some());
+        let promised =
+            |index: usize| self.tasks[index].program.as_ref().is_some_and(|model| model.goal.min_rate.is_some());
         if !self.known_tasks().any(promised) {
             return;
         }

@@ -71,8 +71,12 @@ impl ProblemCache {
         let then: BTreeMap<TaskId, (u32, bool)> =
             self.stamp.iter().map(|&(task, phase, known)| (task, (phase, known))).collect();
         let known_stamps = stamp.iter().filter_map(|&(task, phase, known)| Some((then.get(&task)?, (phase, known))));
-        let goals: BTreeMap<TaskId, _> =
-            self.problem.tasks.iter().filter_map(|one| Some((one.task, one.program.as_ref()?.goal))).collect();
+        let goals: BTreeMap<TaskId, _> = self
+            .problem
+            .tasks
+            .iter()
+            .filter_map(|problem_task| Some((problem_task.task, problem_task.program.as_ref()?.goal)))
+            .collect();
         let has_goal = |seen: &cachemate_core::TaskSample| {
             goals.get(&seen.task).is_some_and(|goal| *goal != seen.goal.unwrap_or_default())
         };
@@ -205,7 +209,9 @@ impl InputBuilder<'_, '_> {
     fn close(&mut self, problem: &mut PlanningProblem) {
         let window = self.view.observation.window;
         let surveys = self.evidence.arrivals.steady_windows(window) < SURVEYED_WITHIN_WINDOWS;
-        let is_unknown = |task: &TaskId| problem.tasks.iter().any(|one| one.task == *task && one.program.is_none());
+        let is_unknown = |task: &TaskId| {
+            problem.tasks.iter().any(|problem_task| problem_task.task == *task && problem_task.program.is_none())
+        };
         self.evidence.phase_changed_at.retain(|task, at| window < *at + PATIENCE_WINDOWS && is_unknown(task));
         let runs = |task: TaskId| {
             self.evidence.speeds.observed_speed(task, 64.0).is_none_or(|speed| speed.cpu_demand >= IDLE_BELOW)
@@ -250,7 +256,7 @@ impl InputBuilder<'_, '_> {
         let whole_at = last.whole_at;
         let places = last.problem.places();
         let mut before: BTreeMap<TaskId, Option<ProgramModel>> =
-            last.problem.tasks.into_iter().map(|one| (one.task, one.program)).collect();
+            last.problem.tasks.into_iter().map(|problem_task| (problem_task.task, problem_task.program)).collect();
         let previous_model = |task: TaskId| before.get_mut(&task)?.take();
         let mut problem = PlanningProblem::new(self.view, &self.earlier(), previous_model)?;
         self.close(&mut problem);
@@ -260,8 +266,11 @@ impl InputBuilder<'_, '_> {
         let mut held = SiteLayout::from_plan(self.in_force, &problem);
         let homes: BTreeSet<usize> = newcomers.iter().filter_map(|&index| held.site_of[index]).collect();
         held.site_of.iter_mut().for_each(|home| *home = home.filter(|site| homes.contains(site)));
-        let rates: Vec<_> =
-            problem.tasks.iter().map(|one| one.program.as_ref().and_then(|program| program.rate)).collect();
+        let rates: Vec<_> = problem
+            .tasks
+            .iter()
+            .map(|problem_task| problem_task.program.as_ref().and_then(|program| program.rate))
+            .collect();
         self.calibrate(&mut problem, &held, |task| new.contains(&task));
         for (at, scene_task) in problem.tasks.iter_mut().enumerate().filter(|(index, _)| !newcomers.contains(index)) {
             if let Some(program) = &mut scene_task.program {
@@ -343,7 +352,7 @@ mod tests {
     #[test]
     fn an_arrival_causes_a_brief_search_first() {
         let is_brief =
-            |decision: &Decision| decision.reasons.iter().any(|one| one.text.contains("one newcomer was placed"));
+            |decision: &Decision| decision.reasons.iter().any(|reason| reason.text.contains("one newcomer was placed"));
         for (tasks, expected) in [(30, [false, true, false]), (12, [false, false, false])] {
             let mut policy = build("min_gain = 1.0", 1).unwrap();
             let (mut window, mut plan) = (0, Plan::idle(WindowLength::Time { ns: 1_000_000_000 }));

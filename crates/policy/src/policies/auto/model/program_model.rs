@@ -575,7 +575,7 @@ pub mod tests {
     #[test]
     fn far_memory_costs_its_distance() {
         let near_and_far = |factors: &[f64], now: usize| far_from(MemoryDistance { factors: factors.to_vec(), now });
-        let costs = |one: &ProgramModel| (one.cycles_per_miss, [0, 1, 2].map(|node| one.far_cycles(node)));
+        let costs = |model: &ProgramModel| (model.cycles_per_miss, [0, 1, 2].map(|node| model.far_cycles(node)));
         assert_eq!(costs(&near_and_far(&[1.0, 2.0], 1)), (50.0, [0.0, 50.0, 0.0]));
         assert_eq!(costs(&near_and_far(&[1.0, 2.0], 0)), (100.0, [0.0, 100.0, 0.0]));
         assert_eq!(costs(&near_and_far(&[2.0, 0.0, 1.0], 0)), (50.0, [50.0, 0.0, 0.0]));

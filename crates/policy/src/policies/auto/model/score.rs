@@ -292,7 +292,8 @@ impl SiteState<'_> {
             score.unmet_goals += priority * unmet_cost(speed.missing(program));
         }
         let promised = |group: &&PartitionMembers| {
-            let has_goal = |(at, one): (&usize, &&ProgramModel)| group.members.contains(at) && one.goal.is_promised();
+            let has_goal =
+                |(at, model): (&usize, &&ProgramModel)| group.members.contains(at) && model.goal.is_promised();
             self.members.iter().zip(self.programs).any(has_goal)
         };
         let units = self.site.divided.map_or(1, |divided| divided.units());

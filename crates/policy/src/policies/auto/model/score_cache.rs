@@ -62,12 +62,17 @@ impl ScoreCache {
     }
 
     /// Returns the stored score of a site, or computes it.
-    pub fn score(&self, scorer: &SiteScorer<'_>, draw: &ErrorDraw, made: impl FnOnce() -> LayoutScore) -> LayoutScore {
-        let Some(key) = self.key(scorer, draw) else { return made() };
+    pub fn score(
+        &self,
+        scorer: &SiteScorer<'_>,
+        draw: &ErrorDraw,
+        compute: impl FnOnce() -> LayoutScore,
+    ) -> LayoutScore {
+        let Some(key) = self.key(scorer, draw) else { return compute() };
         if let Some(score) = self.now.borrow().get(&key) {
             return *score;
         }
-        let score = self.before.get(&key).copied().unwrap_or_else(made);
+        let score = self.before.get(&key).copied().unwrap_or_else(compute);
         self.now.borrow_mut().insert(key, score);
         score
     }
@@ -155,9 +160,9 @@ pub mod tests {
         let all = search.candidates(&BTreeMap::new(), None);
         let draw = problem.draw(7);
         all.into_iter()
-            .map(|one| {
-                let drawn = score_drawn(problem, &one.layout, &draw, memo);
-                (one.layout, [one.score, drawn])
+            .map(|problem_task| {
+                let drawn = score_drawn(problem, &problem_task.layout, &draw, memo);
+                (problem_task.layout, [problem_task.score, drawn])
             })
             .collect()
     }
@@ -174,9 +179,9 @@ pub mod tests {
                 first.iter().enumerate().map(|(id, &(on, part))| task(id as u32, on, part)).collect();
             let mut next = tasks.len() as u32;
             let (mut memo, mut before): (ScoreCache, Option<PlanningProblem>) = (ScoreCache::default(), None);
-            for (what, at, part) in std::iter::once((9, 0, 0.0)).chain(then) {
+            for (step, at, part) in std::iter::once((9, 0, 0.0)).chain(then) {
                 let index = at % tasks.len();
-                match what {
+                match step {
                     0 if tasks.len() > 2 => { tasks.remove(index); }
                     1 => tasks[index].program = Some(kind(part)),
                     2 => tasks[index].last_site = Some(index % 3),
@@ -205,23 +210,23 @@ pub mod tests {
     #[test]
     fn a_score_is_computed_once_and_dropped_in_time() {
         let problem = |tasks: Vec<ProblemTask>| PlanningProblem::undisturbed(vec![site(0, 2)], tasks);
-        let (one, other) = (problem(vec![task(0, 0, 0.5)]), problem(vec![task(0, 0, 0.9)]));
-        let made = Cell::new(0);
+        let (first, other) = (problem(vec![task(0, 0, 0.5)]), problem(vec![task(0, 0, 0.9)]));
+        let call_count = Cell::new(0);
         let ask = |problem: &PlanningProblem, memo: &ScoreCache| {
             let scorer = SiteScorer { problem, site: 0, members: &[0], apart: &[1.0], cut: &[], turns: None };
             memo.score(&scorer, &ErrorDraw::default(), || {
-                made.set(made.get() + 1);
+                call_count.set(call_count.get() + 1);
                 LayoutScore::EMPTY
             });
         };
-        let memo = ScoreCache::new(&one);
-        (0..3).for_each(|_| ask(&one, &memo));
-        let memo = memo.carry_over(&one, Some);
-        ask(&one, &memo);
-        assert_eq!(made.get(), 1);
+        let memo = ScoreCache::new(&first);
+        (0..3).for_each(|_| ask(&first, &memo));
+        let memo = memo.carry_over(&first, Some);
+        ask(&first, &memo);
+        assert_eq!(call_count.get(), 1);
         let memo = memo.carry_over(&other, |_| None);
         ask(&other, &memo);
-        assert_eq!(made.get(), 2, "another program");
+        assert_eq!(call_count.get(), 2, "another program");
         let memo = memo.carry_over(&other, Some);
         assert_eq!((memo.before.len(), memo.now.borrow().len()), (1, 0));
     }

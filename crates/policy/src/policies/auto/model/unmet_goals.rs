@@ -126,7 +126,8 @@ fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, short: &Un
                 && problem.tasks[*at].process != process
                 && !left_out.contains(at)
         };
-        let presses = |at: usize| problem.tasks[at].program.as_ref().map_or(0.0, |one| one.cpu_demand * one.misses[0]);
+        let presses =
+            |at: usize| problem.tasks[at].program.as_ref().map_or(0.0, |model| model.cpu_demand * model.misses[0]);
         let mut others: Vec<usize> = less.known_tasks().filter(beside).collect();
         others.sort_by(|&a, &b| presses(b).total_cmp(&presses(a)).then(a.cmp(&b)));
         let without = |&at: &usize| {
@@ -346,11 +347,11 @@ mod tests {
             |problem: &PlanningProblem, layout: &SiteLayout| speeds(problem, layout)[0].unwrap().over_alone;
         let (all, best) = searched(&free);
         assert!(over_alone(&free, &all[best].layout) < 0.9, "without a goal, it stays beside the stream");
-        let asked = tasks(rate(0.97 * alone));
-        let (all, best) = searched(&asked);
-        assert!(over_alone(&asked, &all[best].layout) >= 0.97);
+        let with_goals = tasks(rate(0.97 * alone));
+        let (all, best) = searched(&with_goals);
+        assert!(over_alone(&with_goals, &all[best].layout) >= 0.97);
         let mut why = Vec::new();
-        explain_unmet(&asked, &all[0].layout, &all[best].layout, &mut why);
+        explain_unmet(&with_goals, &all[0].layout, &all[best].layout, &mut why);
         assert_eq!(why.len(), 1, "{why:?}");
         assert!(why[0].text.starts_with("goals are met at the cost of {0}") && why[0].tasks == [TaskId(2)], "{why:?}");
     }

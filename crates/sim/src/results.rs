@@ -1,7 +1,8 @@
 //! The results of a run, complete and exact: per task, per cache, per memory node.
 //!
-//! Policies never use this: they get observations, with the limits of a counter unit. Results are scored by this.
-//! All times are simulated cycles; counts cover the measured part of the run (after [`SimMachine::begin_measuring`]).
+//! Policies never use these: they get observations, with the limits of a counter unit. The results serve to score a
+//! run. All times are simulated cycles; counts cover the measured part of the run (after
+//! [`SimMachine::begin_measuring`]).
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use crate::baseline::{Baseline, TaskBaseline};
 use crate::hw::{LevelCounts, MissCause, Stalls};
 use crate::machine::SimMachine;
 
-/// Everything measured.
+/// Everything that a run measured.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RunResults {
     /// Name of the machine's specification.
@@ -23,13 +24,13 @@ pub struct RunResults {
     pub scale: u64,
     /// Length of the measured part.
     pub elapsed_cycles: u64,
-    /// In order of arrival, ended ones included.
+    /// Tasks in order of arrival, including exited ones.
     pub tasks: Vec<TaskResults>,
-    /// As the topology numbers them.
+    /// Caches, numbered as in the topology.
     pub caches: Vec<CacheResults>,
-    /// By node.
+    /// Memory controllers by node.
     pub memory: Vec<MemoryResults>,
-    /// Share of all CPUs' time with a task on them.
+    /// Share of the time of all CPUs in which a task was on them.
     pub busy_share: f64,
     /// How often the default scheduler had a choice.
     pub dispatcher: DispatcherResults,
@@ -38,139 +39,139 @@ pub struct RunResults {
 /// The results of one task.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TaskResults {
-    /// Dense, in order of arrival.
+    /// Task number: dense, in order of arrival.
     pub task: TaskId,
-    /// The same for all threads of one run of a program.
+    /// Process number, which is the same for all threads of one run of a program.
     pub process: ProcessId,
-    /// Name of its program.
+    /// Name of the task's program.
     pub name: String,
-    /// It has ended, before the measured part or within.
+    /// Whether the task has ended, before or during the measured part.
     pub exited: bool,
     /// Instructions issued.
     pub instructions: u64,
-    /// Cycles on the processor.
+    /// Cycles on a processor.
     pub cycles: u64,
-    /// Absent where it never ran.
+    /// Missing if the task never ran.
     pub instructions_per_cycle: Option<f64>,
-    /// Share of the elapsed time on the processor.
+    /// Share of the elapsed time for which the task was on a processor.
     pub run_time_share: f64,
-    /// Cycles on each CPU, ascending CPUs; those that it never ran on are left out.
+    /// Cycles on each CPU, in ascending order; CPUs on which the task never ran are left out.
     pub on_cpu_cycles: Vec<(CpuId, u64)>,
-    /// Cycles runnable without a CPU, whether queued or kept off by a gang's turn.
+    /// Cycles in which the task was runnable without a CPU, whether queued or kept off by a gang's turn.
     pub wait_cycles: u64,
-    /// Times that it was put on a CPU.
+    /// Number of times that the task was put on a CPU.
     pub context_switches: u64,
-    /// Times that it was put on another CPU than its last one.
+    /// Number of times that the task was put on another CPU than its last one.
     pub migrations: u64,
-    /// Faults that the operating system answered for it.
+    /// Number of faults that the operating system handled for the task.
     pub page_faults: u64,
-    /// Progress in its own unit, where it has one.
+    /// Progress in the task's own unit, if it has one.
     pub progress: Option<f64>,
-    /// Each level that the machine has, with the task's accesses in any of its caches.
+    /// Each level of the machine, with the task's accesses in any cache of that level.
     pub levels: Vec<MissBreakdown>,
     /// Demand accesses that another cache answered.
     pub remote_cache_hits: u64,
-    /// Bytes that its requests brought from memory, prefetches included.
+    /// Bytes that the task's requests read from memory, including prefetches.
     pub memory_read_bytes: u64,
-    /// Bytes that its requests sent to memory.
+    /// Bytes that the task's requests wrote to memory.
     pub memory_write_bytes: u64,
     /// Cycles that no instruction used.
     pub stall_cycles: StallCycles,
 }
 
-/// Demand accesses at one level and why they missed.
+/// Demand accesses at one level, and the causes of their misses.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MissBreakdown {
-    /// Where the accesses came by.
+    /// Level of the accesses.
     pub level: CacheLevel,
-    /// Hits and misses together; prefetches are neither.
+    /// Hits and misses together, without prefetches.
     pub references: u64,
     /// Misses of all causes.
     pub misses: u64,
     /// The line was never in this cache before.
     pub cold: u64,
-    /// Capacity and conflict: the task itself had evicted the line.
+    /// Capacity and conflict misses: the task itself had evicted the line.
     pub own: u64,
     /// Another task had evicted the line.
     pub inter_task: u64,
     /// A store elsewhere had invalidated the line.
     pub coherence: u64,
-    /// Hits on lines that a prefetcher brought, the first on each.
+    /// Hits on lines that a prefetcher brought; only the first hit on each line counts.
     pub prefetch_hits: u64,
 }
 
-/// Where the cycles on processor went that no instruction used.
+/// Cycles on a processor that no instruction used, by cause.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct StallCycles {
-    /// Ready, but another context of the core had the issue slot.
+    /// Ready, but another context of the core used the issue slot.
     pub issue: f64,
-    /// Waiting for hits, by the level that answered; first-level hits too.
+    /// Waiting for hits, by the level that served them, including the first level.
     pub hit: Vec<(CacheLevel, f64)>,
-    /// Waiting for a line out of another cache.
+    /// Waiting for a line from another cache.
     pub remote_cache: f64,
-    /// Waiting for memory of the own node.
+    /// Waiting for memory of the local node.
     pub local_memory: f64,
     /// Waiting for memory of another node.
     pub remote_memory: f64,
-    /// The part of any wait that went to queues for bandwidth; it is in no other field.
+    /// The part of any wait that was spent in queues for bandwidth; it is not in any other field.
     pub queue: f64,
-    /// The operating system on the task's time: faults, switches, interrupts, page copies.
+    /// Used by the operating system in the task's time: faults, switches, interrupts, page copies.
     pub system: f64,
 }
 
 /// The results of one cache, over all its users.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CacheResults {
-    /// As the topology numbers it.
+    /// Number of the cache, as in the topology.
     pub cache: CacheId,
     /// Level of the hierarchy.
     pub level: CacheLevel,
     /// Demand accesses of all tasks.
     pub demand: MissBreakdown,
-    /// Lines that a task's fill pushed out, here or in an inclusive cache behind.
+    /// Lines displaced by a task's fill, here or in an inclusive cache behind.
     pub evictions: u64,
-    /// Dirty lines passed outwards.
+    /// Dirty lines written outward.
     pub writebacks: u64,
     /// Copies lost to stores elsewhere.
     pub invalidations: u64,
-    /// Prefetches that this cache's prefetcher started.
+    /// Prefetches started by this cache's prefetcher.
     pub prefetches: u64,
-    /// Bytes given towards the cores, per elapsed cycle.
+    /// Bytes sent toward the cores, per elapsed cycle.
     pub bytes_per_cycle: f64,
-    /// Lines that the first task evicted of the second.
+    /// Number of lines of the second task that the first task evicted.
     #[serde(alias = "who_evicted_whom")]
     pub evictions_by_pair: Vec<(TaskId, TaskId, u64)>,
-    /// Bytes held at the end.
+    /// Bytes held by each task at the end.
     pub occupancy_bytes: Vec<(TaskId, u64)>,
 }
 
 /// The results of one memory controller.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MemoryResults {
-    /// Its node.
+    /// Node of the controller.
     pub node: u32,
-    /// Bytes read, prefetches included.
+    /// Bytes read, including prefetches.
     pub read_bytes: u64,
     /// Bytes written.
     pub write_bytes: u64,
-    /// Both directions together, per elapsed cycle.
+    /// Bytes in both directions together, per elapsed cycle.
     pub bytes_per_cycle: f64,
-    /// Share of the elapsed time in which it passed bytes.
+    /// Share of the elapsed time in which the controller passed bytes.
     pub busy_share: f64,
 }
 
-/// How often the default scheduler chose, and what moving pages took.
+/// Number of choices of the default scheduler, and the cost of moving pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct DispatcherResults {
-    /// Tasks chosen for a CPU that no gang or measurement held.
+    /// Number of tasks chosen for a CPU that no gang or measurement held.
     pub picks: u64,
-    /// More than one task was waiting (AV-9).
+    /// Number of choices with more than one waiting task (AV-9).
     #[serde(alias = "picks_with_a_choice")]
     pub contested_picks: u64,
-    /// Penalties changed the choice.
+    /// Number of choices that penalties changed.
     #[serde(alias = "picks_swayed")]
     pub picks_overridden: u64,
-    /// Cycles spent on copying pages to other frames, of all CPUs together.
+    /// Cycles spent on copying pages to other frames, summed over all CPUs.
     pub page_copy_cycles: u64,
 }
 
@@ -202,7 +203,7 @@ impl SimMachine {
         };
     }
 
-    /// Everything measured so far.
+    /// Returns everything measured so far.
     pub fn results(&mut self) -> RunResults {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
@@ -293,7 +294,7 @@ impl SimMachine {
         }
     }
 
-    /// Evictions by the outside's tasks; the machine's own threads are left out.
+    /// Returns the evictions by the tasks' numbers outside; the machine's own threads are left out.
     fn evictions(&self, cache: CacheId) -> BTreeMap<(TaskId, TaskId), u64> {
         let task = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
         let all = self.system.hw.evictions(cache).into_iter();
@@ -342,13 +343,13 @@ fn stall_cycles(stalls: &Stalls, ticks_per_cycle: u64, levels: &[CacheLevel]) ->
 }
 
 impl RunResults {
-    /// Instructions of all tasks per elapsed cycle.
+    /// Returns the instructions of all tasks per elapsed cycle.
     pub fn instructions_per_cycle(&self) -> f64 {
         let all: u64 = self.tasks.iter().map(|task| task.instructions).sum();
         all as f64 / self.elapsed_cycles.max(1) as f64
     }
 
-    /// Demand counts of all caches of one level together; `None` where the machine has none.
+    /// Returns the demand counts of all caches of one level together; `None` if the machine has no such cache.
     pub fn level(&self, level: CacheLevel) -> Option<MissBreakdown> {
         let add = |a: MissBreakdown, b: MissBreakdown| MissBreakdown {
             level,
@@ -365,7 +366,7 @@ impl RunResults {
 }
 
 impl MissBreakdown {
-    /// Misses over references; `None` without references.
+    /// Returns misses over references; `None` without references.
     pub fn miss_ratio(&self) -> Option<f64> {
         (self.references > 0).then(|| self.misses as f64 / self.references as f64)
     }

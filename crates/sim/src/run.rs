@@ -1,4 +1,4 @@
-//! Running: a machine by itself, to its end; many runs at once; solo runs remembered.
+//! Runs: of a machine by itself, to its end; of many machines at once; and of stored solo runs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use crate::machine::{SimMachine, SimOptions, SimProgram};
 use crate::results::RunResults;
 
-/// Changes nothing: the machine's default scheduler decides alone.
+/// A policy that changes nothing: the machine's default scheduler decides alone.
 pub struct NullPolicy {
     /// Length of every window.
     pub window: WindowLength,
@@ -21,7 +21,7 @@ impl Policy for NullPolicy {
     }
 }
 
-/// Runs to the end under the default scheduler, without a loop: for baselines and solo runs.
+/// Runs to the end under the default scheduler, without a loop, for baselines and solo runs.
 ///
 /// # Errors
 /// As [`SimMachine`]'s `observe`.
@@ -30,28 +30,30 @@ pub fn run_alone(machine: &mut SimMachine) -> Result<RunResults, cachemate_core:
     Ok(machine.results())
 }
 
-/// The jobs' results in the jobs' order, on all host cores. Runs share nothing, so their results do not depend on how
-/// many cores there are.
+/// Runs the jobs on all host cores, and returns their results in the order of the jobs. Runs share nothing, so their
+/// results do not depend on the number of cores.
 pub fn run_in_parallel<I: Send, T: Send>(jobs: Vec<I>, run: impl Fn(I) -> T + Sync + Send) -> Vec<T> {
     jobs.into_par_iter().map(run).collect()
 }
 
-/// Why a solo run failed.
+/// The reason why a solo run failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SoloError {
-    /// This machine cannot be simulated.
+    /// The machine cannot be simulated.
     #[error(transparent)]
     Impossible(#[from] MachineSpecError),
-    /// The run could not go on.
+    /// The run could not continue.
     #[error(transparent)]
     Machine(#[from] cachemate_core::MachineError),
 }
 
-/// Runs of single programs, each made once: by machine, options, and whatever the caller tells programs apart by.
+/// Solo runs of programs, each run once: by machine, options, and the caller's identification of the program.
 #[derive(Default)]
 pub struct SoloRuns(Mutex<BTreeMap<String, Arc<RunResults>>>);
 
 impl SoloRuns {
+    /// Returns the results of a solo run, which is run if it is not stored yet.
+    ///
     /// # Errors
     /// An impossible machine, or one too small for the program.
     pub fn get(

@@ -1,4 +1,4 @@
-//! The programs against what their table says of them.
+//! The programs against the statements of their table.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use cachemate_sim::kernels::{
 
 const LINE: u64 = 64;
 
-/// Small enough to be touched whole in a test, with room for the stacks of many threads.
+/// Options small enough for a test to touch all data, with room for the stacks of many threads.
 fn small(spec: &KernelSpec) -> Options {
     let threads = u64::from(spec.threads.0) * u64::from(spec.threads.1);
     Options { footprint_bytes: Some((256 << 10) + threads * (68 << 10)), ..Options::default() }
@@ -21,8 +21,8 @@ fn built(name: &str, seed: u64, options: &Options) -> KernelProgram {
     build(name, seed, options).expect("the program is known and takes the options")
 }
 
-/// The next accesses of one thread, `count` or a few more. Threads that wait or sleep are simply run on: no stream here
-/// depends on what the other threads do.
+/// Returns the next accesses of one thread, `count` or a few more. Threads that wait or sleep are simply run on,
+/// because no stream here depends on the other threads.
 fn take(source: &mut dyn AccessSource, count: usize) -> Vec<Access> {
     let (mut all, mut batch) = (Vec::new(), Vec::new());
     while all.len() < count {
@@ -61,7 +61,7 @@ fn a_seed_gives_one_stream_however_it_is_batched() {
     }
 }
 
-/// Do copies with other seeds differ in their stream, but not in what they declare to touch?
+/// Do copies with other seeds differ in their stream, but not in the data that they declare to touch?
 #[test]
 fn copies_differ_in_stream_but_not_in_footprint() {
     for spec in programs() {
@@ -72,7 +72,7 @@ fn copies_differ_in_stream_but_not_in_footprint() {
     }
 }
 
-/// Do the regions that a program declares add up to its footprint, apart from each other?
+/// Do the regions that a program declares add up to its footprint, without overlap?
 #[test]
 fn regions_add_up_to_the_declared_footprint() {
     for spec in programs() {
@@ -88,10 +88,10 @@ fn regions_add_up_to_the_declared_footprint() {
     }
 }
 
-/// Which lines of the declared regions have been touched, and by whom.
+/// The lines of the declared regions that have been touched, with the threads that touched them.
 struct TouchedLines {
     program: KernelProgram,
-    /// By base address: the region's place, and a mark per line.
+    /// By base address: the region's position, and a mark per line.
     marks: BTreeMap<u64, (usize, Vec<bool>)>,
     lines: u64,
     touched: u64,
@@ -131,7 +131,7 @@ impl TouchedLines {
     }
 }
 
-/// Does a program touch everything it declares, nothing else, and only what is its thread's or group's?
+/// Does a program touch everything that it declares, nothing else, and only the data of its thread or group?
 ///
 /// Cost: 10 s of CPU, because every program runs until it has touched all that it declares.
 #[test]
@@ -163,11 +163,11 @@ fn programs_touch_their_declared_regions_and_nothing_else() {
     assert!(short.is_empty(), "{}", short.join("\n"));
 }
 
-/// Are instructions per access as declared, and is all code, and only it, fetched?
+/// Are instructions per access as declared, and is exactly the declared code fetched?
 #[test]
 fn instructions_per_access_and_code_are_as_declared() {
     for spec in programs() {
-        // Small data, so that all phases come by, but large enough for perl's whole op tree.
+        // Small data, so that all phases occur, but large enough for perl's whole op tree.
         let mut options = small(spec);
         options.footprint_bytes = options.footprint_bytes.map(|bytes| bytes + (1 << 20));
         let mut program = built(spec.name, 5, &options);
@@ -179,7 +179,7 @@ fn instructions_per_access_and_code_are_as_declared() {
             let lines = fetched.iter().filter(|line| **line).count() as u64;
             (lines * LINE) as f64 / spec.code.bytes() as f64
         };
-        // The tail of a steep profile takes time to be called.
+        // It takes time until the tail of a steep profile is called.
         while accesses < 1_000_000 || accesses < 40_000_000 && covered(&fetched) < 0.8 {
             take_batches(&mut *program.threads[0], &mut batch);
             for access in &batch {
@@ -211,7 +211,7 @@ fn distances(name: &str, footprint_bytes: u64, count: usize) -> DistanceHistogra
     engine.push(&lines).and_then(|()| engine.finish()).expect("few lines")
 }
 
-/// Does a cyclic sweep miss alike at every size below its footprint, and not at all above?
+/// Does a cyclic sweep miss equally at every size below its footprint, and never above it?
 #[test]
 fn a_cyclic_sweep_has_one_step_at_its_footprint() {
     let footprint = 1 << 20;
@@ -221,7 +221,7 @@ fn a_cyclic_sweep_has_one_step_at_its_footprint() {
     assert!(misses(1.05) < misses(0.5) / 20.0, "only cold misses above: {}", misses(1.05));
 }
 
-/// Do streams gain nothing from a cache between a sixteenth and a quarter of what one of their loops passes over?
+/// Do streams gain nothing from a cache between a sixteenth and a quarter of the data of one of their loops?
 #[test]
 fn streams_are_flat() {
     // A loop of milc passes over a tenth to a quarter of the program's data.
@@ -249,8 +249,8 @@ fn milc_walks_contiguous_links_and_strided_sites() {
     let steps = links.windows(2).filter(|pair| pair[1] != pair[0]);
     let (next, steps) = steps.fold((0, 0), |(next, all), pair| (next + u64::from(pair[1] == pair[0] + 1), all + 1));
     assert!(next * 100 > steps * 85, "lines of the fat links in a row: {next} of {steps}");
-    // Fermion force, gauge force and fat links work on whole sites: 41 % of what the program does, and there half of
-    // what is no stack, pointer or vector.
+    // Fermion force, gauge force and fat links work on whole sites: 41 % of the program's work, and half of their
+    // accesses that are not stack, pointer or vector accesses.
     let share = data(&all).filter(|access| inside(sites, access)).count() as f64 / data(&all).count() as f64;
     assert!((0.1..0.3).contains(&share), "accesses to whole sites: {share}");
 }
@@ -277,7 +277,7 @@ fn the_database_sends_four_fifths_to_three_tenths() {
     assert!((0.78..0.83).contains(&share), "{share} with {internal} internal pages");
 }
 
-/// Do waits and posts pair up, so that a chat server never stands still and no message is lost or doubled?
+/// Do waits and posts pair up, so that a chat server never deadlocks and no message is lost or duplicated?
 #[test]
 fn waits_and_posts_balance() {
     for (sizes, regroup_after) in [(vec![8, 8], None), (vec![3, 7, 1], Some(20))] {
@@ -314,7 +314,7 @@ fn waits_and_posts_balance() {
     }
 }
 
-/// Do threads of a group use lines that others of it write, and none any where nothing is shared?
+/// Do threads of a group use lines that others of the group write, and none if nothing is shared?
 #[test]
 fn groups_pass_written_lines_between_their_threads() {
     for name in ["scoreboards", "warehouses", "rubis", "chatrooms"] {
@@ -343,7 +343,7 @@ fn groups_pass_written_lines_between_their_threads() {
     }
 }
 
-/// Does a change of phase make another partition, not the same one on other data?
+/// Does a change of phase give different groups, rather than the same groups on other data?
 #[test]
 fn regrouping_changes_the_partition() {
     for (name, sizes) in [("scoreboards", vec![4; 4]), ("rubis", vec![20, 12]), ("chatrooms", vec![8, 8])] {
@@ -359,8 +359,8 @@ fn regrouping_changes_the_partition() {
     }
 }
 
-/// Does a thread that a change of phase moves go to the next group's data after the operations asked for, and does its
-/// neighbor stay?
+/// Does a thread that a change of phase moves go to the next group's data after the requested number of operations, and
+/// does its neighbor stay?
 #[test]
 fn regrouping_moves_threads_to_other_data() {
     let options = Options { regroup_after: Some(100), ..Options::default() };
@@ -377,7 +377,7 @@ fn regrouping_moves_threads_to_other_data() {
     assert_eq!(first_other, 100 * 20, "a round reads 16 cells and writes 4");
 }
 
-/// Do pointer chasers say so, and streams not?
+/// Are the loads of pointer chasers marked as dependent, and those of streams not?
 #[test]
 fn dependent_loads_are_marked_where_the_algorithm_chases() {
     for (name, expected) in [("mcf", true), ("omnetpp", true), ("berkeleydb", true), ("swim", false), ("lbm", false)] {
@@ -387,7 +387,7 @@ fn dependent_loads_are_marked_where_the_algorithm_chases() {
     }
 }
 
-/// Are unknown names and impossible options refused with what was found and what is expected?
+/// Are unknown names and impossible options refused with the found and expected values?
 #[test]
 fn mistakes_are_named() {
     let error = |name: &str, options: Options| program(name, 1, &options).map(|_| ()).expect_err("it is wrong");
@@ -411,7 +411,7 @@ fn mistakes_are_named() {
     assert_eq!(names.len(), programs().count(), "names are unique");
 }
 
-/// Is docs/programs.md what the table in the code says? (`UPDATE_EXPECT=1 cargo test` writes it.)
+/// Does docs/programs.md match the table in the code? (`UPDATE_EXPECT=1 cargo test` writes it.)
 #[test]
 fn the_documented_table_is_the_one_in_the_code() {
     expect_test::expect_file!["../../../docs/programs.md"].assert_eq(&cachemate_sim::kernels::programs_page());

@@ -1,8 +1,7 @@
 //! The shared parts of the multithreaded programs: groups of threads, the data on which each thread works, collectors.
-//!
-//! Problem: thread clustering must find groups that share data from remote accesses alone, so the groups must come from
-//! real sharing: records that several threads read and write, in addition to private data, data of the whole process,
-//! and threads without a group.
+//!  Problem: thread clustering must find groups that share data from remote accesses alone, so the groups must come
+//! from real sharing. The programs therefore have records that several threads read and write, in addition to private
+//! data, data of the whole process, and threads without a group.
 //!
 //! Method: every program declares its regions with their users; a thread's group determines the regions on which it
 //! works, and may change midway ([`Membership`]). Background threads behave like a collector: they sleep, then walk

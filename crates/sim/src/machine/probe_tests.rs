@@ -1,4 +1,4 @@
-//! Is every kind of probe answered rightly, on programs whose behaviour is known?
+//! Is every kind of probe answered correctly, on programs whose behavior is known?
 
 use cachemate_core::{
     Access, AccessSample, AccessSource, BatchEnd, CacheId, CacheLevel, CacheSpec, CounterEvent, CpuId, DataSource,
@@ -17,7 +17,7 @@ fn ask(probe_kind: ProbeKind) -> Plan {
     plan
 }
 
-/// Windows until the probe is answered in full (or `most` of them).
+/// Runs windows until the probe is answered in full (or `most` of them).
 fn answers(machine: &mut SimMachine, plan: &Plan, most: usize) -> (Vec<ProbeResult>, Vec<Observation>) {
     let applied = machine.apply(plan).unwrap();
     assert_eq!(applied.refused, []);
@@ -41,7 +41,7 @@ fn rows(answers: &[ProbeResult]) -> Vec<RowInterval> {
     answers.iter().flat_map(evidence).collect()
 }
 
-/// Does a row run alone below its cache for as long as was asked, with counts that are its own?
+/// Does a row run alone below its cache for the requested time, with only its own counts?
 #[test]
 fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
     let mut machine = machine((0..5).map(|index| program("sweep", 4096 << (3 * index))).collect());
@@ -63,12 +63,12 @@ fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
             assert_eq!(misses(&interval.cache_counts), own, "nobody else used the cache");
         }
     }
-    // Answered, it stays answered while the plan keeps it, and the CPUs are everybody's again.
+    // Once answered, it stays answered while the plan keeps it, and the CPUs are open to all tasks again.
     let next = machine.observe().unwrap().unwrap();
     assert!(next.probe_results.is_empty() && next.tasks.iter().filter(|task| task.cpu.is_some()).count() == 4);
 }
 
-/// Is a row brought together though a plan keeps all its members to one CPU, and are they back there afterwards?
+/// Is a row brought together although a plan confines all its members to one CPU, and are they back there afterward?
 #[test]
 fn rows_find_seats_wherever_a_plan_keeps_their_members() {
     let mut machine = machine((0..4).map(|_| program("sweep", 4096)).collect());
@@ -88,7 +88,7 @@ fn rows_find_seats_wherever_a_plan_keeps_their_members() {
     assert!(!elsewhere(0) && !elsewhere(1));
 }
 
-/// Without a boost, are rows found as they come about, with who left?
+/// Without a boost, are rows found as they occur, with the task that ended them?
 #[test]
 fn rows_that_come_about_are_seen_with_who_ended_them() {
     let sleeper = || {
@@ -114,7 +114,7 @@ fn rows_that_come_about_are_seen_with_who_ended_them() {
     }
 }
 
-/// Is a trace the physical lines of the L1 misses in order, as long as asked, and is its cost told?
+/// Does a trace contain the physical lines of the L1 misses in order, as many as requested, and is its cost reported?
 #[test]
 fn a_trace_is_the_misses_in_order() {
     let mut machine = machine(vec![program("sweep", 64 << 10)]);
@@ -132,7 +132,7 @@ fn a_trace_is_the_misses_in_order() {
     assert!((each_ns / 30_000.0 - 1.0).abs() < 0.01, "3000 cycles at 100 MHz each: {each_ns}");
 }
 
-/// Is every fetch of code that missed in the log where that is asked, in its place among the data, and at the same cost?
+/// If requested, is every code fetch that missed in the log, at its place among the data, and at the same cost?
 #[test]
 fn a_trace_holds_code_where_asked() {
     let maker = |_| crate::kernels::program("crafty", 1, &crate::kernels::Options::default()).unwrap();
@@ -158,7 +158,7 @@ fn a_trace_holds_code_where_asked() {
     assert!((each_ns / 30_000.0 - 1.0).abs() < 0.01, "3000 cycles at 100 MHz each: {each_ns}");
 }
 
-/// Is the log stopped at its budget, and is that said?
+/// Is the log stopped at its budget, and is that reported?
 #[test]
 fn a_probe_is_stopped_at_its_budget() {
     let mut machine = machine(vec![program("sweep", 64 << 10)]);
@@ -170,7 +170,7 @@ fn a_probe_is_stopped_at_its_budget() {
     assert!(windows.last().unwrap().applied.refused[0].message.contains("budget"));
 }
 
-/// Do samples come from the processes asked for, at about the rate asked for, and from memory where they do?
+/// Do samples come from the requested processes, at about the requested rate, and do those from memory say so?
 #[test]
 fn samples_keep_their_rate_and_say_where_from() {
     let mut machine = machine(vec![program("big", 4 << 20), program("other", 4 << 20)]);
@@ -226,7 +226,7 @@ fn remote_samples_name_shared_lines_only() {
     assert!(samples.iter().all(|sample| sample.source == DataSource::RemoteCache && sample.task != TaskId(2)));
 }
 
-/// Is the reuse time of a cyclic sweep the number of its lines less one?
+/// Is the reuse time of a cyclic sweep the number of its lines minus one?
 #[test]
 fn reuses_of_a_sweep_are_its_length() {
     let mut machine = machine(vec![program("sweep", 500 * 64)]);
@@ -240,14 +240,14 @@ fn reuses_of_a_sweep_are_its_length() {
     assert!(samples.iter().all(|sample| sample.reused && sample.accesses == Some(499)), "{samples:?}");
 }
 
-/// Does a program that uses a quarter of the sets light a quarter of the super sets?
+/// Does a program that uses a quarter of the sets show up in a quarter of the super sets?
 #[test]
 fn activity_shows_the_sets_in_use() {
     let mut machine = machine(vec![program("quarter", 2048)]);
     let probe_kind = ProbeKind::SuperSets { tasks: vec![TaskId(0)], level: CacheLevel::L1Data, super_sets: 8 };
     let (answers, _) = answers(&mut machine, &ask(probe_kind), 2);
     let ProbeEvidence::Activity { super_sets, level: CacheLevel::L1Data, .. } = &answers[1].evidence else { panic!() };
-    // 32 lines over 32 sets: every set is used alike, and after the first window nothing misses.
+    // 32 lines over 32 sets: every set is used equally, and after the first window nothing misses.
     assert!(super_sets.iter().all(|set| set.accesses > 0 && set.misses == 0), "{super_sets:?}");
     assert!(!answers[1].complete);
     let mut spec = spec();
@@ -257,7 +257,8 @@ fn activity_shows_the_sets_in_use() {
     assert_eq!(real.apply(&ask(probe_kind)).unwrap().refused.len(), 1);
 }
 
-/// Does a neighbor feel a big program and not a small one, and the program a pirate that takes its cache?
+/// Is a neighbor slowed by a large program and not by a small one, and is the program slowed by a neighbor that takes
+/// its cache?
 #[test]
 fn a_neighbor_feels_what_a_program_takes() {
     let slowdown = |bytes: u64, neighbor| {
@@ -286,7 +287,7 @@ fn a_neighbor_feels_what_a_program_takes() {
     assert!(small.1 < 1.02 && fits.1 > 1.2, "{small:?} {fits:?}");
 }
 
-/// Is a line carried between packages slower than within one?
+/// Does a line take longer between packages than within one?
 #[test]
 fn ping_pong_tells_who_shares_a_cache() {
     let round_trip = |a, b| {

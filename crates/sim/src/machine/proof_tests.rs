@@ -84,7 +84,7 @@ fn colored(machine: &SimMachine, colors: [&[u32]; 2]) -> Plan {
     plan
 }
 
-/// Do exclusive colors make a victim's cache statistics independent of its neighbor, where shared ones do not?
+/// Do exclusive colors make a victim's cache statistics independent of its neighbor, while shared ones do not?
 #[test]
 fn exclusive_colors_make_the_victim_independent_of_its_neighbor() {
     let victim_misses = |victim_bytes: u64, neighbor_bytes: u64, colors: [&[u32]; 2]| {
@@ -99,10 +99,11 @@ fn exclusive_colors_make_the_victim_independent_of_its_neighbor() {
     let (own, others): (&[u32], &[u32]) = (&[0, 1], &[2, 3]);
     let alone_in_half = |neighbor_bytes| victim_misses(100 << 10, neighbor_bytes, [own, others]);
     let (quiet, greedy) = (alone_in_half(4 << 10), alone_in_half(2 << 20));
-    // Bandwidth is shared still, so that the victim gets less far: every line misses once at most, and none to others.
+    // Bandwidth is still shared, so that the victim makes less progress: every line misses at most once, and never
+    // because of other tasks.
     assert_eq!((quiet.1, greedy.1), (0, 0));
     assert_eq!(quiet.0, greedy.0, "100 KB fit into half of 256 KB");
-    // A sweep that hits defends its lines under LRU; one that fills the cache to the brim cannot.
+    // A sweep that hits keeps its lines under LRU; one that fills the cache completely cannot.
     let shared = victim_misses(248 << 10, 2 << 20, [&[0, 1, 2, 3], &[0, 1, 2, 3]]);
     assert!(shared.1 > 100, "{shared:?}");
 }
@@ -152,7 +153,7 @@ fn exclusive_ways_keep_the_neighbor_out() {
     assert!(inter_task(248 << 10, None) > 100, "without masks it is pushed out");
 }
 
-/// Is a plan idempotent: applied twice it changes nothing, and the state read back is the same?
+/// Is a plan idempotent: does applying it twice change nothing, and is the state that is read back the same?
 #[test]
 fn applying_a_plan_again_changes_nothing() {
     let run = |again: bool| {
@@ -167,7 +168,7 @@ fn applying_a_plan_again_changes_nothing() {
     assert_eq!(run(false), run(true));
 }
 
-/// Does a warm-up leave the results, and a length of instructions end the run?
+/// Is a warm-up excluded from the results, and does a length in instructions end the run?
 #[test]
 fn a_warm_up_is_not_measured() {
     let options = SimOptions {
@@ -183,7 +184,7 @@ fn a_warm_up_is_not_measured() {
     assert!((500_000..1_100_000).contains(&results.tasks[0].instructions), "{}", results.tasks[0].instructions);
 }
 
-/// Does a program whose memory is resident take no fault and no cold miss, and is it faster by the faults alone?
+/// Does a program whose memory is resident take no fault and no cold miss, and is it faster exactly by the faults?
 #[test]
 fn resident_memory_takes_no_faults_and_no_cold_misses() {
     let run_sim = |is_resident: bool| {
@@ -200,7 +201,7 @@ fn resident_memory_takes_no_faults_and_no_cold_misses() {
     assert!(((charged - resident) / cost - 1.0).abs() < 0.1, "{charged} and {resident} cycles, faults {cost}");
 }
 
-/// Does each turn of the counters cost the CPU that is busy what was asked, and nothing where nothing was?
+/// Does each turn of the counters cost the busy CPU the requested amount, and nothing if none was requested?
 #[test]
 fn turns_of_the_counters_are_charged_to_who_is_on_the_cpu() {
     let system = |counter_turn_cycles| {

@@ -1,4 +1,4 @@
-//! The machine through its trait, with programs whose behaviour is known.
+//! The machine through its trait, with programs whose behavior is known.
 
 use cachemate_core::{
     Access, AccessSource, BatchEnd, CacheLevel, CoherenceSpec, CoreModel, CounterEvent, CpuId, CpuSet, Gang,
@@ -41,7 +41,7 @@ pub(crate) fn spec() -> MachineSpec {
     }
 }
 
-/// Loads over a footprint, line by line; sleeps, ends or posts where it is told to.
+/// Loads over a footprint, line by line; sleeps, ends or posts as configured.
 pub(crate) struct FootprintSweep {
     pub base: u64,
     pub lines: u64,
@@ -99,7 +99,7 @@ fn window(machine: &mut SimMachine, plan: &Plan) -> Observation {
     machine.observe().unwrap().unwrap()
 }
 
-/// Do tasks run where the plan allows and nowhere else, in a window of the length asked for?
+/// Do tasks run exactly where the plan allows, in a window of the requested length?
 #[test]
 fn affinity_is_obeyed_exactly_and_windows_have_their_length() {
     let mut machine = machine((0..3).map(|_| program("sweep", 4096)).collect());
@@ -116,7 +116,7 @@ fn affinity_is_obeyed_exactly_and_windows_have_their_length() {
     assert_eq!(observation.applied.affinity, plan.affinity);
 }
 
-/// Do gangs take unequal turns on their CPUs, together and alone, as the schedule says?
+/// Do gangs take unequal turns on their CPUs, together and alone, according to the schedule?
 #[test]
 fn gangs_take_their_turns_to_the_cycle() {
     let mut machine = machine((0..5).map(|_| program("sweep", 4096)).collect());
@@ -137,7 +137,7 @@ fn gangs_take_their_turns_to_the_cycle() {
     assert_eq!((total(0), total(2)), (40 * MS, 20 * MS));
 }
 
-/// Does a window end when a task ends or comes, is the end reported once, and does the run end with the last task?
+/// Does a window end when a task exits or arrives, is the exit reported once, and does the run end with the last task?
 #[test]
 fn arrivals_and_exits_end_the_window_and_are_told_once() {
     let mut late = program("late", 4096);
@@ -158,7 +158,7 @@ fn arrivals_and_exits_end_the_window_and_are_told_once() {
     assert_eq!(last.tasks[0].arrival_ns, 5 * MS);
 }
 
-/// Is the one time scale taken out of what a policy sees: a tenth of the cycles, the same nominal times?
+/// Is the time scale invisible to policies: a tenth of the cycles, but the same nominal times?
 #[test]
 fn the_time_scale_divides_cycles_and_not_nominal_time() {
     let run = |scale| {
@@ -175,7 +175,7 @@ fn the_time_scale_divides_cycles_and_not_nominal_time() {
     assert_eq!(whole.2, 10 * tenth.2);
 }
 
-/// Are a process's pages in its colors, after a change under the running program too, and is that told as it goes?
+/// Are a process's pages in its colors, even after a change under the running program, and is the progress reported?
 #[test]
 fn colors_hold_and_move_under_a_running_program() {
     let mut machine = machine(vec![program("a", 400 << 10), program("b", 400 << 10)]);
@@ -202,12 +202,12 @@ fn colors_hold_and_move_under_a_running_program() {
     assert_eq!(pages(&observation, 1).iter().sum::<u64>(), 100);
     assert_eq!(observation.applied.pending, []);
     assert_eq!(observation.applied.shares[0].pages_in_share, Some(1.0));
-    // About 75 pages of 11 051 cycles at 100 MHz each, and nobody else pays for copying.
+    // About 75 pages of 11 051 cycles at 100 MHz each, and no other process pays for copying.
     let moved_ns = observation.applied.cost_ns as f64 / 110_510.0;
     assert!((60.0..90.0).contains(&moved_ns), "{moved_ns}");
 }
 
-/// Do sleepers and waiters leave their CPU to others, and is their progress their own?
+/// Do sleepers and waiters leave their CPU to others, and is their progress reported per window?
 #[test]
 fn sleepers_leave_the_processor_and_progress_is_reported_per_window() {
     let sleeper = || {

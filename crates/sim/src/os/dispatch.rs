@@ -4,12 +4,12 @@
 //! hardware needs one choice per CPU, and no task may be lost between them.
 //!
 //! Method: a CPU is *open* (the default scheduler fills it from the queues) or *held* (it is assigned to one task, or
-//! to none). Events only flag CPUs; [`Dispatcher::settle_switches`] then fills the flagged ones, held before open, and passes
-//! the difference to the hardware. Runnable tasks of a gang schedule wait *parked* for their assigned CPU.
+//! to none). Events only flag CPUs; [`Dispatcher::settle_switches`] then fills the flagged ones, held before open, and
+//! passes the difference to the hardware. Runnable tasks of a gang schedule wait *parked* for their assigned CPU.
 //!
 //! Properties: a task is on at most one CPU and, except for assignments, only on allowed ones; an open CPU idles only
 //! if no runnable task may use it; a runnable task is on a CPU, in exactly one queue, or parked. The dispatcher is
-//! independent of the hardware: its tests use a time line of their own.
+//! independent of the hardware, and its tests use their own timeline.
 
 use cachemate_core::{CoRunPenalty, CpuSet};
 
@@ -17,30 +17,30 @@ use super::domains::{Domains, SHARED_CACHE};
 use super::queues::{CpuState, DispatchTask, RunState, SchedulerView, Seat, Slot};
 use super::schedulers::{CpuScheduler, EnqueueReason};
 
-/// One change for the hardware. All `out`s come before all `into`s: tasks may swap CPUs.
+/// One change for the hardware. All `out`s come before all `into`s, because tasks may swap CPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ContextSwitch {
     pub cpu: u32,
     pub out: Option<Slot>,
     pub into: Option<Slot>,
-    /// The incoming task was on another CPU before.
+    /// Whether the incoming task was on another CPU before.
     pub migrated: bool,
 }
 
-/// How often the dispatcher had anything to choose (AV-9).
+/// Number of times that the dispatcher had a choice (AV-9).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Picks {
     pub all: u64,
     pub contested: u64,
-    /// Penalties changed the choice.
+    /// Number of choices that penalties changed.
     pub overridden_by_penalty: u64,
 }
 
-/// Candidates looked at for better company, and how often in a row the first of them may be passed over.
+/// Number of candidates considered for better co-runners, and how often in a row the first of them may be passed over.
 const MAX_CHOICES: usize = 8;
 const MAX_PASSED_OVER: u8 = 4;
 
-/// All CPUs and all tasks.
+/// The state of all CPUs and all tasks.
 pub struct Dispatcher {
     scheduler: Box<dyn CpuScheduler>,
     domains: Domains,
@@ -53,7 +53,7 @@ pub struct Dispatcher {
     pub picks: Picks,
 }
 
-/// A [`SchedulerView`] that borrows only what the scheduler does not.
+/// Builds a [`SchedulerView`] that borrows only what the scheduler does not.
 macro_rules! sight {
     ($self:ident) => {
         SchedulerView { now: $self.now, cpus: &$self.cpus, tasks: &$self.tasks, domains: &$self.domains }
@@ -84,7 +84,7 @@ impl Dispatcher {
         !matches!(self.tasks[slot].state, RunState::Blocked | RunState::Gone)
     }
 
-    /// Time on each CPU and waiting, up to `now`, of one task.
+    /// Accounts one task's time on each CPU and waiting, up to `now`.
     pub fn account_to(&mut self, now: u64) {
         self.now = self.now.max(now);
         for slot in 0..self.tasks.len() {
@@ -135,7 +135,7 @@ impl Dispatcher {
         self.tasks[slot].state = to;
     }
 
-    /// Changes where a task may run; the empty set stands for every CPU.
+    /// Changes the CPUs on which a task may run; the empty set stands for every CPU.
     pub fn set_allowed(&mut self, now: u64, slot: Slot, allowed: CpuSet) {
         self.now = self.now.max(now);
         let allowed = if allowed.is_empty() { (0..self.cpus()).collect() } else { allowed };
@@ -161,7 +161,8 @@ impl Dispatcher {
         }
     }
 
-    /// After its rights changed: off its queue or CPU if it may not be there, and to where it may.
+    /// Requeues a task after its allowed CPUs changed: removes it from a queue or CPU that it may not use, and moves it
+    /// to one that it may.
     fn requeue(&mut self, slot: Slot) {
         match self.tasks[slot].state {
             RunState::Running(cpu) => self.mark_changed(cpu),
@@ -185,7 +186,7 @@ impl Dispatcher {
                 self.mark_changed(cpu as u32);
             }
         }
-        // Tasks that wait for held CPUs, or waited for a seat that is gone, may find an open CPU now.
+        // Tasks that wait for held CPUs, or waited for an assignment that has ended, may find an open CPU now.
         let misplaced = |slot: &Slot| match self.tasks[*slot].state {
             RunState::Queued(cpu) => self.cpus[cpu as usize].seat != Seat::Open,
             RunState::Parked => !self.tasks[*slot].seated,
@@ -206,14 +207,14 @@ impl Dispatcher {
         self.penalties = pairs.iter().flat_map(|&(a, b, penalty)| [(a, b, penalty), (b, a, penalty)]).collect();
     }
 
-    /// When a slice ends or queues are to be balanced.
+    /// Returns the cycle at which a slice ends or queues are to be balanced.
     pub fn next_event_cycle(&self) -> u64 {
         let slices = self.cpus.iter().filter(|cpu| cpu.seat == Seat::Open && cpu.running.is_some());
         let slices = slices.map(|cpu| cpu.slice_end).min().unwrap_or(u64::MAX);
         slices.min(self.scheduler.next_balance_cycle())
     }
 
-    /// Lets time pass: slices end, queues are balanced.
+    /// Advances time: slices end, queues are balanced.
     pub fn advance(&mut self, now: u64) {
         self.now = self.now.max(now);
         for cpu in 0..self.cpus.len() {
@@ -233,14 +234,14 @@ impl Dispatcher {
         }
     }
 
-    /// Fills the flagged CPUs and returns what the hardware has to change, ascending CPUs.
+    /// Fills the flagged CPUs, and returns the changes for the hardware, by ascending CPU.
     pub fn settle_switches(&mut self, now: u64) -> Vec<ContextSwitch> {
         self.now = self.now.max(now);
         loop {
             let flagged: Vec<u32> = (0..self.cpus()).filter(|&cpu| self.cpus[cpu as usize].flagged).collect();
             flagged.iter().for_each(|&cpu| self.vacate(cpu));
             flagged.iter().for_each(|&cpu| self.seat_task(cpu));
-            // What these have become flagged for meanwhile is done below.
+            // CPUs that have been flagged in the meantime are handled below.
             flagged.iter().for_each(|&cpu| self.cpus[cpu as usize].flagged = false);
             for &cpu in &flagged {
                 if self.is_vacant(cpu) && !self.cpus[cpu as usize].queue.is_empty() {
@@ -303,7 +304,7 @@ impl Dispatcher {
         task.since = task.since.max(now);
     }
 
-    /// Off its CPU or queue, accounted; the state is the caller's to set.
+    /// Removes a task from its CPU or queue, with its time accounted; the caller sets its state.
     fn deschedule(&mut self, slot: Slot) {
         self.account(slot);
         match self.tasks[slot].state {
@@ -347,7 +348,7 @@ impl Dispatcher {
         }
     }
 
-    /// Takes the task off a flagged CPU unless it is still assigned to it.
+    /// Removes the task from a flagged CPU unless the CPU is still assigned to it.
     fn vacate(&mut self, cpu: u32) {
         let state = &mut self.cpus[cpu as usize];
         let Some(slot) = state.running else { return };
@@ -398,15 +399,16 @@ impl Dispatcher {
         let RunState::Queued(from) = self.tasks[slot].state else { return };
         self.deschedule(slot);
         if from != cpu {
-            // It changes queues: its virtual time is put right for the new one.
+            // The task changes queues, so its virtual time is adjusted to the new one.
             self.scheduler.enqueue(slot, cpu, EnqueueReason::Balanced, &sight!(self));
         }
         let slice = self.scheduler.slice_cycles(slot, cpu, &sight!(self));
         self.start(slot, cpu, self.now.saturating_add(slice));
     }
 
-    /// AV's Linux form: the scheduler's choice, unless another waiting task has a lower penalty with those that run
-    /// below the same cache, may overtake it, and the first has not been passed over too often.
+    /// Returns the task to run in AV's Linux form: the scheduler's choice, unless another waiting task has a lower
+    /// penalty with those that run below the same cache, may overtake it, and the first has not been passed over too
+    /// often.
     fn least_penalized(&mut self, first: Slot, choices: &[Slot], cpu: u32) -> Slot {
         if self.penalties.is_empty() || self.tasks[first].times_passed_over >= MAX_PASSED_OVER {
             return first;

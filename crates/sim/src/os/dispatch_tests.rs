@@ -1,4 +1,4 @@
-//! The dispatcher under every default scheduler, on a time line of its own.
+//! The dispatcher under every default scheduler, on its own timeline.
 
 use cachemate_core::{Cache, CacheId, CacheLevel, CoRunPenalty, Cpu, CpuId, CpuSet, SplitMix64, TaskId, Topology};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use super::schedulers::{SchedulerKind, SchedulerTimes, scheduler};
 const MS: u64 = 1_000;
 const ALL: [SchedulerKind; 3] = [SchedulerKind::Linux, SchedulerKind::Solaris, SchedulerKind::RoundRobin];
 
-/// Two contexts a core, four CPUs a cache.
+/// Two contexts per core, four CPUs per cache.
 fn topology(cpus: u32) -> Topology {
     let cpu = |id: u32| Cpu { id: CpuId(id), core: id / 2, package: id / 4, memory_node: 0, online: true, hertz: None };
     let cache = |at: u32| Cache {
@@ -39,7 +39,8 @@ fn all(cpus: u32) -> CpuSet {
     (0..cpus).collect()
 }
 
-/// No task twice, everyone on allowed CPUs, no open CPU idle while someone waits who may use it.
+/// Checks that no task runs twice, that all run on allowed CPUs, and that no open CPU idles while a task waits that may
+/// use it.
 fn check(dispatcher: &Dispatcher, slots: usize) {
     let cpus = dispatcher.cpus();
     let mut on: Vec<Slot> = (0..cpus).filter_map(|cpu| dispatcher.running(cpu)).collect();
@@ -86,9 +87,9 @@ fn ran(dispatcher: &Dispatcher, slot: Slot) -> u64 {
     dispatcher.task(slot).on_cpu_cycles.iter().sum()
 }
 
-/// Do equal weights give equal shares within 1 % in the long run, whether or not the tasks divide by the CPUs?
-/// Solaris' queues pass a thread on only when they are two longer than the next, so that 11 on 8 stay at one half or a
-/// whole CPU each: there the bound is half of the fair share.
+/// Do equal weights give equal shares within 1 % in the long run, whether or not the tasks divide by the CPUs? Solaris'
+/// queues pass a thread on only when they are two longer than the next, so that 11 on 8 stay at one half or a whole CPU
+/// each: there the bound is half of the fair share.
 #[test]
 fn equal_weights_get_equal_shares_within_one_percent() {
     for kind in ALL {
@@ -108,8 +109,8 @@ fn equal_weights_get_equal_shares_within_one_percent() {
     }
 }
 
-/// Where affinity keeps some to a few CPUs, do they share these evenly and leave the others to the rest, although no
-/// move between the busiest and the idlest CPU is allowed?
+/// If affinity confines some tasks to a few CPUs, do they share these evenly and leave the others to the rest, although
+/// no move between the busiest and the idlest CPU is allowed?
 #[test]
 fn restricted_tasks_share_their_cpus_evenly() {
     let mut dispatcher = dispatcher(SchedulerKind::Linux, 8);
@@ -127,7 +128,7 @@ fn restricted_tasks_share_their_cpus_evenly() {
     }
 }
 
-/// Are weights honoured: on one CPU in proportion, and under Solaris' class, which knows no shares, to a fifth?
+/// Are weights honored: on one CPU in proportion, and under Solaris' class, which has no shares, to a fifth?
 #[test]
 fn weights_are_shares() {
     for kind in ALL {
@@ -241,7 +242,7 @@ fn affinity_holds_from_the_moment_it_is_set() {
     }
 }
 
-/// Do penalties keep two tasks apart where the dispatcher has a choice, without starving either?
+/// Do penalties keep two tasks apart if the dispatcher has a choice, without starving either?
 #[test]
 fn penalties_steer_the_choice_and_starve_nobody() {
     for kind in ALL {

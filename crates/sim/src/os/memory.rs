@@ -1,16 +1,16 @@
 //! Address spaces over colored frames: faults, shared segments, and pages that move under a running program (CP 4.4).
 //!
-//! A process without colors takes any frame. One with colors takes frames of its allowed colors round robin; when
-//! none of them is free it takes another rather than swap, and that is counted. Changing the colors of a running
-//! process moves its pages one at a time, each at the machine's measured cost: all at once, hottest first, when next
-//! touched, or never. Pages that several address spaces share stay where they are.
+//! A process without colors takes any frame. One with colors takes frames of its allowed colors round robin; if none of
+//! them is free, it takes another one rather than swap, and this is counted. Changing the colors of a running process
+//! moves its pages one at a time, each at the machine's measured cost: all at once, hottest first, when next touched,
+//! or never. Pages that several address spaces share stay where they are.
 
 use cachemate_core::{IndexSet, PageMigration};
 
 use super::frames::FrameAllocator;
 use super::page_table::PageTable;
 
-/// Pages that several address spaces map at the same virtual place.
+/// Pages that several address spaces map at the same virtual address.
 #[derive(Clone, Debug)]
 struct SharedSegment {
     first_page: u64,
@@ -18,27 +18,27 @@ struct SharedSegment {
     table: PageTable,
 }
 
-/// Contiguous frames asked for at a time in a shared segment.
+/// Number of contiguous frames requested at a time in a shared segment.
 const SEGMENT_RUN_PAGES: u32 = 8;
 
-/// The colors a process may use, and how far its pages have come.
+/// The colors that a process may use, and the progress of moving its pages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Coloring {
     pub allowed: IndexSet,
     pub moving: PageMigration,
-    /// Pages taken from a color that was not allowed, since the coloring began.
+    /// Number of pages taken from a color that was not allowed, since the coloring began.
     pub fallback_pages: u64,
     pub moved_pages: u64,
-    /// Pages still to be moved, next at the back; for [`PageMigration::All`] and [`PageMigration::HotFirst`].
+    /// Pages still to be moved, the next at the back; for [`PageMigration::All`] and [`PageMigration::HotFirst`].
     to_move: Vec<u64>,
-    /// All that were to be moved at the start.
+    /// Number of pages that were to be moved at the start.
     pub total_pages: u64,
-    /// Touched marks are being collected before the order is made (hottest first).
+    /// Whether touched marks are being collected before the order is determined (hottest first).
     pub sampling: bool,
 }
 
 impl Coloring {
-    /// Pages still waiting to be moved.
+    /// Returns the number of pages still to be moved.
     pub fn pending_pages(&self) -> u64 {
         self.to_move.len() as u64
     }
@@ -54,7 +54,7 @@ struct AddressSpace {
     pages_per_node: Vec<u64>,
 }
 
-/// One page now has another frame: translations of it must be dropped and the old frame's lines flushed.
+/// A page that now has another frame: its translations must be dropped and the old frame's lines flushed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MovedPage {
     pub process: usize,
@@ -67,9 +67,9 @@ pub struct MovedPage {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageLookup {
     Resident(u32),
-    /// Allocated now.
+    /// The page was allocated now.
     Fault(u32),
-    /// Moved now, because the coloring is lazy: new frame and old one.
+    /// The page was moved now, because the coloring is lazy: new frame and old one.
     Moved(u32, u32),
 }
 
@@ -78,9 +78,9 @@ pub struct VirtualMemory {
     pub frames: FrameAllocator,
     spaces: Vec<AddressSpace>,
     segments: Vec<SharedSegment>,
-    /// Migrated pages with their old frames, which are free again once no translation refers to them.
+    /// Migrated pages with their old frames, which become free once no translation refers to them.
     left: Vec<MovedPage>,
-    /// A page was needed and no frame was free.
+    /// Whether a page was needed when no frame was free.
     pub exhausted: bool,
 }
 
@@ -89,7 +89,7 @@ impl VirtualMemory {
         VirtualMemory { frames, spaces: Vec::new(), segments: Vec::new(), left: Vec::new(), exhausted: false }
     }
 
-    /// A new, empty address space; its index.
+    /// Adds an empty address space, and returns its index.
     pub fn add_process(&mut self) -> usize {
         self.spaces.push(self.empty_space());
         self.spaces.len() - 1
@@ -103,7 +103,7 @@ impl VirtualMemory {
         }
     }
 
-    /// A segment of `pages` from virtual `first_page` on, for several address spaces; its index.
+    /// Adds a segment of `pages` from virtual page `first_page` on, for several address spaces, and returns its index.
     pub fn add_segment(&mut self, first_page: u64, pages: u64) -> usize {
         self.segments.push(SharedSegment { first_page, pages, table: PageTable::default() });
         self.segments.len() - 1
@@ -118,8 +118,8 @@ impl VirtualMemory {
         self.spaces[process].segments.iter().copied().find(|&segment| within(&self.segments[segment]))
     }
 
-    /// The frame of a page that is touched on `cpu`, allocated or moved where needed. When memory is exhausted the
-    /// answer is a frame in use and [`VirtualMemory::exhausted`] is set: the run must end.
+    /// Returns the frame of a page that is touched on `cpu`, allocating or moving it if needed. If memory is exhausted,
+    /// a frame in use is returned and [`VirtualMemory::exhausted`] is set: the run must end.
     pub fn look_up(&mut self, process: usize, page: u64, cpu: u32) -> PageLookup {
         if let Some(segment) = self.segment_of(process, page) {
             return self.look_up_shared(process, segment, page, cpu);
@@ -141,7 +141,7 @@ impl VirtualMemory {
         if let Some(frame) = self.segments[segment].table.touch(page) {
             return PageLookup::Resident(frame);
         }
-        // A group of pages at once, in adjacent frames, as bulk requests of shared memory are.
+        // A group of pages is allocated at once in adjacent frames, as with bulk requests for shared memory.
         let run_pages = u64::from(SEGMENT_RUN_PAGES);
         let (first, end) = (self.segments[segment].first_page, self.segments[segment].pages);
         let start = first + (page - first) / run_pages * run_pages;
@@ -225,8 +225,8 @@ impl VirtualMemory {
         moved
     }
 
-    /// Gives a process its colors. The same colors and way of moving again change nothing. `true`: translations of
-    /// all its pages must be dropped, so that touches are seen (lazy moving, hottest first).
+    /// Sets the colors of a process. Setting the same colors and migration again changes nothing. If it returns `true`,
+    /// translations of all its pages must be dropped, so that touches are observed (lazy migration, hottest first).
     pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, moving: PageMigration) -> bool {
         let earlier = self.spaces[process].coloring.take();
         if let Some(same) = earlier.as_ref().filter(|same| same.allowed == *allowed && same.moving == moving) {
@@ -256,15 +256,15 @@ impl VirtualMemory {
         drop_translations
     }
 
-    /// Back to any color; pages stay where they are.
+    /// Allows any color again; pages stay where they are.
     pub fn clear_colors(&mut self, process: usize) {
         self.spaces[process].coloring = None;
     }
 
-    /// Pages outside the allowed colors, and those that overfill a color after it was given more (growing a
-    /// partition moves a part of its pages, shrinking all of the revoked ones), ascending. Those that may stay lie evenly
-    /// among the pages of their color: neighbors are used together, and must not all end up on one side of the border
-    /// that there was.
+    /// Returns the pages outside the allowed colors, and those that overfill a color after the process got more
+    /// (growing a partition moves a part of its pages, shrinking moves all pages in revoked colors), in ascending
+    /// order. The pages that may stay are spread evenly among the pages of their color: neighbors are used together,
+    /// and must not all end up on one side of the former border.
     fn misplaced_pages(&self, process: usize, allowed: &IndexSet) -> Vec<u64> {
         let space = &self.spaces[process];
         let max_each = space.table.resident_pages().div_ceil(u64::from(allowed.count().max(1)));
@@ -279,19 +279,19 @@ impl VirtualMemory {
         space.table.iter().filter(misplaced).map(|(page, _, _)| page).collect()
     }
 
-    /// The touches since the colors were set are in: pages touched move first.
+    /// Ends the collection of touches since the colors were set: touched pages move first.
     pub fn end_sampling(&mut self, process: usize) {
         let space = &mut self.spaces[process];
         let Some(coloring) = space.coloring.as_mut().filter(|coloring| coloring.sampling) else { return };
         coloring.sampling = false;
         let touched: std::collections::BTreeSet<u64> =
             space.table.iter().filter(|&(_, _, touched)| touched).map(|(page, _, _)| page).collect();
-        // Next at the back: cold pages first in the list, each part in descending order of pages.
+        // The next page is at the back: cold pages come first in the list, each part in descending order of pages.
         coloring.to_move.sort_by_key(|&page| (touched.contains(&page), std::cmp::Reverse(page)));
     }
 
-    /// Moves the next page that waits to be moved; `None` = none is left, or none can be. A page for which no frame of
-    /// an allowed color is free stays, and counts as a fall-back.
+    /// Moves the next page; `None` if none is left, or none can be moved. A page stays if no frame of an allowed color
+    /// is free for it, and counts as a fallback.
     pub fn move_next(&mut self, process: usize, cpu: u32) -> Option<MovedPage> {
         loop {
             let space = &mut self.spaces[process];
@@ -317,7 +317,8 @@ impl VirtualMemory {
         self.spaces[process].coloring.as_ref().is_none_or(|coloring| coloring.allowed.contains(color))
     }
 
-    /// A frame of the allowed color that the process has fewest pages of: moved pages end up spread evenly.
+    /// Takes a frame of the allowed color of which the process has the fewest pages, so that moved pages are spread
+    /// evenly.
     fn take_emptiest(&mut self, process: usize, cpu: u32) -> Option<u32> {
         let space = &self.spaces[process];
         let allowed = &space.coloring.as_ref()?.allowed;
@@ -330,17 +331,17 @@ impl VirtualMemory {
         self.spaces[process].coloring.as_ref()
     }
 
-    /// The process's own pages by color; shared segments are not counted.
+    /// Returns the process's own pages by color, without those of shared segments.
     pub fn pages_per_color(&self, process: usize) -> &[u64] {
         &self.spaces[process].pages_per_color
     }
 
-    /// The same by memory node.
+    /// Returns the process's own pages by memory node, without those of shared segments.
     pub fn pages_per_node(&self, process: usize) -> &[u64] {
         &self.spaces[process].pages_per_node
     }
 
-    /// Own resident pages, and those of them in allowed colors.
+    /// Returns the number of own resident pages, and the number of those in allowed colors.
     pub fn pages_inside(&self, process: usize) -> (u64, u64) {
         let space = &self.spaces[process];
         let inside = space.coloring.as_ref().map_or(space.table.resident_pages(), |coloring| {
@@ -349,12 +350,12 @@ impl VirtualMemory {
         (space.table.resident_pages(), inside)
     }
 
-    /// All (page, frame) of a process, ascending.
+    /// Returns all (page, frame) pairs of a process, in ascending order.
     pub fn pages(&self, process: usize) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.spaces[process].table.iter().map(|(page, frame, _)| (page, frame))
     }
 
-    /// The process is gone: its own frames are free again, and are returned.
+    /// Releases the memory of an exited process: its own frames become free, and are returned.
     pub fn release(&mut self, process: usize, cpu: u32) -> Vec<u32> {
         let empty = self.empty_space();
         let gone = std::mem::replace(&mut self.spaces[process], empty);
@@ -391,7 +392,7 @@ mod tests {
         std::iter::from_fn(|| memory.move_next(process, 0)).count() as u64
     }
 
-    /// Do shrinking and growing move what CP says: all pages of revoked colors, and an even part to new ones?
+    /// Do shrinking and growing move what CP states: all pages of revoked colors, and an even part to new ones?
     #[test]
     fn shrinking_empties_revoked_colors_and_growing_evens_out() {
         let mut memory = memory(4096, 16);
@@ -409,8 +410,8 @@ mod tests {
         assert_eq!(memory.coloring(process).unwrap().fallback_pages, 0);
     }
 
-    /// Do neighbors in memory end up in all colors when a process is given more, wherever in memory they are, so that a
-    /// share of everything after a small one is what it would have been from the start?
+    /// When a process is given more colors, do neighbors in memory end up in all colors, wherever they are, so that a
+    /// large share after a small one is as if it had been set from the start?
     #[test]
     fn growing_spreads_neighbors() {
         let mut memory = memory(4096, 16);
@@ -426,7 +427,7 @@ mod tests {
                     by_color[memory.frames.color_of(frame) as usize] += 1;
                 }
             }
-            // Four of each, were it perfectly even.
+            // Four of each, if it were perfectly even.
             assert!(by_color.iter().all(|pages| (2..=6).contains(pages)), "from page {first}: {by_color:?}");
         }
     }
@@ -445,7 +446,7 @@ mod tests {
         assert!(memory.exhausted);
     }
 
-    /// Do the four ways of moving differ as they say?
+    /// Do the four ways of moving differ as described?
     #[test]
     fn never_stays_lazy_waits_for_a_touch_and_hot_pages_go_first() {
         let mut memory = memory(4096, 4);

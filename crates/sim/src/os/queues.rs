@@ -4,16 +4,16 @@ use cachemate_core::CpuSet;
 
 use super::domains::Domains;
 
-/// Index of a task in the operating system's own table; tasks and injected probes alike.
+/// Index of a task in the operating system's own table, for tasks and injected probes alike.
 pub type Slot = usize;
 
 /// The tasks that a CPU may run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Seat {
-    /// Anything from the queues.
+    /// Any task from the queues.
     #[default]
     Open,
-    /// This task only, or nothing.
+    /// Only this task, or no task.
     Held(Option<Slot>),
 }
 
@@ -21,13 +21,13 @@ pub enum Seat {
 pub enum RunState {
     Running(u32),
     Queued(u32),
-    /// Runnable, but only on an assigned CPU, and it has none now.
+    /// Runnable, but only on an assigned CPU, of which it has none now.
     Parked,
     Blocked,
     Gone,
 }
 
-/// The dispatcher's view of one task.
+/// A task as the dispatcher sees it.
 #[derive(Clone, Debug)]
 pub struct DispatchTask {
     pub state: RunState,
@@ -81,7 +81,7 @@ impl SchedulerView<'_> {
     pub fn count_waiting(&self, cpu: u32) -> usize {
         self.queue(cpu).len()
     }
-    /// Waiting on `from` and allowed on `cpu`.
+    /// Returns the number of tasks that wait on `from` and are allowed on `cpu`.
     pub fn count_waiting_for(&self, from: u32, cpu: u32) -> usize {
         self.queue(from).iter().filter(|&&slot| self.may_run(slot, cpu)).count()
     }
@@ -95,7 +95,7 @@ impl SchedulerView<'_> {
         let cpu = &self.cpus[cpu as usize];
         cpu.seat == Seat::Open && cpu.running.is_none() && cpu.queue.is_empty()
     }
-    /// Allowed there (open or not).
+    /// Is the task allowed on the CPU (open or not)?
     pub fn may_run(&self, slot: Slot, cpu: u32) -> bool {
         self.tasks[slot].allowed.contains(cpu)
     }
@@ -108,7 +108,7 @@ impl SchedulerView<'_> {
     pub fn runnable_on(&self, slot: Slot) -> u64 {
         self.tasks[slot].queued_at
     }
-    /// Weight of all that runs or waits there.
+    /// Returns the weight of all tasks that run or wait on the CPU.
     pub fn load(&self, cpu: u32) -> f64 {
         let state = &self.cpus[cpu as usize];
         state.queue.iter().chain(&state.running).map(|&slot| self.tasks[slot].weight).sum()
@@ -116,7 +116,8 @@ impl SchedulerView<'_> {
     pub fn load_milli(&self, cpu: u32) -> u64 {
         (self.load(cpu) * 1000.0) as u64
     }
-    /// The allowed CPU with the least key, open ones first. Without an allowed CPU the first one: plans are checked.
+    /// Returns the allowed CPU with the smallest key, open ones first. Without an allowed CPU it returns the first one;
+    /// plans are checked, so this does not occur.
     pub fn best_cpu<K: Ord>(&self, slot: Slot, key: impl Fn(u32) -> K) -> u32 {
         let allowed = (0..self.cpus.len() as u32).filter(|&cpu| self.may_run(slot, cpu));
         allowed.min_by_key(|&cpu| (!self.is_open(cpu), key(cpu))).unwrap_or(0)

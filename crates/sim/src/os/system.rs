@@ -1,8 +1,8 @@
-//! The operating system at work: it loads what the dispatcher chose, answers page faults, and keeps the time.
+//! The operating system: it loads the tasks that the dispatcher chose, handles page faults, and keeps the time.
 //!
-//! Method: the hardware runs until the next thing the operating system has to do (a slice ends, a task wakes, a gang's
-//! turn is over, a page is to be moved) or until a thread wants something. All times are cycles of the simulated
-//! machine; all costs come scaled from [`OsCosts`].
+//! Method: the hardware runs until the next action of the operating system (a slice ends, a task wakes, a gang's turn
+//! is over, a page is to be moved) or until a thread makes a request. All times are cycles of the simulated machine;
+//! all costs are scaled in [`OsCosts`].
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -20,24 +20,24 @@ use crate::hw::{Charge, FrameLookup, FrameProvider, Hardware, HwThread, StopReas
 pub struct OsCosts {
     pub context_switch_cycles: u64,
     pub migration_cycles: u64,
-    /// A page's first touch; `None` = every page is resident, and its frame is chosen without a fault.
+    /// Cost of a page's first touch; `None` means that every page is resident, and its frame is chosen without a fault.
     pub fault_cycles: Option<u64>,
     pub move_page_cycles: u64,
-    /// Clock of the cores; for sleeps, which programs ask for in nanoseconds.
+    /// Clock of the cores, for sleeps, which programs request in nanoseconds.
     pub hertz: u64,
-    /// Page moves are done in bursts of about this length.
+    /// Approximate length of a burst of page moves.
     pub move_burst_cycles: u64,
-    /// Time for which touches are watched before hot pages are moved first.
+    /// Time for which touches are observed before hot pages are moved first.
     pub touch_watch_cycles: u64,
 }
 
 /// A thread of a program.
 pub struct OsTask {
-    /// Index of its process; the hardware's process id.
+    /// Index of the thread's process; the hardware's process id.
     pub process: usize,
     pub arrived_cycle: u64,
     pub exited_cycle: Option<u64>,
-    /// While it is on no CPU.
+    /// The thread while it is on no CPU.
     aside: Option<HwThread>,
     page_faults: u64,
     system_calls: u64,
@@ -46,7 +46,7 @@ pub struct OsTask {
 #[derive(Default)]
 struct OsProcess {
     tasks: Vec<Slot>,
-    /// Posts not yet waited for, by channel.
+    /// Number of posts that have not been waited for, by channel.
     posted: BTreeMap<u32, u64>,
     waiting: BTreeMap<u32, VecDeque<Slot>>,
     moving: bool,
@@ -59,16 +59,16 @@ enum Timer {
     MovePages(usize),
 }
 
-/// Something the caller may want to look at before time goes on.
+/// An event that the caller may want to handle before time continues.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SystemEvent {
-    /// The time asked for.
+    /// The requested time was reached.
     Time,
     /// The tasks of some CPUs have changed.
     Switched(Vec<ContextSwitch>),
     /// A task ended.
     Exited(Slot),
-    /// A probe of the task has something.
+    /// A probe of the task has a result.
     Interrupt(Slot),
 }
 
@@ -79,7 +79,7 @@ pub struct SeatHold {
     pub seats: Vec<(u32, Slot)>,
 }
 
-/// Hardware, memory, tasks.
+/// The system: hardware, memory, tasks.
 pub struct System {
     pub hw: Hardware,
     pub dispatcher: Dispatcher,
@@ -93,11 +93,11 @@ pub struct System {
     timers: BinaryHeap<Reverse<(u64, u64, Timer)>>,
     timers_set: u64,
     now: u64,
-    /// Cycles spent on copying pages.
+    /// Number of cycles spent on copying pages.
     pub page_copy_cycles: u64,
 }
 
-/// Memory as the hardware asks it.
+/// Memory as the hardware accesses it.
 struct PageFaultHandler<'a> {
     memory: &'a mut VirtualMemory,
     costs: &'a OsCosts,
@@ -144,13 +144,13 @@ impl System {
         &self.tasks[slot]
     }
 
-    /// A new, empty process; its index.
+    /// Adds an empty process, and returns its index.
     pub fn add_process(&mut self) -> usize {
         self.processes.push(OsProcess::default());
         self.memory.add_process()
     }
 
-    /// A new thread of a process, runnable now.
+    /// Adds a thread to a process; it is runnable now.
     pub fn add_task(
         &mut self,
         process: usize,
@@ -175,7 +175,7 @@ impl System {
         slot
     }
 
-    /// The thread, on a CPU or not; `None` once it is gone.
+    /// Returns the thread, on a CPU or not; `None` once it has exited.
     pub fn thread(&self, slot: Slot) -> Option<&HwThread> {
         let aside = self.tasks[slot].aside.as_ref();
         aside.or_else(|| self.load_of(slot).and_then(|cpu| self.hw.thread(CpuId(cpu))))
@@ -191,7 +191,7 @@ impl System {
         (0..self.dispatcher.cpus()).find(is)
     }
 
-    /// Everything counted of a task so far.
+    /// Returns everything counted for a task so far.
     pub fn counters(&self, slot: Slot) -> TaskCounters {
         let mut counters = self.thread(slot).map(|thread| thread.counters.clone()).unwrap_or_default();
         let task = &self.tasks[slot];
@@ -201,7 +201,7 @@ impl System {
         counters
     }
 
-    /// Other gang schedules from now on; one that stays keeps its turn.
+    /// Replaces the gang schedules; a schedule that stays keeps its turn.
     pub fn set_rotations(&mut self, mut rotations: Vec<SlotRotation>) {
         for fresh in &mut rotations {
             if let Some(same) = self.rotations.iter().find(|running| running.is_same_schedule(fresh)) {
@@ -226,7 +226,7 @@ impl System {
         self.hold = hold;
     }
 
-    /// Puts a task that never blocks by itself off and on (a measurement's own thread).
+    /// Stops or resumes a task that never blocks by itself (a measurement's own thread).
     pub fn set_asleep(&mut self, slot: Slot, asleep: bool) {
         if asleep {
             self.dispatcher.block(self.now, slot);
@@ -235,12 +235,12 @@ impl System {
         }
     }
 
-    /// Ends a task that is the operating system's own.
+    /// Ends a task that belongs to the operating system.
     pub fn kill(&mut self, slot: Slot) {
         self.end_task(slot, self.now);
     }
 
-    /// New colors for a process; moving its pages begins.
+    /// Sets the colors of a process, and starts to move its pages.
     pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, moving: PageMigration) {
         if self.memory.set_colors(process, allowed, moving) {
             let pages: Vec<u64> = self.memory.pages(process).map(|(page, _)| page).collect();
@@ -260,8 +260,8 @@ impl System {
         }
     }
 
-    /// Runs to `end` or until something happens that the caller may care for; `watch_switches` adds switches to that.
-    /// `None` = memory is exhausted.
+    /// Runs to `end` or until an event that the caller may want to handle; with `watch_switches`, these include
+    /// switches. `None` if memory is exhausted.
     pub fn run(&mut self, end: u64, watch_switches: bool) -> Option<SystemEvent> {
         loop {
             let switches = self.settle_switches();
@@ -432,7 +432,8 @@ impl System {
     }
 
     fn sleep_cycles(&self, ns: u64) -> u64 {
-        // A nanosecond of the program's own is not scaled: it is part of its behaviour, as its instructions are.
+        // A program's own nanosecond is not scaled, because it is part of the program's behavior, like its
+        // instructions.
         (u128::from(ns) * u128::from(self.costs.hertz) / 1_000_000_000).max(1) as u64
     }
 
@@ -454,7 +455,7 @@ impl System {
         }
     }
 
-    /// Drops what still points at frames that pages have left.
+    /// Drops all references to frames that pages have left.
     fn flush_moved_pages(&mut self) {
         for moved in self.memory.take_moved(0) {
             self.drop_translation(moved.process, moved.page);
@@ -462,8 +463,8 @@ impl System {
         }
     }
 
-    /// One burst of page moves, on the time of a CPU that runs the process, else of the first one that idles, else of
-    /// the first one.
+    /// Runs one burst of page moves, in the time of a CPU that runs the process, otherwise of the first idle CPU,
+    /// otherwise of the first CPU.
     fn move_pages(&mut self, process: usize) {
         let cpus = self.dispatcher.cpus();
         let running =

@@ -1,4 +1,4 @@
-//! Inclusion, exclusion and MESI under random traffic, and books that add up.
+//! Inclusion, exclusion and MESI under random traffic, and counters that add up.
 
 use proptest::prelude::*;
 
@@ -44,7 +44,7 @@ fn on_path(hw: &Hardware, from: usize, to: usize) -> bool {
     false
 }
 
-/// Byte ranges a unit holds, with state; a victim cache's sectors one by one.
+/// Byte ranges that a unit holds, with state; a victim cache's sectors one by one.
 fn held(hw: &Hardware, index: usize) -> Vec<(u64, u64, u32)> {
     let unit = &hw.caches.units[index];
     let below = hw.caches.below_shift(index);
@@ -160,7 +160,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     /// Do inclusion, exclusion and single ownership hold at every stop, whatever four cores do to shared lines, and do
-    /// the books of tasks and caches agree?
+    /// the counters of tasks and caches agree?
     #[test]
     fn coherence_holds_under_random_traffic(spec in kinds(), seed in any::<u64>()) {
         let mut dice = TestRng::new(seed);
@@ -190,7 +190,7 @@ proptest! {
         }
     }
 
-    /// Does the short way to the next cache leave every counter and every line as the long way does?
+    /// Does the short way to the next cache leave every counter and every line in the same state as the long way?
     #[test]
     fn the_short_way_and_the_long_way_are_one(spec in kinds(), seed in any::<u64>()) {
         let run = |long_way_only: bool| {
@@ -223,7 +223,7 @@ proptest! {
     }
 }
 
-/// Does running ahead with hits of a core's own second level change nothing where cores share no lines, however many
+/// Does running ahead with hits of a core's own second level change nothing if cores share no lines, however many
 /// contexts take turns?
 #[test]
 fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::hw::dram::Dram;
 
-/// Dependent loads round a shuffled ring of `lines` lines.
+/// Dependent loads around a shuffled ring of `lines` lines.
 fn ring(lines: u64, loads: usize) -> Vec<Access> {
     let mut order: Vec<u64> = (0..lines).collect();
     let mut dice = TestRng::new(7);
@@ -47,7 +47,7 @@ fn a_pointer_chase_costs_the_configured_latency_at_every_level() {
     }
 }
 
-/// Is a victim cache's latency seen where only it holds the ring (and no line is held twice)?
+/// Does a chase see a victim cache's latency if only that cache holds the ring (and no line is held twice)?
 #[test]
 fn a_chase_through_a_victim_cache_costs_its_latency_and_uses_its_whole_size() {
     let mut spec = machine();
@@ -71,8 +71,8 @@ fn stream(lines: u64) -> Vec<Access> {
     (0..lines).map(|line| Access::load(line * 64, 0)).collect()
 }
 
-/// Do streams from several cores saturate at the configured bandwidth of memory, and one alone at what its latency
-/// allows?
+/// Do streams from several cores saturate at the configured bandwidth of memory, and a single one at the limit of its
+/// latency?
 #[test]
 fn streams_saturate_at_the_configured_memory_bandwidth() {
     let mut spec = machine();
@@ -93,7 +93,7 @@ fn streams_saturate_at_the_configured_memory_bandwidth() {
     assert!((blocking_rate / (64.0 / 200.0) - 1.0).abs() < 0.01, "{blocking_rate} bytes a cycle alone");
 }
 
-/// Do the package's bus and a cache's port bound streams likewise?
+/// Do the package's bus and a cache's port bound streams in the same way?
 #[test]
 fn streams_saturate_at_the_bus_and_at_the_cache_port() {
     let mut spec = machine();
@@ -111,7 +111,7 @@ fn streams_saturate_at_the_bus_and_at_the_cache_port() {
     spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 32, loads_pass: true };
     spec.caches[1].bandwidth_bytes_per_cycle = Some(8.0);
     let mut hw = hardware(&spec);
-    // 96 lines: in the L2, not in the L1.
+    // 96 lines fit the L2, but not the L1.
     hw.load(CpuId(0), thread(0, 0, stream(96), true), 0);
     finish(&mut hw, 400_000);
     let port = hw.cache_counters(CacheId(1));
@@ -119,7 +119,8 @@ fn streams_saturate_at_the_bus_and_at_the_cache_port() {
     assert!((rate / 8.0 - 1.0).abs() < 0.02, "{rate} bytes a cycle");
 }
 
-/// Do so many requests in flight bound a stream at requests x line / latency (Little's law), with prefetchers as without?
+/// Does a limit of requests in flight bound a stream at requests x line / latency (Little's law), with or without
+/// prefetchers?
 #[test]
 fn requests_in_flight_bound_a_stream_by_littles_law() {
     for depth in [1, 4, 12] {
@@ -143,7 +144,7 @@ fn requests_in_flight_bound_a_stream_by_littles_law() {
     }
 }
 
-/// Does turning from reads to writes and back cost what is configured, once in sixteen lines?
+/// Does turning from reads to writes and back cost the configured time, once in sixteen lines?
 #[test]
 fn a_turn_from_reads_to_writes_costs_once_a_batch() {
     let mut spec = machine();
@@ -168,8 +169,8 @@ fn a_turn_from_reads_to_writes_costs_once_a_batch() {
     }
 }
 
-/// Do demand reads wait less beside a core that streams through prefetchers when they go first, and does the stream get
-/// what is left?
+/// Do demand reads wait less beside a core that streams through prefetchers if they go first, and does the stream get
+/// the rest?
 #[test]
 fn demand_reads_overtake_prefetches() {
     let mut spec = machine();
@@ -195,7 +196,7 @@ fn demand_reads_overtake_prefetches() {
     assert!(after > 0.9 * before, "bytes a cycle in all: {after}, before {before}");
 }
 
-/// Do reads that hold a place go in their order, prefetched or not, and overtake nothing but write-backs?
+/// Do reads that hold a place stay in order, prefetched or not, and overtake nothing but write-backs?
 #[test]
 fn reads_in_flight_go_in_order() {
     let demand_waits = |requests_in_flight| {
@@ -214,7 +215,7 @@ fn reads_in_flight_go_in_order() {
     assert_eq!(demand_waits(Some(2)).1, 232, "a place is free when the second read is back, after 32 and 200 cycles");
 }
 
-/// Does a stride prefetcher hide the latency of a stream, and does switching it off bring it back?
+/// Does a stride prefetcher hide the latency of a stream, and does the latency return if it is switched off?
 #[test]
 fn a_prefetcher_hides_latency_and_can_be_turned_off() {
     let mut spec = machine();
@@ -234,7 +235,7 @@ fn a_prefetcher_hides_latency_and_can_be_turned_off() {
     assert!(with < 140.0, "{with} with prefetching");
 }
 
-/// Is the other line of a pair there after one miss?
+/// Is the other line of a pair present after one miss?
 #[test]
 fn the_adjacent_line_comes_along() {
     let mut spec = machine();
@@ -247,8 +248,8 @@ fn the_adjacent_line_comes_along() {
     assert_eq!((l2.references, l2.all_misses(), l2.prefetch_hits), (2000, 1000, 1000));
 }
 
-/// Do independent misses overlap behind one that waits for its address, as far as the miss registers reach (Little's law),
-/// and one after the other where everything behind waits?
+/// Do independent misses overlap behind one that waits for its address, up to the number of miss registers (Little's
+/// law), and follow one after the other if everything behind waits?
 #[test]
 fn independent_misses_overlap_behind_a_dependent_one() {
     let mut spec = machine();
@@ -269,7 +270,7 @@ fn independent_misses_overlap_behind_a_dependent_one() {
     assert!((without / 200.0 - 1.0).abs() < 0.05, "{without} cycles a pair");
 }
 
-/// Do chains of three wait for one another, and the window for the oldest of what was put aside?
+/// Do the accesses of chains of three wait for one another, and the window for the oldest deferred access?
 #[test]
 fn chains_take_their_latencies_and_the_window_ends_the_overlap() {
     for (window, chains_at_once) in [(6, 2.0), (12, 4.0), (24, 8.0)] {
@@ -284,14 +285,14 @@ fn chains_take_their_latencies_and_the_window_ends_the_overlap() {
         hw.load(CpuId(0), thread(0, 0, (0..chains).flat_map(chain).collect(), false), 0);
         let (done, last) = finish(&mut hw, 100_000_000);
         assert_balanced(&done[0].counters);
-        // A chain leaves the window 600 cycles after it came, and so many are in it.
+        // A chain leaves the window 600 cycles after it entered, and this many are in the window.
         let (found, expected) = (last as f64 / chains as f64, 600.0 / chains_at_once);
         assert!((found / expected - 1.0).abs() < 0.35, "window {window}: {found} cycles a chain of {expected}");
     }
 }
 
 /// Do eight loads of a line take one miss register out of order, so that a stream of words is as fast as one of lines
-/// (Little's law)? Does a store buffer have a place for each of eight stores?
+/// (Little's law)? Does a store buffer have an entry for each of eight stores?
 #[test]
 fn accesses_to_a_line_on_its_way_share_its_miss_register() {
     let cycles_a_line = |pipeline, words: u64, store: bool| {

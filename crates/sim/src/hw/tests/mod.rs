@@ -1,4 +1,4 @@
-//! Questions to the hardware, and what they are asked with.
+//! Tests of the hardware, and their shared helpers.
 
 mod coherence;
 mod memory;
@@ -11,7 +11,7 @@ use cachemate_core::*;
 
 use super::*;
 
-/// A machine to change: one package, one core with one context, 1-tick cycles, L1 1 KB 4-way, L2 8 KB 8-way.
+/// A machine for tests to modify: one package, one core with one context, 1-tick cycles, L1 1 KB 4-way, L2 8 KB 8-way.
 pub(crate) fn machine() -> MachineSpec {
     MachineSpec {
         name: "test".to_string(),
@@ -50,7 +50,7 @@ pub(crate) fn cache(
     CacheSpec { latency_cycles, ..cachemate_core::test_support::cache_spec(level, size_bytes, ways, shared_by_cores) }
 }
 
-/// Plays accesses once, or for ever.
+/// Plays accesses once, or forever.
 pub(crate) struct AccessScript {
     pub accesses: Vec<Access>,
     pub endless: bool,
@@ -80,7 +80,8 @@ pub(crate) fn hardware(spec: &MachineSpec) -> Hardware {
     Hardware::new(spec, HwOptions::default()).unwrap()
 }
 
-/// Runs every thread to its exit (endless ones for `cycles`); the threads by CPU, and when the last one ended.
+/// Runs every thread to its exit (endless ones for `cycles`). Returns the threads by CPU, and the time at which the
+/// last one ended.
 pub(crate) fn finish(hw: &mut Hardware, cycles: u64) -> (Vec<HwThread>, u64) {
     let mut done = Vec::new();
     let mut last = 0;
@@ -101,14 +102,14 @@ pub(crate) fn finish(hw: &mut Hardware, cycles: u64) -> (Vec<HwThread>, u64) {
     (done, last)
 }
 
-/// Do the books of a task balance: every tick one owner, every miss one cause, every miss of a level a reference of
-/// the next?
+/// Do a task's counters balance: does every tick have one owner, every miss one cause, and every miss of a level a
+/// reference at the next?
 pub(crate) fn assert_balanced(counters: &TaskCounters) {
     let owned = counters.instructions + counters.stalls.sum();
     assert_eq!(counters.ticks, owned, "ticks with one owner each: {counters:?}");
 }
 
-/// Own generator of the tests.
+/// The tests' own generator.
 pub(crate) struct TestRng(SplitMix64);
 
 impl TestRng {

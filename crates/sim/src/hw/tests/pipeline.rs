@@ -36,9 +36,9 @@ fn fixed_times_interleaved_give_the_sum_of_busy_times() {
     assert!((four - 200.0 / 249.0).abs() < 0.005, "{four}");
 }
 
-/// Do exponential busy times reach the machine-repairman model's utilisation for fixed waits? (The model needs only one
-/// of the two exponential: with processor sharing or first come, first served at one server, the waits' distribution
-/// does not matter.)
+/// Do exponential busy times reach the machine-repairman model's utilization for fixed waits? (The model needs only one
+/// of the two to be exponential: with processor sharing or first come, first served at one server, the waits'
+/// distribution does not matter.)
 #[test]
 fn exponential_times_give_the_machine_repairman_model() {
     let exponential = |cpu: u32, nth: u64| {
@@ -100,7 +100,7 @@ fn contexts_share_issue_width_and_window() {
     assert!((one / two - 2.0).abs() < 0.1, "half the window each: {one} and {two}");
 }
 
-/// Does code larger than the L1 instruction cache stall the front end, and code within it not?
+/// Does code larger than the L1 instruction cache stall the front end, while code that fits does not?
 #[test]
 fn a_code_footprint_beyond_the_instruction_cache_stalls() {
     let run = |functions: u64| {

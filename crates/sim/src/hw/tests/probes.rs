@@ -1,4 +1,4 @@
-//! Probes: what is logged is what happened, and costs what it says.
+//! Probes: they log what happened, at the stated cost.
 
 use expect_test::expect;
 
@@ -18,7 +18,7 @@ fn far(count: u64) -> Vec<Access> {
     (0..count).map(|index| Access::load(index * 64, 3)).collect()
 }
 
-/// Does an ideal trace hold every L1 miss in order, and nothing that was not simulated, at one interrupt each?
+/// Does an ideal trace hold every L1 miss in order, nothing that was not simulated, at one interrupt each?
 #[test]
 fn an_ideal_trace_is_the_sequence_of_misses() {
     let trace = TraceProbe { max_entries: 500, ..TraceProbe::default() };
@@ -53,7 +53,8 @@ fn the_last_address_register_loses_and_repeats() {
     assert!(log.stale > 300 && repeats == log.stale, "{} stale, {repeats} repeats", log.stale);
 }
 
-/// Does a stream that prefetches keep ahead of leave a repeat for every line, though it misses only at page starts?
+/// Does a stream that stays behind the prefetcher leave a repeat for every line, although it misses only at page
+/// starts?
 #[test]
 fn a_prefetched_stream_is_seen_as_repeats() {
     let mut spec = machine();
@@ -70,7 +71,7 @@ fn a_prefetched_stream_is_seen_as_repeats() {
     assert!(log.stale.abs_diff(prefetched) < 20, "{} stale, {prefetched} lines prefetched", log.stale);
 }
 
-/// Are tagged samples about one in so many, with source, latency and line of what really happened?
+/// Are tagged samples taken at about the requested rate, with the true source, latency and line?
 #[test]
 fn tagged_samples_tell_source_and_latency() {
     let mut spec = machine();
@@ -97,8 +98,8 @@ fn watched_locations_report_reuse_times() {
     assert!(samples.iter().all(|sample| sample.accesses == Some(99) && sample.reused));
 }
 
-/// Is fetched code watched like data, in lines of the watched size? A loop over 2 KB of code fetches its 32 lines in turn,
-/// and loads the same word on each.
+/// Is fetched code watched like data, in lines of the watched size? A loop over 2 KB of code fetches its 32 lines in
+/// turn, and loads the same word on each.
 #[test]
 fn fetched_code_is_watched_too() {
     let mut spec = machine();
@@ -113,7 +114,8 @@ fn fetched_code_is_watched_too() {
     assert!(times(1) > 5 && times(63) > 5 && times(1) + times(63) == 30, "{:?}", watch.samples);
 }
 
-/// Do super sets add up to the level's counters, of data and code, all levels at once? Do overflows come once per period?
+/// Do super sets add up to the level's counters, of data and code, all levels at once? Do overflows come once per
+/// period?
 #[test]
 fn super_sets_and_overflows_agree_with_the_counters() {
     let mut spec = machine();
@@ -133,13 +135,13 @@ fn super_sets_and_overflows_agree_with_the_counters() {
         assert_eq!(sum(|set| set.accesses), counts.references, "{:?}", probe.level);
         assert_eq!(sum(|set| set.misses), counts.all_misses(), "{:?}", probe.level);
     }
-    // Told at the end of a burst: never more often than once per period, seldom late by as much.
+    // Reported at the end of a burst: never more often than once per period, rarely late by that much.
     let (raised, periods) = (done.probes.overflows[0].raised, done.counters.instructions / 1000);
     assert!((periods - periods / 5..=periods).contains(&raised), "{raised} of {periods}");
 }
 
-/// Is an access that was never simulated never reported: is every line that any probe names one that the program asked
-/// for, however the sampler errs, and does a thread without accesses leave probes empty?
+/// Is an access that was never simulated never reported? Does every line that any probe names belong to the program's
+/// accesses, whatever the sampler's errors, and do probes of a thread without accesses stay empty?
 #[test]
 fn an_access_that_was_never_simulated_is_never_reported() {
     for sampler in [SamplerModel::Ideal, SamplerModel::LastAddress, SamplerModel::Tagged] {
@@ -153,7 +155,7 @@ fn an_access_that_was_never_simulated_is_never_reported() {
             watch: Some(WatchProbe { locations: 100, one_in: 7, ..WatchProbe::default() }),
             ..Probes::default()
         };
-        // Even lines only: what the prefetcher brings beside them was not asked for.
+        // Even lines only, so that the lines that the prefetcher brings in addition were not requested.
         let mut dice = TestRng::new(11);
         let accesses: Vec<Access> = (0..20_000).map(|_| Access::load(dice.below(2_000) * 128, 1)).collect();
         let done = probed(&spec, accesses, all());
@@ -171,8 +173,8 @@ fn an_access_that_was_never_simulated_is_never_reported() {
     }
 }
 
-/// How many misses does POWER5's register lose after each one it shows? RM 5.3.1 found, at worst: none after 59 % of
-/// them, one after 36 %, two after 4 %, more after 1 %.
+/// How many misses does POWER5's register lose after each one that it shows? RM 5.3.1 found, at worst: none after 59 %
+/// of them, one after 36 %, two after 4 %, more after 1 %.
 #[test]
 fn the_distribution_of_lost_misses_is_reported() {
     let mut spec = machine();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Skewed random lines: small numbers often.
+/// Random lines of a skewed distribution: small numbers are frequent.
 fn skewed(seed: u64, count: usize, lines: u64) -> Vec<u64> {
     let mut dice = TestRng::new(seed);
     let draw_line = |dice: &mut TestRng| {
@@ -83,8 +83,8 @@ fn set_associative_misses_equal_an_independent_model() {
     }
 }
 
-/// Do set-associative caches of two levels miss on the very lines that the locality engine's cache simulator misses on,
-/// for LRU and tree PLRU, power-of-two sets or not?
+/// Do set-associative caches of two levels miss on exactly the lines on which the locality engine's cache simulator
+/// misses, for LRU and tree PLRU, power-of-two sets or not?
 #[test]
 fn set_associative_misses_equal_the_locality_engines() {
     use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement as Theirs};
@@ -114,7 +114,7 @@ fn set_associative_misses_equal_the_locality_engines() {
     }
 }
 
-/// Is tree PLRU the textbook's: as LRU for two ways, and on four ways the known victim?
+/// Does tree PLRU match the textbook: as LRU for two ways, and with the known victim for four?
 #[test]
 fn tree_plru_points_away_from_recent_halves() {
     let mut spec = machine();
@@ -128,7 +128,7 @@ fn tree_plru_points_away_from_recent_halves() {
     assert_eq!(misses(&spec, &[0, 1, 2, 3, 0, 4, 2]), 6, "c went");
 }
 
-/// Does random replacement keep a cyclic pattern partly resident (where LRU loses all of it)?
+/// Does random replacement keep a cyclic pattern partly resident, while LRU loses all of it?
 #[test]
 fn random_replacement_keeps_part_of_a_loop_that_lru_loses() {
     let mut spec = machine();
@@ -168,7 +168,7 @@ fn beside(
     }
 }
 
-/// Do exclusive way masks make a victim's hits independent of its neighbor, and does it suffer without them?
+/// Do exclusive way masks make a victim's hits independent of its neighbor, and does it lose hits without them?
 #[test]
 fn exclusive_way_masks_make_hits_independent_of_the_neighbor() {
     let mut spec = machine();
@@ -200,7 +200,7 @@ impl FrameProvider for ColoredFrames {
     }
 }
 
-/// Do disjoint colors do the same?
+/// Do disjoint colors have the same effect?
 #[test]
 fn disjoint_colors_make_hits_independent_of_the_neighbor() {
     let mut spec = machine();
@@ -213,7 +213,7 @@ fn disjoint_colors_make_hits_independent_of_the_neighbor() {
     assert!(beside(&spec, true, |_| {}, &mut IdentityFrames).misses_from(MissCause::InterTask) > 0);
 }
 
-/// Are masks that the cache cannot have refused, with what was expected?
+/// Are masks that the cache cannot have refused, with the expected values?
 #[test]
 fn impossible_way_masks_are_refused() {
     let mut spec = machine();
@@ -251,7 +251,7 @@ fn the_matrix_names_evictor_and_victim() {
     assert_eq!(bytes, 256);
 }
 
-/// Does a page find its lines in the last cache right after it was copied, and no lines in any other cache?
+/// Right after a page was copied, does it find its lines in the last cache, and in no other cache?
 #[test]
 fn a_copied_page_is_cached() {
     let mut hw = hardware(&machine());
@@ -284,7 +284,7 @@ fn colors_do_not_divide_a_virtually_indexed_l1() {
     assert_eq!(misses(SetIndexing::Virtual, &mut IdentityFrames), misses(SetIndexing::Physical, &mut IdentityFrames));
 }
 
-/// Are a frame's lines found and dropped under the name it had, and does its next page give it another?
+/// Are a frame's lines found and dropped under the name that it had, and does its next page give it another name?
 #[test]
 fn a_flushed_frame_takes_the_index_of_its_next_page() {
     let mut spec = machine();

@@ -1,4 +1,4 @@
-//! The quick way against the slow way: record by record, nothing held in registers, every bound looked up anew.
+//! The fast path against the slow path: record by record, nothing held in registers, every bound looked up again.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::hw::pipeline::{CoreEnvironment, CoreFrontEnd};
 use crate::hw::store::{LineMeta, PENDING};
 
 impl CoreFrontEnd {
-    /// The same as [`CoreFrontEnd::run_fast_path`], for caches of any shape.
+    /// As [`CoreFrontEnd::run_fast_path`], for caches of any shape.
     pub(in crate::hw) fn step(
         &mut self,
         burst: &mut Burst,
@@ -49,7 +49,7 @@ impl CoreFrontEnd {
         }
     }
 
-    /// A plain hit of the data cache. False = another kind of access.
+    /// Handles a plain hit of the data cache. Returns false for another kind of access.
     fn step_in_cache(
         &mut self,
         access: Access,
@@ -79,7 +79,7 @@ impl CoreFrontEnd {
     }
 }
 
-/// Two packages of two cores, with L1s of every shape that the quick way knows, and others.
+/// Two packages of two cores, with L1s of every shape for which the fast path is compiled, and of others.
 fn machines() -> impl Strategy<Value = MachineSpec> {
     let pipeline = prop_oneof![
         Just(CoreModel::InOrder { issue_width: 1 }),
@@ -112,7 +112,7 @@ fn machines() -> impl Strategy<Value = MachineSpec> {
     )
 }
 
-/// Threads on all contexts that load, store, jump and compute at random, on pages of their own and of all.
+/// Threads on all contexts that load, store, jump and compute at random, on private and shared pages.
 fn load_threads(hw: &mut Hardware, dice: &mut TestRng) {
     for cpu in 0..hw.spec().cpus() {
         let mut draw_access = || {
@@ -134,7 +134,8 @@ fn load_threads(hw: &mut Hardware, dice: &mut TestRng) {
 }
 
 proptest! {
-    /// Does the quick way leave every counter and every line as the slow way does, stops in between included?
+    /// Does the fast path leave every counter and every line in the same state as the slow path, including stops in
+    /// between?
     #[test]
     fn the_quick_way_and_the_slow_way_are_one(spec in machines(), seed in any::<u64>()) {
         let run = |step_by_step: bool| {

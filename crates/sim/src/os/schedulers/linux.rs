@@ -1,11 +1,12 @@
 //! Fair share in the manner of Linux' completely fair scheduler.
 //!
-//! Every CPU runs the waiting task with the least virtual run time: time on processor over weight. Newcomers start one
-//! slice behind, sleepers come back at most half a slice ahead, and a task that is more than a wake-up granularity
-//! behind takes the CPU. Tasks wake where they last ran if that CPU is idle, else on an idle core or CPU below the
-//! same last-level cache, else on any idle CPU; new ones go to the least loaded group of every domain in turn. A CPU
-//! without work pulls from the nearest queue that has some; periodically each domain moves waiting tasks from its
-//! busiest to its least busy group that affinity allows, as many as it takes to even out, or swaps one for fairness' sake.
+//! Every CPU runs the waiting task with the smallest virtual run time: time on a processor over weight. Newcomers start
+//! one slice behind, sleepers return at most half a slice ahead, and a task that is more than a wake-up granularity
+//! behind takes the CPU. Tasks wake where they last ran if that CPU is idle, otherwise on an idle core or CPU below the
+//! same last-level cache, otherwise on any idle CPU; new ones go to the least loaded group of every domain in turn. A
+//! CPU without work pulls from the nearest queue that has some. Periodically, each domain moves waiting tasks from its
+//! busiest to its least busy group that affinity allows, as many as are needed to even out, or swaps one for the sake
+//! of fairness.
 //!
 //! Not modeled: load averages that decay (load is the weight of runnable tasks now), wake-affine, NUMA balancing,
 //! bandwidth control, and the tick after which an idle CPU outside the cache is found (here: at once).
@@ -14,16 +15,16 @@ use super::{CpuScheduler, EnqueueReason, SchedulerTimes, entry};
 use crate::os::domains::{CORE, SHARED_CACHE};
 use crate::os::queues::{SchedulerView, Slot};
 
-/// Imbalance below this share is left alone (Linux' default for domains above a core).
+/// An imbalance below this ratio is ignored (Linux' default for domains above a core).
 const IMBALANCE_PERCENT: f64 = 117.0;
-/// A busy CPU balances its domains so much less often than an idle one.
+/// Factor by which a busy CPU balances its domains less often than an idle one.
 const BUSY_FACTOR: u64 = 16;
 
 #[derive(Clone, Copy, Default)]
 struct FairEntity {
     virtual_cycles: i64,
     ran_cycles: u64,
-    /// The queue that its virtual time is relative to.
+    /// The queue to which the task's virtual time is relative.
     home: Option<u32>,
 }
 
@@ -31,7 +32,7 @@ pub(crate) struct LinuxLike {
     times: SchedulerTimes,
     tasks: Vec<FairEntity>,
     least_virtual: Vec<i64>,
-    /// When each level of domains is balanced next.
+    /// Cycle at which each level of domains is balanced next.
     next_balance: Vec<u64>,
 }
 
@@ -66,7 +67,7 @@ impl LinuxLike {
             .unwrap_or_else(|| view.best_cpu(slot, |cpu| (domains.distance(last, cpu), view.load_milli(cpu), cpu)))
     }
 
-    /// Top down: the least loaded group of every domain.
+    /// Chooses a CPU top down: the least loaded group of every domain.
     fn choose_cpu(&self, slot: Slot, view: &SchedulerView<'_>) -> u32 {
         let domains = view.domains();
         let load = |level: usize, cpu: u32| {
@@ -80,8 +81,8 @@ impl LinuxLike {
         })
     }
 
-    /// Moves within every group of one level, from its busiest part to its least busy one: as many as it takes to even out,
-    /// and where a swap is all that can be done, one.
+    /// Moves tasks within every group of one level, from its busiest part to its least busy one: as many as are needed
+    /// to even out, or a single one if only a swap is possible.
     fn balance_level(&self, level: usize, view: &SchedulerView<'_>, moves: &mut Vec<(Slot, u32)>) {
         let domains = view.domains();
         let part = |cpu: u32| if level == 0 { cpu } else { domains.group(level - 1, cpu) };
@@ -91,8 +92,8 @@ impl LinuxLike {
         for group in groups {
             let cpus: Vec<u32> =
                 (0..domains.cpus()).filter(|&cpu| domains.group(level, cpu) == group && view.is_open(cpu)).collect();
-            // Where affinity keeps tasks to a part, equal sums may hide unequal queues (Linux marks such a group as
-            // imbalanced): CPU is compared with CPU.
+            // If affinity restricts tasks to a part, equal sums may hide unequal queues (Linux marks such a group as
+            // imbalanced), so CPUs are compared with each other.
             let slots_on_cpu = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu));
             let barred = |slot: Slot| cpus.iter().any(|&cpu| !view.may_run(slot, cpu));
             let restricted = cpus.iter().any(|&cpu| slots_on_cpu(cpu).any(barred));
@@ -112,11 +113,11 @@ impl LinuxLike {
     }
 }
 
-/// The tasks that one part may pull from another.
+/// The task that one part may pull from another.
 enum Pull {
     /// Task, from, to.
     Moves(Slot, u32, u32),
-    /// Affinity keeps what there is where it is.
+    /// Affinity prevents any move.
     Barred,
     Nothing,
 }
@@ -125,26 +126,26 @@ fn loads(view: &SchedulerView<'_>) -> Vec<f64> {
     (0..view.domains().cpus()).map(|cpu| view.load(cpu)).collect()
 }
 
-/// Queues while they are evened out.
+/// The queues while they are being evened out.
 struct Queues<'a> {
     scheduler: &'a LinuxLike,
     view: &'a SchedulerView<'a>,
-    /// Load of each CPU, with the moves of this round.
+    /// Load of each CPU, including the moves of this round.
     loads: Vec<f64>,
     moves: &'a mut Vec<(Slot, u32)>,
-    /// A task is moved where that takes so many times its weight off the imbalance: one half is a swap.
+    /// A task is moved if that reduces the imbalance by at least this multiple of its weight; one half is a swap.
     least_gain: f64,
 }
 
 impl Queues<'_> {
-    /// One move between two parts, the busiest and the least busy of which affinity allows one (in Linux every CPU looks
-    /// for work, and leaves out the queues of which it may run nothing). False where there was none.
+    /// Makes one move from the busiest to the least busy part between which affinity allows one (in Linux, every CPU
+    /// looks for work, and skips the queues of which it may run no task). Returns false if there was none.
     fn even_out(&mut self, parts: &[Vec<u32>]) -> bool {
         let load_of = |cpus: &[u32]| {
             let sum: f64 = cpus.iter().map(|&cpu| self.loads[cpu as usize]).sum();
             (sum / cpus.len() as f64, sum, cpus.len() as f64)
         };
-        // Stable: among equals the first is busiest, and the first is idlest.
+        // The sort is stable: among equal parts, the first is the busiest, and the first is the idlest.
         let mut idlest_first: Vec<usize> = (0..parts.len()).collect();
         idlest_first.sort_by(|&a, &b| load_of(&parts[a]).0.total_cmp(&load_of(&parts[b]).0));
         let mut busiest_first: Vec<usize> = (0..parts.len()).collect();
@@ -173,25 +174,25 @@ impl Queues<'_> {
         false
     }
 
-    /// A pull from the busiest CPU of one part to the least busy one of another that may take something.
+    /// Plans a pull from the busiest CPU of one part to the least busy CPU of another that may run the task.
     fn plan_pull(&self, from: &[u32], to: &[u32], imbalance: f64) -> Pull {
         let view = self.view;
-        // Where a swap is all that can be done, the one that ran most is moved: it is those that stay behind who
-        // gain, and those that it joins who lose.
+        // If only a swap is possible, the task that ran most is moved: the tasks that stay behind gain, and those that
+        // it joins lose.
         let ran_cycles_of = |slot: Slot| self.scheduler.tasks.get(slot).map_or(0, |task| task.ran_cycles);
         let ran_there = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu)).map(ran_cycles_of).max();
         let load = |cpu: u32| self.loads[cpu as usize];
         let minimum = |a: &u32, b: &u32| load(*a).total_cmp(&load(*b)).then(ran_there(*b).cmp(&ran_there(*a)));
         let (mut targets, mut sources) = (to.to_vec(), from.to_vec());
         targets.sort_by(minimum);
-        // The last among equals first.
+        // Among equal ones, the last comes first.
         sources.reverse();
         sources.sort_by(|a, b| minimum(b, a));
         let moving = |slot: &Slot| self.moves.iter().any(|(other, _)| other == slot);
         let mut barred = false;
         for &source in &sources {
             let queued: Vec<Slot> = view.queue(source).iter().copied().filter(|slot| !moving(slot)).collect();
-            // A queue gives up one task at a time, unless it takes more to even out.
+            // A queue gives up one task at a time, unless evening out requires more.
             if self.least_gain < 1.0 && queued.len() < view.count_waiting(source) {
                 return Pull::Nothing;
             }
@@ -277,10 +278,11 @@ impl CpuScheduler for LinuxLike {
         let domains = view.domains();
         self.next_balance.resize(domains.levels(), 0);
         let mut moves = Vec::new();
-        // Wide domains first: a queue gives up one task at a time, and near moves come round more often anyway.
+        // Wide domains come first: a queue gives up one task at a time, and near moves are considered more often
+        // anyway.
         for level in (0..domains.levels()).rev() {
             if self.next_balance[level] <= view.now_cycles() {
-                // Linux: as many milliseconds as the domain has CPUs, and longer while they are busy.
+                // As in Linux: as many milliseconds as the domain has CPUs, and longer while they are busy.
                 let span = domains.members(level, 0).count() as u64 * BUSY_FACTOR * self.times.millisecond_cycles;
                 self.next_balance[level] = view.now_cycles() + span.max(1);
                 self.balance_level(level, view, &mut moves);

@@ -1,6 +1,6 @@
 //! Default schedulers: the queue of a waiting task, its position, its slice, and the balancing of queues.
 //!
-//! A scheduler keeps numbers per task (virtual run time, priority, ...) and answers queries; the dispatcher manages
+//! A scheduler stores numbers per task (virtual run time, priority, ...) and answers queries; the dispatcher manages
 //! queues, switches, the CPUs of gangs, and affinity, in the same way under every scheduler.
 
 mod linux;
@@ -15,7 +15,7 @@ pub(crate) use solaris::SolarisTimeSharing;
 
 use super::queues::{SchedulerView, Slot};
 
-/// Which default scheduler the machine runs.
+/// The default scheduler of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SchedulerKind {
@@ -37,12 +37,12 @@ pub(crate) struct SchedulerTimes {
     pub millisecond_cycles: u64,
 }
 
-/// Why a task comes to a queue.
+/// The reason why a task joins a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum EnqueueReason {
     New,
     Woken,
-    /// It used up its slice.
+    /// The task used up its slice.
     Expired,
     /// Another task took its CPU, or an assignment or an affinity changed.
     Displaced,
@@ -52,41 +52,41 @@ pub(crate) enum EnqueueReason {
 
 /// The rules of one default scheduler.
 pub(crate) trait CpuScheduler: Send {
-    /// Chooses the CPU on whose queue the task waits; must be a CPU that the task may use.
+    /// Chooses the CPU on whose queue the task waits; the task must be allowed to use it.
     fn place(&mut self, slot: Slot, why: EnqueueReason, view: &SchedulerView<'_>) -> u32;
     /// Records that the task has joined the queue of `cpu`, or is about to run there from another queue.
     fn enqueue(&mut self, slot: Slot, cpu: u32, why: EnqueueReason, view: &SchedulerView<'_>);
-    /// Order within a queue: smaller first, then first come first served.
+    /// Returns the key that orders a queue: smaller first, then first come, first served.
     fn key(&self, slot: Slot) -> i64;
-    /// How long it may run now.
+    /// Returns the length of time for which the task may run now.
     fn slice_cycles(&self, slot: Slot, cpu: u32, view: &SchedulerView<'_>) -> u64;
     /// Charges the task for `cycles` that it ran at this weight.
     fn charge_cycles(&mut self, slot: Slot, cycles: u64, weight: f64);
-    /// Does the newcomer to a queue take the CPU at once?
+    /// Does the task that joins a queue take the CPU at once?
     fn should_preempt(&self, newcomer: Slot, running: Slot) -> bool;
-    /// May a waiting task be picked for its co-runners although `first` is next? If shares are kept, yes while it is at
-    /// most a slice ahead: the order of turns changes but no share does, because no task gets further ahead. AV's Linux
-    /// 2.6 is similar: every task had its turn before the next round began.
+    /// May a waiting task be picked for its co-runners although `first` is next? If shares are kept, it may while it is
+    /// at most a slice ahead: the order of turns changes but no share does, because no task gets further ahead. AV's
+    /// Linux 2.6 is similar: every task had its turn before the next round began.
     fn may_overtake(&self, _slot: Slot, _first: Slot) -> bool {
         true
     }
-    /// One queue for all CPUs.
+    /// Is there one queue for all CPUs?
     fn has_single_queue(&self) -> bool {
         false
     }
-    /// When [`CpuScheduler::balance`] is due.
+    /// Returns the cycle at which [`CpuScheduler::balance`] is due.
     fn next_balance_cycle(&self) -> u64 {
         u64::MAX
     }
-    /// Queued tasks to move, and where to.
+    /// Returns queued tasks to move, with their new CPUs.
     fn balance(&mut self, _sight: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
         Vec::new()
     }
-    /// A queued task for a CPU that has nothing to do, from another queue.
+    /// Returns a queued task from another queue, for a CPU that has nothing to run.
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot>;
 }
 
-/// A scheduler at its start.
+/// Builds a scheduler in its initial state.
 pub(crate) fn scheduler(kind: SchedulerKind, times: SchedulerTimes) -> Box<dyn CpuScheduler> {
     match kind {
         SchedulerKind::Linux => Box::new(LinuxLike::new(times)),
@@ -95,7 +95,7 @@ pub(crate) fn scheduler(kind: SchedulerKind, times: SchedulerTimes) -> Box<dyn C
     }
 }
 
-/// The slot's number in a table that grows with the tasks.
+/// Returns the slot's entry in a table that grows with the tasks.
 fn entry<T: Default>(table: &mut Vec<T>, slot: Slot) -> &mut T {
     if table.len() <= slot {
         table.resize_with(slot + 1, T::default);

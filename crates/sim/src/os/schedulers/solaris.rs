@@ -1,18 +1,19 @@
 //! Solaris' time-sharing class: multi-level feedback by the default dispatch table (`ts_dptbl`), per-CPU queues.
 //!
-//! A thread that uses up its quantum falls to a lower level with a longer one (20 ms at the top, 200 ms at the
-//! bottom); one that returns from sleep rises to the level its table entry names; once a second every thread that
-//! has gone too long without using up a quantum is lifted, which is what keeps the bottom from starving. A queue that
-//! is longer than its neighbor's at the thread's level passes it on, and an idle CPU takes the best waiting thread.
+//! A thread that uses up its quantum falls to a lower level with a longer one (20 ms at the top, 200 ms at the bottom).
+//! A thread that returns from sleep rises to the level that its table entry names. Once a second, every thread that has
+//! gone too long without using up a quantum is lifted, which keeps the bottom from starving. A queue that is longer
+//! than its neighbor's at the thread's level passes the thread on, and an idle CPU takes the best waiting thread.
 //!
-//! Plan weights multiply the quantum: the class itself knows no shares.
+//! Plan weights multiply the quantum, because the class itself has no shares.
 
 use super::{CpuScheduler, EnqueueReason, SchedulerTimes, entry};
 use crate::os::queues::{SchedulerView, Slot};
 
-/// Where threads of the class start.
+/// Level at which threads of the class start.
 const START_LEVEL: u8 = 29;
-/// From this level on one waiting thread more than the neighbor has is enough to pass on; below, two more are.
+/// From this level on, a thread is passed on if its queue has one waiting thread more than the neighbor's; below, two
+/// more are required.
 const MATCH_LEVEL: u8 = 16;
 const LIFT_MS: u64 = 1000;
 
@@ -20,16 +21,16 @@ const LIFT_MS: u64 = 1000;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct DispatchTableRow {
     quantum_ms: u64,
-    /// Level after the quantum is used up.
+    /// Level after the quantum has been used up.
     expired: u8,
     /// Level after a sleep.
     returned: u8,
-    /// Seconds without using up a quantum after which it is lifted.
+    /// Seconds without using up a quantum after which the thread is lifted.
     max_wait_s: u32,
     lifted: u8,
 }
 
-/// The default table.
+/// Returns a row of the default table.
 fn line(level: u8) -> DispatchTableRow {
     let (quantum_ms, drop) = match level {
         0..=9 => (200, level),
@@ -61,7 +62,7 @@ struct TimeSharingEntity {
     level: u8,
     waited_s: u32,
     begun: bool,
-    /// The part of the quantum at this level that is not yet used.
+    /// The part of the quantum at this level that has not been used yet.
     left_cycles: u64,
 }
 
@@ -85,12 +86,12 @@ impl SolarisTimeSharing {
         ((line(level).quantum_ms * self.times.millisecond_cycles) as f64 * weight).max(1.0) as u64
     }
 
-    /// Waiting threads of the level or better.
+    /// Returns the number of waiting threads at this level or a better one.
     fn count_waiting_at(&self, cpu: u32, level: u8, view: &SchedulerView<'_>) -> usize {
         view.queue(cpu).iter().filter(|&&slot| self.level(slot) >= level).count()
     }
 
-    /// An idle CPU, or else the one that runs the lowest level.
+    /// Returns an idle CPU, or otherwise the one that runs the lowest level.
     fn lowest_level_cpu(&self, slot: Slot, view: &SchedulerView<'_>) -> u32 {
         let domains = view.domains();
         let last = view.last_cpu(slot).unwrap_or(0);
@@ -112,7 +113,7 @@ impl CpuScheduler for SolarisTimeSharing {
         if why == EnqueueReason::Woken || why == EnqueueReason::New {
             return if view.is_idle(home) { home } else { self.lowest_level_cpu(slot, view) };
         }
-        // setbackdq: compare the queue with that of the next CPU of the partition.
+        // setbackdq: compares the queue with that of the next CPU of the partition.
         let level = self.level(slot);
         let cpus = view.domains().cpus();
         let next = (1..=cpus).map(|step| (home + step) % cpus);
@@ -159,7 +160,7 @@ impl CpuScheduler for SolarisTimeSharing {
         self.next_lift
     }
 
-    /// `ts_update`: once a second, lifts those that have not used up a quantum for too long.
+    /// `ts_update`: once a second, lifts the threads that have not used up a quantum for too long.
     fn balance(&mut self, view: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
         self.next_lift = view.now_cycles() + LIFT_MS * self.times.millisecond_cycles;
         for slot in 0..self.tasks.len() {
@@ -184,7 +185,7 @@ impl CpuScheduler for SolarisTimeSharing {
 mod tests {
     use super::*;
 
-    /// Is the table the published default: quanta, falls, returns, lifts at its corners?
+    /// Does the table match the published default at its corners: quanta, falls, returns, lifts?
     #[test]
     fn the_dispatch_table_is_the_published_default() {
         let fields = |level| {

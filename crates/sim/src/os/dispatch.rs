@@ -407,8 +407,8 @@ impl Dispatcher {
     }
 
     /// Returns the task to run in AV's Linux form: the scheduler's choice, unless another waiting task has a lower
-    /// penalty with those that run below the same cache, may overtake it, and the first has not been passed over too
-    /// often.
+    /// penalty with those that run below the same cache. That task must be allowed to overtake, and the first must not
+    /// have been passed over too often.
     fn least_penalized(&mut self, first: Slot, choices: &[Slot], cpu: u32) -> Slot {
         if self.penalties.is_empty() || self.tasks[first].times_passed_over >= MAX_PASSED_OVER {
             return first;

@@ -1,56 +1,56 @@
-//! Physical page frames: who gets which, and in which color.
+//! Physical page frames: their allocation, and their colors.
 //!
-//! Problem: which cache sets a page occupies is decided by its frame number. A default kernel hands frames out in an
-//! order that its history made; a coloring one must find frames of given colors fast, and must not fail while any
-//! frame is free (CP 4.4.1).
+//! Problem: the frame number of a page determines which cache sets it occupies. A default kernel allocates frames in an
+//! order that results from its history; a coloring one must find frames of given colors fast, and must not fail while
+//! any frame is free (CP 4.4.1).
 //!
-//! Method: per memory node, free memory is what a long-running buddy allocator looks like. Blocks of 1024 frames lie in
+//! Method: per memory node, free memory looks like that of a long-running buddy allocator. Blocks of 1024 frames lie in
 //! shuffled order, cut into aligned pieces; half of the memory stays in whole blocks, a quarter in halves, and so on.
-//! Pieces are shuffled among those of eight blocks. Frames within a piece come out in ascending order, and CPUs draw
-//! them in batches, as per-CPU page lists do. Colored requests go to per-CPU lists per color (CP 4.4.1, the second
-//! version: colored lists that are refilled until the color is found, so that no `MaxTry` is needed).
+//! Pieces are shuffled among those of eight blocks. Frames within a piece are allocated in ascending order, and CPUs
+//! draw them in batches, as with per-CPU page lists. Colored requests go to per-CPU lists per color (CP 4.4.1, the
+//! second version: colored lists that are refilled until the color is found, so that no `MaxTry` is needed).
 //!
-//! Properties: no frame is handed out twice; as long as any frame is free a request succeeds; a colored request gets
-//! an allowed color as long as one is free anywhere, local memory first; same seed, same order. Memory for the lists
-//! is proportional to the frames drawn, not to the machine's memory.
+//! Properties: no frame is allocated twice; as long as any frame is free, a request succeeds; a colored request gets an
+//! allowed color as long as one is free anywhere, local memory first; the same seed gives the same order. Memory for
+//! the lists is proportional to the frames drawn, not to the machine's memory.
 
 use cachemate_core::{IndexSet, SplitMix64};
 
-/// Frames of a buddy block of the largest order.
+/// Number of frames of a buddy block of the largest order.
 const BLOCK_FRAMES: u32 = 1 << BLOCK_ORDER;
 const BLOCK_ORDER: u32 = 10;
-/// Blocks whose pieces are shuffled together.
+/// Number of blocks whose pieces are shuffled together.
 const BLOCKS_AT_ONCE: usize = 8;
-/// Frames a CPU draws from the buddy lists at once (Linux' default batch).
+/// Number of frames that a CPU draws from the buddy lists at once (Linux' default batch).
 const BATCH_FRAMES: usize = 31;
 
-/// The options of the pool.
+/// The options of the frame allocator.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameAllocatorSpec<'a> {
     pub frames: u64,
-    /// Memory nodes: equal consecutive parts of the frames.
+    /// Number of memory nodes, which are equal consecutive parts of the frames.
     pub nodes: u32,
-    /// Colors the kernel keeps apart; 1 = it does not color.
+    /// Number of colors that the kernel distinguishes; 1 means that it does not color.
     pub colors: u32,
     /// Home node of each CPU.
     pub node_of_cpu: &'a [u32],
-    /// Largest order of the pieces that free memory is in: 10 = as after boot and use, 0 = every frame on its own.
+    /// Largest order of the pieces of free memory: 10 as after boot and use, 0 makes every frame separate.
     pub max_piece_order: u32,
     pub seed: u64,
 }
 
 struct NodeFrames {
-    /// Whole blocks not yet cut, in the order they will be.
+    /// Whole blocks that are not cut yet, in the order in which they will be.
     blocks: Vec<u32>,
-    /// First frame and length; taken from the back.
+    /// First frame and length of each piece; taken from the back.
     pieces: Vec<(u32, u32)>,
 }
 
 #[derive(Default)]
 struct CpuLists {
-    /// Drawn for requests without colors, next at the back.
+    /// Frames drawn for requests without colors, the next at the back.
     batch: Vec<u32>,
-    /// Per node and color: drawn or freed, next at the back.
+    /// Frames drawn or freed, per node and color, the next at the back.
     by_color: Vec<Vec<u32>>,
 }
 
@@ -109,7 +109,7 @@ impl FrameAllocator {
         self.free
     }
 
-    /// Any frame, local memory first; `None` = memory is full.
+    /// Takes any frame, local memory first; `None` if memory is full.
     pub fn take_any(&mut self, cpu: u32) -> Option<u32> {
         let home = self.node_of_cpu[cpu as usize];
         if self.cpus[cpu as usize].batch.is_empty() {
@@ -125,8 +125,8 @@ impl FrameAllocator {
         frame
     }
 
-    /// A frame of one of the allowed colors, tried from `first_color` on in turn: on the local node, then on the
-    /// others; `None` = none is free anywhere.
+    /// Takes a frame of one of the allowed colors, tried in turn from `first_color` on, on the local node, then on the
+    /// others; `None` if none is free anywhere.
     pub fn take_colored(&mut self, cpu: u32, allowed: &IndexSet, first_color: u32) -> Option<u32> {
         let home = self.node_of_cpu[cpu as usize];
         let in_turn: Vec<u32> = allowed
@@ -140,8 +140,8 @@ impl FrameAllocator {
         frame
     }
 
-    /// `pages` (a power of two, at most 1024) contiguous frames, aligned to their number, all of allowed colors,
-    /// which are then adjacent ones (CP 4.4.1); the first is returned. `None` = no such run among free memory.
+    /// Takes `pages` (a power of two, at most 1024) contiguous frames, aligned to their number, all of allowed colors,
+    /// which are then adjacent ones (CP 4.4.1), and returns the first. `None` if free memory has no such run.
     pub fn take_run(&mut self, cpu: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
         debug_assert!(pages.is_power_of_two() && pages <= BLOCK_FRAMES);
         let home = self.node_of_cpu[cpu as usize];
@@ -150,7 +150,7 @@ impl FrameAllocator {
         run
     }
 
-    /// Back to the lists of the CPU that frees it.
+    /// Returns a frame to the lists of the CPU that frees it.
     pub fn release_frame(&mut self, cpu: u32, frame: u32) {
         let at = self.list_of(self.node_of(frame), self.color_of(frame));
         self.cpus[cpu as usize].by_color[at].push(frame);
@@ -165,7 +165,7 @@ impl FrameAllocator {
         (node * self.colors + color) as usize
     }
 
-    /// Cuts more blocks where no piece is left; false = the node's buddy lists are empty.
+    /// Cuts more blocks if no piece is left. Returns false if the node's buddy lists are empty.
     fn refill(&mut self, node: u32) -> bool {
         if !self.nodes[node as usize].pieces.is_empty() {
             return true;
@@ -195,7 +195,7 @@ impl FrameAllocator {
         }
     }
 
-    /// Up to `most` frames of a node's buddy lists, in ascending order within a piece.
+    /// Draws up to `most` frames from a node's buddy lists, in ascending order within a piece.
     fn draw_frames(&mut self, node: u32, most: usize) -> Vec<u32> {
         let mut drawn = Vec::new();
         while drawn.len() < most && self.refill(node) {
@@ -238,7 +238,7 @@ impl FrameAllocator {
         }
     }
 
-    /// A frame from any list of any CPU, once the buddy lists are empty.
+    /// Takes a frame from any list of any CPU, once the buddy lists are empty.
     fn take_listed(&mut self, home: u32) -> Option<u32> {
         let colors = self.colors;
         self.nodes_from(home).find_map(|node| {
@@ -272,7 +272,7 @@ impl FrameAllocator {
                 self.nodes[node as usize].pieces.extend(at_end);
                 return Some(run);
             }
-            // Cut further blocks, and keep what has been looked at for other requests.
+            // Cut further blocks, and keep the pieces that were examined for other requests.
             looked_at += 1;
             let scanned_pieces = std::mem::take(&mut self.nodes[node as usize].pieces);
             let more = self.refill(node);
@@ -300,7 +300,7 @@ mod tests {
         FrameAllocator::new(spec)
     }
 
-    /// Does a colored request get an allowed color while one is free anywhere, and nothing afterwards?
+    /// Does a colored request get an allowed color while one is free anywhere, and none after that?
     #[test]
     fn colored_requests_get_their_colors_until_the_last_frame_of_them_is_gone() {
         let mut frames = pool(4096, 2, 16);
@@ -308,7 +308,7 @@ mod tests {
         let frames_taken: Vec<u32> = std::iter::from_fn(|| frames.take_colored(1, &allowed, 0)).collect();
         assert_eq!(frames_taken.len(), 4096 / 16 * 2);
         assert!(frames_taken.iter().all(|frame| allowed.contains(frame % 16)));
-        // Local memory first: CPU 1 lives on node 1.
+        // Local memory first: CPU 1 belongs to node 1.
         assert!(frames_taken[..256].iter().all(|&frame| frames.node_of(frame) == 1));
         assert_eq!(frames.free_frames(), 4096 - 512);
         let rest: Vec<u32> = std::iter::from_fn(|| frames.take_any(2)).collect();
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(frames.free_frames(), (1 << 14) - 4);
     }
 
-    /// Is the default order neither sequential nor without runs (an aged buddy allocator has both)?
+    /// Is the default order neither sequential nor without runs (an aged buddy allocator avoids both)?
     #[test]
     fn default_frames_come_in_runs_at_shuffled_places() {
         let mut frames = pool(1 << 18, 1, 1);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     proptest! {
-        /// Is no frame ever handed out twice or lost, whatever is taken, freed and asked for?
+        /// Is no frame ever allocated twice or lost, whatever is taken, freed and requested?
         #[test]
         fn no_frame_is_lost_or_given_twice(steps in prop::collection::vec((0u32..5, 0u32..4, 0u32..8), 1..400)) {
             let mut frames = pool(3000, 2, 8);

@@ -1,22 +1,23 @@
-//! Gangs in turn on their CPUs.
+//! Gangs that take turns on their CPUs.
 //!
 //! A rotation has exclusive use of its CPUs: in a gang's turn each member has a CPU, and every other CPU of the
-//! schedule idles. If no member of a gang can run, its turn ends at once. Members without a named CPU get the one they
-//! last ran on if it is free; a matching leaves as few members as possible without a CPU that their affinity allows.
+//! schedule idles. If no member of a gang can run, its turn ends at once. Members without a named CPU get the one on
+//! which they last ran, if it is free; a matching leaves as few members as possible without a CPU that their affinity
+//! allows.
 
 use cachemate_core::CpuSet;
 
 use super::dispatch::Dispatcher;
 use super::queues::Slot;
 
-/// One gang: members, their CPUs where it matters, slices per turn.
+/// One gang: members, their CPUs if they are named, slices per turn.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SlotGang {
     pub members: Vec<(Slot, Option<u32>)>,
     pub slices: u32,
 }
 
-/// One schedule, running.
+/// A gang schedule in progress.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SlotRotation {
     pub cpus: CpuSet,
@@ -38,7 +39,7 @@ impl SlotRotation {
         }
     }
 
-    /// The same schedule, wherever its turn is.
+    /// Are the schedules the same, whatever their current turns?
     pub fn is_same_schedule(&self, other: &Self) -> bool {
         (&self.cpus, self.slice_cycles, &self.gangs) == (&other.cpus, other.slice_cycles, &other.gangs)
     }
@@ -47,12 +48,12 @@ impl SlotRotation {
         if self.gangs.len() > 1 { self.turn_ends } else { u64::MAX }
     }
 
-    /// The gang whose turn it is: index into `gangs`.
+    /// Returns the index into `gangs` of the gang whose turn it is.
     pub fn active_gang(&self) -> usize {
         self.turn
     }
 
-    /// Passes turns on that are over, or whose gang cannot run while another can.
+    /// Ends turns that are over, or whose gang cannot run while another can.
     pub fn advance(&mut self, now: u64, dispatcher: &Dispatcher) {
         let runnable = |gang: &SlotGang| gang.members.iter().any(|&(slot, _)| dispatcher.is_runnable(slot));
         if self.gangs.is_empty() || (self.turn_ends > now && runnable(&self.gangs[self.turn])) {
@@ -63,7 +64,7 @@ impl SlotRotation {
         let over = self.turn_ends <= now;
         if let Some(next) = next {
             self.turn = next;
-            // A turn starts where the last one ended, so that rounding up to an event does not stretch the round.
+            // A turn starts where the last one ended, so that rounding up to an event does not lengthen the rotation.
             let from = if over { self.turn_ends.max(now.saturating_sub(self.slice_cycles)) } else { now };
             self.turn_ends = from + u64::from(self.gangs[next].slices) * self.slice_cycles;
         } else if over {
@@ -71,18 +72,18 @@ impl SlotRotation {
         }
     }
 
-    /// CPU assignments of the gang whose turn it is: (CPU, member).
+    /// Returns the CPU assignments of the gang whose turn it is, as (CPU, member).
     pub fn active_seats(&self, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
         self.gangs.get(self.turn).map_or_else(Vec::new, |gang| assign_seats(&gang.members, &self.cpus, dispatcher))
     }
 }
 
-/// Gives each member a CPU of its own among `cpus`, named ones first, allowed ones only, the last one if it can be.
+/// Gives each member its own CPU among `cpus`: named ones first, allowed ones only, the last one if possible.
 pub fn assign_seats(members: &[(Slot, Option<u32>)], cpus: &CpuSet, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
     assign_seats_with(members, cpus, dispatcher, &|slot| dispatcher.task(slot).allowed.clone())
 }
 
-/// The same for members that may sit on other CPUs than the dispatcher would give them.
+/// As `assign_seats`, for members that may be on other CPUs than the dispatcher would give them.
 pub fn assign_seats_with(
     members: &[(Slot, Option<u32>)],
     cpus: &CpuSet,
@@ -105,7 +106,7 @@ pub fn assign_seats_with(
     placed
 }
 
-/// An augmenting path from `slot` to a free CPU; assignments from `named` on may change.
+/// Finds an augmenting path from `slot` to a free CPU; assignments from `named` on may change.
 fn find_seat(
     slot: Slot,
     choices_of: &dyn Fn(Slot) -> Vec<u32>,
@@ -133,7 +134,7 @@ fn find_seat(
             Some(at) if at >= named => {
                 let (_, holder) = placed[at];
                 if find_seat(holder, choices_of, dispatcher, placed, named, tried) {
-                    // The holder has another seat now; its old one is this task's.
+                    // The previous holder has another CPU now, so this task gets its old one.
                     placed[at] = (cpu, slot);
                     return true;
                 }

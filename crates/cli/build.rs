@@ -4,7 +4,7 @@ use std::env;
 use std::path::PathBuf;
 use std::process::{Command, exit};
 
-/// Inputs of a simulated result: crates, data that comes with the program, versions of what it is built from.
+/// Inputs of a simulated result: crates, the data that ships with the program, and the versions of its dependencies.
 const RESULTS_DEPEND_ON: &[&str] = &[
     "../core/src",
     "../locality/src",
@@ -36,7 +36,7 @@ fn name_version() {
     println!("cargo::rerun-if-env-changed=CACHEMATE_COMMIT");
     let version = env::var("CARGO_PKG_VERSION").unwrap_or_default();
     let released = env::var("PROFILE").is_ok_and(|profile| profile == "release");
-    // Sources without their history, such as an archive, name it themselves or not at all.
+    // Sources without their history, such as an archive, may name the commit themselves.
     let commit = env::var("CACHEMATE_COMMIT")
         .ok()
         .or_else(|| git(&["describe", "--tags", "--always", "--abbrev=12"]).filter(|_| released));
@@ -54,7 +54,8 @@ fn git(args: &[&str]) -> Option<String> {
     Some(String::from_utf8(answer.stdout).ok()?.trim().to_string())
 }
 
-/// A sweep's results are of one version; this names it, the same on every host that builds the same sources.
+/// Fingerprints the sources. A sweep's results belong to one version, and the fingerprint identifies it: it is the same
+/// on every host that builds the same sources.
 fn fingerprint_sources() {
     let (mut files, mut pending) = (Vec::new(), RESULTS_DEPEND_ON.iter().map(PathBuf::from).collect::<Vec<_>>());
     while let Some(path) = pending.pop() {
@@ -71,7 +72,7 @@ fn fingerprint_sources() {
             eprintln!("{}: cannot be read", file.display());
             exit(1);
         };
-        // FNV-1a over names and contents: tells versions apart, nothing more.
+        // FNV-1a over names and contents, which only distinguishes versions.
         for byte in file.to_string_lossy().bytes().chain(bytes) {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }

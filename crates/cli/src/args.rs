@@ -18,7 +18,7 @@ pub struct Global {
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum ColorChoice {
-    /// On a terminal
+    /// Color if the output is a terminal
     #[default]
     Auto,
     Always,
@@ -78,7 +78,7 @@ impl FromStr for ByteSize {
     }
 }
 
-/// Cache sizes of a curve, ascending, each once: `64K,1M` or `LO..HI:N` (N sizes in equal ratios).
+/// Cache sizes of a curve, ascending and distinct: `64K,1M` or `LO..HI:N` (N sizes in equal ratios).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SizeList(pub Vec<u64>);
 
@@ -86,7 +86,7 @@ pub struct SizeList(pub Vec<u64>);
 const MAX_SIZES: usize = 10_000;
 
 impl SizeList {
-    /// Half-doublings from 4K to 64M.
+    /// From 4K to 64M, two per doubling.
     pub fn with_defaults() -> Self {
         SizeList(usual_sizes())
     }

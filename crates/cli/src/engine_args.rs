@@ -82,7 +82,7 @@ impl EngineArgs {
     /// Runs the tasks until no result is missing, and reports the progress.
     ///
     /// # Errors
-    /// As [`drive`]; options that the engine does not take.
+    /// As [`drive`]; options that the engine does not accept.
     pub fn drive(
         &self,
         session: &Session,
@@ -143,7 +143,7 @@ impl EngineArgs {
     }
 }
 
-/// Reports the progress: a bar on a terminal, a line in a log now and then.
+/// Reports the progress: a bar on a terminal, a periodic line in a log.
 struct ProgressReporter<'a> {
     session: &'a Session,
     bar: &'a ProgressBar,
@@ -197,7 +197,7 @@ impl<'a> ProgressReporter<'a> {
     }
 }
 
-/// A duration in the unit that suits its length.
+/// A duration in a unit that suits its length.
 pub fn duration_text(seconds: f64) -> String {
     match seconds {
         s if s < 90.0 => format!("{s:.0} s"),

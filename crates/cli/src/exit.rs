@@ -27,7 +27,7 @@ impl std::fmt::Display for InterruptedError {
 }
 impl std::error::Error for InterruptedError {}
 
-/// Exit code of a program that was run, which has printed its own errors.
+/// Exit code of a program that cachemate ran, and that has printed its own errors.
 #[derive(Debug)]
 pub struct ProgramExitCode(pub i32);
 
@@ -42,7 +42,7 @@ impl std::error::Error for ProgramExitCode {}
 pub fn code(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     if is_broken_pipe(&error) {
-        // The reader of our output has closed the pipe (`| head`), which is no error.
+        // The reader of the output has closed the pipe (`| head`), which is not an error.
         return ExitCode::SUCCESS;
     }
     if let Some(ProgramExitCode(code)) = error.downcast_ref() {
@@ -69,7 +69,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(broken))
 }
 
-/// Prints clap's help, version or usage error, ignoring a broken pipe.
+/// Prints clap's help, version or usage error, and ignores a broken pipe.
 pub fn usage(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))

@@ -17,13 +17,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use tokio::net::TcpListener;
 
-/// Bytes of one request: 20 000 names of 253 letters, and a pod.
+/// Maximum size of one request: 20 000 names of 253 letters, and a pod.
 const MAX_REQUEST_BYTES: usize = 8 << 20;
-/// For the body of one request; kube-scheduler waits no longer either.
+/// Deadline for the body of one request, which is also kube-scheduler's.
 const BODY_DEADLINE: Duration = Duration::from_secs(2);
-/// For the next head of a connection.
+/// Deadline for the next head on a connection.
 const IDLE_DEADLINE: Duration = Duration::from_secs(60);
-/// Connections at the same time, and the longest life of one.
+/// Maximum number of concurrent connections, and maximum life of one.
 const CONNECTIONS: usize = 64;
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(3600);
 
@@ -60,7 +60,7 @@ fn refusal(status: StatusCode, text: &str) -> (StatusCode, Vec<u8>) {
     (status, format!("{{\"error\":{}}}", serde_json::Value::String(text.to_string())).into_bytes())
 }
 
-/// Now, as published states count it.
+/// The current time in the unit of published states.
 pub fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
@@ -103,13 +103,13 @@ pub async fn listen(
         loop {
             let Some((stream, peer)) = accept(listener.accept().await).await else { continue };
             let state = Arc::clone(&state);
-            // Small answers go out at once.
+            // Small answers are sent immediately.
             let _ = stream.set_nodelay(true);
             limit.serve(peer.ip(), move |_| async move {
                 let service = service_fn(move |request| respond(request, Arc::clone(&state)));
                 let mut http = http1::Builder::new();
                 http.timer(TokioTimer::new()).header_read_timeout(IDLE_DEADLINE).max_headers(64);
-                // A peer that goes away in the middle of a request needs no more.
+                // A peer that disconnects in the middle of a request needs no response.
                 let _ = http.serve_connection(TokioIo::new(stream), service).await;
             });
         }

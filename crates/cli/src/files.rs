@@ -59,7 +59,7 @@ fn umask() -> u32 {
     mask.as_raw_mode()
 }
 
-/// Refuses, before hours of work, an output file that could not be written after them.
+/// Rejects, before hours of work, an output file that could not be written after them.
 ///
 /// # Errors
 /// The file exists and `force` is not set, or its directory does not exist.

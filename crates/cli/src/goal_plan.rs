@@ -24,7 +24,7 @@ pub fn parse_goal(text: &str) -> Result<RequestedGoal, String> {
     let (digits, unit) = max.strip_suffix('%').map_or((max, 1.0), |digits| (digits.trim(), 100.0));
     let value: f64 = digits.parse().map_err(|_| format!("found '{max}', {expected}"))?;
     let max_slowdown = value / unit;
-    // A bare 5 means 500 %, which nobody promises; a share needs no unit, percent need one.
+    // A bare 5 would mean 500 %, a promise that is hardly intended, so a percentage needs its unit.
     if !(max_slowdown.is_finite() && max_slowdown >= 0.0 && (unit > 1.0 || max_slowdown <= 1.0)) {
         return Err(format!("found '{max}', expected a share from 0 to 1, or percent with a unit, such as 5%"));
     }
@@ -49,7 +49,7 @@ pub struct GoalForecast {
 pub struct GoalPlacement {
     program: String,
     cpu: u32,
-    /// Units of its cache that it has for itself; 0 = it shares the rest.
+    /// Units of its cache reserved for it; 0 if it shares the rest.
     exclusive_units: u32,
     forecast_slowdown: f64,
 }
@@ -58,9 +58,9 @@ pub struct GoalPlacement {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct GoalPlan {
     goals: Vec<GoalForecast>,
-    /// Does the plan keep all of them by its forecast?
+    /// Does the forecast keep all promises under the plan?
     keeps_all: bool,
-    /// Ways or colors of each cache; 1 = it cannot be divided.
+    /// Ways or colors of each cache; 1 if it cannot be partitioned.
     units_per_cache: u32,
     placement: Vec<GoalPlacement>,
     /// Programs without which all promises would be kept; empty if they are, or if removing one does not suffice.
@@ -94,7 +94,8 @@ pub fn goal_plan(
     Ok(answer(names, &jobs, &best, units, must_leave))
 }
 
-/// The first program without a promise whose absence lets all promises be kept; else the first with one.
+/// The first program without a promise whose removal lets all promises be kept; otherwise the first such program with
+/// one.
 fn programs_to_remove(
     machine: &MachineSpec,
     names: &[String],
@@ -156,7 +157,7 @@ fn answer(
 }
 
 impl GoalPlan {
-    /// As text.
+    /// The result as text.
     pub fn describe(&self) -> String {
         let mut text = "\npromises, under the best plan for them\n".to_string();
         for goal in &self.goals {

@@ -1,4 +1,5 @@
-//! Programs for the interval machine: from a file of phases, from a profile file, or measured alone.
+//! Programs for the interval machine: from a file of phases, from a profile file, or measured alone on the cycle-level
+//! machine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,18 +20,18 @@ use crate::session::Session;
 pub struct ProgramRequest {
     /// A file of phases (TOML or JSON), a profile file, a program of the cycle-level machine, or a recording.
     pub program: String,
-    /// For programs of the cycle-level machine.
+    /// Parameters of a program of the cycle-level machine.
     pub parameters: toml::Table,
 }
 
-/// Larger files are refused.
+/// Larger files are rejected.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Loads the programs; equal requests share one program. Programs of the cycle-level machine are measured alone on the
 /// given machine, and their phases are stretched by `stretch`.
 ///
 /// # Errors
-/// A file that cannot be read or is no program; a program that cannot be measured alone.
+/// A file that cannot be read or is not a program; a program that cannot be measured alone.
 pub fn load(
     session: &Session,
     wanted: &[ProgramRequest],
@@ -81,7 +82,7 @@ pub fn jobs(
     Ok(copies.flat_map(|(program, (_, count))| (0..*count).map(|_| IntervalJob::new(Arc::clone(program)))).collect())
 }
 
-/// `NAME*N`, or one copy.
+/// Parses `NAME*N`, or a name for one copy.
 fn parse_count(given: &str) -> anyhow::Result<(ProgramRequest, u32)> {
     let (name, count) = match given.rsplit_once('*') {
         None => (given, 1),

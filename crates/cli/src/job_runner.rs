@@ -24,7 +24,7 @@ use crate::session::Session;
 pub struct LocalJobRunner {
     /// A silent session, because many tasks run concurrently.
     session: Session,
-    /// The sweep's directory, which holds results that other tasks need.
+    /// The sweep's directory, with results that other tasks need.
     folder: PathBuf,
 }
 
@@ -114,7 +114,7 @@ fn scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunError>
     Ok(JobResult { figures: figures(&results), curve: Vec::new(), detail })
 }
 
-/// Passes a stop on to a machine's own flag, which ends the run within a window.
+/// Passes a stop on to the machine's own flag, which ends the run within a window.
 fn stoppable<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() -> T) -> T {
     let (done, is_done) = channel::<()>();
     std::thread::scope(|scope| {

@@ -1,7 +1,7 @@
-//! Profiles and node states from a folder of JSON: the objects of the two custom resources, one in each file.
+//! Profiles and node states from a directory of JSON: the objects of the two custom resources, one per file.
 //!
-//! Another process writes the folder (a mounted volume, a mirror of the API server). A file that is unreadable, too large
-//! or forged is skipped and reported once; the others count.
+//! Another process writes the directory (a mounted volume, a mirror of the API server). A file that is unreadable, too
+//! large or forged is skipped and reported once; the others are used.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,9 +12,9 @@ use cachemate_fleet::profile::WorkloadProfile;
 use cachemate_fleet::scorer::NodeCacheState;
 use serde::Deserialize;
 
-/// Bytes of one object: a curve has at most 4 KB, a node with 256 caches at most 256 KB.
+/// Maximum size of one object: a curve has at most 4 KB, and a node with 256 caches at most 256 KB.
 const MAX_OBJECT_BYTES: u64 = 1 << 20;
-/// Files of a folder.
+/// Maximum number of files in a directory.
 const MAX_FILES: usize = 200_000;
 
 /// An object of one of the two resources; fields that placement does not need are skipped.
@@ -33,10 +33,10 @@ struct ObjectName {
 /// `spec` of a `WorkloadProfile`.
 #[derive(Deserialize)]
 pub struct ProfileSpec {
-    /// Images that the profile is of.
+    /// Images to which the profile applies.
     #[serde(default)]
     images: Vec<String>,
-    /// The behavior.
+    /// The profile.
     pub profile: WorkloadProfile,
 }
 
@@ -49,10 +49,10 @@ struct PublishedState {
     state: NodeCacheState,
 }
 
-/// Objects of a folder and of its folders, and the refusals.
+/// Objects of a directory and its subdirectories, and the rejected files.
 ///
 /// # Errors
-/// The folder cannot be read.
+/// The directory cannot be read.
 pub fn read_folder(folder: &Path) -> anyhow::Result<(ClusterKnowledge, BTreeMap<String, String>)> {
     let mut knowledge = ClusterKnowledge::default();
     let mut refusals = BTreeMap::new();
@@ -62,7 +62,7 @@ pub fn read_folder(folder: &Path) -> anyhow::Result<(ClusterKnowledge, BTreeMap<
         let paths =
             cachemate_files::entries(&folder).with_context(|| format!("{}: cannot be read", folder.display()))?;
         for path in paths {
-            // A mounted volume has its content twice: by name, and below hidden folders.
+            // A mounted volume contains everything twice: by name, and below hidden directories.
             let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
             if is_hidden {
                 continue;

@@ -1,8 +1,9 @@
 //! The `cachemate` command.
 //!
-//! One command = one file in `commands/` and one line in [`commands::Command`]. Commands compute results, hand them to
-//! [`session::Session::answer`] and never print by themselves. One place keeps what scripts rely on: one JSON object on
-//! standard output; messages on standard error and only to a terminal; exit codes; no overwriting; quiet broken pipes.
+//! Each command has one file in `commands/` and one line in [`commands::Command`]. Commands compute results, pass them
+//! to [`session::Session::answer`] and never print themselves. A single place therefore guarantees the properties on
+//! which scripts rely: one JSON object on standard output; messages on standard error, and only to a terminal; exit
+//! codes; no overwriting; quiet broken pipes.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;

@@ -56,7 +56,7 @@ pub enum SlowdownModel {
 }
 
 impl SlowdownModel {
-    /// As `--model` names it.
+    /// The name as `--model` gives it.
     pub fn name(&self) -> &'static str {
         match self {
             SlowdownModel::Interval(_) => INTERVAL_MODEL,
@@ -134,15 +134,16 @@ impl Prediction {
         cache_summary(&self.machine)
     }
 
-    /// All programs together on one cache, by the model if it predicts groups, else by [`USUAL_SCHEME`].
+    /// The forecast for all programs together on one cache, by the model if it predicts groups, else by
+    /// [`USUAL_SCHEME`].
     ///
     /// # Errors
-    /// The usual model does not exist (a bug); missing evidence gives `None`.
+    /// The default scheme does not exist (a bug); missing evidence gives `None`.
     pub fn group(&self) -> anyhow::Result<Option<GroupForecast>> {
         self.forecast_group(&(0..self.programs.len()).collect::<Vec<_>>())
     }
 
-    /// Some of the programs together on one cache, by their indices in the list.
+    /// The forecast for some of the programs together on one cache, by their indices in the list.
     ///
     /// # Errors
     /// As [`Self::group`].
@@ -212,7 +213,7 @@ pub fn prior_costs(inputs: &[ProfiledInput], machine: &MachineSpec) -> anyhow::R
     Ok(costs_of_pairs(&pairs(machine, &timed.iter().collect::<Vec<_>>())?))
 }
 
-/// The programs with their timing; equal inputs are timed once.
+/// The programs with their timing; equal inputs are measured once.
 fn run_timed(
     session: &Session,
     given: &[String],

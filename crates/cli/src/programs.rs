@@ -33,7 +33,7 @@ pub fn load(session: &Session, given: &str, target: Option<ProfileTarget>) -> an
     whole.map(|()| program)
 }
 
-/// Like [`load`], for callers that keep the part read before Ctrl-C: also returns whether all of it was read.
+/// Like [`load`], for callers that use the part read before Ctrl-C; it also returns whether everything was read.
 ///
 /// # Errors
 /// As [`load`], except for interruption.
@@ -60,7 +60,7 @@ pub fn load_partial(
     Ok((ProfiledInput { name: printable(&file.program), file, profile }, whole))
 }
 
-/// Profiles a trace for `target`'s cache (a usual one without a target), naming it `name`.
+/// Profiles a trace for `target`'s cache (a default one without a target) under the name `name`.
 fn profile(
     session: &Session,
     trace: &mut TraceInput,
@@ -78,7 +78,7 @@ fn profile(
     Ok(profiling.finish(name, from, trace.header(), totals.as_ref())?)
 }
 
-/// Loads all of them, in the order given.
+/// Loads all programs, in the order given.
 ///
 /// # Errors
 /// As [`load`].

@@ -1,4 +1,4 @@
-//! Cost of the papers' experiments, and the runs that are still missing in a sweep's directory.
+//! The cost of the papers' experiments, and the runs that are still missing in a sweep's directory.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -10,7 +10,7 @@ use cachemate_sweep::Store;
 
 use crate::repro_sweep::{ReproRequest, places};
 
-/// Full runs were timed on two cores with three seeds.
+/// CPU hours of full runs, measured on two cores with three seeds.
 pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>, seeds: usize) -> f64 {
     let minutes: f64 = experiments.into_iter().map(|experiment| experiment.full_minutes).sum();
     2.0 * minutes / 60.0 * seeds as f64 / 3.0
@@ -44,7 +44,7 @@ pub fn render(request: &ReproRequest, experiments: &[Experiment], store: Option<
 #[derive(Default)]
 struct RunCounts {
     made: usize,
-    /// Runs whose inputs exist; their results may lead to more runs.
+    /// Missing runs whose inputs exist; their results may lead to more runs.
     next: usize,
     finished: bool,
     /// The error of an experiment that fails before any run.
@@ -62,7 +62,7 @@ impl RunCounts {
     }
 }
 
-/// Runs the experiment on the stored answers.
+/// Runs the experiment on the stored results.
 fn run_counts(request: &ReproRequest, store: &Store, nth: usize, experiment: &Experiment) -> RunCounts {
     let (find, made_count, stop) = (request.stored_lookup(store, nth), AtomicUsize::new(0), AtomicBool::new(false));
     let counted = |run: &str| {

@@ -1,4 +1,4 @@
-//! `cachemate repro plan` and `cachemate repro run`: what results would cost, and results with as many seeds as they need.
+//! `cachemate repro plan` and `cachemate repro run`: the cost of results, and results with as many seeds as they need.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,10 +26,10 @@ struct FormArgs {
     /// Smaller runs of everything
     #[arg(long)]
     quick: bool,
-    /// Still smaller runs, without targets
+    /// Even smaller runs, without targets
     #[arg(long, conflicts_with = "quick")]
     sample: bool,
-    /// First of the seeds; the others follow it
+    /// First seed; the others follow it
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
     #[command(flatten)]
@@ -62,7 +62,8 @@ impl FormArgs {
         }
     }
 
-    /// Processor seconds from an empty store: as last measured, or as declared for full runs; `None` if neither is known.
+    /// CPU seconds from an empty store: the last measured value, or the declared one of full runs; `None` if neither is
+    /// known.
     fn cost(&self, experiment: &Experiment, seeds: usize) -> Option<f64> {
         let measured = store::folder().and_then(|folder| folder.cost(experiment.ids, self.form()));
         let declared = || (self.form() == "full").then(|| 3600.0 * processor_hours([experiment], seeds));
@@ -79,13 +80,13 @@ pub fn form(quick: bool, sample: bool) -> &'static str {
     }
 }
 
-/// Processor time of this process.
+/// CPU time of this process.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// The processor time that an experiment takes.
+/// Meter of the CPU time that an experiment takes.
 pub struct CostMeter {
     cpu_seconds: f64,
     reused_cpu_seconds: f64,
@@ -96,26 +97,26 @@ impl CostMeter {
         CostMeter { cpu_seconds: cpu_seconds(), reused_cpu_seconds: store::counts().reused_cpu_seconds }
     }
 
-    /// Processor seconds spent since the start.
+    /// CPU seconds since the start.
     pub fn cpu_seconds(&self) -> f64 {
         cpu_seconds() - self.cpu_seconds
     }
 
-    /// Stores what the experiment costs from an empty store.
+    /// Stores the experiment's cost from an empty store.
     pub fn finish(&self, experiment: &Experiment, form: &str, seeds: usize) {
         let reused = store::counts().reused_cpu_seconds - self.reused_cpu_seconds;
         let cost = ExperimentCost { seeds, cpu_seconds: self.cpu_seconds() + reused };
-        // Without the figure, the next plan shows the declared one.
+        // If this fails, the next plan shows the declared cost.
         let _ = store::folder().map(|folder| folder.write_cost(experiment.ids, form, cost));
     }
 }
 
-/// Show what results would run, what of it is stored, and what the rest costs; run nothing
+/// Show the runs that results need, the stored ones among them, and the cost of the rest; run nothing
 #[derive(Args)]
 pub struct ReproPlan {
     #[command(flatten)]
     form: FormArgs,
-    /// How many seeds
+    /// Number of seeds
     #[arg(long, value_name = "N", default_value_t = MIN_SEEDS, value_parser = seed_count)]
     seeds: usize,
     /// Directory of stored runs [default: in the user's cache]
@@ -136,18 +137,18 @@ struct CostPlan {
     experiments: Vec<PlannedExperiment>,
 }
 
-/// An experiment, and the part of it that is left.
+/// An experiment, with its missing part.
 #[derive(Serialize)]
 struct PlannedExperiment {
     ids: Vec<&'static str>,
     stored_runs: usize,
-    /// Runs that are not stored and whose inputs are known; others may follow from their results.
+    /// Runs that are not stored and whose inputs are known; more may follow from their results.
     next_runs: usize,
     is_complete: bool,
     stored_cpu_hours: f64,
-    /// From an empty store; `null` where it was never measured nor declared.
+    /// CPU hours from an empty store; `null` if neither measured nor declared.
     cpu_hours: Option<f64>,
-    /// The part of it that is not stored.
+    /// CPU hours of the part that is not stored.
     left_cpu_hours: Option<f64>,
     error: Option<String>,
 }
@@ -230,10 +231,10 @@ impl CostPlan {
 pub struct ReproRun {
     #[command(flatten)]
     form: FormArgs,
-    /// Processor hours to spend; what does not fit is left
+    /// CPU hours to spend; experiments that do not fit are skipped
     #[arg(long, value_name = "HOURS", value_parser = budget)]
     budget: Option<f64>,
-    /// Seeds after which a result is left undecided
+    /// Number of seeds after which a result is left undecided
     #[arg(long, value_name = "N", default_value_t = MAX_SEEDS, value_parser = seed_count)]
     max_seeds: usize,
     #[command(flatten)]
@@ -245,14 +246,14 @@ fn budget(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|hours: &f64| hours.is_finite() && *hours > 0.0).ok_or_else(bad)
 }
 
-/// An experiment on its way.
+/// An experiment in progress.
 struct ExperimentProgress {
     experiment: Experiment,
     seeds: usize,
     spent_seconds: f64,
     findings: Vec<Finding>,
     failed: Option<String>,
-    /// It did not fit into the budget.
+    /// Was it skipped because it did not fit the budget?
     is_left: bool,
 }
 
@@ -268,7 +269,7 @@ impl ExperimentProgress {
         }
     }
 
-    /// The number of seeds with which it is run next; `None` once its results are decided or at their limit.
+    /// The number of seeds for its next run; `None` once its results are decided or at their limit.
     fn next_seeds(&self, max_seeds: usize) -> Option<usize> {
         if self.failed.is_some() || self.is_left || self.seeds >= max_seeds {
             return None;
@@ -281,7 +282,7 @@ impl ExperimentProgress {
         Some(next.min(max_seeds))
     }
 
-    /// Results that more seeds can decide.
+    /// Number of results that more seeds can decide.
     fn open_lines(&self) -> usize {
         match self.seeds {
             0 => self.experiment.ids.len(),
@@ -300,7 +301,7 @@ struct RunAccount<'a> {
     results: Vec<&'a Finding>,
 }
 
-/// Seeds and time that one experiment took.
+/// Seeds and time of one experiment.
 #[derive(Serialize)]
 struct AccountLine<'a> {
     ids: &'a [&'static str],
@@ -337,7 +338,7 @@ impl ReproRun {
         Ok(())
     }
 
-    /// The experiment with the most open results per expected processor second, and the seeds to run it with.
+    /// The experiment with the most open results per expected CPU second, and the number of seeds for its run.
     fn next(&self, all: &mut [ExperimentProgress], left_seconds: Option<f64>) -> Option<(usize, usize)> {
         let mut best: Option<(f64, usize, usize)> = None;
         for (index, experiment) in all.iter_mut().enumerate() {
@@ -368,7 +369,7 @@ impl ReproRun {
         experiment.spent_seconds += meter.cpu_seconds();
         match outcome {
             Ok(findings) => {
-                // The earlier seeds' runs come out of memory, whose cost is that of the first time.
+                // Runs of earlier seeds come from memory, so their cost is that of the first time.
                 let known = store::folder().and_then(|folder| folder.cost(experiment.experiment.ids, self.form.form()));
                 if experiment.seeds == 0 || known.is_none() {
                     meter.finish(&experiment.experiment, self.form.form(), seeds);
@@ -440,7 +441,7 @@ impl RunAccount<'_> {
     }
 }
 
-/// The verdict, and what would decide an undecided one.
+/// The verdict and, for an undecided result, what would decide it.
 fn verdict(finding: &Finding) -> String {
     let Some(verdict) = finding.verdict else { return String::new() };
     if !finding.is_undecided() {

@@ -1,4 +1,4 @@
-//! `cachemate repro store`: what the store of runs holds, whether it is right, and making room.
+//! `cachemate repro store`: shows the content of the store of runs, verifies it, and shrinks it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,11 +27,11 @@ pub struct ReproStore {
 
 #[derive(Subcommand)]
 enum StoreAction {
-    /// Stored runs by kind, their size, and the processor time that they cost
+    /// Stored runs by kind, with their size and the CPU time that they cost
     Show(StoreFolderArgs),
     /// Remove the runs used least recently
     Prune(StorePrune),
-    /// Check every file, and make a sample of the runs again: damaged and wrong ones are removed
+    /// Check every file and repeat a sample of the runs; damaged and wrong ones are removed
     Verify(StoreVerify),
 }
 
@@ -55,10 +55,10 @@ struct StorePrune {
 
 #[derive(Args)]
 struct StoreVerify {
-    /// Runs to make again
+    /// Number of runs to repeat
     #[arg(long, value_name = "N", default_value_t = 10)]
     runs: usize,
-    /// Which runs: another seed draws others
+    /// Seed of the sample
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
@@ -166,7 +166,7 @@ impl StoreVerify {
                 }
             }
         }
-        // In an order that the content and the seed decide.
+        // In an order that the content and the seed determine.
         entries.sort_by_key(|(order, ..)| *order);
         let (stop, bar) = (session.interrupt_flag(), session.progress("verify", Some(self.runs as u64)));
         for (_, entry, path) in &entries {
@@ -197,7 +197,7 @@ impl StoreVerify {
     }
 }
 
-/// A place in a random order that the content and the seed decide.
+/// A position in a random order that the content and the seed determine.
 fn draw(entry: &StoredEntry, seed: u64) -> u64 {
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     entry.inputs.as_bytes().iter().fold(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), mix)

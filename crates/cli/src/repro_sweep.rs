@@ -1,7 +1,7 @@
-//! The papers' experiments through a sweep: their independent runs are tasks, made wave by wave.
+//! The papers' experiments through a sweep: their independent runs are tasks, executed wave by wave.
 //!
-//! A wave is every run that can be made with the answers there are; most experiments have one or two. The findings are
-//! put together here, from the store, by the same code that makes them without a sweep.
+//! A wave consists of all runs whose inputs are available; most experiments have one or two waves. The findings are
+//! assembled here from the store, by the same code as without a sweep.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::run_store::{sources, use_store_dir};
 
-/// Below the sweep's folder: runs of single programs and pairs, which several tasks need.
+/// Below the sweep's directory: runs of single programs and pairs, which several tasks need.
 pub const KEPT: &str = "kept";
 
 /// The request for the experiments, stored in the manifest's header.
@@ -28,17 +28,17 @@ pub struct ReproRequest {
     pub sample: bool,
     pub seeds: Vec<u64>,
     pub mixes: Option<u32>,
-    /// By name: a file's content is not part of a run's id.
+    /// Machine by name, because a file's content is not part of a run's id.
     pub machine: Option<String>,
 }
 
 impl ReproRequest {
-    /// The id of a run, a hash of everything that its answer depends on.
+    /// The id of a run, a hash of everything on which its result depends.
     fn id(&self, run: &str) -> SweepTaskId {
         SweepTaskId::from_text(&format!("{} repro {self:?} {run}", sources()))
     }
 
-    /// An experiment's stored answers, by the names of its runs.
+    /// An experiment's stored results, by the names of its runs.
     pub fn stored_lookup<'a>(&'a self, store: &'a Store, nth: usize) -> impl Fn(&str) -> Option<Vec<u8>> + Sync + 'a {
         move |run: &str| {
             let stored = store.read(self.id(&format!("{nth}:{run}"))).ok()??;
@@ -61,10 +61,10 @@ impl ReproRequest {
     }
 }
 
-/// The run `nth:call.item` of the experiments, made here.
+/// Executes the run `nth:call.item` of the experiments in this process.
 ///
 /// # Errors
-/// There is no such run, an earlier one that it needs has no answer, or it failed.
+/// There is no such run, an earlier one that it needs has no result, or it failed.
 pub fn make(folder: &Path, request_value: &Value, run: &str, stop: &AtomicBool) -> Result<JobResult, RunError> {
     let failed = |message: String| RunError::Failed(message);
     let request: ReproRequest =
@@ -89,40 +89,40 @@ pub fn make(folder: &Path, request_value: &Value, run: &str, stop: &AtomicBool) 
     }
 }
 
-/// The field of a result that holds the run's answer: MessagePack as hexadecimal digits.
+/// The field of a result that contains the run's answer: MessagePack as hexadecimal digits.
 const ANSWER: &str = "messagepack";
 
 fn digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// `None` for anything but whole bytes.
+/// Parses the digits; `None` if they are not whole bytes.
 fn bytes(digits: &str) -> Option<Vec<u8>> {
     let pair = |index: usize| u8::from_str_radix(digits.get(index..index + 2)?, 16).ok();
     (0..digits.len()).step_by(2).map(pair).collect()
 }
 
-/// The experiments with their places among all, which name their runs.
+/// The experiments with their positions among all, which name their runs.
 pub fn places(experiments: &[Experiment]) -> Vec<(usize, Experiment)> {
     let same = |a: &Experiment, b: &Experiment| a.ids == b.ids && a.title == b.title;
     let wanted = |candidate: &Experiment| experiments.iter().any(|requested| same(requested, candidate));
     cachemate_repro::experiments().into_iter().enumerate().filter(|(_, candidate)| wanted(candidate)).collect()
 }
 
-/// Experiments on their way through the waves.
+/// Experiments in progress through the waves.
 pub struct Waves {
     asked: ReproRequest,
-    /// As [`places`].
+    /// Unfinished experiments, as in [`places`].
     open: Vec<(usize, Experiment)>,
     found: Vec<(usize, Vec<Finding>)>,
     broken: Vec<String>,
-    /// Every run so far.
+    /// All runs so far.
     tasks: Vec<SweepTask>,
     given_up: BTreeMap<SweepTaskId, String>,
 }
 
 impl Waves {
-    /// The runs of an earlier command that asked the same stay in the manifest.
+    /// Runs of an earlier command with the same request stay in the manifest.
     pub fn new(request: ReproRequest, experiments: &[Experiment], store: &Store) -> Self {
         let same = |earlier: &Manifest| earlier.header.version == sources() && earlier.header.repro == json!(request);
         let tasks = store.manifest().ok().filter(same).map_or(Vec::new(), |earlier| earlier.tasks);
@@ -130,7 +130,7 @@ impl Waves {
         Waves { asked: request, open, found, broken, tasks, given_up: BTreeMap::new() }
     }
 
-    /// The runs that can be made now; none once every experiment has its findings or failed.
+    /// The runs whose inputs are available; none once every experiment has its findings or failed.
     pub fn next(&mut self, store: &Store, stop: &AtomicBool) -> Vec<SweepTask> {
         let mut needed = Vec::new();
         for (nth, experiment) in std::mem::take(&mut self.open) {
@@ -148,7 +148,7 @@ impl Waves {
         needed
     }
 
-    /// Records a failed experiment: its ids get no result, with the error as the reason.
+    /// Records a failed experiment: its ids have no result, with the error as the reason.
     fn break_off(&mut self, nth: usize, experiment: &Experiment, why: &str) {
         let seeds = &self.asked.seeds;
         let broken = |id: &&str| Finding::from_failure(id, experiment.title, seeds, why);
@@ -156,7 +156,7 @@ impl Waves {
         self.broken.push(format!("{}: {why}", experiment.ids.join(", ")));
     }
 
-    /// Runs an experiment on the stored answers.
+    /// Runs an experiment on the stored results.
     fn advance(
         &self,
         store: &Store,
@@ -185,12 +185,12 @@ impl Waves {
         }
     }
 
-    /// Runs that were given up, with the reasons.
+    /// Records abandoned runs, with the reasons.
     pub fn report_failures(&mut self, failed: &[(SweepTaskId, String)]) {
         self.given_up.extend(failed.iter().cloned());
     }
 
-    /// Findings in the order of the experiments, and what failed.
+    /// Findings in the order of the experiments, and the failures.
     pub fn into_findings(mut self) -> (Findings, Vec<String>) {
         self.found.sort_by_key(|(nth, _)| *nth);
         (Findings { results: self.found.into_iter().flat_map(|(_, found)| found).collect() }, self.broken)
@@ -219,6 +219,6 @@ impl Waves {
 /// The state of an experiment.
 enum WaveStep {
     Found(Vec<Finding>),
-    /// The runs that come next.
+    /// The next runs.
     Needs(Vec<SweepTask>),
 }

@@ -1,4 +1,4 @@
-//! Retired spellings on the command line: each is refused with the name that replaced it.
+//! Retired spellings on the command line: each is rejected with the name that replaced it.
 
 use std::ffi::OsStr;
 
@@ -13,7 +13,7 @@ pub fn refusal<A: AsRef<OsStr>>(cli: &Command, args: &[A], is_set: impl Fn(&'sta
     variable.chain(find_refused_argument(cli, args)).next()
 }
 
-/// Arguments behind `--`, and those of a program that the command starts, are not cachemate's.
+/// Arguments after `--`, and those of a program that the command starts, are not cachemate's.
 fn find_refused_argument<A: AsRef<OsStr>>(cli: &Command, args: &[A]) -> Option<String> {
     let (mut command, mut path) = (cli, Vec::new());
     let mut args = args.iter().map_while(|arg| arg.as_ref().to_str());

@@ -14,10 +14,10 @@ use cachemate_daemon::paths;
 /// Options of commands that simulate.
 #[derive(Args)]
 pub struct RunStoreArgs {
-    /// Directory of stored runs, which are not made again [default: in the user's cache]
+    /// Directory of stored runs, which are reused [default: in the user's cache]
     #[arg(long, value_name = "DIR", conflicts_with = "no_store")]
     store: Option<PathBuf>,
-    /// Make every run again and store nothing
+    /// Repeat every run and store nothing
     #[arg(long)]
     no_store: bool,
 }
@@ -45,17 +45,17 @@ impl RunStoreArgs {
     }
 }
 
-/// The store of a user who names none.
+/// The default store of a user.
 pub fn default_folder() -> PathBuf {
     paths::cache_dir().join("runs")
 }
 
-/// Stores runs in this directory from now on, and reuses stored ones.
+/// Stores runs in this directory from now on, and reuses the stored ones.
 pub fn use_store_dir(folder: &Path) {
     open_store(Arc::new(RunFolder::new(folder, MAX_FOLDER_BYTES)));
 }
 
-/// As [`use_store_dir`], with a bound of its own.
+/// As [`use_store_dir`], with the given size limit.
 pub fn open_store(folder: Arc<RunFolder>) {
     store::open(folder, |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}"));
 }

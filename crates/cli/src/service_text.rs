@@ -1,10 +1,10 @@
-//! Services as text: which slows which first, then a table.
+//! Services as text: first which service slows which other, then a table.
 
 use cachemate_daemon::service_status::{ServiceStatus, SlowdownCause};
 use cachemate_report::text::{format_fixed, printable, value_or_dash};
 use cachemate_report::{Align, Table};
 
-/// Losses that are listed above the table.
+/// Maximum number of losses listed above the table.
 const MAX_LOSSES: usize = 8;
 
 fn signed_percent(percent: f64) -> String {
@@ -25,7 +25,7 @@ fn evidence(cause: &SlowdownCause) -> String {
     format!("{}{windows}{forecast}", cause.source)
 }
 
-/// One line for each loss, the largest first; without any, the reason.
+/// One line for each loss, the largest first; the reason if there is none.
 pub fn losses(services: &[ServiceStatus]) -> String {
     let pairs = services.iter().flat_map(|service| service.slowdown_by.iter().map(move |cause| (service, cause)));
     let mut pairs: Vec<(&ServiceStatus, &SlowdownCause)> = pairs.filter(|(_, cause)| cause.percent > 0.0).collect();
@@ -62,7 +62,7 @@ const COLUMNS: &[(&str, Align)] = &[
     ("slowed by", Align::Left),
 ];
 
-/// The table of services; at most this many.
+/// The table of services, with at most this many rows.
 pub fn table(services: &[ServiceStatus], most: usize) -> String {
     if services.is_empty() {
         return String::new();

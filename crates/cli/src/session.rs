@@ -17,11 +17,11 @@ use crate::files::write_file;
 
 /// One run of the command.
 pub struct Session {
-    /// Standard error is a terminal, and `--quiet` was not given.
+    /// Is standard error a terminal, and was `--quiet` not given?
     shows_notes: bool,
     quiet: bool,
     paint: Paint,
-    /// Columns of the terminal; `None` if standard output is none.
+    /// Columns of the terminal; `None` if standard output is not a terminal.
     columns: Option<usize>,
     interrupted: Arc<AtomicBool>,
 }
@@ -60,7 +60,7 @@ impl Session {
         Session { quiet: true, shows_notes: false, paint: self.paint, columns: self.columns, interrupted }
     }
 
-    /// Width to which lines are cut; `None` in a pipe or file, where they stay whole.
+    /// Width to which lines are truncated; `None` for a pipe or file, in which they stay whole.
     pub fn columns(&self) -> Option<usize> {
         self.columns
     }

@@ -1,8 +1,9 @@
 //! `top` on a terminal: the daemon's status as a screen that is redrawn in every iteration.
 //!
-//! The head shows the daemon's state; below it, each cache lists its programs, the busiest first; the foot has the turns of
-//! gangs and the last decisions. The middle scrolls, because a host may have many caches. If the daemon stops answering, the
-//! screen says so and polls until it is back. However the view ends, the terminal is restored.
+//! The head shows the daemon's state; below it, each cache lists its programs, the busiest first; the foot shows the
+//! turns of gangs and the last decisions. The middle scrolls, because a host may have many caches. If the daemon stops
+//! answering, the screen reports it and polls until the daemon is back. However the view ends, the terminal is
+//! restored.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,9 +24,9 @@ use crate::status_text::{COLUMNS, decisions, gangs, head, problems, row, shares,
 use cachemate_daemon::socket;
 use cachemate_daemon::status::{ContentionClass, DaemonStatus, TaskStatus};
 
-/// Lines of the lower part, at most: gangs, refusals and decisions.
+/// Maximum number of lines of the lower part: gangs, refusals and decisions.
 const MAX_FOOTER_LINES: usize = 12;
-/// Services that are listed above the caches, at most.
+/// Maximum number of services listed above the caches.
 const MAX_SERVICES: usize = 20;
 /// Maximum latency of the response to a key or a signal.
 const MAX_KEY_DELAY: Duration = Duration::from_millis(100);
@@ -99,7 +100,7 @@ impl ScreenOptions<'_> {
 }
 
 impl ScreenState {
-    /// Handles a key; false = quit.
+    /// Handles a key; false to quit.
     fn key(&mut self, key: KeyEvent) -> bool {
         if key.kind == KeyEventKind::Release {
             return true;

@@ -145,7 +145,7 @@ fn tables(status: &DaemonStatus, most: usize) -> String {
     text
 }
 
-/// The caches in a line each, without their threads.
+/// One line per cache, without its threads.
 fn summary(status: &DaemonStatus) -> String {
     let caches: String = status.caches.iter().map(cache_line).collect();
     format!("\n{caches}threads: --threads\n")
@@ -217,7 +217,7 @@ fn describe_plan(status: &DaemonStatus) -> String {
     format!("{}{}{}{}", promises(&status.promises), gangs(status), shares(status), problems(status))
 }
 
-/// The whole status: services, and on demand their threads by cache.
+/// The whole status: services and, on demand, their threads by cache.
 pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
     let last = decisions(&status.decisions, 10);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
@@ -240,11 +240,11 @@ pub fn top_text(status: &DaemonStatus, with_threads: bool, columns: Option<usize
 /// `cachemate explain --json`.
 #[derive(Default, Serialize)]
 pub struct ExplainJson {
-    /// As given, or that of the only process with the given name.
+    /// The given process id, or that of the only process with the given name.
     pub pid: Option<i32>,
     pub policy: String,
     pub mode: ManageMode,
-    /// Services that are meant, or whose threads are.
+    /// Services that the request names, or whose threads it names.
     pub services: Vec<ServiceStatus>,
     pub tasks: Vec<TaskStatus>,
     /// Its promises with their states.

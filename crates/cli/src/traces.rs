@@ -1,4 +1,4 @@
-//! Traces as commands read them: any format, standard input, progress, Ctrl-C and damage handled in one place.
+//! Traces as commands read them: all formats, standard input, progress, Ctrl-C and damage are handled in one place.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub struct TraceInput {
     salvage: bool,
     stop: Arc<AtomicBool>,
     bar: ProgressBar,
-    /// Records given so far.
+    /// Records returned so far.
     read: u64,
     totals: Option<TraceTotals>,
     damage: Option<TraceError>,
@@ -73,7 +73,7 @@ impl TraceInput {
         })
     }
 
-    /// Accounts for one batch: `false` at the end, at tolerated damage, and after Ctrl-C.
+    /// Accounts for one batch; `false` at the end, at tolerated damage, and after Ctrl-C.
     fn step(&mut self, result: Result<bool, TraceError>, records: usize) -> Result<bool, TraceError> {
         let more = match result {
             // An interrupted input may end anywhere.
@@ -94,7 +94,7 @@ impl TraceInput {
         Ok(true)
     }
 
-    /// Next addresses; as [`TraceReader::read_addresses`].
+    /// The next addresses; see [`TraceReader::read_addresses`].
     ///
     /// # Errors
     /// The reader's own.
@@ -106,7 +106,7 @@ impl TraceInput {
         self.step(more, batch.len())
     }
 
-    /// Next records; as [`TraceReader::read_batch`].
+    /// The next records; see [`TraceReader::read_batch`].
     ///
     /// # Errors
     /// The reader's own.
@@ -156,7 +156,7 @@ impl TraceInput {
     }
 }
 
-/// The file that `given` names: a path, or the name of a bundled recording.
+/// The file that `name` refers to: a path, or the name of a bundled recording.
 ///
 /// # Errors
 /// The name is neither that of a file nor of a bundled recording.

@@ -1,4 +1,4 @@
-//! Do commands that run programs leave the programs' output and exit status alone?
+//! Do commands that run programs leave the programs' output and exit status unchanged?
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 use common::{CommandResult, command, run};
 
-/// Writes to both outputs, and fails with this status.
+/// A program that writes to both outputs and fails with this status.
 fn failing(status: u8) -> [String; 3] {
     ["sh", "-c", &format!("echo out; echo err >&2; exit {status}")].map(str::to_string)
 }
@@ -81,7 +81,7 @@ fn run_names_the_program_that_failed() {
 fn short_programs_are_not_compared() {
     let folder = tempfile::tempdir().unwrap();
     let compare = ["run", "--compare", "1", "--observe-only", "--json", "-o"];
-    // A loop of work: a timer would also run while the program waits for its start.
+    // A loop of work, because a timer would also run while the program waits for its start.
     let count = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done";
     let work = |file: &str, window: &str| {
         let args = [&compare[..], &[file, "--window-ms", window, "--", "sh", "-c", count]].concat();

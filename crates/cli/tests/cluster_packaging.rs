@@ -1,4 +1,4 @@
-//! The shipped parts for clusters: image, resources, manifests, Slurm's scripts, and advice.
+//! The shipped parts for clusters: image, resources, manifests, Slurm scripts, and advice.
 
 mod common;
 

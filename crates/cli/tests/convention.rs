@@ -1,4 +1,5 @@
-//! Does the command line keep what scripts rely on: exit codes, one JSON object, no overwriting, quiet pipes?
+//! Does the command line keep the properties on which scripts rely: exit codes, one JSON object, no overwriting, quiet
+//! pipes?
 
 mod common;
 
@@ -186,7 +187,7 @@ fn help_completions_and_manual_pages() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = run(folder.path(), &["completions", shell]).ok().out;
         assert!(script.contains("cachemate"), "{shell}");
-        // The generators for the other shells complete no values of options.
+        // The generators for the other shells do not complete values of options.
         if matches!(shell, "bash" | "zsh" | "fish") {
             assert!(script.contains("xeon-x5365-4") && script.contains("intensity-gangs"), "{shell}");
         }

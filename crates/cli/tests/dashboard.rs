@@ -17,18 +17,18 @@ use common::not_shown::report_unchecked;
 use common::{ChildGuard, command, run, status_when};
 use serde_json::{Value, json};
 
-/// Names of programs, at most 15 bytes as the kernel keeps them, that would do something if they were markup.
+/// Names of programs, at most 15 bytes as in the kernel, that would have an effect if they were interpreted as markup.
 const HOSTILE: [&str; 3] = ["<img onerror=x>", "</script><b>hm", "'\"><svg/onload="];
 
 /// Interval and limit of waiting for a status.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
-/// A daemon that observes programs of hostile names, with its page at `address`.
+/// A daemon that observes programs with hostile names, with its page at `address`.
 struct PageFixture {
     daemon: ChildGuard,
     programs: Vec<ChildGuard>,
     _folder: tempfile::TempDir,
-    /// Where to look, as the daemon says it.
+    /// The address of the page, as the daemon prints it.
     at: String,
 }
 
@@ -38,7 +38,7 @@ impl PageFixture {
         let mut config = "window_ms = 100\n".to_string();
         let mut programs = Vec::new();
         for name in HOSTILE {
-            // A `/` cannot stand in a file's name: the process names itself.
+            // A file name cannot contain a `/`, so the process sets its own name.
             let script = "printf %s \"$0\" >/proc/self/comm; while :; do read -t 1 line; done";
             let mut bash = Command::new("bash");
             bash.args(["-c", script, name]).stdin(Stdio::piped()).stderr(Stdio::null());
@@ -63,7 +63,7 @@ impl PageFixture {
     }
 }
 
-/// Reads what a daemon says until it names its page; the rest is read and let go.
+/// Reads the daemon's messages until it prints the address of its page; later messages are discarded.
 fn said_at(daemon: &mut Child) -> String {
     let mut lines = BufReader::new(daemon.stderr.take().unwrap()).lines();
     let at = lines
@@ -183,7 +183,7 @@ fn taken_ports_do_not_keep_the_daemon_from_starting() {
     assert!(text.contains(&format!("no metrics: {metrics}")) && text.contains("no dashboard"), "{text}");
 }
 
-/// A folder with a run of some windows on the simulated machine, and what the machine says of it.
+/// A directory with a run of some windows on the simulated machine, and the machine's ground truth.
 fn recorded() -> tempfile::TempDir {
     static RUN: OnceLock<tempfile::TempDir> = OnceLock::new();
     let once = RUN.get_or_init(|| {
@@ -206,7 +206,7 @@ fn recorded() -> tempfile::TempDir {
     copy
 }
 
-/// The data that stands in a page.
+/// The data in a page.
 fn data(page: &str, id: &str) -> Value {
     let start = format!("<script type=\"application/json\" id=\"{id}\">");
     let text = page.split_once(&start).unwrap().1.split_once("</script>").unwrap().0;

@@ -1,4 +1,4 @@
-//! Other ways for a managed run to end than a signal: disks, control groups, an upgrade. Is everything as before?
+//! Other ways for a managed run to end than a signal: disks, control groups, an upgrade. Is everything restored?
 
 mod common;
 #[path = "common/managed.rs"]
@@ -21,7 +21,7 @@ fn configured(folder: &Path) -> TestPrograms {
     programs
 }
 
-/// A file system of its own on a folder, gone with it.
+/// A separate file system on a directory, unmounted when dropped.
 struct TestMount(PathBuf);
 
 impl TestMount {
@@ -62,7 +62,7 @@ fn a_full_disk_keeps_nobody_from_being_put_back() {
     daemon.child.wait().unwrap();
     assert!(journal_gone(folder.path()), "the guardian did not finish");
     assert_eq!(programs.states(), before);
-    // A daemon that starts while it is still full changes nothing, and acts once there is room.
+    // A daemon that starts while the disk is still full changes nothing, and acts once there is space.
     let mut next = TestDaemon::start(folder.path(), false);
     std::thread::sleep(Duration::from_millis(300));
     if !folder.path().join("state/restore.journal").exists() {
@@ -88,7 +88,7 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     let before = programs.states();
     let mut daemon = TestDaemon::start(folder.path(), false);
     daemon.acts();
-    // The journal is open for writing, and so its mount cannot be made read-only: another one over it can.
+    // The journal is open for writing, so its mount cannot be made read-only; another mount over it can.
     let state_text = state.display().to_string();
     assert!(mount(&state, &["--bind", &state_text]) && mount(&state, &["-o", "remount,bind,ro"]), "read-only");
     std::thread::sleep(Duration::from_millis(200));
@@ -110,7 +110,7 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     assert_eq!(programs.states(), before);
 }
 
-/// A control group of version 2 with all processes in it, ended at once; gone with the test.
+/// A cgroup v2 group with all processes in it, killed together; removed with the test.
 struct TestCgroupV2(PathBuf);
 
 impl TestCgroupV2 {
@@ -145,8 +145,8 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     let before = programs.states();
     let mut usual = command(folder.path(), &MANAGE);
     let procs = group.0.join("cgroup.procs");
-    // In the group from its first instruction on.
-    // SAFETY: one write(2) to a file that is opened before, no memory is taken.
+    // In the group from its first instruction on. SAFETY: one write(2) to a file that is already open; no memory is
+    // allocated.
     unsafe {
         let file = std::fs::OpenOptions::new().write(true).open(&procs).unwrap();
         usual.pre_exec(move || std::io::Write::write_all(&mut &file, b"0"));
@@ -185,7 +185,7 @@ fn the_end_of_a_control_group_is_put_right_by_reset() {
     let mut daemon = TestDaemon::start(folder.path(), false);
     std::fs::write(group.0.join("cgroup.procs"), daemon.child.id().to_string()).unwrap();
     daemon.acts();
-    // Where it acted before it was moved, the guardian is elsewhere.
+    // If it acted before it was moved, the guardian is in another group.
     let guardian = daemon.guardian().unwrap();
     let _ = std::fs::write(group.0.join("cgroup.procs"), guardian.to_string());
     std::thread::sleep(Duration::from_millis(150));
@@ -205,7 +205,8 @@ fn an_upgrade_while_a_journal_is_in_force() {
     let installed = folder.path().join("cachemate");
     let install = || {
         let beside = folder.path().join("cachemate.new");
-        // By another process: what this one has open for writing cannot be run from a child that another test forks.
+        // Copied by another process, because a file that this one has open for writing cannot be executed while a child
+        // forked by another test exists.
         let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_cachemate")).arg(&beside).status().unwrap();
         assert!(copied.success(), "{copied}");
         std::fs::rename(&beside, &installed).unwrap();

@@ -1,4 +1,4 @@
-//! Does the demo keep to its word where it cannot record, and in folders whose names have blanks?
+//! Does the demo work without a recorder, and in directories whose names contain blanks?
 
 mod common;
 
@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The tools that the script needs besides cachemate, and nothing that records: Valgrind is not among them.
+/// The tools that the script needs besides cachemate; Valgrind, which records, is not among them.
 const TOOLS: [&str; 17] = [
     "sh", "awk", "basename", "cat", "cp", "date", "dirname", "find", "head", "mkdir", "realpath", "rm", "sed", "sort",
     "tail", "true", "xargs",
@@ -18,7 +18,7 @@ fn in_path(tool: &str) -> PathBuf {
     candidates.find(|file| file.metadata().is_ok_and(|m| m.permissions().mode() & 0o111 != 0)).expect(tool)
 }
 
-/// A copy of the project's folder as far as the demo looks at it, named as people name folders.
+/// A copy of the part of the project's directory that the demo uses, with a name as users choose it.
 fn project(folder: &Path) -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
     let copy = folder.join("my dir/cachemate");

@@ -1,4 +1,4 @@
-//! Does `--dry-run` say what would be changed, and change nothing?
+//! Does `--dry-run` report the changes that would be made, and make none?
 
 mod common;
 
@@ -12,7 +12,7 @@ fn sleeper() -> ChildGuard {
     ChildGuard(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
 }
 
-/// `manage --dry-run` in this folder, with more arguments.
+/// `manage --dry-run` in this directory, with additional arguments.
 fn dry(folder: &Path, config: &str, more: &[&str]) -> common::CommandResult {
     std::fs::write(folder.join("c.toml"), config).unwrap();
     let args: Vec<&str> = MANAGE.iter().copied().chain(["--dry-run"]).chain(more.iter().copied()).collect();
@@ -101,7 +101,7 @@ fn without_a_policy_auto_decides_and_changes_nothing_unasked() {
     let config = named.replace("[policy]\nname = \"default\"\n", "");
     assert_ne!(config, named);
     let words = dry(folder.path(), &config, &["--max-windows", "3"]).ok().out;
-    // Notes follow where the host lacks what it would rest on.
+    // Notes follow if the host lacks evidence.
     assert!(words.starts_with("policy 'auto': none in 3 windows\n"), "{words}");
 }
 

@@ -110,7 +110,7 @@ fn a_cluster_is_a_fleet() {
     assert_eq!(printed["policies"][0]["limits_kept_share"], 1.0);
 }
 
-/// One request over a connection of its own; status and answer.
+/// One request over a separate connection; status and response.
 fn post(address: &str, path: &str, body: &str) -> (u16, Value) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -128,7 +128,7 @@ fn extender(folder: &Path) -> (ChildGuard, String) {
     let mut child = command(folder, &args).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let line = lines.by_ref().map_while(Result::ok).find(|line| line.contains("listening on")).unwrap();
-    // The rest is read until the end, so that the server never waits for its messages.
+    // The rest is read until the end, so that the server never blocks on its messages.
     std::thread::spawn(move || lines.for_each(drop));
     (ChildGuard(child), line.rsplit(' ').next().unwrap().to_string())
 }

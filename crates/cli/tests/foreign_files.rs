@@ -1,4 +1,4 @@
-//! Files named on the command line that never answer or never end: FIFOs and devices.
+//! Files given on the command line that never answer or never end: FIFOs and devices.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::{ChildGuard, command};
 
-/// Far longer than any refusal takes.
+/// Far longer than any rejection takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Does every command refuse a FIFO and an endless device in place of a file, name it, and end, instead of waiting or

@@ -1,5 +1,5 @@
-//! Does the guard of a running daemon roll back a decision that makes programs slower, and is a group that the
-//! configuration confines as it was before when the daemon ends?
+//! Does the guard of a running daemon roll back a decision that slows programs down, and is a confined group restored
+//! when the daemon ends?
 
 mod common;
 
@@ -18,17 +18,17 @@ fn sleeper() -> ChildGuard {
     ChildGuard(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
 }
 
-/// On SIGTERM, a daemon restores the host.
+/// Stops a daemon with SIGTERM, after which it restores the host.
 fn stop(daemon: &mut ChildGuard) {
     Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
     assert!(daemon.0.wait().unwrap().success());
 }
 
-/// How often the daemon is asked, and how long until it is as wanted.
+/// Polling interval, and maximum time until the daemon's state is as expected.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(150));
 
-/// Counts work for two programs as one that suffers from being squeezed would: at full speed as long as it may run on
-/// every CPU, at half speed while it may not.
+/// Writes the work counts of two programs as one that is sensitive to confinement would: full speed while it may run on
+/// every CPU, half speed while it may not.
 struct ProgressWriter {
     over: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -97,7 +97,7 @@ fn a_decision_that_hurts_is_taken_back_live() {
     let decision = reported_decisions(&status).expect("the roll-back stands among the last decisions");
     let change = decision["numbers"][0][1].as_f64().unwrap();
     assert!((-75.0..-25.0).contains(&change), "half the speed was taken: {decision}");
-    // Kept out: the policy goes on wanting it, and some windows later nobody is squeezed.
+    // On cooldown: the policy still requests the plan, but some windows later no program is confined.
     let at = status["windows"].as_u64().unwrap();
     status_when(folder.path(), "later windows", PATIENCE, |status| status["windows"].as_u64().unwrap() > at + 5);
     let masks: Vec<_> = pids.iter().map(|pid| host.affinity(*pid).unwrap()).collect();
@@ -115,7 +115,7 @@ fn a_group_is_confined_and_comes_back() {
     let (group, path) = match common::group() {
         Ok(group) => group,
         Err(why) => {
-            // crates/linux/src/act/cpusets.rs asks the same of made trees.
+            // crates/linux/src/act/cpusets.rs tests the same on artificial trees.
             report_unchecked("a real group that is confined", why);
             return;
         }
@@ -140,7 +140,7 @@ fn a_group_is_confined_and_comes_back() {
         if killed {
             daemon.0.kill().unwrap();
             daemon.0.wait().unwrap();
-            // Waits for the guardian, and finds nothing left to do, or does it.
+            // Waits for the guardian, and restores whatever is left.
             run(folder.path(), &["restore", "--state-dir", "state"]).ok();
         } else {
             stop(&mut daemon);

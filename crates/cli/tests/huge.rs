@@ -1,4 +1,4 @@
-//! Sizes that a user gives, and no host has memory for.
+//! Sizes from users for which no host has enough memory.
 
 mod common;
 
@@ -12,7 +12,7 @@ fn caches_that_no_host_has_room_for_are_refused() {
     std::fs::write(folder.path().join("t.lackey"), lackey(50, 2, 1)).unwrap();
     let scenario = "name = \"huge\"\ndescription = \"\"\nmachine = \"xeon-x5365-4?caches.l2.size=SIZE\"\nseed = 1\n\
                     length = { cycles = 1000 }\n[[programs]]\nprogram = \"povray\"\n";
-    // Beyond what lines can be counted, and within it.
+    // Beyond the number of lines that can be counted, and below it.
     for size in ["2048G", "255G"] {
         std::fs::write(folder.path().join("s.toml"), scenario.replace("SIZE", size)).unwrap();
         let machine = format!("xeon-x5365-4?caches.l2.size={size}");
@@ -24,12 +24,12 @@ fn caches_that_no_host_has_room_for_are_refused() {
         ] {
             let outcome = run(folder.path(), args);
             let message = format!("{args:?}: {:?}: {}", outcome.code, outcome.err);
-            // A host that promises memory beyond what it has may begin with the smaller one.
+            // A host that overcommits memory may start with the smaller one.
             let begun = size == "255G" && outcome.code == Some(0);
             assert!(begun || matches!(outcome.code, Some(1 | 2)), "{message}");
             assert!(begun || outcome.err.contains("found") && outcome.err.contains("expected"), "{message}");
         }
     }
-    // No memory is taken for sizes that are only looked up.
+    // Sizes that are only looked up take no memory.
     run(folder.path(), &["mrc", "--sizes", "1K..65536G:200", "t.lackey"]).ok();
 }

@@ -1,7 +1,7 @@
-//! Faults put into the real command by strace(1), call by call: does `reset` restore the host, or keep the journal and
-//! say so?
+//! Faults injected into the real command by strace(1), call by call: does `restore` restore the host, or keep the
+//! journal and report it?
 //!
-//! The usual run takes some positions of each call; `CACHEMATE_FAULTS=all` (`make faults`) takes every one.
+//! The default run injects into some positions of each call; `CACHEMATE_FAULTS=all` (`make faults`) into every one.
 
 mod common;
 #[path = "common/managed.rs"]
@@ -18,7 +18,7 @@ use common::not_shown::report_unchecked;
 use common::{ChildGuard, MANAGE, acting, command, run};
 use managed::{TestPrograms, kill, signals, within};
 
-/// Calls that a restore makes, with what each may fail with.
+/// System calls that a restore makes, with their possible errors.
 const FAULTS: [(&str, &[&str]); 9] = [
     ("openat", &["EMFILE", "ENOMEM", "EIO", "EPERM", "EINTR"]),
     ("read", &["EIO", "EINTR"]),
@@ -33,7 +33,7 @@ const FAULTS: [(&str, &[&str]); 9] = [
 
 const RESTORE: [&str; 3] = ["restore", "--state-dir", "state"];
 
-/// Programs that a daemon has changed, which died with its guardian.
+/// Programs that a daemon has changed before it died together with its guardian.
 struct LeftPrograms {
     folder: tempfile::TempDir,
     programs: Vec<ChildGuard>,
@@ -67,7 +67,7 @@ impl LeftPrograms {
         LeftPrograms { folder, programs, journal, one: own_cpus, whole }
     }
 
-    /// As it was when they died.
+    /// Recreates the state at the time of the crash.
     fn again(&self) {
         let host = LinuxHost::new("/");
         for program in &self.programs {
@@ -91,7 +91,7 @@ impl LeftPrograms {
         self.programs.iter().filter(|program| !as_before(program)).count()
     }
 
-    /// How often a restore makes this call.
+    /// Number of times that a restore makes this call.
     fn calls(&self, call: &str) -> usize {
         self.again();
         let message = self.folder.path().join("calls");
@@ -100,7 +100,7 @@ impl LeftPrograms {
     }
 }
 
-/// `restore` under strace; its exit code and what it said.
+/// Runs `restore` under strace; returns its exit code and its messages.
 fn strace(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
     let restore = command(folder, &RESTORE);
     let output = Command::new("strace")
@@ -161,7 +161,7 @@ fn a_reset_with_a_fault_at_any_call_loses_nothing() {
     println!("{shown} faults, none of which lost anything");
 }
 
-/// Calls that a daemon and its guardian make while they manage, with what each may fail with.
+/// System calls that a daemon and its guardian make while they manage, with their possible errors.
 const OF_A_DAEMON: [(&str, &[&str]); 14] = [
     ("openat", &["EMFILE", "ENOMEM", "EIO", "EINTR"]),
     ("read", &["EIO", "EINTR"]),
@@ -179,12 +179,12 @@ const OF_A_DAEMON: [(&str, &[&str]); 14] = [
     ("poll", &["EINTR", "ENOMEM"]),
 ];
 
-/// So long a life under strace from its first change on; where a fault keeps it from changing anything it is told to end
+/// Duration of a daemon's life under strace after its first change; if a fault prevents all changes, it is stopped
 /// later.
 const ACTING: Duration = Duration::from_millis(500);
 const NOT_ACTING: Duration = Duration::from_secs(5);
 
-/// A daemon that manages for a while under strace, and is told to end; what it said.
+/// Runs a daemon for a while under strace, stops it, and returns its messages.
 fn life(folder: &Path, strace: &[String], patience: Duration) -> String {
     let _ = std::fs::remove_dir_all(folder.join("state"));
     let manage = command(folder, &MANAGE);
@@ -204,8 +204,8 @@ fn life(folder: &Path, strace: &[String], patience: Duration) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// The daemon by SIGTERM; by SIGKILL if that is not heard, as a manager of services does. The tracer ends after its last
-/// program, the guardian.
+/// Stops the daemon with SIGTERM or, if that has no effect, with SIGKILL, as a service manager does. The tracer ends
+/// after its last program, the guardian.
 fn end(tracer: &mut Child) {
     let children = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", tracer.id())).unwrap_or_default();
     let daemon = children().split_ascii_whitespace().next().and_then(|pid| pid.parse::<i32>().ok());
@@ -244,12 +244,12 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
     let counted = std::fs::read_to_string(&counted).unwrap();
     for (call, errors) in OF_A_DAEMON {
         let calls = counted.lines().filter(|line| line.contains(&format!(" {call}("))).count() as u64;
-        // Those that are asked for only by some plans, or on some hosts.
+        // Calls that only some plans need, or some hosts.
         let rare =
             matches!(call, "sched_getattr" | "pread64" | "fsync" | "setpriority" | "sched_setscheduler" | "pipe2");
         assert!(calls > 0 || rare, "no {call} in a daemon's life");
         for turn in 0..if every { 24 } else { 1 } {
-            // Of one thread: most positions lie in its first calls.
+            // Most positions are in the first calls of a thread.
             let nth = 1 + generator.draw_below(calls.max(1)).min(generator.draw_below(calls.max(1)));
             let error = errors[(turn + shown as usize) % errors.len()];
             let inject = format!("--inject={call}:error={error}:when={nth}");

@@ -1,4 +1,4 @@
-//! Does an interrupt end the work with exit code 130 and keep what was done so far?
+//! Does an interrupt end the work with exit code 130 and keep the results so far?
 
 mod common;
 
@@ -24,7 +24,7 @@ fn wait_for(path: &Path, child: &mut Child) {
     }
 }
 
-/// Runs `args -- a program without end`, interrupts it once the program is well under way; what it said on stderr.
+/// Runs `args -- an endless program`, interrupts it once the program is running, and returns its messages on stderr.
 fn interrupted(folder: &Path, args: &[&str]) -> String {
     let endless = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; : > under-way; while :; do :; done";
     let mut child = command(folder, &[args, &["--", "sh", "-c", endless]].concat())
@@ -60,7 +60,7 @@ fn an_interrupted_profile_covers_what_was_recorded() {
     assert!(profile["records"].as_u64().unwrap() > 3000, "{profile}");
 }
 
-/// A curve of what is written into it.
+/// A curve of the data written to it.
 fn curve_of_input(folder: &Path) -> (Child, ChildStdin) {
     let mut child = command(folder, &["mrc", "-", "--format", "u64", "--json"])
         .stdin(Stdio::piped())
@@ -72,7 +72,7 @@ fn curve_of_input(folder: &Path) -> (Child, ChildStdin) {
     (child, input)
 }
 
-/// So many accesses, each to a line of its own.
+/// This number of accesses, each to a different line.
 fn accesses(count: u64) -> Vec<u8> {
     (0..count).flat_map(|at| (at * 64).to_le_bytes()).collect()
 }
@@ -88,7 +88,7 @@ fn an_interrupted_curve_covers_what_was_read() {
         input.write_all(&portion).unwrap();
     }
     interrupt(&child);
-    // Goes on until nobody reads any more.
+    // Continues until the reader has closed the pipe.
     while input.write_all(&portion).is_ok() {}
     let output = child.wait_with_output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr);
@@ -96,7 +96,7 @@ fn an_interrupted_curve_covers_what_was_read() {
     assert!(message.contains("interrupted: the result covers the first"), "{message}");
     let result: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     let accesses = result["accesses"].as_u64().unwrap();
-    // All but what a pipe and the reader's own buffer hold.
+    // All except the content of the pipe and of the reader's buffer.
     assert!(accesses > (portions_before - 48) * 8192 && result["cold"] == 8192, "{result}");
 }
 

@@ -155,7 +155,7 @@ fn a_policy_plans_from_profiles_alone() {
     assert_eq!(both.code, Some(2), "{}", both.err);
 }
 
-/// A reuser that is promised a rate, beside a streamer, and another reuser; then more programs.
+/// A reuser with a promised rate, beside a streamer, and another reuser; then more programs.
 fn promising(folder: &Path, at_least: f64, more: &str) {
     let goal =
         if at_least > 0.0 { format!("goal = {{ priority = 1.0, min_rate = {at_least:e} }}\n") } else { String::new() };
@@ -188,7 +188,7 @@ fn a_promised_rate_is_kept_or_it_is_said_why_not() {
         let slowdowns: Vec<f64> = jobs.iter().map(|job| job["slowdown"].as_f64().unwrap()).collect();
         (slowdowns, std::fs::read_to_string(root.join("floor.html")).unwrap())
     };
-    // Alone a reuser does 3.33e9 instructions a second, beside a streamer 2e9.
+    // Alone, a reuser executes 3.33e9 instructions per second, beside a streamer 2e9.
     let (free, _) = slowdowns(0.0, "");
     let (promised, words) = slowdowns(3.0e9, "");
     assert!(free[0] > 1.4, "unasked, the first one is beside the streamer: {free:?}");
@@ -210,7 +210,8 @@ fn a_promised_rate_is_kept_or_it_is_said_why_not() {
     assert!(bad.code == Some(1) && bad.err.contains("goal.min_rate': found 0, expected a positive"), "{}", bad.err);
 }
 
-/// A program of one phase for ever that uses so many bytes, each equally often: by hand, what theory says of it.
+/// A program with one endless phase that uses this number of bytes, each equally often, written from the theoretical
+/// values.
 fn uniform(folder: &Path, name: &str, footprint_bytes: f64, references_per_instr: f64) {
     let mut text = format!("name = \"{name}\"\n[[phases]]\nreferences_per_instr = {references_per_instr}\n");
     for step in 1..=64u32 {

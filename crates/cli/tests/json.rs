@@ -1,4 +1,4 @@
-//! Is what `--json` prints what docs/json.md promises, field by field?
+//! Does the output of `--json` match the promise of docs/json.md, field by field?
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use common::{lackey, run};
 use serde_json::Value;
 
-/// A program of one phase for ever, that keeps most of a cache of 4 MiB.
+/// A program with one endless phase that uses most of a 4 MiB cache.
 const PHASES: &str = "name = \"stream\"\n[[phases]]\nreferences_per_instr = 0.03\n\
     [[phases.points]]\nsize_bytes = 524288.0\ncycles_per_instr = 2.8\ndemand_fills_per_instr = 0.02\n\
     memory_stall_cycles_per_instr = 2.0\n\
@@ -46,7 +46,7 @@ fn flatten(path: &str, value: &Value, found: &mut BTreeMap<String, BTreeSet<Stri
     }
 }
 
-/// Every printed field is promised with its type, and every promised one was printed by one of the runs.
+/// Checks that every printed field is promised with its type, and that some run printed every promised field.
 #[track_caller]
 fn check(command: &str, printed: &[Value], like_plan: &[&str], free: &[&str]) {
     let promised = promised(command);
@@ -139,7 +139,7 @@ fn sweeps_keep_their_promises() {
     let sweep_output = json(&["sweep", "run", "-o", "out", "--json", "--quiet", "--idle-timeout", "1"]);
     let stuck = serde_json::json!({ "missing": ["0"] });
     check("sweep run", &[sweep_output, stuck], &[], &[]);
-    // Somebody of another host is at work.
+    // A worker on another host holds a claim.
     let claim = "{\"host\":\"far\",\"place\":\"x\",\"pid\":1,\"started_ticks\":1}";
     std::fs::write(root.join(format!("out/claims/{}", id(3))), claim).unwrap();
     let status = [

@@ -1,6 +1,6 @@
-//! `kill -9` at random moments of a managed run: is every program as it was before?
+//! `kill -9` at random moments of a managed run: is every program restored?
 //!
-//! `CACHEMATE_KILLS` says how many moments (`make kill`: 200); the usual test run takes a few.
+//! `CACHEMATE_KILLS` sets the number of moments (`make kill`: 200); the default is a few.
 
 mod common;
 #[path = "common/managed.rs"]
@@ -24,7 +24,7 @@ enum KillTarget {
 }
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum RestorePath {
-    /// Nothing but the guardian.
+    /// Only the guardian.
     Guardian,
     Reset,
     Restart,
@@ -71,7 +71,7 @@ fn one(folder: &Path, programs: &TestPrograms, killed: KillTarget, then: Restore
     let _ = programs;
 }
 
-/// A group of the host with a program in it, which the daemon keeps to one CPU; nothing where there are no cpusets.
+/// A group of the host with a program in it that the daemon confines to one CPU; empty if there are no cpusets.
 struct Confinement(Option<(ChildGuard, TestCgroup, String)>);
 
 impl Confinement {
@@ -127,7 +127,7 @@ fn everything_is_as_before_whatever_is_killed() {
         assert_eq!(after, before, "round {round}: {killed:?} killed after {wait:?}, then {then:?}");
         let now = (confined.text(), confined.mask());
         assert_eq!(now, group, "round {round}: the confined group, {killed:?} killed after {wait:?}, then {then:?}");
-        // Children that were born under our masks and turns too: they carry what their parent has.
+        // Children that were born under the daemon's masks and turns as well: they have the settings of their parent.
         let want = &before[&(programs.parent.id() as i32)];
         for (pid, name) in programs.family() {
             if before.contains_key(&pid) {

@@ -1,4 +1,4 @@
-//! Does a log of a real managed run on this host decide again as it did?
+//! Does the log of a real managed run on this host replay with the same decisions?
 
 mod common;
 
@@ -10,13 +10,15 @@ use common::{ChildGuard, daemon, run, status_when};
 
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(120));
 
-/// A program that computes and rests in turn, so that windows have something to measure and the test costs little.
+/// A program that alternates between computing and resting, so that windows have something to measure and the test is
+/// cheap.
 fn busy() -> ChildGuard {
     let turns = "while :; do i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; sleep 0.02; done";
     ChildGuard(Command::new("sh").args(["-c", turns]).stdin(Stdio::null()).spawn().unwrap())
 }
 
-/// A daemon over two busy programs until its policy has decided for so many windows; its log, ended properly.
+/// Runs a daemon over two busy programs until its policy has decided for this number of windows, with a properly closed
+/// log.
 fn managed(folder: &Path, policy: &str, windows: u64) {
     let programs = [busy(), busy()];
     let rules: String = programs.iter().map(|program| format!("[[rules]]\npid = {}\n", program.pid())).collect();

@@ -1,4 +1,4 @@
-//! The shipped unit.
+//! The shipped systemd unit.
 
 mod common;
 #[path = "common/managed.rs"]
@@ -13,7 +13,7 @@ use common::not_shown::report_unchecked;
 use common::{ChildGuard, MANAGE, acting, command, run};
 use managed::{kill, signals, within};
 
-/// Exposure of the unit by systemd's own count, in tenths; 0 is best, 100 worst.
+/// Maximum exposure of the unit by systemd's score, in tenths; 0 is best, 100 worst.
 const MAX_EXPOSURE: &str = "30";
 
 /// Does systemd count the unit's exposure as no more than is stated?
@@ -35,7 +35,7 @@ fn the_unit_is_as_tight_as_stated() {
     assert!(out.status.success(), "{verdict}");
 }
 
-/// Names that a set of systemd's holds, with those of the sets in it.
+/// System calls in one of systemd's sets, including its nested sets.
 fn calls_of(set: &str) -> Option<BTreeSet<String>> {
     let out = Command::new("systemd-analyze").args(["syscall-filter", set]).output().ok()?;
     let text = String::from_utf8(out.stdout).ok().filter(|text| !text.is_empty())?;
@@ -50,7 +50,7 @@ fn calls_of(set: &str) -> Option<BTreeSet<String>> {
     Some(calls)
 }
 
-/// Calls that the unit permits: the sets and names of its filters, in order.
+/// System calls that the unit permits: the sets and names of its filters, in order.
 fn let_through(unit: &str) -> Option<BTreeSet<String>> {
     let mut calls = BTreeSet::new();
     for line in unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
@@ -105,7 +105,7 @@ fn the_units_filter_lets_through_what_is_called() {
         let text = std::fs::read_to_string(folder.path().join(file)).unwrap();
         let called =
             text.lines().filter_map(|line| line.split_once(' ')?.1.trim_start().split_once('(').map(|(name, _)| name));
-        // A call that is gone on with after another thread's has its name in brackets.
+        // A call that resumes after another thread's has its name in brackets.
         let names = called.filter(|name| name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_'));
         beyond.extend(names.filter(|name| !allowed.contains(*name)).map(str::to_string));
     }

@@ -1,6 +1,6 @@
-//! Programs on frames of some colors: the same output, and the same whoever is killed meanwhile.
+//! Programs on frames of some colors: is the output the same, whichever process is killed meanwhile?
 //!
-//! Where pages cannot be moved, or colors not be told now, the tests say so in their output and end.
+//! If pages cannot be moved, or colors cannot be distinguished now, the tests report it and end.
 
 mod common;
 
@@ -18,11 +18,12 @@ use common::{ChildGuard, acting, command, daemon, run, status_when};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// The message of a run if the host moved frames, or the proof was disturbed, since the colors were told apart: a noisy host
-/// may do so at any time, and refusing is right.
+/// The message of a run if the host moved frames, or disturbed the verification, after the colors were distinguished:
+/// this can happen on a noisy host at any time, and the refusal is correct.
 const MOVED: &str = "no longer of one color";
 
-/// Why programs cannot be colored here, if so. Tried once, because a host whose colors cannot be told apart costs a minute.
+/// The reason for which programs cannot be colored here, if any. Tried once, because a host whose colors cannot be
+/// distinguished costs a minute.
 fn unusable() -> Option<&'static str> {
     static CAUSE: OnceLock<Option<String>> = OnceLock::new();
     let tried = CAUSE.get_or_init(|| {
@@ -36,7 +37,7 @@ fn unusable() -> Option<&'static str> {
     tried.as_deref()
 }
 
-/// How often each of two threads adds, where this file's program is run for another test.
+/// Variable with the number of additions by each of two threads, if this file's program is run for another test.
 const ADDITIONS: &str = "CACHEMATE_TEST_ADDITIONS";
 
 /// Two threads add to counters on pages that are not moved: is every addition there at the end?
@@ -50,7 +51,7 @@ fn no_addition_is_lost_where_no_page_moves() {
     cachemate_bench::loads::run("count", each, stop).unwrap();
 }
 
-/// The program that counts, and after it what tells it from others.
+/// The program that counts, followed by a marker that distinguishes it from others.
 fn counting(marker: &str) -> [String; 4] {
     let own = std::env::current_exe().unwrap().display().to_string();
     [own, "--exact".to_string(), "no_addition_is_lost_where_no_page_moves".to_string(), marker.to_string()]
@@ -88,7 +89,7 @@ fn a_colored_program_does_what_it_does_otherwise() {
     assert!(exits.code == Some(7) || exits.err.contains(MOVED), "{:?}: {}", exits.code, exits.err);
 }
 
-/// The folder of the process that counts, once its agent is at work.
+/// The directory of the counting process, once its agent is running.
 fn agent_of(marker: &str) -> Option<PathBuf> {
     for session in std::fs::read_dir("/dev/shm/cachemate-color").ok()?.flatten() {
         for process in std::fs::read_dir(session.path()).into_iter().flatten().flatten() {
@@ -132,7 +133,7 @@ fn a_program_whose_launcher_is_killed_while_it_is_recolored_ends_right() {
                 .and_then(|mut file| std::io::Write::write_all(&mut file, wanted.as_bytes()));
             turns += u32::from(written.is_ok());
         }
-        // Refused before the program began: nothing to see.
+        // Rejected before the program started.
         if turns == 0 && launcher.try_wait().unwrap().is_some_and(|status| !status.success()) && !result.exists() {
             report_unchecked("a launcher that is killed", "the colors are no longer told apart");
             return;
@@ -151,17 +152,17 @@ fn a_program_whose_launcher_is_killed_while_it_is_recolored_ends_right() {
 }
 
 fn signal(pid: i32, signal: Signal) {
-    // Whoever is gone already needs none.
+    // A process that has exited needs no signal.
     let _ = kill_process(Pid::from_raw(pid).unwrap(), signal);
 }
 
-/// Half of the program's colors and the other half in turn, twice a second.
+/// Half of the program's colors and the other half alternately, twice a second.
 const HALVES: &str = "[policy.parameters]\nperiod_ns = 1_000_000_000\n\
     [[policy.parameters.steps]]\nshares = [\"4-7\"]\n\
     [[policy.parameters.steps]]\nfrom_ns = 500_000_000\nshares = [\"0-3\"]\n";
 
-/// A colored program that counts, its agent's folder, and a daemon that gives it other colors twice a second; with `shake`
-/// other CPUs, weights and turns as well, five times a second.
+/// A colored program that counts, its agent's directory, and a daemon that changes its colors twice a second; with
+/// `shake` also its CPUs, weights and turns, five times a second.
 struct RecoloredProgram {
     folder: tempfile::TempDir,
     program: ChildGuard,
@@ -170,14 +171,14 @@ struct RecoloredProgram {
     cpus_before: CpuSet,
 }
 
-/// The colors that the program was started with, as its `wanted` file has them.
+/// The initial colors of the program, in the form of its `wanted` file.
 const BEFORE: &str = "00000000000000ffa\n";
 
 impl RecoloredProgram {
-    /// `None` = the colors could not be told now.
+    /// Starts both; `None` if the colors cannot be distinguished now.
     fn start(case: usize, shake: bool) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
-        // As good as endless, and tells our program from others.
+        // Practically endless, and distinguishes this program from others.
         let each = format!("9000000{case:02}{:05}", std::process::id() % 100_000);
         let counting = counting(&each);
         let mut args = vec!["page-color", "run", "--colors", "0-7", "--"];
@@ -202,13 +203,14 @@ impl RecoloredProgram {
         Some(RecoloredProgram { folder, program, agent, daemon, cpus_before })
     }
 
-    /// The first status that is as wanted; what is looked for may be there for a few milliseconds only.
+    /// The first status that meets the condition, which may hold for only a few milliseconds.
     fn until(&self, subject: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let patience = (Duration::from_millis(3), Duration::from_secs(60));
         status_when(self.folder.path(), subject, patience, wanted)
     }
 
-    /// Until the agent has just taken up other colors: by its own account, which is asked far more often than a window comes.
+    /// Waits until the agent has just started to change colors, according to its own report, which is polled far more
+    /// often than a window ends.
     fn until_moving(&self) {
         let mask = || AgentReport::read(&LinuxHost::new("/"), &self.agent).ok()?.counter("mask");
         let (before, start) = (mask(), Instant::now());
@@ -226,7 +228,7 @@ impl RecoloredProgram {
         self.folder.path().join("state/restore.journal")
     }
 
-    /// Everything that the daemon changed is restored.
+    /// Waits until everything that the daemon changed is restored.
     fn put_back(&self, case: &str) {
         let start = Instant::now();
         while self.journal().exists() {

@@ -1,4 +1,4 @@
-//! Does the README show what the commands print?
+//! Do the commands print the output that the README shows?
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// A folder of its own with the bundled recordings and the scenarios in it, as the README's reader has them.
+/// A directory with the bundled recordings and the scenarios in it, as for a reader of the README.
 fn workplace() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme");
     let _ = fs::remove_dir_all(&folder);
@@ -20,7 +20,7 @@ fn workplace() -> PathBuf {
     folder
 }
 
-/// Commands of the README with the lines shown below them, blank ones left out.
+/// Commands of the README with the lines shown below them, except blank ones.
 fn shown(page: &str) -> Vec<(String, Vec<String>)> {
     let mut commands_shown: Vec<(String, Vec<String>)> = Vec::new();
     let mut in_output = false;
@@ -37,8 +37,8 @@ fn shown(page: &str) -> Vec<(String, Vec<String>)> {
     commands_shown
 }
 
-/// The first shown line that is not next in the output; after `...` it may come later. Nothing may follow the last line
-/// but behind `...`.
+/// The first shown line that is not the next one in the output; after `...` it may come later. Only after `...` may
+/// lines follow the last one.
 fn missing<'a>(shown: &'a [String], output: &str) -> Option<&'a str> {
     let mut printed = output.lines().map(str::trim_end).filter(|line| !line.is_empty());
     let mut skipping = false;

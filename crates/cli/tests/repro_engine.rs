@@ -1,4 +1,4 @@
-//! Do the papers' experiments give the same digits when an engine makes their runs?
+//! Do the papers' experiments give the same digits when an engine executes their runs?
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::path::Path;
 use common::run;
 use serde_json::Value;
 
-/// A matrix of pairs and runs within runs; two calls that need each other; one that fails, as there is no recording.
+/// A matrix of pairs with nested runs; two dependent calls; one that fails for lack of a recording.
 const IDS: [&str; 3] = ["CA-2", "CP-6", "TC-SERVER"];
 
 fn repro(at: &Path, more: &[&str]) -> (Option<i32>, String, Value) {
@@ -18,7 +18,7 @@ fn repro(at: &Path, more: &[&str]) -> (Option<i32>, String, Value) {
     (outcome.code, outcome.err, answer)
 }
 
-/// Names and times of the results in a sweep's folder.
+/// Names and times of the results in a sweep's directory.
 fn made(folder: &Path) -> Vec<(String, std::time::SystemTime)> {
     let folders = fs::read_dir(folder.join("results")).unwrap().flatten();
     let files = folders.flat_map(|entry| fs::read_dir(entry.path()).unwrap().flatten());
@@ -104,7 +104,7 @@ fn a_store_changes_no_digit() {
     let verify = ["repro", "store", "verify", "--runs", "2", "--store", "runs", "--json"];
     let checked = run(root, &verify).json();
     assert_eq!((&checked["made_again"], &checked["wrong"]), (&2.into(), &Value::Array(Vec::new())), "{checked}");
-    // Damaged files are found, and their runs made again; the account of costs is written anew without a word.
+    // Damaged files are detected and their runs repeated; the record of costs is rewritten silently.
     let folders = fs::read_dir(root.join("runs")).unwrap().flatten();
     let files = folders.flat_map(|entry| fs::read_dir(entry.path()).unwrap().flatten());
     let mut damaged = 0;
@@ -116,7 +116,7 @@ fn a_store_changes_no_digit() {
         fs::write(file.path(), bytes).unwrap();
     }
     let again = run(root, &["repro", "CA-2", "--sample", "--store", "runs", "--json"]);
-    // Two threads can find the same file damaged.
+    // Two threads can find the same damaged file.
     let messages: std::collections::BTreeSet<&str> =
         again.err.lines().filter(|line| line.ends_with("; the run is made again")).collect();
     assert_eq!(messages.len(), damaged - 1, "{}", again.err);

@@ -1,7 +1,7 @@
-//! Requests of any form to a daemon's socket and metrics page: seeded changes to good and bad ones. Does it live on, answer
-//! others, and take no more memory?
+//! Requests of any form to a daemon's socket and metrics page, made by seeded changes to valid and invalid ones. Does
+//! the daemon survive, answer others, and use no more memory?
 //!
-//! `CACHEMATE_FUZZ_SECONDS` goes on for so long at each.
+//! `CACHEMATE_FUZZ_SECONDS` sets the duration for each.
 
 mod common;
 
@@ -16,7 +16,7 @@ use cachemate_fuzzing::mutate;
 use common::{ChildGuard, acting, daemon, run, status_when};
 
 const REQUESTS: u64 = 1_500;
-/// Beyond what it had: connections are few, and each holds some kilobytes.
+/// Memory beyond the initial amount: connections are few, and each takes some kilobytes.
 const MORE_AT_MOST_KIB: u64 = 32 << 10;
 
 const TO_THE_SOCKET: &[&[u8]] = &[b"status\n", b"reload\n", b"status", b"\0\0\n", b"", b"{\"status\": 1}\n"];
@@ -36,7 +36,7 @@ fn peak_kib(pid: i32) -> u64 {
     line.split_ascii_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// Sends changed requests; answers with how many.
+/// Sends changed requests; returns their number.
 fn send(seed: u64, corpus: &[&[u8]], at_most: usize, mut send_one: impl FnMut(&[u8])) -> u64 {
     let seconds = std::env::var("CACHEMATE_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
     let mut generator = SplitMix64::new(seed);
@@ -50,9 +50,9 @@ fn send(seed: u64, corpus: &[&[u8]], at_most: usize, mut send_one: impl FnMut(&[
     sent
 }
 
-/// Asks, and hangs up: the answer is of no interest, as far as it comes at once.
+/// Sends a request and disconnects, ignoring the answer except for the part that arrives at once.
 fn ask<S: Read + Write>(mut stream: S, request: &[u8], hang_up: impl Fn(&S)) {
-    // A peer that is cut off in the midst of it is one of those that are meant here.
+    // Peers that disconnect in the middle of a request are intended here.
     if stream.write_all(request).is_ok() {
         hang_up(&stream);
         let _ = stream.read(&mut [0u8; 512]);

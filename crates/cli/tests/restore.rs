@@ -1,4 +1,4 @@
-//! `cachemate restore` and the guardian where something stands in their way: descriptors, the disk, a damaged journal.
+//! `cachemate restore` and the guardian under obstacles: descriptors, the disk, a damaged journal.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn sleeper() -> ChildGuard {
     ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap())
 }
 
-/// Moves programs to their first CPU as a daemon would that dies right after; the journal lies in `state`.
+/// Moves programs to their first CPU, like a daemon that crashes right afterward; the journal is in `state`.
 fn moved_by_one_who_died(folder: &Path, programs: &[ChildGuard]) {
     let (host, state) = (LinuxHost::new("/"), folder.join("state"));
     std::fs::create_dir_all(&state).unwrap();
@@ -39,7 +39,7 @@ fn moved_by_one_who_died(folder: &Path, programs: &[ChildGuard]) {
 
 const RESTORE: [&str; 3] = ["restore", "--state-dir", "state"];
 
-/// The programs below a shell: twelve, and forty more when it is told so.
+/// The programs below a shell: twelve, and forty more on request.
 struct ShellPrograms(ChildGuard);
 
 impl ShellPrograms {
@@ -71,7 +71,7 @@ impl Drop for ShellPrograms {
     fn drop(&mut self) {
         let host = LinuxHost::new("/");
         for pid in self.children() {
-            // Only who is still our child's child.
+            // Only processes that are still children of the shell.
             if host.stat(pid).is_ok_and(|stat| stat.parent == self.0.pid()) {
                 let _ = Command::new("kill").arg(pid.to_string()).status();
             }

@@ -1,4 +1,4 @@
-//! Does a running daemon show services: by their control groups, with every field, and to whoever asks by name?
+//! Does a running daemon show services by their control groups, with every field, under every form of their names?
 
 mod common;
 
@@ -11,12 +11,12 @@ use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The group of a unit in a hierarchy that lets groups be made; removed when it is dropped.
+/// The group of a unit in a hierarchy that permits new groups; removed when dropped.
 struct UnitGroup(PathBuf);
 
 impl UnitGroup {
     /// # Errors
-    /// No hierarchy lets this process make groups.
+    /// No hierarchy permits this process to create groups.
     fn new(unit: &str) -> Result<Self, String> {
         let mut errors = Vec::new();
         for hierarchy in ["pids", "freezer", "unified", ""] {

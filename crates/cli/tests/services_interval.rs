@@ -1,4 +1,4 @@
-//! On the interval machine: is the service that slows another one named, by how much, and how soon?
+//! On the interval machine: is the service that slows down another one named, with the loss, and how soon?
 
 mod common;
 
@@ -10,8 +10,8 @@ use common::{interval_program, run};
 const START_S: f64 = 60.0;
 const NAMED_AFTER_S: f64 = 20.0;
 
-/// A store alone on its cache at first, a quiet service on the other cache, and from the 60th second on a streaming batch
-/// job that runs as a loop of programs of about a second each.
+/// A store that is initially alone on its cache, a quiet service on the other cache, and from the 60th second on a
+/// streaming batch job that runs as a loop of programs of about a second each.
 const SCENARIO: &str = "name = \"services\"\ndescription = \"a store, a batch job and a quiet service\"\n\
     machine = \"xeon-x5365-4\"\nsimulator = \"interval\"\nseed = 5\nlength = { ns = 120_000_000_000 }\n\
     policy = { name = \"default\" }\n\

@@ -1,6 +1,6 @@
-//! Many short-lived programs under a daemon: does it keep up, leak nothing and lose no restore?
+//! Many short-lived programs under a daemon: does it keep up, leak nothing, and miss no restore?
 //!
-//! `CACHEMATE_SOAK` says how many (`make soak`: 10 000, to be through within a minute of an idle machine).
+//! `CACHEMATE_SOAK` sets their number (`make soak`: 10 000, chosen to finish within a minute on an idle machine).
 
 mod common;
 
@@ -22,7 +22,7 @@ fn held(pid: u32) -> (u64, usize) {
 fn short_lived_programs_leave_nothing_behind() {
     let tasks: usize = std::env::var("CACHEMATE_SOAK").ok().and_then(|text| text.parse().ok()).unwrap_or(400);
     let folder = tempfile::tempdir().unwrap();
-    // Half of them in one go and half afterwards, so that growth can be told from a start's own needs.
+    // Half of them first and half afterward, so that growth can be distinguished from the needs of a start.
     let half = tasks / 2;
     let script = format!(
         "sleep 1000 & i=0; while [ $i -lt {half} ]; do /bin/true & i=$((i+1)); [ $((i%50)) = 0 ] && wait -n 2>/dev/null; done; \
@@ -76,7 +76,7 @@ fn short_lived_programs_leave_nothing_behind() {
     assert!(masks.iter().all(|mask| *mask == before), "{masks:?}");
     assert!(!folder.path().join("state/restore.journal").exists());
     assert!(seen >= 2, "the daemon saw {seen} threads");
-    // A quarter more, or a megabyte, is the allocator's; a leak of every task would be far above.
+    // A quarter more, or a megabyte, is due to the allocator; a leak in every task would be far larger.
     assert!(pages_end <= pages_half + pages_half / 4 + 256, "{pages_half} -> {pages_end} pages");
     assert!(files_end <= files_half + 16, "{files_half} -> {files_end} open files");
     assert!(journal < 4 << 20, "a journal of {journal} bytes");
@@ -87,14 +87,14 @@ fn short_lived_programs_leave_nothing_behind() {
 #[test]
 fn the_longest_wait_under_churn_is_told() {
     let folder = tempfile::tempdir().unwrap();
-    // Two that want a processor all the time, and a birth each 30 ms: a crowded host makes fewer of them, a thousand at
-    // least.
+    // Two tasks that always want a CPU, and a birth every 30 ms; a crowded host makes fewer of them, but at least a
+    // thousand.
     let script = "(while :; do :; done) & (while :; do :; done) & \
                   i=0; while [ $i -lt 300 ]; do (k=0; while [ $k -lt 2000 ]; do k=$((k+1)); done) & sleep 0.03; i=$((i+1)); done; \
                   touch end; wait";
     let mut parent = Command::new("bash");
     parent.args(["-c", script]).current_dir(folder.path()).stdin(Stdio::null()).stderr(Stdio::null());
-    // In a group of its own, to end all of it.
+    // In a separate process group, so that all of it can be ended.
     let mut parent = std::os::unix::process::CommandExt::process_group(&mut parent, 0).spawn().unwrap();
     let mut daemon = daemon(folder.path(), &acting("shake", 50, &parent.id().to_string()));
     let start = Instant::now();
@@ -129,7 +129,7 @@ fn the_longest_wait_under_churn_is_told() {
     );
 }
 
-/// Seconds of births from which on their cost is a figure and not a sample.
+/// Duration in seconds from which the cost of births is a figure rather than a sample.
 const LONG_RUN_S: u64 = 60;
 
 fn from_environment(name: &str, default: u64) -> u64 {
@@ -211,7 +211,7 @@ fn births_are_followed_at_a_small_cost() {
         100.0 * cost_of_births,
         100.0 * cost_of_threads
     );
-    // Two windows, and the one that was under way when the program began.
+    // Two windows, and the one that was in progress when the program started.
     assert!(managed <= born + 3, "born in window {born}, managed in window {managed}");
     assert!(pages_end <= pages_half + pages_half / 4 + 256, "{pages_half} -> {pages_end} pages");
     assert!(files_end <= files_half + 64, "{files_half} -> {files_end} open files");

@@ -1,4 +1,5 @@
-//! Another user of the host beside root's daemon: each item of docs/threat-model.md, by a program that runs as `nobody`.
+//! Another user of the host beside root's daemon: each item of docs/threat-model.md, by a program that runs as
+//! `nobody`.
 
 mod common;
 
@@ -14,10 +15,10 @@ use common::{ChildGuard, daemon, run, status_when};
 
 const NOBODY: u32 = 65_534;
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
-/// The folder of the test, for the stranger's part of it.
+/// Variable with the test's directory, for the other user's part of it.
 const FOLDER: &str = "CACHEMATE_TEST_FOLDER";
 
-/// A folder that all users may read; `None` = not root, and said so.
+/// A directory that all users may read; `None` if not root, which is reported.
 fn folder(subject: &str) -> Option<tempfile::TempDir> {
     if !rustix::process::geteuid().is_root() {
         println!("not shown here: {subject}: needs root to become another user");
@@ -32,10 +33,10 @@ fn open_to_all(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Runs one of the tests below as `nobody`, until it says that it is done; it goes on until it is dropped.
+/// Runs one of the tests below as `nobody` until it reports that it is done; it continues until it is dropped.
 fn as_nobody(folder: &Path, part: &str) -> ChildGuard {
-    // The test program may lie where nobody may not go. Copied by another process: a file that this one writes may be open in
-    // a child that another test has just forked, and what is open for writing cannot be run.
+    // The test program may be where `nobody` cannot read it. Another process copies it: a file that this one writes may
+    // be open in a child that another test has just forked, and a file that is open for writing cannot be executed.
     let program = folder.join(part);
     let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap();
     assert!(copied.success(), "{copied}");
@@ -51,7 +52,7 @@ fn as_nobody(folder: &Path, part: &str) -> ChildGuard {
     running
 }
 
-/// The stranger's side: says that its part is done, and stays until the test ends.
+/// The other user's side: reports that its part is done, and stays until the test ends.
 fn done() {
     println!("\ndone");
     let _ = std::io::stdin().read(&mut [0]);
@@ -111,10 +112,10 @@ fn a_stranger_cannot_report_for_another() {
     let before = status_when(folder.path(), "a status", PATIENCE, |_| true);
     let after = status_when(folder.path(), "windows", PATIENCE, |status| windows(status) > windows(&before) + 5);
     assert!(!reports(&after), "{after}");
-    // Its own user is heard.
+    // The daemon's own user gets an answer.
     drop(stranger);
     let report = folder.path().join(format!("progress/{pid}"));
-    // The daemon has removed the stranger's file, unless he wrote it anew after the last window.
+    // The daemon has removed the other user's file, unless that user wrote it again after the last window.
     let _ = std::fs::remove_file(&report);
     let heard = (1u64..200).any(|count| {
         std::fs::write(&report, count.to_ne_bytes()).unwrap();
@@ -135,7 +136,7 @@ fn part_of_a_stranger_in_the_progress_folder() {
     rustix::fs::mknodat(rustix::fs::CWD, &own, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
     std::fs::write(&report, u64::MAX.to_ne_bytes()).unwrap();
     assert!(std::fs::remove_dir_all(&progress).is_err());
-    // Goes on counting in root's program's name.
+    // Continues to report work in the name of root's program.
     std::thread::spawn(move || {
         for count in 0u64.. {
             let _ = std::fs::write(&report, count.to_ne_bytes());
@@ -166,8 +167,8 @@ fn part_of_a_stranger_at_the_state_folder() {
     done();
 }
 
-/// Names that imitate a terminal's command and another row, a reason's argument, the other direction of writing, a label's
-/// end, and the end of a script.
+/// Names that imitate a terminal command and another row, an argument of a reason, the other direction of writing, the
+/// end of a label, and the end of a script.
 const NAMES: [(&str, &str); 4] = [
     ("\u{1b}[2J\n 1 1 init", r"\u{1b}[2J\n 1 1 init"),
     ("{1}\u{202e}exe", r"{1}\u{202e}exe"),

@@ -12,7 +12,7 @@ use common::{ChildGuard, command, lackey, run};
 const SCENARIO: &str = "name = \"pair\"\ndescription = \"two programs\"\nmachine = \"xeon-x5365-4\"\nseed = 1\nscale = 100\n\
      length = { cycles = 300_000 }\n[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n";
 
-/// Four points of two seeds, of which a filter leaves six tasks; `seeds` more make it longer.
+/// Four points with two seeds, of which a filter leaves six tasks; `seeds` more make it longer.
 fn sweep_file(folder: &Path, seeds: u32) -> PathBuf {
     fs::write(folder.join("pair.toml"), SCENARIO).unwrap();
     let text = format!(
@@ -90,7 +90,7 @@ fn a_sweep_runs_is_merged_and_reported() {
     assert!(root.join("page/instr-per-cycle.svg").exists());
     let message = run(root, &["sweep", "report", "out"]).ok().out;
     assert_eq!(message.lines().count(), 6, "a lead, a blank, a header and three points:\n{message}");
-    // The same run by hand gives the same figures.
+    // The same run without a sweep gives the same figures.
     let sim = run(root, &["sim", "pair.toml", "--seed", "2", "--json"]).json();
     assert_eq!(sim["results"], merged[1]["result"]["detail"]);
 }
@@ -156,7 +156,7 @@ fn several_workers_share_a_folder() {
     let root = folder.path();
     sweep_file(root, 4);
     run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "one"]).ok();
-    // The manifest alone, as an engine's workers find it.
+    // Only the manifest, as an engine's workers find it.
     fs::create_dir_all(root.join("two")).unwrap();
     fs::copy(root.join("one/manifest.jsonl"), root.join("two/manifest.jsonl")).unwrap();
     for name in ["inputs", "results", "claims", "failed", "damaged", "differing", "partial"] {
@@ -229,7 +229,7 @@ fn a_full_disk_is_said() {
     let root = folder.path();
     sweep_file(root, 12);
     fs::create_dir(root.join("small")).unwrap();
-    // A file system of its own, in a mount namespace of its own.
+    // A separate file system in a separate mount namespace.
     let exe = env!("CARGO_BIN_EXE_cachemate");
     let script = format!(
         "mount -t tmpfs -o size=60k,mode=700 none small || exit 99\n\
@@ -312,7 +312,7 @@ fn mistakes_are_told_with_their_place() {
             outcome.err
         );
     }
-    // A manifest of another version is not run, whoever asks.
+    // A manifest of another version is not run, whichever command requests it.
     fs::write(&path, &text).unwrap();
     run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]).ok();
     let manifest = fs::read_to_string(root.join("out/manifest.jsonl")).unwrap();

@@ -1,7 +1,7 @@
-//! Do sweeps end with the same bytes on real engines, whose nodes, workers and servers are killed on the way?
+//! Do sweeps end with the same bytes on real engines whose nodes, workers and servers are killed during the run?
 //!
-//! `make sweep-engines` gets the engines and runs this; what is not installed is said. Everything is on loopback, in
-//! folders of its own.
+//! `make sweep-engines` installs the engines and runs this; missing engines are reported. Everything uses loopback and
+//! separate directories.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{ChildGuard, command, run};
 
-/// Longest time for anything: far beyond what it takes, so that a hang is an error.
+/// Maximum time for any step, far longer than needed, so that a hang is an error.
 const AT_MOST: Duration = Duration::from_secs(600);
 
 fn asked() -> bool {
@@ -24,10 +24,10 @@ fn asked() -> bool {
     is_requested
 }
 
-/// The processor time of one task: about a third of a second in a release build.
+/// Length of one task: about a third of a CPU second in a release build.
 const CYCLES: u64 = 3_000_000;
 
-/// A folder with a sweep of so many tasks, and what the local engine makes of it.
+/// A directory with a sweep of this number of tasks, and the local engine's result.
 fn prepared(tasks: u32) -> (tempfile::TempDir, Vec<u8>) {
     let folder = tempfile::Builder::new().prefix("engines").tempdir().unwrap();
     let root = folder.path();
@@ -51,7 +51,7 @@ fn results_in(folder: &Path) -> usize {
     folders.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten()).count()
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 #[track_caller]
 fn until(subject: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -61,7 +61,7 @@ fn until(subject: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// A sweep under way; what it says goes to a file.
+/// A sweep in progress; its messages go to a file.
 struct SweepProcess {
     running: ChildGuard,
     said: PathBuf,
@@ -80,7 +80,7 @@ impl SweepProcess {
         fs::read_to_string(&self.said).unwrap()
     }
 
-    /// It ended well, with these bytes.
+    /// Checks that it ended successfully with these bytes.
     #[track_caller]
     fn ends_with(mut self, at: &Path, out: &str, want: &[u8]) {
         let mut code = None;
@@ -193,7 +193,7 @@ fn has(program: &str, version: &str) -> bool {
     Command::new(program).arg(version).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
 }
 
-/// Whether it can be started: without a configuration Slurm's clients fail even when asked for their version.
+/// Can it be started? Without a configuration, Slurm's clients fail even when asked for their version.
 fn is_there(program: &str) -> bool {
     Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
@@ -215,7 +215,7 @@ fn slurm_loses_nodes_and_its_controller() {
     let env: [(&str, &Path); 1] = [("SLURM_CONF", &conf)];
     let args = ["--engine", "slurm", "--heartbeat-timeout", "10"];
     SweepProcess::start(root, "plain", &args, &env).ends_with(root, "plain", &want);
-    // Forty tasks are four arrays where eleven is the most.
+    // Forty tasks are four arrays if the maximum size is eleven.
     let scripts = fs::read_dir(root.join("plain/engine/slurm")).unwrap().flatten();
     assert_eq!(scripts.filter(|entry| entry.path().extension().is_some_and(|kind| kind == "sh")).count(), 4);
 
@@ -244,7 +244,7 @@ fn slurm_loses_nodes_and_its_controller() {
     let _ = fs::remove_dir_all(cluster_folder);
 }
 
-/// The Python that has Dask.
+/// The Python interpreter with Dask.
 fn python() -> Option<String> {
     let python = std::env::var("CACHEMATE_DASK_PYTHON").unwrap_or("python3".to_string());
     let import = Command::new(&python).args(["-c", "import distributed"]).stderr(Stdio::null()).status();

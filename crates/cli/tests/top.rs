@@ -1,4 +1,4 @@
-//! Is `cachemate top` a screen on a terminal, and one print into a pipe?
+//! Is `cachemate top` a screen on a terminal, and a single print into a pipe?
 
 mod common;
 
@@ -38,7 +38,7 @@ mod screen {
             libc::openpty(&raw mut ours, &raw mut theirs, std::ptr::null_mut(), std::ptr::null(), &raw const size)
         };
         assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: both descriptors are new and ours alone.
+        // SAFETY: both descriptors are new and have no other owner.
         unsafe { (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) }
     }
 
@@ -51,7 +51,7 @@ mod screen {
         [modes.c_iflag, modes.c_oflag, modes.c_lflag]
     }
 
-    /// `top` on a terminal of its own, and what it has written there.
+    /// `top` on a separate terminal, with its output so far.
     struct TopOnTerminal {
         top: ChildGuard,
         ours: File,
@@ -70,7 +70,7 @@ mod screen {
             let top = ChildGuard(command.spawn().unwrap());
             let seen = Arc::new(Mutex::new(Vec::new()));
             let (mut reads, into) = (ours.try_clone().unwrap(), seen.clone());
-            // Ends with an error once nobody holds the other end any more.
+            // Ends with an error once the other end is closed.
             std::thread::spawn(move || {
                 let mut part = [0u8; 4096];
                 while let Ok(many @ 1..) = reads.read(&mut part) {
@@ -93,7 +93,7 @@ mod screen {
             }
         }
 
-        /// Has ended, and left the terminal as it was.
+        /// Checks that it has ended and left the terminal unchanged.
         fn gave_back(mut self, how: &str) {
             let code = self.top.0.wait().unwrap().code();
             let (start, leave_sequence) = (Instant::now(), "\u{1b}[?1049l");
@@ -117,7 +117,7 @@ mod screen {
             let mut shown = TopOnTerminal::start(folder.path());
             shown.until("sleep");
             assert_ne!(modes(&shown.theirs), shown.before, "keys come one by one");
-            // Blanks are jumped over, not written.
+            // Blanks are skipped by cursor movement rather than written.
             assert!(shown.text().contains("observing") && shown.text().contains("measured"), "{:?}", shown.text());
             match how {
                 "SIGTERM" => {

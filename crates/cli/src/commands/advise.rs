@@ -76,7 +76,7 @@ struct RunningJson {
     intensity: Option<f64>,
 }
 
-/// Figures of current server processors: cycles from a miss to the data and to a hit, instructions a cycle and in
+/// Figures of current server processors: cycles from a miss and from a hit to the data, instructions per cycle and in
 /// flight, misses in flight.
 const MISS_CYCLES: f64 = 250.0;
 const HIT_CYCLES: f64 = 45.0;
@@ -142,7 +142,7 @@ impl Advise {
         })
     }
 
-    /// Programs of a running daemon; empty without one, because advice needs no daemon.
+    /// Programs of a running daemon; empty if there is none, because advice needs no daemon.
     fn running(&self) -> Vec<RunningJson> {
         let Ok(status) = socket::status(&self.at.path()) else { return Vec::new() };
         let busy = status.tasks.into_iter().filter(|task| task.cpu_share.is_some_and(|share| share >= 0.05));

@@ -72,10 +72,10 @@ struct ClusterOptions {
     json: JsonArg,
 }
 
-/// Manifests and accounts larger than this are refused.
+/// Larger manifests and accounting files are rejected.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
-/// A manifest, as far as advice needs it.
+/// The part of a manifest that advice needs.
 #[derive(Deserialize)]
 struct ClusterManifest {
     #[serde(default)]
@@ -160,7 +160,7 @@ fn read_manifests(path: &Path) -> anyhow::Result<Vec<ClusterManifest>> {
     let text =
         cachemate_files::read_text_limited(path, MAX_FILE_BYTES).with_context(|| format!("{name}: cannot be read"))?;
     let mut manifests = Vec::new();
-    // JSON is YAML, too. An empty document between two separators is no object.
+    // JSON is also YAML. An empty document between two separators is not an object.
     for document in serde_yaml_ng::Deserializer::from_str(&text) {
         let manifest = Option::<ClusterManifest>::deserialize(document)
             .map_err(|error| anyhow::anyhow!("{name}: {error}; expected Kubernetes objects"))?;
@@ -184,7 +184,7 @@ fn collect(
         None if manifest.kind == "Pod" => (&manifest.metadata, &manifest.spec),
         None => return Ok(()),
     };
-    // Marks of the workload count for its pods, unless the template has its own.
+    // Annotations of the workload apply to its pods, unless the template has its own.
     let mut marks = metadata.clone();
     for (key, value) in &manifest.metadata.annotations {
         marks.annotations.entry(key.clone()).or_insert_with(|| value.clone());
@@ -272,7 +272,7 @@ impl AdviseSlurm {
     }
 }
 
-/// Jobs by their profile, limit and CPUs: equal ones are one service, named for the first job.
+/// Jobs by their profile, limit and CPUs; equal ones form one service, named after the first job.
 fn jobs(text: &str, known: &ClusterKnowledge) -> anyhow::Result<Vec<AdvisedService>> {
     let mut lines = text.lines().enumerate();
     let header: Vec<&str> = lines.next().map(|(_, line)| line.split('|').collect()).unwrap_or_default();
@@ -339,7 +339,7 @@ impl ClusterOptions {
     }
 }
 
-/// Pairs that are listed.
+/// Maximum number of listed pairs.
 const MAX_LISTED_PAIRS: usize = 20;
 
 fn text(advice: &FleetAdvice) -> String {

@@ -14,7 +14,7 @@ use crate::args::OutputArgs;
 use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
-/// An output of `sim --json`.
+/// Maximum size of an output of `sim --json`.
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
 
 /// Write a run log as one HTML page: which programs shared a cache in each window, and the reasons

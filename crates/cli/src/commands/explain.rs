@@ -28,10 +28,10 @@ pub struct Explain {
     json: JsonArg,
 }
 
-/// Bytes of a name that the kernel stores.
+/// Number of bytes of a name that the kernel stores.
 const MAX_NAME_BYTES: usize = 15;
 
-/// Whether the task has this process or thread id, or else this name.
+/// Does the task have this process or thread id, or else this name?
 fn is_named(task: &TaskStatus, program: &str) -> bool {
     match program.parse::<i32>() {
         Ok(id) => task.pid == id || task.tid == id,
@@ -42,7 +42,7 @@ fn is_named(task: &TaskStatus, program: &str) -> bool {
     }
 }
 
-/// The reason why no managed task is meant.
+/// The reason for which no managed task matches.
 fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]) -> anyhow::Error {
     if program.parse::<i32>().is_err() {
         let programs = tasks.iter().map(|task| task.name.as_str());

@@ -29,7 +29,7 @@ use crate::session::Session;
 /// state, answers are neutral. docs/kubernetes.md has the scheduler's configuration.
 #[derive(Args)]
 pub struct ExtenderArgs {
-    /// Folder of JSON objects, which is read again every few seconds
+    /// Directory of JSON objects, which is reread every few seconds
     #[arg(long, value_name = "DIR", required_unless_present = "measure")]
     knowledge: Option<PathBuf>,
     /// Address to listen on
@@ -45,7 +45,7 @@ pub struct ExtenderArgs {
     json: JsonArg,
 }
 
-/// Between two readings of the folder.
+/// Time between two reads of the directory.
 const REREAD_INTERVAL: Duration = Duration::from_secs(5);
 /// Between two looks at the interrupt.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -127,10 +127,10 @@ fn refresh(
     Ok(())
 }
 
-/// Nodes of the measurement.
+/// Number of nodes in the measurement.
 const MEASURED_NODES: usize = 1000;
 
-/// A cluster of equal nodes whose caches differ in pressure.
+/// A cluster of equal nodes whose caches differ in load.
 fn measured_cluster() -> ClusterKnowledge {
     let mix = ReferenceMix {
         base_cycles_per_instr: 0.7,
@@ -218,7 +218,7 @@ fn measure(
     })
 }
 
-/// Filter and prioritize in turn, a new pod each time.
+/// Filter and prioritize alternately, with a new pod each time.
 fn measured_request(request: u32) -> (&'static str, String) {
     let names: Vec<String> = (0..MEASURED_NODES).map(|node| format!("node-{node:04}")).collect();
     let body = serde_json::json!({
@@ -231,7 +231,7 @@ fn measured_request(request: u32) -> (&'static str, String) {
     (if request.is_multiple_of(2) { "/filter" } else { "/prioritize" }, body.to_string())
 }
 
-/// Reads one answer: head, then as many bytes as it announces.
+/// Reads one response: the head, then as many bytes as it announces.
 fn read_answer(stream: &mut TcpStream) -> anyhow::Result<()> {
     let mut bytes = Vec::new();
     let mut buffer = [0u8; 65_536];

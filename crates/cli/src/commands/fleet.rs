@@ -1,4 +1,4 @@
-//! `cachemate fleet`: many hosts on paper, under several policies.
+//! `cachemate fleet`: a simulated fleet of hosts under several policies.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -70,13 +70,13 @@ enum FleetQuestion {
     OneMoreHost,
     /// Hosts of another kind (--other-machine)
     OtherMachine,
-    /// Nodes partition caches, or cease to
+    /// Nodes partition caches, or stop doing so
     Partition,
 }
 
-/// Profiles, exports of clusters: larger files are refused.
+/// Larger profiles and exports of clusters are rejected.
 const MAX_FILE_BYTES: u64 = 256 << 20;
-/// Time between two lines of progress where standard error is no terminal.
+/// Time between two lines of progress if standard error is not a terminal.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 impl FleetArgs {
@@ -184,7 +184,7 @@ struct FleetInput {
     unprofiled: usize,
 }
 
-/// A file of a profile: the resource, or its `spec` alone.
+/// The file of a profile: the resource, or only its `spec`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum ProfileDocument {
@@ -193,7 +193,7 @@ enum ProfileDocument {
 }
 
 impl FleetInput {
-    /// Paths in the description are relative to its file.
+    /// Reads the files of the description, whose paths are relative to it.
     fn read(file: &Path, spec: &FleetSpec) -> anyhow::Result<Self> {
         let folder = file.parent().unwrap_or(Path::new("."));
         let mut kinds: Vec<FleetService> = Vec::new();
@@ -238,7 +238,7 @@ pub fn read_profile(path: &Path) -> anyhow::Result<WorkloadProfile> {
     Ok(profile)
 }
 
-/// Processor time of this process.
+/// CPU time of this process.
 fn processor_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

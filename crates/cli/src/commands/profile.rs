@@ -75,7 +75,7 @@ impl ProfileArgs {
         whole
     }
 
-    /// Refuses, before the work, an output file that could not be written after it.
+    /// Rejects, before the work, an output file that could not be written after it.
     fn refuse(&self, name: &str) -> anyhow::Result<()> {
         match &self.output {
             Some(path) => refuse_existing(path, self.force),
@@ -84,7 +84,7 @@ impl ProfileArgs {
         }
     }
 
-    /// The program, and whether the recording was cut short.
+    /// The program, and whether the recording was truncated.
     fn record_and_load(
         &self,
         session: &Session,
@@ -110,7 +110,7 @@ impl ProfileArgs {
     }
 }
 
-/// `gzip` of `/usr/bin/gzip` and of `gzip.cmt`.
+/// `gzip` for `/usr/bin/gzip` and for `gzip.cmt`.
 fn profile_name(program: &str) -> String {
     let last = Path::new(program).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     last.split('.').next().filter(|name| !name.is_empty()).unwrap_or("program").to_string()

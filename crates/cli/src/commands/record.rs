@@ -50,7 +50,7 @@ pub struct RecordArgs {
     /// Kill the program when the maximum of accesses, time or size is reached
     #[arg(long)]
     kill_at_max: bool,
-    /// Refused, because Valgrind cannot attach to a running program; the message names what can
+    /// Rejected, because Valgrind cannot attach to a running program; the message names tools that can
     #[arg(long, value_name = "PID", hide = true)]
     pid: Option<u32>,
     /// Keep only misses of this cache, SIZE:WAYS[:LINE], one per thread; 'none' keeps every access
@@ -94,7 +94,7 @@ struct RecordResult {
     command: Vec<String>,
     /// `exit 0`, `signal 15`, ...
     ended: String,
-    /// The program's own exit status, unless it was killed.
+    /// The program's own exit status, unless a signal ended it.
     exit_status: Option<i32>,
     records: u64,
     program_accesses: Option<u64>,
@@ -172,7 +172,7 @@ impl Record {
     }
 }
 
-/// Why a running process is not recorded, and the two ways that lead to nearly the same.
+/// The reason for which a running process cannot be recorded, and two alternatives.
 fn attach_refusal(pid: u32) -> String {
     format!(
         "--pid {pid}: Valgrind cannot attach to a running program. Start it with 'cachemate record --skip-seconds N', which \

@@ -40,13 +40,14 @@ pub struct Repro {
     /// Smaller runs of everything, minutes in all
     #[arg(long)]
     quick: bool,
-    /// Still smaller runs, which show that each mechanism works: seconds for most ids, and no targets
+    /// Even smaller runs, which show that each mechanism works: seconds for most ids, and no targets
     #[arg(long, conflicts_with = "quick")]
     sample: bool,
-    /// First of the seeds; the others follow it
+    /// First seed; the others follow it
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many seeds, instead of three (one with --quick or --sample); for mixes, how many mixes instead of five (one)
+    /// Number of seeds, instead of three (one with --quick or --sample); for mixes, number of mixes instead of five
+    /// (one)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: Option<u64>,
     /// Write figures (SVG), results.json and an index.html there
@@ -58,13 +59,13 @@ pub struct Repro {
     /// List what can be reproduced
     #[arg(long, conflicts_with = "json")]
     list: bool,
-    /// Say what would be run, what of it is made in DIR, and what is left costs; run nothing
+    /// Show the runs that are needed, those already made in DIR, and the cost of the rest; run nothing
     #[arg(long, conflicts_with = "json")]
     dry_run: bool,
-    /// Where mixes run (usually xeon-x5365-4), or AUTO (usually three machines)
+    /// Machine for the mixes (default: xeon-x5365-4) or for AUTO (default: three machines)
     #[arg(long, value_name = "MACHINE")]
     machine: Option<String>,
-    /// Mixes of each of AUTO's families
+    /// Number of mixes in each family of AUTO
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     mixes: Option<u32>,
     #[command(flatten)]
@@ -82,7 +83,7 @@ enum ReproAction {
     Store(ReproStore),
 }
 
-/// Below the output's folder: the sweep's own, with --engine. The same command goes on from there.
+/// Below the output directory: the sweep's own directory, with --engine. The same command resumes from it.
 const SWEEP: &str = "sweep";
 
 impl Repro {
@@ -164,7 +165,7 @@ impl Repro {
         }
     }
 
-    /// The work to be done, in words.
+    /// Describes the missing runs and their cost.
     fn describe_cost(&self, experiments: &[Experiment]) -> anyhow::Result<String> {
         let folder =
             self.output.as_deref().map(|folder| folder.join(SWEEP)).filter(|folder| cachemate_files::exists(folder));
@@ -183,7 +184,7 @@ impl Repro {
         Ok(ReproRequest { quick: self.is_short(), sample: self.sample, seeds: self.seeds(), mixes, machine })
     }
 
-    /// The same findings from runs that an engine makes; see [`crate::repro_sweep`].
+    /// The same findings from runs on an engine; see [`crate::repro_sweep`].
     fn run_swept(
         &self,
         session: &Session,
@@ -203,7 +204,7 @@ impl Repro {
                 let (findings, failed) = waves.into_findings();
                 return Ok((findings, failed, stop.load(Ordering::Relaxed)));
             }
-            // What failed under an earlier command is tried again.
+            // Tasks that failed under an earlier command are retried.
             tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
             let manifest = waves.manifest();
             store.write_manifest(&manifest)?;
@@ -226,8 +227,8 @@ impl Repro {
         super::mixes::mixes(session, self.is_short(), self.seed, count as u32, machine, self.json.json)
     }
 
-    /// Results, failures with their reasons, and whether the user stopped it. A failed experiment does not cost the
-    /// others their results: its ids are missed, with the reason, and the command ends with 1.
+    /// Results, failures with their reasons, and whether the user stopped the command. A failed experiment does not
+    /// affect the results of others: its ids are missing, with the reason, and the command exits with 1.
     fn run_all(&self, session: &Session, experiments: &[Experiment]) -> anyhow::Result<(Findings, Vec<String>, bool)> {
         let stop = session.interrupt_flag();
         let bar = session.progress("repro", Some(experiments.len() as u64));
@@ -321,12 +322,12 @@ fn value(finding: &Finding) -> String {
     }
 }
 
-/// Findings, and what they are of.
+/// Findings, with their origin.
 #[derive(Serialize)]
 struct ReproJson {
     command: String,
     version: String,
-    /// UTC, to the second.
+    /// Date and time in UTC, to the second.
     date: String,
     quick: bool,
     sample: bool,

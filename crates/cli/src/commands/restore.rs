@@ -1,4 +1,4 @@
-//! `cachemate restore`: the host as it was before cachemate changed it.
+//! `cachemate restore`: restores the host to its state before cachemate changed it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ struct RestoreJson {
     gone: usize,
     /// Groups of cachemate in resctrl whose owner and journal no longer exist.
     orphans: Vec<String>,
-    /// Objects that another program has changed since, which were left as they are.
+    /// Objects that another program has changed since, which were left unchanged.
     changed_by_others: Vec<String>,
     failed: Vec<String>,
     /// Journals with unreadable lines, whose objects may not be restored; they are reported until they are removed.
@@ -114,7 +114,7 @@ impl RestoreArgs {
 }
 
 impl RestoreJson {
-    /// Restores from one locked directory. An unusable journal does not keep the others from being restored.
+    /// Restores from one locked directory. An unusable journal does not prevent the others from being restored.
     fn restore(&mut self, dir: &Path) {
         match restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), dir) {
             Ok(leftover) => self.add_report(&leftover),
@@ -132,7 +132,7 @@ impl RestoreJson {
     }
 }
 
-/// The state directory, and those of `cachemate run` in it; each run has a journal of its own.
+/// The state directory, and those of `cachemate run` in it; each run has its own journal.
 fn folders(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut folders = vec![state_dir.to_path_buf()];
     let read = || -> io::Result<Vec<PathBuf>> {

@@ -95,11 +95,11 @@ struct ProgramJson {
     unmanaged_spread: Option<(f64, f64)>,
     /// Managed over unmanaged speed: above 1 is faster. Absent if the program is too short to compare.
     speed_ratio: Option<f64>,
-    /// The shortest run has fewer windows than a comparison needs.
+    /// Does the shortest run have fewer windows than a comparison needs?
     too_short_to_compare: bool,
 }
 
-/// Windows that the shortest run of a comparison must have: in the first ones a policy has no evidence yet.
+/// Minimum number of windows of the shortest run in a comparison: in its first windows a policy has no evidence yet.
 const MIN_COMPARED_WINDOWS: u32 = 10;
 
 #[derive(Default)]
@@ -314,7 +314,7 @@ fn program(
     }
 }
 
-/// Interpolated linearly; `None` for an empty slice.
+/// A quantile, interpolated linearly; `None` for an empty slice.
 fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
     let at = share * last as f64;

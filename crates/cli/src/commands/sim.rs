@@ -49,7 +49,7 @@ pub(super) struct SimJson<R> {
     pub(super) seed: u64,
     pub(super) policy: String,
     pub(super) windows: u64,
-    /// False = stopped by the user; everything until then is counted.
+    /// Did the run complete? If not, the user stopped it, and everything until then is counted.
     complete: bool,
     pub(super) results: R,
 }

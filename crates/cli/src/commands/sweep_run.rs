@@ -43,7 +43,7 @@ pub struct SweepRunArgs {
     json: JsonArg,
 }
 
-/// The `part`-th of `count` parts, from 1.
+/// Part `part` of `count`, from 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Shard {
     part: usize,

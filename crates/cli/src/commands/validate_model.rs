@@ -22,7 +22,7 @@ use crate::run_store::RunStoreArgs;
 use crate::session::Session;
 use crate::traces::recording_path;
 
-/// A file of `--truth`: measured runs as JSON, some kilobytes each.
+/// Maximum size of a file of `--truth`, which contains measured runs as JSON of a few kilobytes each.
 const MAX_TRUTH_BYTES: u64 = 1 << 30;
 
 /// Compare the interval machine's predictions with the cycle-level machine (docs/simulators/interval.md)
@@ -64,11 +64,11 @@ struct Validation {
     seed: u64,
     quick: bool,
     sets: BTreeMap<String, ErrorSummary>,
-    /// 64 CPUs, 200 tasks, a phase each ten seconds.
+    /// With 64 CPUs, 200 tasks, and a phase every ten seconds.
     times_real_time_averaged: f64,
-    /// The same with turns of 10 ms one by one.
+    /// The same with 10 ms turns simulated one by one.
     times_real_time_explicit: f64,
-    /// Averaged turns, a phase each second.
+    /// Averaged turns, with a phase every second.
     times_real_time_phase_a_second: f64,
     tasks: BTreeMap<String, Vec<cachemate_repro::interval::score::TaskComparison>>,
 }
@@ -82,7 +82,7 @@ impl ValidateModel {
             refuse_existing(path, self.force)?;
         }
         if let Some(path) = &self.truth {
-            // An existing file is resumed from.
+            // An existing file is resumed.
             refuse_existing(path, true)?;
         }
         self.runs.start();
@@ -155,7 +155,7 @@ impl ValidateModel {
     }
 }
 
-/// The name of a recording's file without its folder and its endings.
+/// The name of a recording's file without its directory and its extensions.
 fn stem(given: &str) -> String {
     let name = given.rsplit('/').next().unwrap_or(given);
     name.split('.').next().unwrap_or(name).to_string()

@@ -1,4 +1,4 @@
-//! Programs with states of their own, and a daemon that changes them.
+//! Programs with various settings, and a daemon that changes them.
 #![allow(dead_code)] // each test file uses its part
 
 use std::collections::BTreeMap;
@@ -12,12 +12,12 @@ use cachemate_linux::kernel::{Kernel, LinuxHost};
 
 use super::common::{MANAGE, command};
 
-/// Everything that the daemon may change of one thread.
+/// Everything that the daemon may change about one thread.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ThreadState {
     pub cpus: CpuSet,
     pub nice: i32,
-    /// The class with all that belongs to it.
+    /// The scheduling class with its parameters.
     pub scheduling: SchedParams,
     pub cpuset: String,
 }
@@ -34,7 +34,7 @@ pub fn state(pid: i32) -> Option<ThreadState> {
     })
 }
 
-/// A shell that starts children all the time, and programs with states of their own; all below one parent.
+/// A shell that continually starts children, and programs with various settings; all below one parent.
 pub struct TestPrograms {
     pub parent: Child,
 }
@@ -49,7 +49,7 @@ impl TestPrograms {
             Command::new("sh").args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let programs = TestPrograms { parent };
         let start = Instant::now();
-        // Seven where the classes before all others are to be had; the shell says nothing of those that are not.
+        // Seven if the classes above the fair one are available; the shell does not report those that are not.
         let enough = |count: usize| count == 7 || count >= 4 && start.elapsed() > Duration::from_secs(5);
         while !enough(programs.lasting().len()) && start.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(10));
@@ -69,7 +69,7 @@ impl TestPrograms {
         programs
     }
 
-    /// All descendants, by pid, with the name.
+    /// The names of all descendants, by pid.
     pub fn family(&self) -> BTreeMap<i32, String> {
         let host = LinuxHost::new("/");
         let stats: Vec<_> = host.processes().unwrap().into_iter().filter_map(|pid| host.stat(pid).ok()).collect();
@@ -87,7 +87,7 @@ impl TestPrograms {
         }
     }
 
-    /// Those that stay: four, and one of each class that waits for no other task.
+    /// The long-running programs: four, and one of each class that waits for no other task.
     pub fn lasting(&self) -> Vec<i32> {
         let long = |pid: &i32| {
             std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == "sleep\x001000\x00")
@@ -159,7 +159,7 @@ impl TestDaemon {
         host.processes().unwrap().into_iter().find(guards)
     }
 
-    /// Acting: the journal stands, and so does the guardian.
+    /// Waits until the daemon acts, with a journal and a guardian.
     pub fn acts(&mut self) {
         let journal = self.state.join("restore.journal");
         self.until("acting", |daemon| journal.exists() && daemon.guardian().is_some());
@@ -171,7 +171,7 @@ impl TestDaemon {
     }
 }
 
-/// A test that fails leaves no process behind, and nothing changed.
+/// A failing test leaves no process behind, and nothing changed.
 impl Drop for TestDaemon {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {

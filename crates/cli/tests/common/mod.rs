@@ -1,4 +1,4 @@
-//! Running the command as a script would.
+//! Runs the command as a script would.
 #![allow(dead_code)] // each test file uses its part
 
 #[path = "../../../linux/src/skip_test.rs"]
@@ -35,7 +35,7 @@ pub fn command(folder: &Path, args: &[&str]) -> Command {
     command.args(args).current_dir(folder).stdin(Stdio::null());
     command.env_remove("NO_COLOR").env("CACHEMATE_RECORDINGS", folder.join("recordings"));
     command.env("CACHEMATE_CACHE_DIR", folder.join("cache"));
-    // Tests act on programs of their own, side by side.
+    // Tests act on their own programs concurrently.
     command.env("CACHEMATE_LOCK_DIR", folder);
     command
 }
@@ -68,7 +68,7 @@ pub fn lackey(lines: u64, rounds: u64, gap: u64) -> String {
     text
 }
 
-/// Ended when dropped, so that a failing test leaves no process behind.
+/// A child that is killed when dropped, so that a failing test leaves no process behind.
 pub struct ChildGuard(pub Child);
 
 impl ChildGuard {
@@ -84,7 +84,7 @@ impl Drop for ChildGuard {
     }
 }
 
-/// The configuration of a daemon by whose policy everything below a process is moved about.
+/// The configuration of a daemon whose policy moves everything below a process.
 pub fn acting(policy: &str, window_ms: u32, pid: &str) -> String {
     format!(
         "mode = \"act\"\nwindow_ms = {window_ms}\n\
@@ -92,7 +92,7 @@ pub fn acting(policy: &str, window_ms: u32, pid: &str) -> String {
     )
 }
 
-/// How a daemon is started in a test's folder.
+/// Arguments with which a daemon is started in a test's directory.
 pub const MANAGE: [&str; 8] = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
 
 /// A daemon with this configuration.
@@ -101,7 +101,7 @@ pub fn daemon(folder: &Path, config: &str) -> ChildGuard {
     ChildGuard(command(folder, &MANAGE).stdout(Stdio::null()).spawn().unwrap())
 }
 
-/// The first status of that daemon that is as wanted, looked at this often and for so long.
+/// The first status of that daemon that meets the condition, with this polling interval and timeout.
 #[track_caller]
 pub fn status_when(
     folder: &Path,
@@ -124,7 +124,7 @@ pub fn status_when(
     panic!("{subject} did not come: {last}");
 }
 
-/// A cgroup of its own below one hierarchy's root, removed when dropped.
+/// A cgroup below the root of one hierarchy, removed when dropped.
 pub struct TestCgroup(pub PathBuf);
 
 impl Drop for TestCgroup {
@@ -133,7 +133,7 @@ impl Drop for TestCgroup {
     }
 }
 
-/// A group of the host's cpuset hierarchy, with all CPUs; or why there is none.
+/// A group in the host's cpuset hierarchy with all CPUs, or the reason for which there is none.
 pub fn group() -> Result<(TestCgroup, String), String> {
     use cachemate_linux::act::cpusets::{Cpusets, find};
     use cachemate_linux::kernel::LinuxHost;
@@ -154,7 +154,7 @@ pub fn group() -> Result<(TestCgroup, String), String> {
     Ok((group, format!("/{name}")))
 }
 
-/// Writes a program of the interval machine: one phase for ever, with its fills at a part of a cache of 4 MiB and with all
+/// Writes a program for the interval machine: one endless phase, with its fills at a part of a 4 MiB cache and with all
 /// of it.
 pub fn interval_program(folder: &Path, name: &str, part: (u64, f64), whole: f64) {
     let point = |(size, fills): (u64, f64)| {

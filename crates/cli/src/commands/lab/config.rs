@@ -185,7 +185,7 @@ pub fn text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<
     Ok(text)
 }
 
-/// A node for each package, and so for each L3 of the lab's machine.
+/// Does each package, and so each L3 of the lab's machine, have its own memory node?
 fn has_own_memories(machine: &MachineSpec) -> bool {
     machine.memory.nodes > 1 && machine.memory.nodes == machine.packages
 }

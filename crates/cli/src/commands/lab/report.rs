@@ -10,7 +10,7 @@ use crate::args::OutputArgs;
 use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
-/// Longest `result.json` of a run.
+/// Maximum size of a run's `result.json`.
 const MAX_RESULT_BYTES: u64 = 16 << 20;
 
 /// Write an HTML page of the lab's results: each figure beside the model's, with its target

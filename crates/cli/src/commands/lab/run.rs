@@ -20,7 +20,7 @@ use super::script;
 use crate::args::JsonArg;
 use crate::session::Session;
 
-/// Longest `results.tsv` of a guest.
+/// Maximum size of a guest's `results.tsv`.
 const MAX_RESULTS_BYTES: u64 = 16 << 20;
 const SCRIPT: &str = "programs.sh";
 /// Phases of the script in their order; the last one runs only with a policy.
@@ -56,17 +56,17 @@ pub struct LabRunArgs {
     programs: Vec<String>,
 }
 
-/// One program in one phase. What is not known is `None`: the script has no line of it, or the truth file has no entry.
+/// One program in one phase. Unknown values are `None`: the script has no line for it, or the truth file has no entry.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct PhaseResult {
     phase: String,
     program: String,
     seconds: Option<f64>,
-    /// True if the program ended before its time was over.
+    /// Did the program end before its time was over?
     ended: Option<bool>,
     #[serde(flatten)]
     counts: PhaseCounts,
-    /// Slowdown against the run alone, by user instructions per second.
+    /// Slowdown relative to the run alone, by user instructions per second.
     slowdown: Option<f64>,
 }
 
@@ -76,7 +76,7 @@ struct PhaseCounts {
     instructions: Option<u64>,
     user_instructions: Option<u64>,
     l3_misses: Option<u64>,
-    /// Those misses whose lines another task had evicted.
+    /// Misses on lines that another task had evicted.
     displaced_by_others: Option<u64>,
     memory_bytes: Option<u64>,
     /// Sum of its threads' maximum occupancies of an L3.
@@ -173,7 +173,7 @@ fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<
     Ok(all)
 }
 
-/// The table's counts of one process; a dash is a count without truth.
+/// The table's counts of one process; a dash stands for an unknown count.
 fn read_counts(fields: &[&str]) -> Option<PhaseCounts> {
     let read = |field: &&str| if *field == "-" { Some(None) } else { field.parse().ok().map(Some) };
     let counts: Vec<Option<u64>> = fields.iter().map(read).collect::<Option<_>>()?;

@@ -69,7 +69,7 @@ impl Discover {
 pub fn discover_colors(session: &Session, bytes: u64, at_most: Duration, seed: u64) -> anyhow::Result<ColorMap> {
     let topology = read_topology(Path::new("/")).context("cannot read the caches of this host")?.topology;
     let allowed = LinuxHost::new("/").affinity(std::process::id() as i32).context("cannot read this process's CPUs")?;
-    // The last one, because most interrupts are handled on the first.
+    // The last CPU, because most interrupts are handled on the first.
     let cpu = allowed.iter().last().map(CpuId).context("this process may run on no CPU")?;
     let available = available_bytes().unwrap_or(u64::MAX);
     if bytes > available / 2 {

@@ -1,10 +1,10 @@
-//! This host as a machine description: what the kernel tells, and marked estimates for the rest.
+//! This host as a machine description: the kernel's values, and marked estimates for the rest.
 //!
-//! Problem: predictors and the simulator take a machine file, and none exists for the host at hand. Method: CPUs,
-//! caches, clock, memory and classes of service are read; latencies, pipeline and bandwidth, of which the kernel says
-//! nothing, are those of a server of today, and stand as estimates in `sources`. Properties: a host whose cores or caches
-//! differ among each other is refused with the place, since a description has one of each; the text reads back as a
-//! machine; CPUs are numbered as descriptions number them, not as the kernel does.
+//! Problem: predictors and the simulator need a machine file, and none exists for the user's own host. Method: CPUs,
+//! caches, clock, memory and classes of service are read from the kernel; latencies, pipeline and bandwidth, which the
+//! kernel does not report, are those of a current server, and are listed as estimates in `sources`. Properties: a host
+//! whose cores or caches differ from each other is rejected with the place, because a description has only one of each;
+//! the text reads back as a machine; CPUs are numbered as in descriptions, not as in the kernel.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,28 +16,28 @@ use cachemate_core::{
     WayPartitions, WritePolicy,
 };
 
-/// Where nothing says how fast the clock runs.
+/// Clock frequency if the kernel does not report one.
 const USUAL_HERTZ: u64 = 2_500_000_000;
 const USUAL_MEMORY_BYTES: u64 = 64 << 30;
-/// From the core to the data, and what memory gives to each core.
+/// Latency from the core to the data.
 const MEMORY_NS: u64 = 110;
 const OTHER_PACKAGE_NS: u64 = 190;
 const MEMORY_BYTES_PER_S_PER_CORE: f64 = 4e9;
 
-/// Facts about the host besides its topology; `None` = it does not report them.
+/// Facts about the host besides its topology; `None` if it does not report them.
 #[derive(Clone, Copy, Default)]
 pub struct HostFacts {
     pub hertz: Option<u64>,
     pub memory_bytes: Option<u64>,
-    /// Classes of the last level.
+    /// Classes of service of the last level.
     pub classes: Option<WayPartitions>,
 }
 
-/// Longest file of the kernel: `/proc/cpuinfo` has about 1.5 KiB for each CPU.
+/// Maximum size of a kernel file: `/proc/cpuinfo` has about 1.5 KiB per CPU.
 const MAX_KERNEL_FILE_BYTES: u64 = 16 << 20;
 
 impl HostFacts {
-    /// From the kernel's files below `root`.
+    /// Reads the kernel's files below `root`.
     pub fn read(root: &Path) -> Self {
         let text = |file: &str| cachemate_files::read_text_limited(&root.join(file), MAX_KERNEL_FILE_BYTES).ok();
         let number = |file: &str| text(file)?.trim().parse::<u32>().ok();
@@ -62,18 +62,18 @@ impl HostFacts {
 }
 
 /// # Errors
-/// Cores or caches that differ among each other, or a cache whose size the kernel does not tell: with the place.
+/// Cores or caches that differ from each other, or a cache whose size the kernel does not report; with the place.
 pub fn text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<String> {
     let machine = machine(name, topology, facts)?;
     let text = toml::to_string(&machine).context("the machine cannot be written as TOML")?;
-    // What is printed reads back, or is an error here and not at the next command.
+    // The text is parsed again, so that an error appears here rather than at the next command.
     cachemate_spec::parse_machine(name, &text)?;
     Ok(format!(
         "# Printed by 'cachemate topology --as-machine'. Estimates are named in sources: measure, and change them.\n{text}"
     ))
 }
 
-/// The description itself.
+/// The description as a machine.
 ///
 /// # Errors
 /// As [`text`].
@@ -145,7 +145,7 @@ pub fn machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Res
     })
 }
 
-/// How many CPUs each group has.
+/// The common number of CPUs per group.
 fn uniform_group_size<K: Ord + std::fmt::Debug>(
     cpus: &[&Cpu],
     subject: &str,
@@ -162,7 +162,7 @@ fn uniform_group_size<K: Ord + std::fmt::Debug>(
     }
 }
 
-/// The level's caches as one entry.
+/// The caches of a level as one entry.
 fn cache(topology: &Topology, level: CacheLevel, contexts: u32, cores_per_package: u32) -> anyhow::Result<CacheSpec> {
     let online = topology.online();
     let name = cachemate_report::level_text(level);

@@ -1,4 +1,4 @@
-//! Which CPUs share a cache by measurement: `cachemate topology --probe`.
+//! `cachemate topology --probe`: measures which CPUs share a cache.
 
 use cachemate_core::{CpuId, CpuSet};
 use cachemate_linux::sense::probes::ping_pong::{RoundTripBounds, SharingVerdict, round_trip};
@@ -8,9 +8,10 @@ use serde::Serialize;
 use crate::session::Session;
 use cachemate_daemon::host;
 
-/// Tries of a pair whose CPUs were busy or whose answer was unclear.
+/// Maximum number of attempts for a pair whose CPUs were busy or whose result was unclear.
 const TRIES: u32 = 5;
-/// Up to here every pair is measured; beyond, each CPU against one of every group found so far.
+/// Number of CPUs up to which every pair is measured; beyond it, each CPU is measured against one CPU of every group
+/// found so far.
 const ALL_PAIRS_UP_TO: usize = 24;
 
 /// `cachemate topology --probe --json`.
@@ -19,9 +20,9 @@ pub struct ProbedTopology {
     pub shared_below_ns: f64,
     pub split_from_ns: f64,
     pub pairs: Vec<CpuPair>,
-    /// CPUs that share a cache by measurement.
+    /// Groups of CPUs that share a cache by measurement.
     pub groups: Vec<String>,
-    /// The kernel's description of the last level.
+    /// The kernel's groups for the last level.
     pub declared: Vec<String>,
     pub agrees: bool,
 }
@@ -29,7 +30,7 @@ pub struct ProbedTopology {
 #[derive(Serialize)]
 pub struct CpuPair {
     pub cpus: (u32, u32),
-    /// Fastest of the tries; absent where the CPUs were never free together.
+    /// Fastest attempt; missing if the CPUs were never free at the same time.
     pub round_trip_ns: Option<f64>,
     pub says: &'static str,
 }

@@ -49,14 +49,15 @@ const MIXES: [([&str; 4], f64, f64); 15] = [
 /// Two pairs out of four jobs.
 const PAIRINGS: [[[u32; 2]; 2]; 3] = [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 3], [1, 2]]];
 
-/// The schedulers compared with round robin: name, policy, parameters. The last one is shown without a target.
+/// The schedulers compared with round robin: name, policy, parameters. The last two are shown without a target, because
+/// Table 4 is of vectors; the paper compares counters on the Xeon only (AV 5.2).
 const SCHEDULERS: [(&str, &str, &str); 4] = [
     ("vectors, one replaced at a time (paper)", "activity-vector", "form = \"replacement\""),
     ("vectors, whole set", "activity-vector", "form = \"set\""),
     ("counters, whole set", "counter-driven", "form = \"set\""),
     ("no vectors, whole set", "activity-vector", "form = \"set\"\nweights.last_level_miss = 0.0"),
 ];
-const REFERENCE: usize = 3;
+const FIRST_SHOWN: usize = 2;
 const ROUND_ROBIN: (&str, &str) = ("activity-vector", "form = \"replacement\"\nweights.last_level_miss = 0.0");
 
 /// Length of a pair's turn, in parts of a sample. It was measured: among equals, round robin replaces three jobs in
@@ -323,7 +324,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
         );
         let title =
             format!("mean IPC gain over round robin, {} mixes: {name}", mixes.len() / context.seeds.len().max(1));
-        let shown = index == REFERENCE;
+        let shown = index >= FIRST_SHOWN;
         let (paper, target) = if shown { ("", ResultTarget::Shown) } else { ("+4.4 % (1.4 to 12.1)", target) };
         let finding =
             Finding::new("AV-3", &title, paper, "%", target, &per_seed(&|mix| mix.by[index].ipc_gain)).with_note(note);

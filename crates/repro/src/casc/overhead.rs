@@ -2,11 +2,16 @@
 
 use crate::niagara::{CONTEXTS, NiagaraPolicy, NiagaraSetting, SCALE, jobs, run_jobs};
 use crate::setup::{Comparison, WorkloadJob, failed};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
 /// "With the default scheduler it took 63 minutes to complete the entire workload, the same time that it took with CASC"
 /// (CASC 5.3.4): the paper resolves one minute of 63, rounded down here.
 const PAPER_RESOLUTION_PERCENT: f64 = 1.58;
+
+/// Inputs over which the cost of measuring is averaged for one seed. The paper's 63 minutes average over thousands of
+/// measurements (CASC 5.3.4), a run here over one or two. Each changes which groups run together, and with it the speed
+/// by several percent in either direction.
+const INPUTS: u64 = 6;
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let size = 192;
@@ -16,11 +21,16 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     };
     // A threshold of 100 is always met, so no thread is restricted (CASC 5.3.4).
     let measuring = NiagaraPolicy::better_policy("threshold = 1000.0\nremeasure_every_ns = 250000000");
-    let (mut costs, mut same) = (Vec::new(), Vec::new());
+    let inputs = context.pick_of_three(1, INPUTS, INPUTS);
+    let seeds_and_inputs: Vec<(u64, u64)> =
+        context.seeds.iter().flat_map(|&seed| (0..inputs).map(move |input| (seed, input))).collect();
+    let costs: Vec<(u64, Comparison)> = context.run_all(&seeds_and_inputs, |&(seed, input)| {
+        let setting = NiagaraSetting::new(size, seed + 1_000_000 * input, context);
+        Ok((seed, compare(&setting, &measuring, "all", &jobs(setting.seed))?))
+    })?;
+    let mut same = Vec::new();
     for &seed in &context.seeds {
         let setting = NiagaraSetting::new(size, seed, context);
-        let cost = compare(&setting, &measuring, "all", &jobs(seed))?;
-        costs.push((seed, cost));
         let identical: Vec<WorkloadJob> = (0..18)
             .map(|index| WorkloadJob { name: format!("twolf-{index}"), ..WorkloadJob::new("twolf", 1_000 * seed) })
             .collect();
@@ -28,7 +38,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     }
     context.check_not_stopped()?;
     let values = |value: fn(&Comparison) -> f64, from: &[(u64, Comparison)]| {
-        from.iter().map(|(seed, gain)| (*seed, 100.0 * value(gain))).collect::<Vec<_>>()
+        let of_seed = |seed| from.iter().filter(move |(other, _)| *other == seed).map(|(_, gain)| 100.0 * value(gain));
+        context.per_seed(|seed| mean(&of_seed(seed).collect::<Vec<f64>>()))
     };
     let split = |name: &str, from: &[(u64, Comparison)]| {
         let parts: [(&str, fn(&Comparison) -> f64); 4] = [
@@ -54,15 +65,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     .points(split("measuring", &costs))
     .with_note(format!(
         "Rows bring {CONTEXTS} threads together at a time and so change who runs how long while they last (mix); what they cost is \
-         what threads lose at equal time. Deciding is not simulated: the bench group 'policies' has its time."
+         what threads lose at equal time, in the mean of {inputs} inputs for each seed. Deciding is not simulated: the bench group 'policies' has its time."
     ))
     .time_scale(SCALE as f64);
     let nothing = Finding::new(
         "CASC-8",
         "throughput of 18 identical threads against the default scheduler",
-        "no gain, no penalty",
+        "no gain, no penalty, \"as we showed in the previous section\" (CASC 5.4.1): in 63 minutes",
         "%",
-        ResultTarget::Within { low: -0.5, high: 0.5 },
+        ResultTarget::Within { low: -PAPER_RESOLUTION_PERCENT, high: PAPER_RESOLUTION_PERCENT },
         &values(|gain| gain.throughput_gain, &same),
     )
     .points(split("identical", &same))

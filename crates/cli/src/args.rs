@@ -126,7 +126,7 @@ fn range(low: &str, rest: &str, part: &str) -> Result<Vec<u64>, String> {
 mod tests {
     use super::*;
 
-    /// Are K, M and G powers of 1024, and everything else refused with an example?
+    /// Are K, M and G powers of 1024, and is everything else rejected with an example?
     #[test]
     fn sizes_are_read_as_powers_of_1024() {
         let good =
@@ -141,7 +141,7 @@ mod tests {
         }
     }
 
-    /// Does a range hold both its ends and N sizes in all, and a list come out ascending?
+    /// Does a range include both ends and have N sizes in all, and is a list sorted in ascending order?
     #[test]
     fn lists_and_ranges_of_sizes() {
         let sizes = |text: &str| text.parse::<SizeList>().map(|sizes| sizes.0);

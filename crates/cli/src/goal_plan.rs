@@ -194,7 +194,7 @@ impl GoalPlan {
 mod tests {
     use super::*;
 
-    /// Are a share and percent with a unit accepted, and is a bare 5 refused, as in a configuration?
+    /// Are a fraction and a percentage with its unit accepted, and is a bare 5 rejected, as in a configuration?
     #[test]
     fn a_goal_has_a_program_and_a_limit() {
         let max = |given: &str| parse_goal(given).map(|goal| goal.max_slowdown);

@@ -467,7 +467,7 @@ mod tests {
         ExperimentProgress { seeds: values.len(), findings, ..ExperimentProgress::new(experiment) }
     }
 
-    /// Does an experiment begin with two seeds, go on while it is undecided, and end at its limit?
+    /// Does an experiment start with two seeds, continue while it is undecided, and stop at its limit?
     #[test]
     fn seeds_are_added_until_a_result_is_decided() {
         assert_eq!(progress(&[]).next_seeds(40), Some(2));

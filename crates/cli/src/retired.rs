@@ -70,7 +70,7 @@ mod tests {
         refusal(&Cli::command(), &line.split_whitespace().collect::<Vec<_>>(), |_| false)
     }
 
-    /// Does every retired command, option and variable give an error with its successor, and is that a current one?
+    /// Does every retired command, option and variable give an error with its successor, and does that exist?
     #[test]
     fn every_retired_spelling_names_a_current_one() {
         let cli = Cli::command();
@@ -97,7 +97,7 @@ mod tests {
         }
     }
 
-    /// Are an option's value, the arguments of a started program, and current spellings left alone?
+    /// Are an option's value, the arguments of a started program, and current spellings accepted?
     #[test]
     fn what_is_no_spelling_of_ours_is_left_alone() {
         assert_eq!(

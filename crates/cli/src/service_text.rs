@@ -145,7 +145,7 @@ mod tests {
         }
     }
 
-    /// Is the largest loss named first with its evidence, and an empty answer given with its reason?
+    /// Is the largest loss named first with its evidence, and does an empty answer give its reason?
     #[test]
     fn the_largest_loss_comes_first() {
         let cause = |name: &str, percent: f64, source: &str| SlowdownCause {

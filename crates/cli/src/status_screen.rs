@@ -285,7 +285,7 @@ mod tests {
         assert!(scan.contains("aggressor") && scan.contains("0.60") && scan.contains("+30 %"), "{scan}");
     }
 
-    /// Does the middle scroll no further than to its end, and does a screen that is too small show what fits?
+    /// Does the middle scroll only to its end, and does a screen that is too small show the part that fits?
     #[test]
     fn scrolling_stops_at_the_end() {
         let mut view = ScreenState::default();
@@ -296,7 +296,7 @@ mod tests {
         screen(&mut view, (10, 2));
     }
 
-    /// Do q, Esc and Ctrl-C end the view, and no other key?
+    /// Do only q, Esc and Ctrl-C end the view?
     #[test]
     fn q_ends_the_view() {
         let mut view = ScreenState::default();
@@ -307,7 +307,7 @@ mod tests {
         assert!(view.key(KeyCode::Char('c').into()) && view.key(KeyCode::Char(' ').into()) && view.is_paused);
     }
 
-    /// Is a daemon that went away told on the screen, with what was known last?
+    /// Does the screen report that the daemon has ended, together with the last known state?
     #[test]
     fn a_lost_daemon_is_told() {
         let mut view = ScreenState { error: Some("no daemon answers there".into()), ..ScreenState::default() };

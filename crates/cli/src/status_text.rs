@@ -296,7 +296,7 @@ mod tests {
     use super::*;
     use cachemate_daemon::status::{GangStatus, ShareStatus};
 
-    /// Are lines cut to a terminal's columns, and left whole in a pipe?
+    /// Are lines truncated at a terminal's width, and left whole in a pipe?
     #[test]
     fn lines_are_whole_in_a_pipe() {
         let policy = "a".repeat(300);
@@ -305,7 +305,7 @@ mod tests {
         assert!(top_text(&status, true, Some(80)).lines().all(|line| line.chars().count() <= 80));
     }
 
-    /// Is the state of a promise shown by the status, by top and by the explanation in the same words?
+    /// Do the status, top and the explanation word the state of a promise identically?
     #[test]
     fn a_promise_is_shown_in_the_same_words() {
         let promise = PromiseStatus {
@@ -323,8 +323,8 @@ mod tests {
         assert!(explain_text(&ExplainJson { promises: vec![promise], ..ExplainJson::default() }).contains(line));
     }
 
-    /// Does a program that is called like a terminal's command or another row's beginning stay one word in one row, wherever
-    /// it is named?
+    /// Does a program whose name imitates a terminal command or the start of another row stay one word in one row,
+    /// wherever it is named?
     #[test]
     fn no_name_leaves_its_place() {
         let name = "\u{1b}[2J\n  1  1 init";

@@ -17,7 +17,7 @@ fn run_of(folder: &Path, args: &[&str], programs: &[String]) -> CommandResult {
     run(folder, &[args, &programs[..]].concat())
 }
 
-/// Is the output of a recorded or profiled program byte for byte its own, with and without a summary?
+/// Is the output of a recorded or profiled program unchanged byte for byte, with and without a summary?
 #[test]
 fn standard_output_is_the_programs_own() {
     let folder = tempfile::tempdir().unwrap();
@@ -50,7 +50,7 @@ fn standard_output_is_the_programs_own() {
     }
 }
 
-/// Is a program's exit status passed on by `record` and `profile`, also if a signal ended it?
+/// Do `record` and `profile` pass on a program's exit status, even if a signal ended it?
 #[test]
 fn the_exit_status_is_passed_on() {
     let folder = tempfile::tempdir().unwrap();
@@ -65,7 +65,7 @@ fn the_exit_status_is_passed_on() {
     }
 }
 
-/// Does `run` end with 1 and name the program that failed, and only that one?
+/// Does `run` exit with 1 and name only the program that failed?
 #[test]
 fn run_names_the_program_that_failed() {
     let folder = tempfile::tempdir().unwrap();
@@ -76,7 +76,8 @@ fn run_names_the_program_that_failed() {
     }
 }
 
-/// Does a comparison refuse a verdict on programs of less than ten windows, and start the clock when the program may run?
+/// Does a comparison refuse a verdict on programs with fewer than ten windows, and start the clock when the program may
+/// run?
 #[test]
 fn short_programs_are_not_compared() {
     let folder = tempfile::tempdir().unwrap();

@@ -23,7 +23,7 @@ fn documents(path: &Path) -> Vec<Value> {
     documents.map(|document| Value::deserialize(document).unwrap_or_else(|error| panic!("{path:?}: {error}"))).collect()
 }
 
-/// Does the image of a program have the same bytes each time, with no shell in it?
+/// Does the image of a program have the same bytes each time, and no shell in it?
 #[test]
 fn an_image_is_reproducible() {
     if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
@@ -64,7 +64,7 @@ fn fields(path: &str, value: &Value, names: &mut BTreeSet<String>) {
     value.as_array().into_iter().flatten().for_each(|entry| fields(path, entry, names));
 }
 
-/// Do the resources' schemas have the fields that the extender reads, no more and no fewer?
+/// Do the resources' schemas have exactly the fields that the extender reads?
 #[test]
 fn schemas_have_the_fields_that_are_read() {
     let profile = WorkloadProfile {
@@ -90,7 +90,8 @@ fn schemas_have_the_fields_that_are_read() {
     }
 }
 
-/// Do the plain manifests grant what the page states: a privileged daemon, an extender without rights, no token?
+/// Do the plain manifests grant exactly the rights on the page: a privileged daemon, an extender without rights, no
+/// token?
 #[test]
 fn manifests_grant_what_the_page_states() {
     let folder = packaging().join("kubernetes/manifests");
@@ -124,7 +125,7 @@ fn manifests_grant_what_the_page_states() {
     run(home.path(), &["manage", "--check", "--config", "c.toml"]).ok();
 }
 
-/// Does the chart with its default values give the plain manifests?
+/// Does the chart with its default values produce the plain manifests?
 #[test]
 fn the_chart_gives_the_manifests() {
     let chart = packaging().join("kubernetes/chart");
@@ -146,7 +147,7 @@ fn the_chart_gives_the_manifests() {
     assert_eq!(objects(chart), objects(plain));
 }
 
-/// Do Slurm's scripts hand over known marks, and neither fail nor obey a hostile comment?
+/// Do Slurm's scripts pass on known marks, and neither fail on a hostile comment nor execute it?
 #[test]
 fn scripts_of_slurm_hand_over_known_marks_only() {
     let folder = tempfile::tempdir().unwrap();
@@ -218,7 +219,7 @@ const MANIFESTS: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  nam
     metadata:\n          annotations: {cachemate.io/profile: scan}\n        spec:\n          containers:\n            \
     - {name: b, image: b, resources: {requests: {cpu: 500m}}}\n---\nkind: Service\nmetadata: {name: front}\n";
 
-/// Does advice about manifests and jobs name the pair that should be kept apart, and the settings?
+/// Does advice about manifests and jobs name the pair to be separated, and the settings?
 #[test]
 fn advice_about_a_cluster_names_bad_pairs() {
     let folder = tempfile::tempdir().unwrap();

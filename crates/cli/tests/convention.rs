@@ -9,7 +9,7 @@ use std::process::Stdio;
 
 use common::{command, lackey, raw, run};
 
-/// Is mistyped input answered with exit code 2 and words, never with a panic?
+/// Does mistyped input give exit code 2 and a message, never a panic?
 #[test]
 fn mistyped_input_is_usage_and_never_a_panic() {
     let folder = tempfile::tempdir().unwrap();
@@ -51,7 +51,7 @@ fn mistyped_input_is_usage_and_never_a_panic() {
     }
 }
 
-/// Is what the input or the host is to blame for answered with exit code 1, naming file and place?
+/// Does an error in the input or of the host give exit code 1, with file and place?
 #[test]
 fn bad_input_is_exit_code_1_and_names_the_place() {
     let folder = tempfile::tempdir().unwrap();
@@ -79,7 +79,7 @@ fn bad_input_is_exit_code_1_and_names_the_place() {
     }
 }
 
-/// Does an error quote the operating system once?
+/// Does an error quote the operating system only once?
 #[test]
 fn an_error_names_its_cause_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ fn an_error_names_its_cause_once() {
     }
 }
 
-/// Does `mrc` find bundled recordings by name, as `plan` does, and list them if the name is unknown?
+/// Does `mrc` find bundled recordings by name, like `plan`, and list them if the name is unknown?
 #[test]
 fn curves_of_bundled_recordings_by_name() {
     let folder = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn curves_of_bundled_recordings_by_name() {
     assert!(unknown.err.contains("did you mean 'small'"), "{}", unknown.err);
 }
 
-/// Is the version told as a number, and behind it the commit where one is known?
+/// Is the version printed as a number, followed by the commit if it is known?
 #[test]
 fn the_version_is_told() {
     let outcome = run(Path::new("."), &["--version"]).ok();
@@ -119,7 +119,7 @@ fn the_version_is_told() {
     assert!(rest.is_empty() || is_described, "{rest:?}");
 }
 
-/// Does a reader that closes early (`| head -1`) leave no complaint?
+/// Does a reader that closes early (`| head -1`) cause no error message?
 #[test]
 fn a_broken_pipe_is_quiet() {
     let folder = tempfile::tempdir().unwrap();
@@ -133,7 +133,7 @@ fn a_broken_pipe_is_quiet() {
     assert_eq!(err, "");
 }
 
-/// Are existing files safe until --force, and is nothing left behind by a command that failed?
+/// Are existing files safe without --force, and does a failed command leave nothing behind?
 #[test]
 fn existing_files_need_force() {
     let folder = tempfile::tempdir().unwrap();
@@ -174,7 +174,7 @@ fn a_trace_from_standard_input_keeps_its_counts() {
     assert_eq!(from_cmt["curve"][1]["mpki"], 25.0);
 }
 
-/// Do help, version, completions and manual pages come out whole?
+/// Are help, version, completions and manual pages printed completely?
 #[test]
 fn help_completions_and_manual_pages() {
     let folder = tempfile::tempdir().unwrap();
@@ -198,7 +198,7 @@ fn help_completions_and_manual_pages() {
     assert!(page.contains("cachemate\\-mrc") && page.contains("\\-\\-sizes"), "{page}");
 }
 
-/// Is the curve the same with one thread and with several, and for each thread of a program on its own?
+/// Is the curve the same with one thread and with several, also for each thread of a program separately?
 #[test]
 fn threads_do_not_change_the_curve() {
     let folder = tempfile::tempdir().unwrap();
@@ -213,8 +213,8 @@ fn threads_do_not_change_the_curve() {
     assert_eq!(per["parts"][0]["curve"], single["curve"]);
 }
 
-/// Is a bundled recording that is cut short refused with the file's name and the broken place, and used as far as it
-/// is whole where that is asked for?
+/// Is a truncated bundled recording rejected with the file's name and the damaged place, and used up to there on
+/// request?
 #[test]
 fn a_truncated_bundled_recording_is_named() {
     let folder = tempfile::tempdir().unwrap();

@@ -79,7 +79,7 @@ fn windows_of(body: &str) -> Vec<Value> {
     whole.map(|(data, _)| serde_json::from_str(data).unwrap()).collect()
 }
 
-/// Does the daemon show its programs to who has the printed token, window by window, and nothing to other users?
+/// Does the daemon show its programs, window by window, to users with the printed token, and nothing to others?
 #[test]
 fn a_daemons_page_is_shown_to_who_has_the_token() {
     let shown = PageFixture::start("127.0.0.1:0", &["--observe-only"]);
@@ -109,7 +109,7 @@ fn a_daemons_page_is_shown_to_who_has_the_token() {
     assert!(last["programs"].as_array().unwrap().iter().all(|p| pids.contains(&p["pid"].as_i64().unwrap())));
 }
 
-/// In a browser: are programs shown by their names, whatever these are, do windows come, and is the end told?
+/// In a browser: are programs shown by their names, whatever these are, do windows arrive, and is the end reported?
 #[test]
 fn a_browser_follows_a_daemon() {
     let Some(mut browser) = Browser::start() else {
@@ -132,7 +132,7 @@ fn a_browser_follows_a_daemon() {
     browser.until("document.getElementById('state').textContent.startsWith('no answer')");
 }
 
-/// Is a page on a socket its owner's only, and one without a token open to all users of this host?
+/// Is a page on a socket accessible only to its owner, and one without a token open to all users of this host?
 #[test]
 fn a_page_on_a_socket_is_its_owners() {
     let folder = tempfile::tempdir().unwrap();
@@ -147,7 +147,7 @@ fn a_page_on_a_socket_is_its_owners() {
     assert!(ask(open.address(), "/events", &[], 0).0.starts_with("HTTP/1.1 200"));
 }
 
-/// Is a page refused where it cannot be, with the place, and nothing begun?
+/// Is a page that cannot be served rejected with the place, before anything starts?
 #[test]
 fn a_page_that_cannot_be_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -165,7 +165,7 @@ fn a_page_that_cannot_be_is_refused() {
     assert_eq!(run(folder.path(), &["manage", "--check", "--dashboard", "127.0.0.1:0"]).code, Some(2));
 }
 
-/// Does the daemon manage the host although other users have its ports, and does `status` say what is missing?
+/// Does the daemon manage the host although other users have its ports, and does `status` report what is missing?
 #[test]
 fn taken_ports_do_not_keep_the_daemon_from_starting() {
     let folder = tempfile::tempdir().unwrap();
@@ -213,7 +213,7 @@ fn data(page: &str, id: &str) -> Value {
     serde_json::from_str(text).unwrap()
 }
 
-/// Does a run of the simulated machine become one page that holds every window and the machine's own account, and does it
+/// Does a run of the simulated machine become one page that contains every window and the ground truth, and does it
 /// play back in a browser?
 #[test]
 fn a_recording_becomes_a_page() {
@@ -250,7 +250,7 @@ fn a_recording_becomes_a_page() {
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
-/// Is a file that is no recording refused with the place, and one that breaks off shown as far as it goes?
+/// Is a file that is not a recording rejected with the place, and a truncated one shown up to its end?
 #[test]
 fn a_broken_recording_is_told() {
     let folder = recorded();

@@ -43,7 +43,7 @@ fn mount(dir: &Path, args: &[&str]) -> bool {
 
 const TMPFS: [&str; 5] = ["-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs"];
 
-/// The disk of the journal fills up while a daemon acts, which is killed then.
+/// If the disk of the journal fills up while a daemon acts, and the daemon is then killed: is everything restored?
 #[test]
 fn a_full_disk_keeps_nobody_from_being_put_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -75,7 +75,8 @@ fn a_full_disk_keeps_nobody_from_being_put_back() {
     assert_eq!(programs.states(), before);
 }
 
-/// The disk of the journal becomes read-only while a daemon acts, which is killed then.
+/// If the disk of the journal becomes read-only while a daemon acts, and the daemon is then killed: is everything
+/// restored?
 #[test]
 fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -132,8 +133,8 @@ impl Drop for TestCgroupV2 {
     }
 }
 
-/// The daemon's control group is ended with all that is in it: does the guardian stand apart, and restore the host by itself;
-/// and is its group gone then?
+/// If the daemon's control group is killed with everything in it: is the guardian outside of it, does it restore the
+/// host alone, and is its own group removed afterward?
 #[test]
 fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     let Some(group) = TestCgroupV2::new() else {
@@ -172,7 +173,7 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     assert!(within(Duration::from_secs(20), || !own.exists()), "{} stays", own.display());
 }
 
-/// Daemon and guardian end in the same instant, by their control group.
+/// If daemon and guardian are killed at the same instant, through their control group: does `restore` restore the host?
 #[test]
 fn the_end_of_a_control_group_is_put_right_by_reset() {
     let Some(group) = TestCgroupV2::new() else {
@@ -197,8 +198,8 @@ fn the_end_of_a_control_group_is_put_right_by_reset() {
     assert_eq!(programs.states(), before);
 }
 
-/// The command is replaced by another file while a journal is in force, and the daemon killed then: does the guardian, which
-/// is of the old one, restore the host; and does the new one go on from there?
+/// If the command is replaced by another file while a journal is in force, and the daemon is then killed: does the
+/// guardian, which runs the old file, restore the host, and does the new file continue from there?
 #[test]
 fn an_upgrade_while_a_journal_is_in_force() {
     let folder = tempfile::tempdir().unwrap();

@@ -34,7 +34,8 @@ fn project(folder: &Path) -> PathBuf {
     copy
 }
 
-/// From a folder with blanks in its path and without Valgrind: does the demo end with a report of eight shipped programs?
+/// Does the demo end with a report on eight shipped programs in a directory with blanks in its path and without
+/// Valgrind?
 #[test]
 fn the_demo_runs_in_a_folder_with_blanks_and_without_valgrind() {
     let folder = tempfile::tempdir().unwrap();

@@ -19,8 +19,8 @@ fn dry(folder: &Path, config: &str, more: &[&str]) -> common::CommandResult {
     run(folder, &args)
 }
 
-/// A policy that puts all tasks onto one CPU: is the move printed, as a line and as JSON, and is no task moved, no journal
-/// written and no socket opened?
+/// With a policy that puts all tasks on one CPU: is the move printed, as a line and as JSON, while no task is moved, no
+/// journal written and no socket opened?
 #[test]
 fn manage_says_what_it_would_do_and_does_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -44,7 +44,8 @@ fn manage_says_what_it_would_do_and_does_nothing() {
     }
 }
 
-/// Does `--check` print what each rule matches now, warn of a rule without a match, and refuse what cannot be?
+/// Does `--check` print the current matches of each rule, warn about a rule without a match, and reject impossible
+/// values?
 #[test]
 fn a_check_names_matches_and_refuses_impossible_values() {
     let folder = tempfile::tempdir().unwrap();
@@ -79,7 +80,7 @@ fn a_check_names_matches_and_refuses_impossible_values() {
     }
 }
 
-/// With nothing to change: is that said after as many windows as were asked for?
+/// If there is nothing to change, is this reported after the requested number of windows?
 #[test]
 fn nothing_to_change_is_said_after_so_many_windows() {
     let folder = tempfile::tempdir().unwrap();
@@ -92,7 +93,7 @@ fn nothing_to_change_is_said_after_so_many_windows() {
     assert_eq!(answer["changes"].as_array().unwrap().len(), 0);
 }
 
-/// Does a configuration that names no policy have `auto`, which changes nothing of a host of which nothing is known?
+/// Does a configuration without a policy use `auto`, which changes nothing on a host without evidence?
 #[test]
 fn without_a_policy_auto_decides_and_changes_nothing_unasked() {
     let folder = tempfile::tempdir().unwrap();
@@ -105,7 +106,7 @@ fn without_a_policy_auto_decides_and_changes_nothing_unasked() {
     assert!(words.starts_with("policy 'auto': none in 3 windows\n"), "{words}");
 }
 
-/// Are programs of `run --dry-run` started and left where they are, and is what would be done to them told?
+/// Are programs of `run --dry-run` started and left where they are, and are the intended changes reported?
 #[test]
 fn run_starts_the_programs_and_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -140,7 +141,7 @@ fn run_starts_the_programs_and_changes_nothing() {
     assert!(!state.join(format!("run-{}", std::process::id())).exists());
 }
 
-/// Are `--max-windows` and `--json` of `manage` refused without a dry run?
+/// Are `--max-windows` and `--json` of `manage` rejected without a dry run?
 #[test]
 fn the_switches_of_a_dry_run_need_one() {
     let folder = tempfile::tempdir().unwrap();

@@ -59,7 +59,7 @@ fn a_fleet_prints_what_is_promised_and_repeats() {
     assert!(output.contains("forecast+auto, one more host"), "{output}");
 }
 
-/// Are mistakes refused by file, place, value found and value expected?
+/// Are errors reported with file, place, value found and values expected?
 #[test]
 fn mistakes_name_their_place() {
     let folder = tempfile::tempdir().unwrap();
@@ -133,8 +133,8 @@ fn extender(folder: &Path) -> (ChildGuard, String) {
     (ChildGuard(child), line.rsplit(' ').next().unwrap().to_string())
 }
 
-/// Does the extender answer a request in the form of kube-scheduler: known pods by forecast, others neutrally, forged
-/// ones with a refusal, and does a forged object not stop it?
+/// Does the extender answer requests in kube-scheduler's format: known pods by forecast, others neutrally, forged ones
+/// with an error, and does a forged object not stop it?
 #[test]
 fn requests_of_kube_scheduler_are_answered() {
     let folder = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ use common::{ChildGuard, command};
 /// Far longer than any rejection takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Does every command refuse a FIFO and an endless device in place of a file, name it, and end, instead of waiting or
+/// Does every command reject a FIFO and an endless device in place of a file, name it, and end, instead of waiting or
 /// filling the memory?
 #[test]
 fn no_command_waits_for_a_fifo_or_reads_a_device() {

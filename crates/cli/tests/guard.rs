@@ -67,8 +67,8 @@ impl Drop for ProgressWriter {
     }
 }
 
-/// A decision that halves the speed of what it moves: is it made, measured, rolled back, kept out, shown and explained, with
-/// every mask as before in the end?
+/// Is a decision that halves the speed of its programs made, measured, rolled back, put on cooldown, shown and
+/// explained, with every mask restored in the end?
 #[test]
 fn a_decision_that_hurts_is_taken_back_live() {
     let folder = tempfile::tempdir().unwrap();
@@ -109,7 +109,8 @@ fn a_decision_that_hurts_is_taken_back_live() {
     assert!(!folder.path().join("state/restore.journal").exists());
 }
 
-/// Is a real group confined, a program born in it too, and is the group as before when the daemon ends or is killed?
+/// Is a real group confined, including a program born in it, and is the group restored when the daemon ends or is
+/// killed?
 #[test]
 fn a_group_is_confined_and_comes_back() {
     let (group, path) = match common::group() {
@@ -150,7 +151,8 @@ fn a_group_is_confined_and_comes_back() {
     drop(program);
 }
 
-/// A policy that goes astray: is its plan refused and shown, the one before kept, and does the daemon follow it again later?
+/// If a policy returns an invalid plan: is the plan rejected and shown, the previous one kept, and does the daemon
+/// follow the policy again later?
 #[test]
 fn a_plan_that_no_machine_may_be_told_ends_nothing() {
     let folder = tempfile::tempdir().unwrap();

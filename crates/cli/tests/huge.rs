@@ -4,8 +4,8 @@ mod common;
 
 use common::{lackey, run};
 
-/// A cache of terabytes, for a trace, a profile or a machine: is it refused in words that name what was found and expected,
-/// and not by the end of the process?
+/// Is a cache of terabytes, for a trace, a profile or a machine, rejected with the value found and the values expected,
+/// rather than by an abort of the process?
 #[test]
 fn caches_that_no_host_has_room_for_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -125,8 +125,8 @@ fn can_trace() -> bool {
     works
 }
 
-/// If any call of a restore fails, with any error: is all as before, or does the journal stay and the exit code say so;
-/// and does the next try do the rest?
+/// If any call of a restore fails, with any error: is everything restored, or does the journal stay and the exit code
+/// report it, and does the next attempt do the rest?
 #[test]
 fn a_reset_with_a_fault_at_any_call_loses_nothing() {
     if !can_trace() {
@@ -218,10 +218,10 @@ fn end(tracer: &mut Child) {
     assert!(within(Duration::from_secs(60), || tracer.try_wait().unwrap().is_some()), "the guardian does not end");
 }
 
-/// If any call of a daemon or its guardian fails, with any error, while it acts or restores: is all as before, or
-/// does the journal stay and one of the two say so; and does `reset` do the rest?
+/// If any call of a daemon or its guardian fails, with any error, while it acts or restores: is everything restored, or
+/// does the journal stay and one of the two report it, and does `restore` do the rest?
 ///
-/// Cost: 14 s of CPU, because each of about a hundred system calls gets a daemon of its own.
+/// Cost: 14 s of CPU, because each of about a hundred system calls gets its own daemon.
 #[test]
 fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
     if !can_trace() {

@@ -40,7 +40,7 @@ fn interrupted(folder: &Path, args: &[&str]) -> String {
     message
 }
 
-/// Is what was recorded before the interrupt a whole file?
+/// Is the part recorded before the interrupt a complete file?
 #[test]
 fn an_interrupted_recording_is_kept() {
     let folder = tempfile::tempdir().unwrap();
@@ -50,7 +50,7 @@ fn an_interrupted_recording_is_kept() {
     assert!(read["accesses"].as_u64().unwrap() > 3000, "{read}");
 }
 
-/// Is what was recorded before the interrupt profiled, and the profile good for a prediction?
+/// Is the part recorded before the interrupt profiled, and is the profile usable for a prediction?
 #[test]
 fn an_interrupted_profile_covers_what_was_recorded() {
     let folder = tempfile::tempdir().unwrap();
@@ -77,7 +77,7 @@ fn accesses(count: u64) -> Vec<u8> {
     (0..count).flat_map(|at| (at * 64).to_le_bytes()).collect()
 }
 
-/// Does a curve that is interrupted come out for the records before?
+/// Does an interrupted curve cover the records read before?
 #[test]
 fn an_interrupted_curve_covers_what_was_read() {
     let folder = tempfile::tempdir().unwrap();

@@ -63,7 +63,7 @@ fn without_a_policy_auto_decides_and_a_run_that_nothing_changed_is_told() {
     assert!(!run(root, &["sim", "four.toml"]).ok().err.contains("changed anything"), "nothing was asked for");
 }
 
-/// Are a program that cannot be, one that is not there, and a sweep's use of the machine refused by name and place?
+/// Are an invalid program, a missing one, and a sweep's use of the machine rejected with name and place?
 #[test]
 fn what_cannot_be_run_is_told_with_its_place() {
     let folder = tempfile::tempdir().unwrap();
@@ -86,7 +86,7 @@ fn what_cannot_be_run_is_told_with_its_place() {
     assert!(bad.err.contains("four.toml:10:11") && bad.err.contains("expected 0 to 3"), "{}", bad.err);
 }
 
-/// Does a question compare its policies in a table, in JSON and on a page, and refuse what it cannot be asked?
+/// Does a comparison show its policies in a table, in JSON and on a page, and reject impossible requests?
 #[test]
 fn a_question_compares_policies() {
     let folder = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ fn a_question_compares_policies() {
     assert!(policy.code == Some(1) && policy.err.contains("did you mean 'casc'"), "{}", policy.err);
 }
 
-/// Does a policy's plan from profiles alone name its changes and reasons, and refuse what it cannot be asked?
+/// Does a policy's plan from profiles alone give its changes and reasons, and are impossible requests rejected?
 #[test]
 fn a_policy_plans_from_profiles_alone() {
     let folder = tempfile::tempdir().unwrap();
@@ -168,8 +168,8 @@ fn promising(folder: &Path, at_least: f64, more: &str) {
     std::fs::write(folder.join("floor.toml"), text).unwrap();
 }
 
-/// Is a rate that a rule promises kept where that costs a neighbor, is what cannot be kept said with the reason and what
-/// would make room, and is a promise of nothing refused?
+/// Is a promised rate kept if this costs a neighbor, is an impossible one reported with the reason and the programs
+/// that would have to leave, and is a promise of nothing rejected?
 ///
 /// Cost: 5 s of CPU, because three mixes run for a nominal hour each.
 #[test]
@@ -227,8 +227,8 @@ fn uniform(folder: &Path, name: &str, footprint_bytes: f64, references_per_instr
     std::fs::write(folder.join(format!("{name}.toml")), text).unwrap();
 }
 
-/// Two programs that fit into one cache together, each beside a stream: are they brought together, although the logs are too
-/// short to show that they fit?
+/// If two programs fit into one cache together, and each is beside a stream: are they brought together, although the
+/// logs are too short to show that they fit?
 #[test]
 fn programs_that_fit_are_kept_from_streams() {
     let folder = tempfile::tempdir().unwrap();

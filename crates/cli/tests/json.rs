@@ -113,7 +113,7 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     check("attribute", &[attribution("xeon-x5365"), attribution("xeon-x5365-4")], &[], &[]);
 }
 
-/// Do sweeps say in the promised fields how they stand, with a task that failed and one that is damaged?
+/// Do sweeps report their state in the promised fields, with a failed task and a damaged one?
 #[test]
 fn sweeps_keep_their_promises() {
     let folder = tempfile::tempdir().unwrap();
@@ -152,7 +152,7 @@ fn sweeps_keep_their_promises() {
     check("sweep report", &report, &[], &["rows[].figures"]);
 }
 
-/// Do the published schedules come out of the published matrix (CA Table 1)?
+/// Does the published matrix produce the published schedules (CA Table 1)?
 #[test]
 fn the_published_matrix_gives_the_published_schedules() {
     let folder = tempfile::tempdir().unwrap();
@@ -170,7 +170,8 @@ fn the_published_matrix_gives_the_published_schedules() {
     assert_eq!((with("mcf"), with("milc")), ("gamess".to_string(), "namd".to_string()));
 }
 
-/// Does a plan's forecast of a group know that harm does not add up: is a member's no less than beside one of them?
+/// Does a plan's forecast of a group account for the fact that slowdowns do not add up: is a member's slowdown at least
+/// that beside one of them?
 #[test]
 fn a_plan_forecasts_the_groups_it_makes() {
     let folder = tempfile::tempdir().unwrap();
@@ -187,7 +188,7 @@ fn a_plan_forecasts_the_groups_it_makes() {
     assert!(groups[0]["miss_ratio"].as_f64().unwrap() > 0.0);
 }
 
-/// Does recording say what it did in the promised fields?
+/// Does recording report its results in the promised fields?
 #[test]
 fn record_keeps_its_promises() {
     let folder = tempfile::tempdir().unwrap();
@@ -203,7 +204,7 @@ fn record_keeps_its_promises() {
     );
 }
 
-/// Is every field that a profile has, at any depth, on the format's page, and does the profile read back?
+/// Is every field of a profile, at any depth, on the format's page, and does the profile read back?
 #[test]
 fn profile_keeps_its_promises() {
     let folder = tempfile::tempdir().unwrap();

@@ -105,8 +105,8 @@ impl Confinement {
     }
 }
 
-/// If either is killed at any time, whichever process restores the host: are affinities, nice values, all scheduling classes
-/// and cpusets as before?
+/// If either process is killed at any time, whichever of them restores the host: are affinities, nice values, all
+/// scheduling classes and cpusets restored?
 #[test]
 fn everything_is_as_before_whatever_is_killed() {
     let kills: usize = std::env::var("CACHEMATE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(CASES.len());
@@ -144,8 +144,8 @@ fn everything_is_as_before_whatever_is_killed() {
     println!("{kills} kills, all as before, in {:.0} s", start.elapsed().as_secs_f64());
 }
 
-/// A daemon that is stopped: is everything restored after a while; and once it goes on, does it change nothing before another
-/// journal and another guardian stand?
+/// If a daemon is stopped: is everything restored after a while, and does the resumed daemon change nothing until it
+/// has a new journal and a new guardian?
 #[test]
 fn a_stopped_daemon_is_fenced_off() {
     let folder = tempfile::tempdir().unwrap();
@@ -177,7 +177,8 @@ fn a_stopped_daemon_is_fenced_off() {
     assert_eq!(programs.states(), before);
 }
 
-/// Two daemons of one user over the same programs, whatever their state folders: does only one act, and is all as before?
+/// If one user runs two daemons over the same programs, with any state directories: does only one act, and is
+/// everything restored?
 #[test]
 fn two_daemons_do_not_act_at_once() {
     let folder = tempfile::tempdir().unwrap();

@@ -30,7 +30,7 @@ fn managed(folder: &Path, policy: &str, windows: u64) {
     assert!(daemon.0.wait().unwrap().success());
 }
 
-/// Are plans, reasons and forecasts of a live run the same when its log is replayed, probes' answers and guard included?
+/// Are plans, reasons and forecasts of a live run the same when its log is replayed, with probe results and guard?
 ///
 /// Cost: about 20 s of CPU, because three policies each observe two running programs for tens of seconds.
 #[test]

@@ -16,7 +16,7 @@ use managed::{kill, signals, within};
 /// Maximum exposure of the unit by systemd's score, in tenths; 0 is best, 100 worst.
 const MAX_EXPOSURE: &str = "30";
 
-/// Does systemd count the unit's exposure as no more than is stated?
+/// Is the unit's exposure by systemd's score at most the stated one?
 #[test]
 fn the_unit_is_as_tight_as_stated() {
     let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/cachemate.service");
@@ -67,8 +67,8 @@ fn let_through(unit: &str) -> Option<BTreeSet<String>> {
     Some(calls)
 }
 
-/// Does the unit's filter let through every call that a daemon and its guardian make while they manage, answer and put
-/// everything back, and the reset after them?
+/// Does the unit's filter permit every system call that a daemon and its guardian make while they manage, answer and
+/// restore, and those of `restore` afterward?
 #[test]
 fn the_units_filter_lets_through_what_is_called() {
     let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/cachemate.service");

@@ -57,9 +57,9 @@ fn counting(marker: &str) -> [String; 4] {
     [own, "--exact".to_string(), "no_addition_is_lost_where_no_page_moves".to_string(), marker.to_string()]
 }
 
-/// Does a colored program print what it prints otherwise, end with its own exit code, and have its pages where they belong?
+/// Does a colored program print its usual output, exit with its own code, and have its pages in the right colors?
 ///
-/// Cost: a minute of wall time on a host whose colors cannot be told apart, which is tried once for all tests here.
+/// Cost: a minute of wall time on a host whose colors cannot be distinguished, which is tried once for all tests here.
 #[test]
 fn a_colored_program_does_what_it_does_otherwise() {
     let folder = tempfile::tempdir().unwrap();
@@ -105,8 +105,8 @@ fn agent_of(marker: &str) -> Option<PathBuf> {
     None
 }
 
-/// The launcher is killed while the program's pages change color, again and again: does the program end as it would have,
-/// no addition lost?
+/// If the launcher is killed repeatedly while the program's pages change color: does the program end as usual, without
+/// losing an addition?
 ///
 /// Cost: 10 s of CPU, because two threads add until their pages have moved.
 #[test]
@@ -238,11 +238,11 @@ impl RecoloredProgram {
     }
 }
 
-/// Does a share in colors move the pages of a running program, told as pending until they are there; and whoever is killed
-/// meanwhile, daemon, guardian, both, or the program with its agent: does everything else go on or end as it would have, no
-/// addition lost, with the colors restored?
+/// Does a share in colors move the pages of a running program, shown as pending until the move ends? If the daemon, the
+/// guardian, both, or the program with its agent are killed meanwhile: does everything else continue or end as usual,
+/// without losing an addition, with the colors restored?
 ///
-/// Cost: 30 s of CPU where colors can be told apart, because five programs compute until they have been recolored.
+/// Cost: 30 s of CPU if colors can be distinguished, because five programs compute until they have been recolored.
 #[test]
 fn a_plan_recolors_a_running_program_whoever_is_killed() {
     if let Some(why) = unusable() {

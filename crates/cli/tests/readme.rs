@@ -56,7 +56,7 @@ fn missing<'a>(shown: &'a [String], output: &str) -> Option<&'a str> {
     (!skipping && printed.next().is_some()).then_some("(the end)")
 }
 
-/// Does every command that the README shows print what it shows there?
+/// Does every command in the README print the output shown there?
 #[test]
 fn the_readme_shows_what_the_commands_print() {
     let folder = workplace();
@@ -76,7 +76,7 @@ fn the_readme_shows_what_the_commands_print() {
     }
 }
 
-/// Is a line that is gone, another order, and an end that was not told found out?
+/// Are a missing line, another order, and output beyond the shown end detected?
 #[test]
 fn another_output_is_found_out() {
     let shown = ["a", "...", "c"].map(str::to_string);

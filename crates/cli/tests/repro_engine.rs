@@ -29,8 +29,8 @@ fn made(folder: &Path) -> Vec<(String, std::time::SystemTime)> {
     all
 }
 
-/// Are findings made run by run, in two threads, the same digits as those made at once, failures too, and is nothing
-/// made twice by the same command again?
+/// Are findings computed run by run in two threads the same digits as those computed at once, including failures, and
+/// does the same command repeat nothing?
 ///
 /// Cost: 17 s of CPU, because one experiment runs three times.
 #[test]
@@ -62,7 +62,7 @@ fn findings_by_an_engine_are_the_same_digits() {
     assert_eq!((&status["finished"], &status["waiting"]), (&first.len().into(), &0.into()), "{status}");
 }
 
-/// Is an engine without a folder to keep its runs in refused, and the cost of a full run told beforehand?
+/// Is an engine without a directory for its runs rejected, and is the cost of a full run reported in advance?
 #[test]
 fn an_engine_needs_a_folder_and_says_what_a_full_run_costs() {
     let folder = tempfile::tempdir().unwrap();
@@ -75,8 +75,8 @@ fn an_engine_needs_a_folder_and_says_what_a_full_run_costs() {
     assert!(message.err.contains("processor hours for 2 seeds"), "{}", message.err);
 }
 
-/// Are findings the same digits without a store, into an empty one, and out of a full one? Does a plan say what is stored,
-/// and does a check find files that were damaged?
+/// Are findings the same digits without a store, with an empty one, and with a full one? Does a plan report the stored
+/// runs, and does a check find damaged files?
 #[test]
 fn a_store_changes_no_digit() {
     let folder = tempfile::tempdir().unwrap();
@@ -127,7 +127,7 @@ fn a_store_changes_no_digit() {
     assert_eq!(run(root, &["repro", "store", "show", "--store", "runs", "--json"]).json()["files"], 0);
 }
 
-/// Does a run until results are decided keep its budget, and tell what is beyond it?
+/// Does a run until results are decided keep its budget, and report the experiments beyond it?
 #[test]
 fn a_budget_is_kept_and_its_account_given() {
     let folder = tempfile::tempdir().unwrap();

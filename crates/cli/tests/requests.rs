@@ -59,8 +59,8 @@ fn ask<S: Read + Write>(mut stream: S, request: &[u8], hang_up: impl Fn(&S)) {
     }
 }
 
-/// After thousands of changed requests at both doors: is the daemon there, does it answer, and is its memory within the
-/// bound?
+/// After thousands of changed requests at both endpoints: is the daemon running and answering, with its memory within
+/// the bound?
 #[test]
 fn no_request_harms_the_daemon() {
     let folder = tempfile::tempdir().unwrap();

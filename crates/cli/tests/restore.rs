@@ -79,7 +79,7 @@ impl Drop for ShellPrograms {
     }
 }
 
-/// A daemon whose descriptors run out while it holds moved programs: are all of them as before in the end?
+/// If a daemon runs out of descriptors while it has moved programs: are all of them restored in the end?
 #[test]
 fn out_of_descriptors_everything_comes_back() {
     let whole = affinity(std::process::id() as i32);
@@ -115,8 +115,8 @@ fn out_of_descriptors_everything_comes_back() {
     assert_eq!(ended.code(), Some(0));
 }
 
-/// Lines of the journal that cannot be read: is the rest restored, and is the loss told, by the exit code too, until a user
-/// has looked at it?
+/// If the journal has unreadable lines: is the rest restored, and is the loss reported, by the exit code as well, until
+/// a user has handled it?
 #[test]
 fn damage_is_told_by_the_exit_code() {
     let folder = tempfile::tempdir().unwrap();
@@ -138,7 +138,7 @@ fn damage_is_told_by_the_exit_code() {
     run(folder.path(), &RESTORE).ok();
 }
 
-/// A state folder that became read-only: does reset restore the host, and say that the journal stays?
+/// If a state directory became read-only: does `restore` restore the host, and report that the journal stays?
 #[test]
 fn a_read_only_state_folder_is_no_obstacle() {
     let folder = tempfile::tempdir().unwrap();
@@ -169,8 +169,8 @@ fn a_read_only_state_folder_is_no_obstacle() {
     assert!(!state.join("restore.journal").exists());
 }
 
-/// A journal of another user, or one that names a file which cachemate never changes: is nothing in it done, and is that
-/// said?
+/// If a journal belongs to another user, or names a file that cachemate never changes: is nothing in it applied, and is
+/// this reported?
 #[test]
 fn what_a_made_up_journal_asks_for_is_not_done() {
     let folder = tempfile::tempdir().unwrap();

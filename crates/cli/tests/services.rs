@@ -49,8 +49,8 @@ fn sleeper() -> ChildGuard {
     ChildGuard(std::process::Command::new("sleep").arg("600").spawn().unwrap())
 }
 
-/// Is a unit shown with its threads, and one that joins later, by status, explain and metrics alike, and a misspelled name
-/// corrected?
+/// Do status, explain and metrics all show a unit with its threads, including one that joins later, and is a misspelled
+/// name corrected?
 #[test]
 fn a_unit_is_shown_with_its_threads() {
     let group = match UnitGroup::new("redis.service") {

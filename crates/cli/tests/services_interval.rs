@@ -25,8 +25,8 @@ fn store(snapshot: &Snapshot) -> &cachemate_page::ServiceSnapshot {
     snapshot.services.iter().find(|service| service.name == "store").unwrap()
 }
 
-/// Does the record of a run name the batch service as the cause of the store's loss within 20 seconds of its start, with the
-/// share that the store's own speeds before and after show, and never the quiet service?
+/// Does the record of a run name the batch service as the cause of the store's loss within 20 seconds of its start,
+/// with the share that the store's own speeds before and after show, and never the quiet service?
 #[test]
 fn the_batch_service_is_named_within_twenty_seconds() {
     let folder = tempfile::tempdir().unwrap();

@@ -17,7 +17,7 @@ fn held(pid: u32) -> (u64, usize) {
     (pages, std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count))
 }
 
-/// Do thousands of programs come and go without the daemon growing, and is who stays as before?
+/// Do thousands of programs come and go without the daemon growing, and are the remaining programs restored?
 #[test]
 fn short_lived_programs_leave_nothing_behind() {
     let tasks: usize = std::env::var("CACHEMATE_SOAK").ok().and_then(|text| text.parse().ok()).unwrap_or(400);
@@ -82,8 +82,8 @@ fn short_lived_programs_leave_nothing_behind() {
     assert!(journal < 4 << 20, "a journal of {journal} bytes");
 }
 
-/// Under a daemon that moves all tasks about and lets gangs take turns, while a thousand short processes a minute come and
-/// go: how long did any task wait for a processor at most? Is it told, and does no task starve?
+/// Under a daemon that moves all tasks and runs gangs in turns, while a thousand short programs a minute come and go:
+/// is the longest wait of any task for a CPU reported, and does no task starve?
 #[test]
 fn the_longest_wait_under_churn_is_told() {
     let folder = tempfile::tempdir().unwrap();
@@ -136,10 +136,10 @@ fn from_environment(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Beside a thousand short programs a second, and with thousands of threads at once: what does an observer cost, does it
-/// grow, and is a program that lives on managed within two windows?
+/// Beside a thousand short programs a second, and with thousands of threads at once: what does an observer cost, does
+/// it grow, and is a long-running program managed within two windows?
 ///
-/// `CACHEMATE_BIRTHS_SECONDS` and `CACHEMATE_BIRTHS_THREADS` name the size (`make nightly`: 600 and 10,000).
+/// `CACHEMATE_BIRTHS_SECONDS` and `CACHEMATE_BIRTHS_THREADS` set the size (`make nightly`: 600 and 10,000).
 #[test]
 fn births_are_followed_at_a_small_cost() {
     let seconds = from_environment("CACHEMATE_BIRTHS_SECONDS", 3);

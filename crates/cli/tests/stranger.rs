@@ -66,7 +66,7 @@ fn ready(folder: &Path) {
     status_when(folder, "a window", PATIENCE, |status| status["windows"].as_u64() > Some(0));
 }
 
-/// Is a stranger at the socket told nothing, and root answered however many connections the stranger holds?
+/// Does another user at the socket get no information, and root an answer, however many connections that user holds?
 #[test]
 fn a_stranger_is_told_nothing_and_holds_up_nobody() {
     let Some(folder) = folder("a stranger's connections") else { return };
@@ -94,7 +94,8 @@ fn part_of_a_stranger_at_the_socket() {
     drop(held);
 }
 
-/// Can a stranger neither report for root's program nor take its report away, nor make the daemon follow a link or wait?
+/// Is another user unable to report for root's program, to remove its report, or to make the daemon follow a link or
+/// wait?
 ///
 /// Cost: 10 s of CPU, because two programs run until the daemon has credited one of them.
 #[test]
@@ -146,7 +147,7 @@ fn part_of_a_stranger_in_the_progress_folder() {
     done();
 }
 
-/// Are the journal and the locks no other user's to read, write or remove, while a daemon runs?
+/// Are the journal and the locks inaccessible to other users for reading, writing and removing while a daemon runs?
 #[test]
 fn a_stranger_sees_nothing_of_the_state_folder() {
     let Some(folder) = folder("a stranger at the state folder") else { return };
@@ -176,8 +177,8 @@ const NAMES: [(&str, &str); 4] = [
     ("<script>{0}", "<script>{0}"),
 ];
 
-/// Do strangers' programs with such names act on no front end: tables, reasons, JSON, metrics, the daemon's log, the page of
-/// a recording?
+/// Do other users' programs with such names have no effect on any front end: tables, reasons, JSON, metrics, the
+/// daemon's log, the page of a recording?
 #[test]
 fn a_strangers_name_acts_on_no_front_end() {
     let Some(folder) = folder("a stranger's program") else { return };

@@ -35,7 +35,7 @@ fn results_in(folder: &Path) -> usize {
     folders.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten()).count()
 }
 
-/// Does a sweep that is called like a terminal's command, with failures of such names, show as plain text?
+/// Does a sweep whose name imitates a terminal command, with failures of such names, show as plain text?
 #[test]
 fn no_name_of_a_sweep_acts_on_the_terminal() {
     let folder = tempfile::tempdir().unwrap();
@@ -61,7 +61,7 @@ fn no_name_of_a_sweep_acts_on_the_terminal() {
     }
 }
 
-/// Does a sweep run to its end, tell where it is, merge in the manifest's order, report, and run nothing twice?
+/// Does a sweep run to its end, report its progress, merge in the manifest's order, and run nothing twice?
 #[test]
 fn a_sweep_runs_is_merged_and_reported() {
     let folder = tempfile::tempdir().unwrap();
@@ -95,7 +95,7 @@ fn a_sweep_runs_is_merged_and_reported() {
     assert_eq!(sim["results"], merged[1]["result"]["detail"]);
 }
 
-/// Does a sweep that is killed over and over end with the bytes of one that was not?
+/// Does a sweep that is killed repeatedly end with the same bytes as one that was not?
 #[test]
 fn a_killed_sweep_goes_on_where_it_was() {
     let folder = tempfile::tempdir().unwrap();
@@ -125,7 +125,7 @@ fn a_killed_sweep_goes_on_where_it_was() {
     assert_eq!(fs::read_dir(root.join("killed/claims")).unwrap().count(), 0);
 }
 
-/// Does Ctrl-C end a sweep at once, with what is finished kept, and leave no claim?
+/// Does Ctrl-C end a sweep at once, keep finished results, and leave no claim?
 #[test]
 fn an_interrupted_sweep_keeps_what_is_finished() {
     let folder = tempfile::tempdir().unwrap();
@@ -149,7 +149,7 @@ fn an_interrupted_sweep_keeps_what_is_finished() {
     assert!(finished_count < 300 && fs::read_dir(root.join("out/claims")).unwrap().count() == 0);
 }
 
-/// Do two sweeps of one folder at once, and single tasks beside them, make every result once?
+/// Do two concurrent sweeps in one directory, with single tasks beside them, produce every result once?
 #[test]
 fn several_workers_share_a_folder() {
     let folder = tempfile::tempdir().unwrap();
@@ -189,7 +189,7 @@ fn several_workers_share_a_folder() {
     assert_eq!(fs::read(root.join("parts.jsonl")).unwrap(), bytes("one"));
 }
 
-/// Is a recording that changed under the sweep a failure that is said, and are curves of recordings measured?
+/// Is a recording that changed during the sweep reported as a failure, and are curves of recordings measured?
 #[test]
 fn curves_of_recordings_and_a_recording_that_changed() {
     let folder = tempfile::tempdir().unwrap();
@@ -222,7 +222,7 @@ fn curves_of_recordings_and_a_recording_that_changed() {
     }
 }
 
-/// Is a full disk said, and does the sweep go on when there is room?
+/// Is a full disk reported, and does the sweep continue when there is space?
 #[test]
 fn a_full_disk_is_said() {
     let folder = tempfile::tempdir().unwrap();
@@ -250,7 +250,7 @@ fn a_full_disk_is_said() {
     assert!(message.contains("36 of 36 tasks finished, ") && message.ends_with("code 0\n"), "{message}");
 }
 
-/// Are a sweep file's mistakes told with their place, and nothing begun?
+/// Are errors in a sweep file reported with their place, before anything starts?
 #[test]
 fn mistakes_are_told_with_their_place() {
     let folder = tempfile::tempdir().unwrap();
@@ -324,7 +324,7 @@ fn mistakes_are_told_with_their_place() {
     assert!(outcome.err.contains("its results are of version 0.0.9"), "{}", outcome.err);
 }
 
-/// Does the example of the documentation run, a small part of it?
+/// Does a small part of the documentation's example run?
 #[test]
 fn the_example_expands() {
     let folder = tempfile::tempdir().unwrap();

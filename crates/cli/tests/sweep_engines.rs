@@ -198,7 +198,8 @@ fn is_there(program: &str) -> bool {
     Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
-/// Is every task once in the merged result although a node is drained, a node's daemon and the controller are killed?
+/// Is every task in the merged result once, although a node is drained, and a node's daemon and the controller are
+/// killed?
 #[test]
 fn slurm_loses_nodes_and_its_controller() {
     if !asked() {
@@ -255,8 +256,7 @@ fn python() -> Option<String> {
     Some(python)
 }
 
-/// Is every task once in the merged result on a cluster of Dask's own, and although a worker and the scheduler are
-/// killed?
+/// Is every task in the merged result once on a local Dask cluster, even if a worker and the scheduler are killed?
 #[test]
 fn dask_loses_a_worker_and_its_scheduler() {
     if !asked() {
@@ -296,7 +296,7 @@ fn dask_loses_a_worker_and_its_scheduler() {
     sweep.ends_with(root, "hurt", &want);
 }
 
-/// Is every task once in the merged result on a HyperQueue server of the sweep's own, and although a worker and the
+/// Is every task in the merged result once on a HyperQueue server that the sweep starts, even if a worker and the
 /// server are killed?
 #[test]
 fn hyperqueue_loses_a_worker_and_its_server() {

@@ -108,7 +108,7 @@ mod screen {
         }
     }
 
-    /// Is the screen taken, the program shown, and the terminal restored, by q, Ctrl-C and a signal alike?
+    /// Is the screen taken, the program shown, and the terminal restored after q, Ctrl-C and a signal alike?
     #[test]
     fn a_terminal_gets_a_screen_and_is_given_back() {
         let folder = tempfile::tempdir().unwrap();
@@ -130,7 +130,7 @@ mod screen {
         }
     }
 
-    /// A daemon that goes away: is that said on the screen, which goes on?
+    /// If the daemon ends: does the screen report it and continue?
     #[test]
     fn a_daemon_that_ends_is_told_on_the_screen() {
         let folder = tempfile::tempdir().unwrap();
@@ -144,7 +144,7 @@ mod screen {
     }
 }
 
-/// Into a pipe: one print without escape sequences; with --json one object per look.
+/// Into a pipe: is there one print without escape sequences, and with --json one object per iteration?
 #[test]
 fn a_pipe_gets_one_print() {
     let folder = tempfile::tempdir().unwrap();

@@ -165,7 +165,7 @@ pub trait AccessSource: Send {
 mod tests {
     use super::*;
 
-    /// Does every field come back out of the eight bytes, at its limits too?
+    /// Are all fields recovered from the eight bytes, also at their limits?
     #[test]
     fn an_access_keeps_its_fields_at_their_limits() {
         let top = Access::ADDRESS_LIMIT - 1;

@@ -14,7 +14,7 @@ pub fn can_allocate(bytes: u64) -> bool {
 mod tests {
     use super::*;
 
-    /// Is a little given, and more than any address space holds refused?
+    /// Is a small size possible, and one beyond any address space rejected?
     #[test]
     fn room_is_given_as_far_as_there_is_any() {
         assert!(can_allocate(0) && can_allocate(1 << 20));

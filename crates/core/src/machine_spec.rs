@@ -621,7 +621,7 @@ mod tests {
         }
     }
 
-    /// Do CPUs, cores and caches fall where the numbering says?
+    /// Are CPUs, cores and caches numbered as documented?
     #[test]
     fn topology_numbers_contexts_within_cores_within_packages() {
         let topology = machine().topology();
@@ -632,7 +632,7 @@ mod tests {
         assert_eq!(shared[1].cpus.to_string(), "4-7");
     }
 
-    /// Is an impossible machine refused with the name of the field at fault?
+    /// Is an impossible machine rejected with the name of the invalid field?
     #[test]
     fn impossible_machines_are_refused_by_field() {
         assert_eq!(machine().check(), Ok(()));

@@ -23,7 +23,7 @@ fn row(tasks: &[u32], elapsed_ns: u64, misses: u64) -> RowInterval {
     }
 }
 
-/// Can CASC be computed from what an observation carries: drop < 200 us, weigh by length, solve?
+/// Can CASC be computed from an observation: drop < 200 us, weight by length, solve?
 #[test]
 fn casc_rows_give_back_the_pcmrs() {
     let pcmr = [2.0, 4.0, 6.0, 28.0, 30.0];
@@ -66,7 +66,7 @@ fn an_event_that_was_not_measured_is_absent_and_a_multiplexed_one_is_scaled() {
     assert_eq!(never.get(CounterEvent::Cycles), None);
 }
 
-/// Can one plan hold every mechanism of the papers at once?
+/// Can one plan contain every mechanism of the papers at once?
 #[test]
 fn one_plan_says_affinity_gangs_colors_ways_penalties_and_every_probe() {
     let (a, b, c) = (TaskId(0), TaskId(1), TaskId(2));
@@ -156,7 +156,8 @@ impl Policy for KeepPlanPolicy {
     }
 }
 
-/// Does a replay say so when the policy decides otherwise than the recorded one? Is a slow action seen to go on?
+/// Does a replay report that the policy decides differently from the recorded one? Is a slow action observed as
+/// pending?
 #[test]
 fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
     let plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
@@ -204,7 +205,7 @@ fn check(change: impl FnOnce(&mut Plan)) -> Result<(), PlanError> {
     check_plan(&plan, &bench().view(&NullPredictor))
 }
 
-/// Is a plan that would starve a task or overlap gangs caught before it is applied?
+/// Is a plan that would starve a task or overlap gangs rejected before it is applied?
 #[test]
 fn plans_that_starve_are_caught() {
     let gangs = |members: &[u32]| GangSchedule {
@@ -223,7 +224,7 @@ fn plans_that_starve_are_caught() {
     assert_eq!(unknown, Err(PlanError::UnknownTask(TaskId(7))));
 }
 
-/// Is a CPU of a gang member outside of its own affinity refused, and one inside accepted?
+/// Is a CPU of a gang member outside of its own affinity rejected, and one inside accepted?
 #[test]
 fn seats_lie_within_affinities() {
     let seated = |affinity: u32| {
@@ -238,7 +239,7 @@ fn seats_lie_within_affinities() {
     assert!(matches!(seated(0), Err(PlanError::InvalidGang(0, what)) if what.contains("affinity")));
 }
 
-/// Are shares of more groups than the cache has, members of two shares, and ids used twice caught?
+/// Are shares of more groups than the cache supports, members of two shares, and duplicate ids detected?
 #[test]
 fn shares_are_checked_together() {
     let share = |group: u32, task: u32| CacheShare {
@@ -260,7 +261,7 @@ fn shares_are_checked_together() {
     assert!(matches!(check(|plan| plan.shares = vec![elsewhere]), Err(PlanError::InvalidShare(CacheId(9), _))));
 }
 
-/// Does a record read back bit for bit, maps keyed by ids and index sets included?
+/// Does a record read back bit for bit, including maps keyed by ids and index sets?
 #[test]
 fn a_plan_reads_back_from_json() {
     let mut plan = Plan::idle(WindowLength::Cycles { cycles: 5 });

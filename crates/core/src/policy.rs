@@ -363,7 +363,7 @@ impl<P: Policy + ?Sized> Policy for Box<P> {
 mod tests {
     use super::*;
 
-    /// Is a name that looks like a place in the text left as it is, and so is a place without a task?
+    /// Is a name that looks like a placeholder left unchanged, and so is a placeholder without a task?
     #[test]
     fn names_in_reasons_are_not_read_again() {
         let text = "{0} beside {1}, {9}, {x} and {".to_string();

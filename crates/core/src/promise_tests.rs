@@ -48,7 +48,7 @@ fn solo(error: f64) -> Option<Estimate> {
     Some(Estimate { value: 1.0, low: 1.0 - error, high: 1.0 + error })
 }
 
-/// Does the state follow from where the interval of the slowdown lies?
+/// Does the state follow from the interval of the slowdown?
 #[test]
 fn the_state_follows_from_the_interval() {
     let state = |cycles: f64, error: f64| state_after(&[cycles; 5], solo(error), true, Vec::new()).state;
@@ -58,7 +58,7 @@ fn the_state_follows_from_the_interval() {
     assert_eq!(state(1.17, 0.03), PromiseState::Broken);
 }
 
-/// Is a promise without evidence unknown, with the missing evidence named, and never kept?
+/// Is a promise without evidence unknown, never kept, and is the missing evidence named?
 #[test]
 fn without_evidence_a_promise_is_unknown() {
     let missing = |windows: &[f64], solo, counted| {
@@ -72,7 +72,7 @@ fn without_evidence_a_promise_is_unknown() {
     assert_eq!(missing(&[0.9; 5], solo(0.01), true), Some(MissingPromiseEvidence::SoloSpeed), "that of other work");
 }
 
-/// Is a promise infeasible only as long as it is not measured to be kept, and does the report name the programs that
+/// Is a promise infeasible only as long as no measurement shows it kept, and does the report name the programs that
 /// would have to leave?
 #[test]
 fn infeasible_is_a_broken_promise_that_no_plan_keeps() {
@@ -89,7 +89,7 @@ fn infeasible_is_a_broken_promise_that_no_plan_keeps() {
     assert_eq!(state_after(&[1.01; 5], solo(0.01), true, vec![reason]).state, PromiseState::Kept);
 }
 
-/// Does the time in which a program waits for a CPU count, and does a change of plan start the measurement anew?
+/// Does the time in which a program waits for a CPU count, and does a plan change restart the measurement?
 #[test]
 fn waiting_counts_and_a_new_plan_is_measured_anew() {
     let mut tracker = PromiseTracker::default();
@@ -131,8 +131,8 @@ fn time_off_the_cpu_counts_by_its_length() {
     assert!(report.state != PromiseState::Kept && report.windows == 5, "{report:?}");
 }
 
-/// Does the model count memory waits that more cache would remove, and span the share of the queue that is the
-/// program's own?
+/// Does the model remove memory waits that more cache would remove, and does its interval include the program's own
+/// part of the queueing?
 #[test]
 fn the_model_removes_waits_of_misses_that_the_whole_cache_holds() {
     let count = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };

@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(order, [0, 7, 5, 4, 1, 3, 2, 6]);
     }
 
-    /// Does every value of a small range come up about equally often, and an empty range give 0?
+    /// Do the values of a small range occur about equally often, and does an empty range give 0?
     #[test]
     fn small_ranges_are_even() {
         let mut generator = SplitMix64::new(7);
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(generator.draw_below(0), 0);
     }
 
-    /// Is a range of three quarters of all words even, where multiplication alone gives every third value twice?
+    /// Is a range of three quarters of all words uniform, for which multiplication alone gives every third value twice?
     #[test]
     fn a_range_of_three_quarters_of_all_words_is_even() {
         let mut generator = SplitMix64::new(3);

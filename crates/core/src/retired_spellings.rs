@@ -177,7 +177,7 @@ const fn spelling(scope: SpellingScope, old: &'static str, new: &'static str) ->
 mod tests {
     use super::*;
 
-    /// Does each old spelling have one successor, and is no successor itself retired?
+    /// Does each old spelling have one successor, which is not retired itself?
     #[test]
     fn every_spelling_has_one_successor_that_is_valid() {
         for row in RETIRED_SPELLINGS {

@@ -389,7 +389,7 @@ mod tests {
         }
     }
 
-    /// Is a path that names no service left without one, whatever it looks like?
+    /// Does a path that names no service give none, whatever it looks like?
     #[test]
     fn other_paths_name_no_service() {
         for path in
@@ -399,7 +399,7 @@ mod tests {
         }
     }
 
-    /// Do pods and containers carry their ids, and does a name identify them?
+    /// Do pods and containers have their ids, and does a name identify them?
     #[test]
     fn a_container_of_a_pod_has_both_ids() {
         let service = service_of_cgroup(&format!("/kubepods/pod{UID}/{ID}")).unwrap().identity;
@@ -412,7 +412,7 @@ mod tests {
         assert!(named.is_named("pod/shop/cart-1") && named.is_named("shop/cart-1/redis"));
     }
 
-    /// On cgroup v1, does the hierarchy that says most decide?
+    /// On cgroup v1, does the most specific hierarchy decide?
     #[test]
     fn the_most_specific_hierarchy_counts() {
         let name = |text: &str| service_of_cgroups(text).map(|service| service.identity.to_string());
@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(name(&v1).unwrap(), format!("container/{}", &ID[..12]));
     }
 
-    /// Are helpers of runtimes told from programs that only have such a name elsewhere?
+    /// Are helpers of runtimes distinguished from programs that only have such a name elsewhere?
     #[test]
     fn helpers_are_no_programs() {
         let pod = Some(ServiceKind::Pod);
@@ -437,7 +437,7 @@ mod tests {
         assert!(!is_virtual_cpu("qemu-system-x86") && !is_virtual_cpu("CPU x/KVM") && !is_virtual_cpu("IO iothread1"));
     }
 
-    /// Are escapes of unit names undone, and broken ones kept?
+    /// Are escapes in unit names decoded, and malformed ones kept?
     #[test]
     fn escapes_are_undone() {
         assert_eq!(unescape(r"qemu\x2d1\x2da"), "qemu-1-a");

@@ -149,8 +149,8 @@ mod tests {
         ProfileKey::new(&ServiceIdentity::new(ServiceKind::Job, job), "xz", None, Some(7))
     }
 
-    /// Do short programs of a service add up, does the next job start with the facts of the first, and does a stored fact
-    /// give way to a measured one only?
+    /// Do facts of a service's short programs accumulate, does the next job start with the facts of the first, and does
+    /// only a measured fact replace a stored one?
     #[test]
     fn facts_of_short_programs_add_up() {
         let mut stored = ServiceProfiles::default();
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(next.get(&key("1")).unwrap().contention.sensitivity.unwrap().source, FactSource::StoredProfile);
     }
 
-    /// Does a key survive a restart of its service, and separate services, programs, images and users?
+    /// Does a key survive a restart of its service, and distinguish services, programs, images and users?
     #[test]
     fn a_key_survives_a_restart() {
         let pod = |pod: &str| ProfileKey::new(&ServiceIdentity::from_pod(pod, Some("redis")), "redis", None, None);
@@ -187,7 +187,7 @@ mod tests {
         assert_ne!(unit("x"), unit("y"));
     }
 
-    /// Is the number of profiles bounded, with the ones used last kept?
+    /// Is the number of profiles bounded, with the most recently used ones kept?
     #[test]
     fn the_least_used_are_dropped() {
         let mut stored = ServiceProfiles::default();

@@ -22,7 +22,7 @@ pub fn nearest_name<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str
 mod tests {
     use super::*;
 
-    /// Is the name found that was meant, and none where nothing is close?
+    /// Is the intended name found, and none if no name is close?
     #[test]
     fn the_nearest_name_is_the_one_that_was_meant() {
         let known = ["xeon-x5365", "opteron-2350", "power5-2x2x2", "smt-av"];

@@ -118,7 +118,8 @@ mod tests {
         TaskStatus { pid, tid, name: name.into(), ..TaskStatus::default() }
     }
 
-    /// Is a program found by process, by thread and by name, also if the kernel cut the name, and the nearest name suggested?
+    /// Is a program found by process id, thread id and name, even if the kernel truncated the name, and is the nearest
+    /// name suggested?
     #[test]
     fn programs_are_found_by_id_and_by_name() {
         let redis = task(40, 41, "redis-server");

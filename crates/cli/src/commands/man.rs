@@ -89,7 +89,7 @@ fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// Does the manual page of the configuration have every key of the table, without marks of Markdown?
+    /// Does the manual page of the configuration contain every key of the table, without Markdown marks?
     #[test]
     fn the_configuration_has_a_manual_page() {
         let page = config_page();

@@ -382,7 +382,7 @@ mod tests {
         ProgramExit { seconds, work, code: Some(0), signal: None }
     }
 
-    /// Is the ratio that of speeds, whether programs report work or not, and absent without a comparison?
+    /// Is the ratio one of speeds, whether programs report work or not, and missing without a comparison?
     #[test]
     fn ratios_are_of_speeds() {
         let by_time = program("x".into(), vec![ended(1.0, None)], vec![ended(2.0, None)], 1.0);

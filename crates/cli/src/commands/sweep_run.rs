@@ -185,7 +185,7 @@ fn render(summary: &SweepSummary, folder: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Are shards read as they are written, and impossible ones refused?
+    /// Are shards parsed, and impossible ones rejected?
     #[test]
     fn shards_are_parts_of_a_whole() {
         assert_eq!("2/4".parse(), Ok(Shard { part: 2, count: 4 }));

@@ -106,7 +106,7 @@ mod tests {
         }
     }
 
-    /// Is what cannot be had left out, a gap closed, a narrow mask widened, and each told?
+    /// Are unavailable ways removed, a gap closed, a narrow mask widened, and each change reported?
     #[test]
     fn a_mask_becomes_the_nearest_that_can_be_had() {
         let intel = limits(11, 2, true, "");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     proptest! {
-        /// Does any request give a valid mask of free ways only, and does a valid request stay unchanged?
+        /// Does every request give a valid mask of free ways only, and does a valid request stay unchanged?
         #[test]
         fn what_is_given_can_be_had(
             requested_bits: u32, reserved_bits: u32, ways in 1u32..21, at_least in 1u32..5, contiguous: bool,

@@ -172,7 +172,7 @@ fn holds(wish: &ChangeInputs, state: &MachineState, derived: &ChangeList) {
 }
 
 proptest! {
-    /// From wherever the plan before has led: does the list lead to the plan, and is the next list empty?
+    /// From the state that any earlier plan produced: does the list lead to the plan, and is the next list empty?
     #[test]
     fn applying_the_list_gives_the_plan_and_twice_changes_nothing(wishes in proptest::collection::vec(wishes(), 1..4)) {
         let mut state = start();
@@ -189,7 +189,7 @@ proptest! {
         prop_assert_eq!(state, start());
     }
 
-    /// Can what was made be undone after any prefix of the list, and are dependencies before their dependents either way?
+    /// Can any prefix of the list be undone, and do dependencies precede their dependents in both directions?
     #[test]
     fn every_prefix_can_be_undone(before in wishes(), after in wishes()) {
         let mut state = start();
@@ -208,7 +208,7 @@ proptest! {
         }
     }
 
-    /// When one change fails: is exactly what depends on it skipped, can the rest be made, and be undone?
+    /// If one change fails: are exactly its dependents skipped, and can the rest be applied and undone?
     #[test]
     fn a_failed_change_skips_its_dependents_only(before in wishes(), after in wishes(), at in 0usize..64) {
         let mut state = start();
@@ -244,7 +244,7 @@ proptest! {
         prop_assert_eq!(there, state);
     }
 
-    /// Does a list survive its JSON?
+    /// Does a list read back from its JSON?
     #[test]
     fn a_list_survives_its_json(wish in wishes()) {
         let list = derive(&wish, &start()).changes;
@@ -306,7 +306,8 @@ fn changes_are_plain_lines() {
     }
 }
 
-/// In a list of all kinds, do members depend on their class, gangs on their CPUs, and removals on their members?
+/// In a list with all kinds of changes, do members depend on their class, gangs on their CPUs, and removals on their
+/// members?
 #[test]
 fn dependencies_are_those_of_the_machines() {
     let mut state = start();
@@ -338,7 +339,7 @@ fn dependencies_are_those_of_the_machines() {
     assert_eq!(last, ("remove class of service 0".to_string(), vec![3, 4]));
 }
 
-/// Is what a machine cannot do refused with its reason, and the rest done?
+/// Are items that a machine does not support refused with the reason, and the rest applied?
 #[test]
 fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
     let mut state = start();
@@ -395,7 +396,7 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
     assert_eq!(lines.len(), 4, "one task moves, one class is made, given its ways and filled: {lines:#?}");
 }
 
-/// Do classes keep the place where most of their members are, and take what is left before anything new is made?
+/// Do classes keep the hardware class of most of their members, and reuse free ones before new ones are created?
 #[test]
 fn classes_keep_their_places_then_take_over_then_are_new() {
     let mut state = start();

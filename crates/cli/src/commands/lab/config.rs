@@ -231,7 +231,7 @@ mod tests {
         line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
     }
 
-    /// Does every machine of the lab have a configuration with its own sizes, latencies beyond the L1's?
+    /// Does every lab machine have a configuration with its own sizes, and latencies beyond the L1's?
     #[test]
     fn the_labs_machines_have_configurations() {
         for (name, cpus, per_l3, l3_bytes) in
@@ -253,7 +253,7 @@ mod tests {
         assert!(nodes.lines().any(|line| line.starts_with("# qemu ") && line.ends_with(second)), "{nodes}");
     }
 
-    /// Do the switches take away counters and RDT, and nothing else?
+    /// Do the options remove counters and RDT, and nothing else?
     #[test]
     fn counters_and_rdt_can_be_left_out() {
         let machine = cachemate_spec::load_machine("lab-vm").unwrap();
@@ -278,7 +278,7 @@ mod tests {
         assert!(text.contains("# modeled: samples of accesses (PEBS)\n# cpu family=6,"), "{text}");
     }
 
-    /// Is a machine that the lab cannot model refused with its field, and are the omitted parts of another one named?
+    /// Is a machine that the lab cannot model rejected with its field, and are omitted parts of another one named?
     #[test]
     fn parts_that_cannot_be_modeled_are_named() {
         let error = of("epyc-7763").unwrap_err().to_string();

@@ -249,7 +249,7 @@ mod tests {
         render(&LabRunJson { machine_is: "modeled", machine: "m".into(), policy: None, programs })
     }
 
-    /// Is a program compared with itself alone by its work per second, whether it ended or was killed?
+    /// Is a program compared with its run alone by work per second, whether it ended or was killed?
     #[test]
     fn programs_are_compared_with_themselves_alone() {
         let programs = ["./a".to_string(), "./b -n 5".to_string()];
@@ -264,7 +264,8 @@ mod tests {
         assert!(rendered(results).contains("modeled machine"));
     }
 
-    /// Does a program with a fixed amount of work that is killed in one phase have a slowdown, by work rather than time?
+    /// Does a program with a fixed amount of work that is killed in one phase have a slowdown by work rather than by
+    /// time?
     #[test]
     fn a_killed_program_is_compared_by_its_work() {
         let text = "alone\t0\t./a\t2\tyes\t900\t800\t1\t0\t64\t64\n\
@@ -275,7 +276,7 @@ mod tests {
         assert!(rendered(phase_results).contains(" 0 %"), "no negative zero");
     }
 
-    /// Is a program without truth null in JSON and a dash in the table, never 0?
+    /// Is a program without ground truth null in JSON and a dash in the table, never 0?
     #[test]
     fn a_program_without_truth_is_unknown() {
         let text = "alone\t0\t./a\t2\tno\t900\t800\t1\t0\t64\t64\n\
@@ -291,7 +292,7 @@ mod tests {
         assert_eq!(table.lines().last().unwrap().matches(UNKNOWN).count(), 6, "{table}");
     }
 
-    /// Is every program there in every phase, even if the script has no line of it?
+    /// Is every program listed in every phase, even if the script has no line for it?
     #[test]
     fn every_program_is_listed_in_every_phase() {
         let programs = ["./a".to_string(), "./b".to_string()];
@@ -314,7 +315,7 @@ mod tests {
         assert!(phase_results.iter().all(|result| result.slowdown.is_none()));
     }
 
-    /// Is a table that the script could not have written refused with its line?
+    /// Is a table that the script could not have written rejected with its line?
     #[test]
     fn another_table_is_refused() {
         let programs = ["./a".to_string()];

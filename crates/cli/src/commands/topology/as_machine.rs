@@ -230,7 +230,7 @@ mod tests {
         }
     }
 
-    /// Is a host refused whose cores or caches differ, or of which something is not known, with the place?
+    /// Is a host rejected with the place if its cores or caches differ, or if a value is unknown?
     #[test]
     fn an_irregular_host_is_refused_with_the_place() {
         let whole = cachemate_spec::load_topology("epyc-7763").unwrap();
@@ -248,7 +248,7 @@ mod tests {
         assert!(refused(&|t| t.cpus[1].online = false).starts_with("CPUs of a core: found {1, 2}"));
     }
 
-    /// Are clock, memory and classes of service taken from the host's files, and what is not there left as an estimate?
+    /// Are clock, memory and classes of service taken from the host's files, and missing values left as estimates?
     #[test]
     fn what_the_host_tells_is_taken() {
         let root = tempfile::tempdir().unwrap();

@@ -1,17 +1,17 @@
 //! Activity vectors: the regions of a cache that a task uses (AV 2.2 to 2.4, 4.2).
 //!
-//! Problem: two tasks with the same miss rate may coexist in a cache if they use different parts of it. Method: group
-//! the cache's sets into super sets and count accesses and misses in each over a sample; a bit says that a super set's
-//! count exceeds a threshold. The overlap of two tasks is the number of bits set in both, and the next sample is
-//! expected to look like the last one.
+//! Problem: two tasks with the same miss rate may coexist in a cache if they use different parts of it. Method: the
+//! cache's sets are grouped into super sets, and accesses and misses in each are counted over a sample; a bit is set if
+//! a super set's count exceeds a threshold. The overlap of two tasks is the number of bits set in both, and the next
+//! sample is expected to look like the last one.
 //!
 //! The paper leaves open the number of super sets and the thresholds, and describes both "contiguous groups of sets"
-//! (2.2) and "the low order bits of the set" (4.2): both groupings are here. A threshold relative to the mean of the
-//! vector is offered beside an absolute one, since an absolute one depends on the length of the sample.
+//! (2.2) and "the low order bits of the set" (4.2); both groupings are implemented. A threshold relative to the mean of
+//! the vector is offered in addition to an absolute one, because an absolute one depends on the length of the sample.
 
 use cachemate_core::{IndexSet, SuperSetCount};
 
-/// How sets make up super sets.
+/// The grouping of sets into super sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Grouping {
     /// Neighboring sets (AV 2.2).
@@ -20,7 +20,7 @@ pub enum Grouping {
     LowBits,
 }
 
-/// Which super set a cache set belongs to; `None` where there are no sets, no super sets, or more of them than sets.
+/// Returns the super set of a cache set; `None` if there are no sets, no super sets, or more super sets than sets.
 pub fn super_set_of(set: u64, sets: u64, super_sets: u32, grouping: Grouping) -> Option<u32> {
     let groups = u64::from(super_sets);
     if groups == 0 || groups > sets || set >= sets {
@@ -33,16 +33,16 @@ pub fn super_set_of(set: u64, sets: u64, super_sets: u32, grouping: Grouping) ->
     Some(group as u32)
 }
 
-/// When a super set counts as active.
+/// The threshold above which a super set counts as active.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ActivityThreshold {
-    /// More events than this in a sample.
+    /// More than this number of events in a sample.
     Count(u64),
-    /// More than this many times the vector's mean.
+    /// More than this multiple of the vector's mean.
     MeanTimes(f64),
 }
 
-/// Which of the two counts a vector is made from.
+/// The count from which a vector is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ActivityKind {
     /// Accesses.
@@ -51,7 +51,7 @@ pub enum ActivityKind {
     Miss,
 }
 
-/// One bit per super set whose count exceeds the threshold.
+/// Returns one bit per super set, which is set if its count exceeds the threshold.
 pub fn activity_vector(counts: &[SuperSetCount], kind: ActivityKind, above: ActivityThreshold) -> IndexSet {
     let count = |super_set: &SuperSetCount| match kind {
         ActivityKind::Use => super_set.accesses,
@@ -65,12 +65,12 @@ pub fn activity_vector(counts: &[SuperSetCount], kind: ActivityKind, above: Acti
     counts.iter().enumerate().filter(|(_, c)| active(count(c))).map(|(index, _)| index as u32).collect()
 }
 
-/// Super sets active in both, whose number AV's scheduler keeps low.
+/// Returns the number of super sets that are active in both, which AV's scheduler keeps low.
 pub fn overlap(a: &IndexSet, b: &IndexSet) -> u32 {
     a.common_count(b)
 }
 
-/// Last-value prediction and how often it was right, bit by bit (AV Table 2).
+/// Last-value prediction, and its accuracy bit by bit (AV Table 2).
 #[derive(Clone, Debug, Default)]
 pub struct LastValue {
     last: Option<IndexSet>,
@@ -79,12 +79,12 @@ pub struct LastValue {
 }
 
 impl LastValue {
-    /// The expected next vector; `None` before the first.
+    /// Returns the expected next vector; `None` before the first.
     pub fn predicted_set(&self) -> Option<&IndexSet> {
         self.last.as_ref()
     }
 
-    /// The next vector came: it has `super_sets` bits.
+    /// Adds the next vector, which has `super_sets` bits.
     pub fn push(&mut self, vector: IndexSet, super_sets: u32) {
         if let Some(last) = &self.last {
             let same = |bit: &u32| last.contains(*bit) == vector.contains(*bit);
@@ -94,7 +94,7 @@ impl LastValue {
         self.last = Some(vector);
     }
 
-    /// Share of bits predicted rightly so far; `None` before the second vector.
+    /// Returns the share of bits predicted correctly so far; `None` before the second vector.
     pub fn predictability(&self) -> Option<f64> {
         (self.bits > 0).then(|| self.right as f64 / self.bits as f64)
     }
@@ -106,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Does every set belong to one super set, and are super sets of one size (within one)?
+        /// Does every set belong to one super set, and do all super sets have the same size (within one)?
         #[test]
         fn super_sets_divide_the_sets_evenly(sets in 1u64..300, super_sets in 1u32..70) {
             for grouping in [Grouping::Contiguous, Grouping::LowBits] {
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(vector(ActivityKind::Miss, ActivityThreshold::MeanTimes(1.0)), "3");
     }
 
-    /// Is predictability the share of bits that stayed as they were?
+    /// Is predictability the share of bits that did not change?
     #[test]
     fn last_value_counts_the_bits_that_stayed() {
         let mut last = LastValue::default();

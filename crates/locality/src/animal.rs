@@ -1,42 +1,43 @@
 //! Animal classes of programs (Xie and Loh 2008; CA 2.2.2).
 //!
-//! Turtle: makes little use of the shared cache. Sheep: few misses, insensitive to the ways it has. Rabbit: few misses,
-//! sensitive to its ways. Devil: many misses. The papers give the idea and not the numbers, so the thresholds are ours,
-//! in events per million instructions; [`AnimalThresholds`] makes them visible and changeable.
+//! Turtle: makes little use of the shared cache. Sheep: few misses, insensitive to its number of ways. Rabbit: few
+//! misses, sensitive to its number of ways. Devil: many misses. The papers give the idea but not the numbers, so the
+//! thresholds were chosen here, in events per million instructions; [`AnimalThresholds`] makes them visible and
+//! changeable.
 
 /// Boundaries between the classes; all per million instructions.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AnimalThresholds {
     /// A program with fewer accesses to the cache is a turtle.
     pub turtle_refs_below: f64,
-    /// One with this many misses or more, alone on the cache, is a devil.
+    /// A program with at least this many misses, alone on the cache, is a devil.
     pub devil_misses_from: f64,
-    /// One that would miss this much more with half of the ways is a rabbit; the others are sheep.
+    /// A program that would miss this much more with half of the ways is a rabbit; all others are sheep.
     pub rabbit_extra_misses_from: f64,
 }
 
 impl Default for AnimalThresholds {
-    /// 1 access, 4 misses, 1 further miss per thousand instructions.
+    /// 1 access, 4 misses, 1 additional miss per thousand instructions.
     fn default() -> Self {
         AnimalThresholds { turtle_refs_below: 1000.0, devil_misses_from: 4000.0, rabbit_extra_misses_from: 1000.0 }
     }
 }
 
-/// The classes.
+/// The animal classes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Animal {
     /// Hardly uses the shared cache.
     Turtle,
-    /// Uses the cache, and misses little more with fewer ways.
+    /// Uses the cache, but misses little more with fewer ways.
     Sheep,
     /// Misses little, but much more with half of the ways.
     Rabbit,
-    /// Misses much, whatever it has.
+    /// Misses much, whatever its share.
     Devil,
 }
 
 impl Animal {
-    /// In lower case, as reports and profiles write it.
+    /// Returns the name in lower case, as reports and profiles write it.
     pub fn name(self) -> &'static str {
         match self {
             Animal::Turtle => "turtle",
@@ -47,7 +48,8 @@ impl Animal {
     }
 }
 
-/// The class of a program by its LRU positions 1..=ways and misses, per million instructions. `None` without positions.
+/// Returns the class of a program by its LRU positions 1..=ways and misses, per million instructions. `None` without
+/// positions.
 pub fn classify(positions: &[f64], thresholds: &AnimalThresholds) -> Option<Animal> {
     let (misses, hits) = positions.split_last().filter(|(_, hits)| !hits.is_empty())?;
     let refs = misses + hits.iter().sum::<f64>();
@@ -68,7 +70,7 @@ pub fn classify(positions: &[f64], thresholds: &AnimalThresholds) -> Option<Anim
 mod tests {
     use super::*;
 
-    /// Does each kind of behaviour get its class?
+    /// Is each kind of behavior classified correctly?
     #[test]
     fn behaviours_get_their_classes() {
         let class = |positions: &[f64]| classify(positions, &AnimalThresholds::default());

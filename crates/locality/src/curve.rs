@@ -1,48 +1,48 @@
 //! Miss-rate curves: misses per thousand instructions by cache size.
 //!
-//! Sizing, prediction and reporting all read a curve the same way: between two measured sizes it is a straight line,
-//! and beyond them it is not known. RapidMRC's operations are here too: the vertical shift through a measured point and
-//! the distance between two curves (thesis 5.3.2, 5.6.1).
+//! Sizing, prediction and reporting all read a curve in the same way: it is a straight line between two measured sizes,
+//! and unknown beyond them. RapidMRC's operations are also here: the vertical shift through a measured point, and the
+//! distance between two curves (thesis 5.3.2, 5.6.1).
 
 use cachemate_core::Estimate;
 
 use crate::stack::DistanceHistogram;
 
-/// The share of a curve's fall that is due to reuse; the rest is noise and first touches.
+/// The share of a curve's fall that counts as reuse; the rest is noise and first touches.
 const FALLEN: f64 = 0.95;
 /// A curve that falls by less than this share of its height shows no reuse.
 const FLAT: f64 = 0.05;
 
-/// The rate at the plateau of a curve that falls from `first` to `last`: the smallest size at or below it holds all
-/// reused lines. `None` for a flat curve.
+/// Returns the rate at the plateau of a curve that falls from `first` to `last`: the smallest size at or below that
+/// rate holds all reused lines. `None` for a flat curve.
 pub fn plateau_rate(first: f64, last: f64) -> Option<f64> {
     let fall = first - last;
     (fall > FLAT * first).then_some(first - FALLEN * fall)
 }
 
-/// Misses per thousand instructions by cache size in bytes; at least one point, ascending sizes.
+/// Misses per thousand instructions by cache size in bytes; at least one point, with ascending sizes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MissRateCurve {
     points: Vec<(u64, f64)>,
 }
 
-/// Points that are no curve.
+/// The error for points that do not form a curve.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum CurveError {
-    /// No point at all.
+    /// There are no points.
     #[error("a miss-rate curve needs at least one point")]
     Empty,
-    /// A size that is not above the size before it.
+    /// A size is not above the preceding size.
     #[error("curve point {at}: found {found} bytes, expected more than the {before} bytes before it")]
     Order {
         /// Index of the point, from 0.
         at: usize,
         /// Its size in bytes.
         found: u64,
-        /// The size of the point before it, in bytes.
+        /// The size of the preceding point, in bytes.
         before: u64,
     },
-    /// A rate that is negative or not finite.
+    /// A rate is negative or not finite.
     #[error("curve point {at}: found {found} misses per thousand instructions, expected a number from 0 up")]
     Rate {
         /// Index of the point, from 0.
@@ -53,10 +53,10 @@ pub enum CurveError {
 }
 
 impl MissRateCurve {
-    /// From (bytes, misses per thousand instructions).
+    /// Builds a curve from (bytes, misses per thousand instructions).
     ///
     /// # Errors
-    /// No point, sizes that do not ascend, rates that are negative or no number.
+    /// No points, sizes that do not ascend, rates that are negative or not numbers.
     pub fn new(points: Vec<(u64, f64)>) -> Result<Self, CurveError> {
         if points.is_empty() {
             return Err(CurveError::Empty);
@@ -72,7 +72,7 @@ impl MissRateCurve {
         Ok(MissRateCurve { points })
     }
 
-    /// From a profile's curve, without its intervals.
+    /// Builds a curve from a profile's curve, without its intervals.
     ///
     /// # Errors
     /// As [`MissRateCurve::new`].
@@ -80,8 +80,8 @@ impl MissRateCurve {
         Self::new(points.iter().map(|&(size_bytes, rate)| (size_bytes, rate.value)).collect())
     }
 
-    /// The curve of fully associative LRU caches, from stack distances in lines. `None` without sizes or instructions:
-    /// there is no rate per instruction then.
+    /// Builds the curve of fully associative LRU caches from stack distances in lines. `None` without sizes or
+    /// instructions, because there is no rate per instruction then.
     pub fn from_histogram(
         histogram: &DistanceHistogram,
         instructions: u64,
@@ -101,18 +101,19 @@ impl MissRateCurve {
         Self::new(sizes.into_iter().zip(ratios.iter().map(|ratio| ratio * accesses / kilo_instr)).collect()).ok()
     }
 
-    /// (bytes, misses per thousand instructions), ascending.
+    /// Returns the points as (bytes, misses per thousand instructions), ascending.
     pub fn points(&self) -> &[(u64, f64)] {
         &self.points
     }
 
-    /// Points for a profile, each with the same half-width of its interval.
+    /// Returns the points for a profile, each with the same half-width of its interval.
     pub fn to_profile(&self, plus_minus: f64) -> Vec<(u64, Estimate)> {
         let interval = |rate: f64| Estimate { value: rate, low: (rate - plus_minus).max(0.0), high: rate + plus_minus };
         self.points.iter().map(|&(size_bytes, rate)| (size_bytes, interval(rate))).collect()
     }
 
-    /// The same if sizes beyond `known_bytes` were not observed: the rate there is anything from 0 to the curve's.
+    /// As [`Self::to_profile`] if sizes beyond `known_bytes` were not observed: the rate there is anything from 0 to
+    /// the curve's.
     pub fn to_profile_known_to(&self, plus_minus: f64, known_bytes: u64) -> Vec<(u64, Estimate)> {
         let mut points = self.to_profile(plus_minus);
         let last_known = points.iter().rev().find(|(size, _)| *size <= known_bytes).map(|(_, rate)| rate.high);
@@ -122,7 +123,7 @@ impl MissRateCurve {
         points
     }
 
-    /// Misses per thousand instructions at a size; `None` outside the measured sizes.
+    /// Returns the misses per thousand instructions at a size; `None` outside the measured sizes.
     pub fn ratio_at(&self, size_bytes: u64) -> Option<f64> {
         let next = self.points.partition_point(|&(size, _)| size < size_bytes);
         let (high, rate_high) = *self.points.get(next)?;
@@ -134,42 +135,42 @@ impl MissRateCurve {
         Some(rate_low + along * (rate_high - rate_low))
     }
 
-    /// Moved up or down as a whole, so that it passes through a measured point (thesis 5.3.2); never below 0. Also by
-    /// how much it was moved. `None` where the point lies outside the curve's sizes.
+    /// Moves the whole curve up or down so that it passes through a measured point (thesis 5.3.2), but never below 0.
+    /// Returns the curve and the distance by which it was moved; `None` if the point lies outside the curve's sizes.
     pub fn shift_through(&self, size_bytes: u64, measured: f64) -> Option<(Self, f64)> {
         let by = measured - self.ratio_at(size_bytes)?;
         let points = self.points.iter().map(|&(size, rate)| (size, (rate + by).max(0.0))).collect();
         Some((Self::new(points).ok()?, by))
     }
 
-    /// RapidMRC's accuracy: the mean |difference| in misses per thousand instructions over this curve's sizes (thesis
-    /// 5.6.1). `None` where the other does not cover them.
+    /// Returns RapidMRC's accuracy: the mean |difference| in misses per thousand instructions over this curve's sizes
+    /// (thesis 5.6.1). `None` if the other curve does not cover them.
     pub fn distance(&self, other: &Self) -> Option<f64> {
         let off = |&(size, rate): &(u64, f64)| Some((other.ratio_at(size)? - rate).abs());
         let all: Option<Vec<f64>> = self.points.iter().map(off).collect();
         Some(all?.iter().sum::<f64>() / self.points.len() as f64)
     }
 
-    /// The cache's largest effect on the program: the highest rate on the curve minus the lowest. Programs with a flat
-    /// curve are pooled in one partition (thesis 5.4).
+    /// Returns the cache's largest effect on the program: the highest rate on the curve minus the lowest. Programs with
+    /// a flat curve are pooled in one partition (thesis 5.4).
     pub fn gain(&self) -> f64 {
         let rates = || self.points.iter().map(|&(_, rate)| rate);
         rates().fold(f64::MIN, f64::max) - rates().fold(f64::MAX, f64::min)
     }
 }
 
-/// How stack distances in a fully associative cache become LRU positions of a set-associative one.
+/// The conversion of stack distances in a fully associative cache to LRU positions of a set-associative one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Folding {
-    /// Lines spread evenly: each way is one n-th of the cache.
+    /// Lines are spread evenly: each way is one n-th of the cache.
     Even,
-    /// Lines fall into sets at random: of d lines, each is in the same set with probability 1 / sets (Smith 1978; Hill
-    /// and Smith 1989). Misses by conflict appear, as in a real cache.
+    /// Lines fall into sets at random: each of d lines is in the same set with probability 1 / sets (Smith 1978; Hill
+    /// and Smith 1989). As in a real cache, there are misses by conflict.
     Hashed,
 }
 
-/// Accesses by LRU position 1..=ways of a cache of `sets` x `ways` lines, then its misses: for SDC, Animal and Pain.
-/// Length ways + 1; sums to the histogram's accesses. `None` without sets or ways.
+/// Returns the accesses by LRU position 1..=ways of a cache of `sets` x `ways` lines, then its misses, for SDC, Animal
+/// and Pain. The length is ways + 1, the sum is the histogram's accesses. `None` without sets or ways.
 pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding: Folding) -> Option<Vec<f64>> {
     if sets == 0 || ways == 0 {
         return None;
@@ -187,7 +188,7 @@ pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding
     Some(positions)
 }
 
-/// Adds `count` to positions by Binomial(distance, p), all beyond the last way to the misses.
+/// Adds `count` to positions by Binomial(distance, p), with everything beyond the last way added to the misses.
 fn add_binomial(distance: u64, count: f64, p: f64, positions: &mut [f64]) {
     let ways = positions.len() - 1;
     let trials = distance as f64;
@@ -205,13 +206,13 @@ fn add_binomial(distance: u64, count: f64, p: f64, positions: &mut [f64]) {
         if distance > position as u64 {
             logarithm += odds + libm::log((trials - k) / (k + 1.0));
         }
-        // Past the mean and far below anything that counts: the rest is nothing.
+        // Past the mean, and far below anything that matters: the rest is negligible.
         if k > trials * p && share < 1e-18 {
             break;
         }
     }
     let misses = if distance < ways as u64 { 0.0 } else { remaining };
-    // Rounding leaves some 1e-16 where every line fits: it belongs to the first position, not to the misses.
+    // If every line fits, rounding leaves about 1e-16, which belongs to the first position and not to the misses.
     positions[if misses > 0.0 { ways } else { 0 }] += count * remaining;
 }
 
@@ -235,7 +236,7 @@ mod tests {
         assert_eq!(curve.gain(), 4.0);
     }
 
-    /// Are impossible curves refused with the point at fault?
+    /// Are impossible curves refused with the invalid point?
     #[test]
     fn impossible_curves_are_refused() {
         assert_eq!(MissRateCurve::new(vec![]), Err(CurveError::Empty));
@@ -247,7 +248,7 @@ mod tests {
         );
     }
 
-    /// Is the histogram's curve per thousand instructions, and absent without instructions?
+    /// Is the histogram's curve per thousand instructions, and missing without instructions?
     #[test]
     fn a_histogram_needs_instructions_to_be_a_curve() {
         let histogram = DistanceHistogram::new(2, [(0, 3), (5, 5)]);
@@ -256,7 +257,7 @@ mod tests {
         assert_eq!(curve.points(), &[(64, 3.5), (640, 1.0)]);
     }
 
-    /// Is the rate beyond the known sizes bounded by 0 and the curve's own?
+    /// Is the rate beyond the known sizes bounded by 0 and the curve's own rate?
     #[test]
     fn unobserved_sizes_are_bounded_from_above_only() {
         let points = curve(&[(64, 9.0), (128, 5.0), (192, 4.0), (256, 3.0)]).to_profile_known_to(0.5, 130);
@@ -266,7 +267,7 @@ mod tests {
     }
 
     proptest! {
-        /// Does a shift pass through the point, keep the shape above 0, and leave no distance when it is undone?
+        /// Does a shift pass through the point, keep the shape above 0, and leave no distance when it is reversed?
         #[test]
         fn a_shift_passes_through_the_point(rates in prop::collection::vec(0.0f64..50.0, 2..16), to in 0.0f64..80.0) {
             let points: Vec<_> = rates.iter().enumerate().map(|(index, &rate)| (index as u64 * 64 + 64, rate)).collect();
@@ -281,7 +282,7 @@ mod tests {
             }
         }
 
-        /// Do folded positions keep all accesses, and does a line that surely fits never miss?
+        /// Do folded positions keep all accesses, and does a line that certainly fits never miss?
         #[test]
         fn folding_keeps_all_accesses(
             counts in prop::collection::vec((0u64..3000, 1u64..9), 1..30),

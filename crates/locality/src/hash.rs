@@ -1,23 +1,24 @@
-//! The one hash of this crate: a bijection of 64-bit words whose *upper* bits are well mixed.
+//! The only hash of this crate: a bijection of 64-bit words whose *upper* bits are well mixed.
 
 use cachemate_core::SplitMix64;
 
 /// 2^64 / golden ratio, made odd.
 const MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// One fold and one multiplication: take the upper bits. Enough for tables, where a bad key costs a probe.
+/// Mixes by one fold and one multiplication; use the upper bits. This is sufficient for tables, where a bad key costs
+/// one probe.
 #[inline(always)]
 pub fn mix(key: u64) -> u64 {
     (key ^ key >> 32).wrapping_mul(MULTIPLIER)
 }
 
-/// The same, as a bijection of keys below 2^`bits` (at most 63).
+/// As [`mix`], as a bijection of keys below 2^`bits` (at most 63).
 #[inline(always)]
 pub fn mix_bits(key: u64, bits: u32) -> u64 {
     (key ^ key >> (bits / 2)).wrapping_mul(MULTIPLIER) & ((1 << bits) - 1)
 }
 
-/// Undoes [`mix_bits`].
+/// Inverts [`mix_bits`].
 pub fn unmix_bits(mixed: u64, bits: u32) -> u64 {
     // Newton's iteration doubles the correct low bits of the inverse: 5, 10, 20, 40, 80.
     let mut inverse = MULTIPLIER.wrapping_mul(3) ^ 2;
@@ -25,12 +26,12 @@ pub fn unmix_bits(mixed: u64, bits: u32) -> u64 {
         inverse = inverse.wrapping_mul(2u64.wrapping_sub(MULTIPLIER.wrapping_mul(inverse)));
     }
     let folded = mixed.wrapping_mul(inverse) & ((1 << bits) - 1);
-    // The fold is by at least a third of the word, so two rounds undo it.
+    // The fold is by at least a third of the word, so two rounds invert it.
     let shift = bits / 2;
     folded ^ folded >> shift ^ folded >> (2 * shift)
 }
 
-/// Two rounds, for choosing samples, where a bad key would cost accuracy (finalizer of SplitMix64).
+/// Mixes by two rounds, for choosing samples, where a bad key would reduce accuracy (finalizer of SplitMix64).
 #[inline(always)]
 pub fn scatter(key: u64) -> u64 {
     SplitMix64::scatter(key)
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Is the narrow mix a bijection, and is it undone?
+    /// Is the narrow mix a bijection, and is it inverted correctly?
     #[test]
     fn narrow_mix_is_a_bijection() {
         for bits in [5, 12, 15] {
@@ -52,7 +53,7 @@ mod tests {
         }
     }
 
-    /// Is the mix undone at the width that is used?
+    /// Is the mix inverted correctly at the width that is used?
     #[test]
     fn wide_mix_is_undone() {
         let mut random = SplitMix64::new(1);

@@ -1,33 +1,33 @@
 //! Intervals of a run: changes of the miss rate and the locality over time.
 //!
-//! RapidMRC monitors the miss rate per interval of 10^9 instructions (thesis 5.6.2). An interval here ends with the
+//! RapidMRC monitors the miss rate per interval of 10^9 instructions (thesis 5.6.2). Here, an interval ends with the
 //! first access at or past its length, so it is never cut inside an access; a recording without instruction counts is
 //! cut by accesses instead, and has no rate per instruction.
 
 use crate::reuse::ReuseTimes;
 
-/// Unit of an interval's length.
+/// Length of an interval, with its unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IntervalLength {
-    /// So many instructions, of all threads together.
+    /// This number of instructions, of all threads together.
     Instructions(u64),
-    /// For recordings without instruction counts.
+    /// This number of accesses, for recordings without instruction counts.
     Accesses(u64),
 }
 
-/// One stretch of a run.
+/// One interval of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RunInterval {
-    /// `None` = not recorded.
+    /// Instructions executed; `None` if not recorded.
     pub instructions: Option<u64>,
-    /// Accesses to the cache, and those that missed it.
+    /// Accesses to the cache.
     pub accesses: u64,
     /// Accesses that missed the cache.
     pub misses: u64,
 }
 
 impl RunInterval {
-    /// Misses per thousand instructions; `None` where instructions were not recorded, or none were executed.
+    /// Returns the misses per thousand instructions; `None` if instructions were not recorded, or none were executed.
     pub fn misses_per_kilo_instr(&self) -> Option<f64> {
         self.instructions.filter(|&count| count > 0).map(|count| 1000.0 * self.misses as f64 / count as f64)
     }
@@ -41,7 +41,7 @@ pub struct IntervalCounter {
 }
 
 impl IntervalCounter {
-    /// A length of 0 is taken as 1.
+    /// Builds the counter; a length of 0 counts as 1.
     pub fn new(length: IntervalLength) -> Self {
         IntervalCounter { length, current: Self::empty(length) }
     }
@@ -51,8 +51,8 @@ impl IntervalCounter {
         RunInterval { instructions, ..RunInterval::default() }
     }
 
-    /// One access and the instructions it stands for (ignored where intervals count accesses). True where it fills the
-    /// interval: [`close`](Self::close) it then.
+    /// Adds one access and its instructions (ignored if intervals count accesses). Returns true if this fills the
+    /// interval, which must then be [`close`](Self::close)d.
     #[inline]
     pub fn advance(&mut self, instructions: u64) -> bool {
         self.current.accesses += 1;
@@ -65,24 +65,24 @@ impl IntervalCounter {
         }
     }
 
-    /// The interval, full or not, with the misses in it; the next one begins.
+    /// Returns the interval, full or not, with the misses in it, and begins the next one.
     pub fn close(&mut self, misses: u64) -> RunInterval {
         let closed = std::mem::replace(&mut self.current, Self::empty(self.length));
         RunInterval { misses, ..closed }
     }
 
-    /// Accesses since the last interval was closed.
+    /// Returns the number of accesses since the last interval was closed.
     pub fn accesses(&self) -> u64 {
         self.current.accesses
     }
 }
 
-/// Reuse times of one interval as something that can be compared: references per thousand instructions whose line does
-/// not come back within 1, 2, 4, ... 2^(n−1) accesses.
+/// Returns the reuse times of one interval in comparable form: references per thousand instructions whose line does not
+/// recur within 1, 2, 4, ... 2^(n−1) accesses.
 ///
 /// Each entry is about the miss rate of an LRU cache of one size, and together they cover all sizes: two intervals
-/// whose signatures are close have close miss-rate curves *at every size*. Nothing in it depends on the cache that the
-/// program has, so a phase found in it is the program's own and not the echo of a changed allocation.
+/// whose signatures are close have close miss-rate curves *at every size*. The signature does not depend on the cache
+/// that the program has, so a phase found in it is the program's own, and not the effect of a changed allocation.
 pub fn locality_signature(reuse: &ReuseTimes, refs_per_kilo_instr: f64) -> Option<Vec<f64>> {
     let samples = reuse.samples();
     if samples <= 0.0 || !refs_per_kilo_instr.is_finite() {
@@ -99,7 +99,7 @@ pub fn locality_signature(reuse: &ReuseTimes, refs_per_kilo_instr: f64) -> Optio
     Some(later.iter().map(|&later_count| later_count.max(0.0) / samples * refs_per_kilo_instr).collect())
 }
 
-/// Entries of a [`locality_signature`]: up to 2^31 accesses.
+/// Number of entries of a [`locality_signature`]: up to 2^31 accesses.
 pub const SIGNATURE_LENGTH: usize = 32;
 
 #[cfg(test)]
@@ -108,8 +108,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Do the intervals and the rest hold every access, miss and instruction, each interval ending as soon as it is
-        /// full?
+        /// Do the intervals and the rest contain every access, miss and instruction, and does each interval end as soon
+        /// as it is full?
         #[test]
         fn nothing_is_lost_between_intervals(
             accesses in prop::collection::vec((1u64..40, any::<bool>()), 0..200), length in 1u64..200,
@@ -134,7 +134,7 @@ mod tests {
         }
     }
 
-    /// Is there a rate per instruction only where instructions were recorded?
+    /// Is there a rate per instruction only if instructions were recorded?
     #[test]
     fn intervals_by_accesses_have_no_rate_per_instruction() {
         let mut counter = IntervalCounter::new(IntervalLength::Accesses(2));
@@ -145,7 +145,8 @@ mod tests {
         assert_eq!(counted.misses_per_kilo_instr(), Some(6.0));
     }
 
-    /// Does a signature hold the references that come back late, per thousand instructions, and never without samples?
+    /// Does a signature hold the references that recur late, per thousand instructions, and is there none without
+    /// samples?
     #[test]
     fn a_signature_counts_the_references_that_come_back_late() {
         let mut reuse = ReuseTimes::new();

@@ -1,4 +1,4 @@
-//! How programs use a cache: exact and sampled miss-rate curves, cache simulation, statistical models and profilers.
+//! Cache use of programs: exact and sampled miss-rate curves, cache simulation, statistical models and profilers.
 //!
 //! Pure algorithms: no I/O, no clock, the same bits for the same input and seed. Addresses are *line* addresses (byte
 //! address / line size) unless a name says otherwise.

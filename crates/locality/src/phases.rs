@@ -1,72 +1,73 @@
 //! Phase detection (thesis 5.6.2).
 //!
-//! Problem: a profile holds for one phase of a program; when the program moves on, the old evidence misleads. Method
-//! (the thesis's heuristic): compare the signal of each interval with its mean over the last w intervals; a difference
-//! above a threshold is a phase change. A transition can span several intervals: it begins and ends where the
-//! difference passes 50 % of the threshold (our reading of "another threshold ... to signify the beginning/end"). A
-//! phase that is never steady would hide the next change in a transition without end: once the w intervals that are
-//! compared with are all of the new phase, another difference above the threshold is another change. So is a signal
-//! that lies further from each of the w intervals than these do from each other, and than the threshold. That holds
-//! from two intervals after a change on; a program's own restlessness just before a change of phase would hide it
-//! otherwise.
+//! Problem: a profile holds for one phase of a program; when the program enters another phase, the old evidence is
+//! misleading. Method (the thesis's heuristic): the signal of each interval is compared with its mean over the last w
+//! intervals; a difference above a threshold is a phase change. A transition can span several intervals: it begins and
+//! ends where the difference passes 50 % of the threshold (our reading of "another threshold ... to signify the
+//! beginning/end"). A phase that is never steady would hide the next change in an endless transition. Therefore, once
+//! all of the w intervals that are compared belong to the new phase, another difference above the threshold is another
+//! change. The same holds for a signal that lies further from each of the w intervals than these lie from each other,
+//! and than the threshold, from two intervals after a change on. Otherwise, a program's own fluctuation just before a
+//! change of phase would hide the change.
 //!
 //! The signal is a list of numbers, and the difference of two signals is the largest difference of an entry:
 //! - one entry, the miss rate: the thesis's own detector ([`PhaseDetector::new`] with its defaults: w = 3, 3 misses per
-//!   thousand instructions, 50 %). It is cheap (one counter), but when the *allocation* changes, the miss rate changes
-//!   too, and the detector takes that for a phase;
-//! - a locality signature ([`crate::intervals::locality_signature`]): one entry per cache size, taken from reuse times,
-//!   which no allocation can change. The unit is the same, so the same thresholds hold: a phase changes when the miss
-//!   rate at *any* size moves by more than 3 per thousand instructions.
+//!   thousand instructions, 50 %). It is cheap (one counter), but if the *allocation* changes, the miss rate changes
+//!   too, and the detector reports a phase change;
+//! - a locality signature ([`crate::intervals::locality_signature`]): one entry per cache size, computed from reuse
+//!   times, which no allocation can change. The unit is the same, so the same thresholds apply: a phase changes when
+//!   the miss rate at *any* size moves by more than 3 per thousand instructions.
 //!
-//! Properties: online (one answer per interval, memory w signals); the offline form runs the same detector over a whole
-//! run and gives recurring phases the same kind.
+//! Properties: online (one result per interval, memory for w signals); the offline form runs the same detector over a
+//! whole run and gives recurring phases the same kind.
 
 use std::collections::VecDeque;
 
 use cachemate_core::PhaseParameters;
 
-/// Result of one more interval.
+/// The result for one more interval.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PhaseEvent {
-    /// As before.
+    /// The phase continues.
     Steady,
-    /// Differs, but not (yet) enough for a phase change.
+    /// The signal differs, but not (yet) enough for a phase change.
     Drifting,
-    /// A phase change: said once, in the first interval that differs enough. The transition began at interval `since`,
-    /// counted from 0.
+    /// A phase change, reported once, in the first interval that differs enough. The transition began at interval
+    /// `since`, counted from 0.
     Changed {
         /// Index of the first interval of the transition.
         since: usize,
     },
-    /// Still on the way into the new phase.
+    /// The transition into the new phase continues.
     Settling,
     /// The new phase has settled; this is its first steady interval.
     Settled,
 }
 
-/// Detects phase changes, interval by interval.
+/// A detector of phase changes, interval by interval.
 #[derive(Clone, Debug)]
 pub struct PhaseDetector {
     parameters: PhaseParameters,
     recent: VecDeque<Vec<f64>>,
     intervals: usize,
-    /// Start of the present transition, and the interval in which it was reported.
+    /// Start of the current transition, and the interval in which it was reported.
     transition: Option<(usize, Option<usize>)>,
 }
 
-/// The largest difference of an entry; entries that only one has differ from 0.
+/// Returns the largest difference of an entry; if only one signal has an entry, the other's counts as 0.
 pub fn signal_difference(a: &[f64], b: &[f64]) -> f64 {
     let entry = |values: &[f64], at: usize| values.get(at).copied().unwrap_or(0.0);
     (0..a.len().max(b.len())).map(|at| (entry(a, at) - entry(b, at)).abs()).fold(0.0, f64::max)
 }
 
 impl PhaseDetector {
-    /// A history of 0 is taken as 1.
+    /// Builds the detector; a history of 0 counts as 1.
     pub fn new(parameters: PhaseParameters) -> Self {
         PhaseDetector { parameters, recent: VecDeque::new(), intervals: 0, transition: None }
     }
 
-    /// One more interval's signal (finite numbers). The first interval is steady: there is nothing to compare it with.
+    /// Adds one more interval's signal (finite numbers). The first interval is steady, because there is nothing with
+    /// which to compare it.
     pub fn push(&mut self, signal: &[f64]) -> PhaseEvent {
         let difference = if self.recent.is_empty() { 0.0 } else { signal_difference(signal, &self.mean()) };
         let edge = self.parameters.threshold * self.parameters.edge_share;
@@ -105,14 +106,14 @@ impl PhaseDetector {
         event
     }
 
-    /// Forgets the history, so that the next interval is compared with nothing before it: for a change that is known
-    /// not to be the program's own (a new allocation under a miss-rate signal).
+    /// Forgets the history, so that the next interval is not compared with earlier ones. Used for a change that is
+    /// known not to be the program's own (a new allocation under a miss-rate signal).
     pub fn forget(&mut self) {
         self.recent.clear();
         self.transition = None;
     }
 
-    /// Further from each interval of the history than these are from each other, and than the threshold.
+    /// Is the signal further from each interval of the history than these are from each other, and than the threshold?
     fn is_outlier(&self, signal: &[f64]) -> bool {
         let max_difference = |a: &Vec<f64>| self.recent.iter().map(|b| signal_difference(a, b)).fold(0.0, f64::max);
         let spread = self.recent.iter().map(max_difference).fold(0.0, f64::max);
@@ -138,23 +139,23 @@ fn mean<'a>(signals: impl ExactSizeIterator<Item = &'a [f64]>) -> Vec<f64> {
     sum
 }
 
-/// One phase of a finished run.
+/// A phase of a finished run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DetectedPhase {
-    /// First interval, first one after the transition into it, and the one after its last.
+    /// The phase's first interval.
     pub start: usize,
-    /// The first interval after the transition into it; equal to `end` if it never settled.
+    /// The first interval after the transition into the phase; equal to `end` if it never settled.
     pub settled: usize,
-    /// The interval after its last one.
+    /// The interval after the phase's last one.
     pub end: usize,
-    /// Recurring phases have the same kind; counted from 0 by first occurrence.
+    /// Kind of the phase, which recurring phases share; counted from 0 by first occurrence.
     pub kind: usize,
-    /// Mean signal of the settled intervals (of all if it never settled).
+    /// Mean signal of the settled intervals (of all intervals if the phase never settled).
     pub signal: Vec<f64>,
 }
 
-/// All phases of a finished run, in order and without gap. A phase is of the kind of the nearest earlier one within the
-/// threshold.
+/// Returns all phases of a finished run, in order and without gaps. A phase has the kind of the nearest earlier one
+/// within the threshold.
 pub fn phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<DetectedPhase> {
     let mut detector = PhaseDetector::new(parameters);
     let mut edges = vec![(0, 0)];
@@ -203,7 +204,7 @@ mod tests {
         phases(&signals, PhaseParameters::default())
     }
 
-    /// Are two phases that take turns found where they change, and recognised when they come back?
+    /// Are two alternating phases found where they change, and recognized when they recur?
     #[test]
     fn alternating_phases_are_found_and_recognised() {
         let rates: Vec<f64> = (0..40).map(|index| if index / 10 % 2 == 0 { 2.0 } else { 12.0 }).collect();
@@ -213,7 +214,7 @@ mod tests {
         assert!((phases[1].signal[0] - 12.0).abs() < 1e-9);
     }
 
-    /// Is a change just below the threshold no phase, and one just above it a phase?
+    /// Is a change just below the threshold not reported as a phase, and one just above it reported?
     #[test]
     fn the_threshold_is_three_misses_per_thousand_instructions() {
         let step = |to: f64| run(&[vec![1.0; 6], vec![to; 6]].concat()).len();
@@ -231,7 +232,7 @@ mod tests {
         assert_eq!(events, expected);
     }
 
-    /// Is the next phase detected if the one before was never steady?
+    /// Is the next phase detected if the preceding one was never steady?
     #[test]
     fn a_restless_phase_does_not_hide_the_next() {
         let restless = |index: usize| if index.is_multiple_of(2) { 20.0 } else { 24.0 };
@@ -241,7 +242,7 @@ mod tests {
         assert_eq!(starts, [0, 10, 20]);
     }
 
-    /// Is a change of phase detected if the program's own fluctuation was reported just before it, and a change over
+    /// Is a change of phase detected if the program's own fluctuation was reported just before it, and is a change over
     /// two intervals reported once?
     #[test]
     fn unrest_just_before_does_not_hide_a_change() {
@@ -261,7 +262,7 @@ mod tests {
     }
 
     proptest! {
-        /// Do the phases cover the run once, in order?
+        /// Do the phases cover the run exactly once, in order?
         #[test]
         fn phases_cover_the_run(rates in prop::collection::vec(0.0f64..20.0, 1..80)) {
             let phases = run(&rates);
@@ -275,7 +276,7 @@ mod tests {
             }
         }
 
-        /// Is noise well inside the threshold never taken for a phase?
+        /// Is noise well within the threshold never reported as a phase?
         #[test]
         fn noise_is_no_phase(noise in prop::collection::vec(-0.7f64..0.7, 1..80)) {
             let rates: Vec<f64> = noise.iter().map(|noise| 8.0 + noise).collect();
@@ -283,8 +284,8 @@ mod tests {
         }
     }
 
-    /// A program with one true phase change (at interval 12) on an LRU cache whose size changes at interval 6: per
-    /// interval its misses per thousand instructions, and its locality signature.
+    /// A program with one true phase change (at interval 12) on an LRU cache whose size changes at interval 6. Returns
+    /// its misses per thousand instructions and its locality signature, by interval.
     fn program_with_a_new_allocation() -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
         let (mut random, mut sampler) = (SplitMix64::new(4), ReuseSampler::new(20, 9));
         let (mut rates, mut signatures, mut held): (Vec<_>, Vec<_>, Vec<u64>) = Default::default();
@@ -301,14 +302,15 @@ mod tests {
                 let too_many = held.len().saturating_sub(size);
                 held.drain(..too_many);
             }
-            // 25 instructions an access.
+            // 25 instructions per access.
             rates.push(vec![f64::from(misses) / 250.0]);
             signatures.push(locality_signature(&sampler.drain(), 40.0).unwrap());
         }
         (rates, signatures)
     }
 
-    /// Does the miss rate take a new allocation for a phase, while the signature sees only the program's own change?
+    /// Does the detector by miss rate report a new allocation as a phase, while the one by signature reports only the
+    /// program's own change?
     #[test]
     fn the_signature_does_not_see_the_allocation() {
         let (rates, signatures) = program_with_a_new_allocation();

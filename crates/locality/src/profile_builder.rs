@@ -1,10 +1,10 @@
-//! From the accesses of one program to its profile: everything that schemes and predictors ask of it, in one pass.
+//! From the accesses of one program to its profile: the complete input of schemes and predictors, in one pass.
 //!
-//! Problem: curve, stack positions, reuse times, intervals, phases and class of a program all come from the same
-//! stream, which may be far larger than memory. Method: feed each batch to the exact stack-distance engine, to an exact
-//! simulation of the cache, and to a sampler of reuse times, cut at interval ends. Properties: memory in proportion to
-//! the distinct lines and to the number of intervals; the result does not depend on how the stream is cut into batches;
-//! rates per instruction use recorded instruction counts, and are absent where there are none.
+//! Problem: curve, stack positions, reuse times, intervals, phases and class of a program are all computed from the
+//! same stream, which may be far larger than memory. Method: each batch is passed to the exact stack-distance engine,
+//! to an exact simulation of the cache, and to a sampler of reuse times, cut at interval ends. Properties: memory in
+//! proportion to the distinct lines and to the number of intervals; the result does not depend on how the stream is cut
+//! into batches; rates per instruction use recorded instruction counts, and are missing without them.
 
 use cachemate_core::{
     CacheLevel, Estimate, Fact, FactSource, LocalityFacts, PhaseParameters, Profile, RateFacts, SuperSetCount,
@@ -19,55 +19,55 @@ use crate::phases::{DetectedPhase, phases};
 use crate::reuse::{ReuseSampler, ReuseTimes};
 use crate::stack::{DistanceHistogram, StackDistances, StackError};
 
-/// One access that reaches the profiled cache.
+/// An access that reaches the profiled cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ProgramAccess {
     /// Byte address / line size; lines of different address spaces must differ.
     pub line: u64,
-    /// Instructions that the thread executed since its access before, the one that makes this access included.
+    /// Instructions that the thread executed since its preceding access, including the one that makes this access.
     pub instructions: u64,
-    /// A write.
+    /// Whether the access is a write.
     pub store: bool,
-    /// Dense, from 0.
+    /// Number of the thread: dense, from 0.
     pub thread: u32,
 }
 
 /// Settings of a profile.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProfileSettings {
-    /// The cache for which stack positions, misses and activity are simulated (LRU).
+    /// The cache level for which stack positions, misses and activity are simulated (LRU).
     pub level: CacheLevel,
-    /// Size of the whole cache, all slices together.
+    /// Size of the whole cache, including all slices.
     pub size_bytes: u64,
-    /// Lines of one set.
+    /// Number of lines in one set.
     pub ways: u32,
-    /// Equal slices, chosen by a hash of the line address; 1 = not sliced.
+    /// Number of equal slices, chosen by a hash of the line address; 1 means not sliced.
     pub slices: u32,
-    /// A power of two.
+    /// Size of a line in bytes; a power of two.
     pub line_bytes: u64,
-    /// Points of the curve; the cache's own size is always among them.
+    /// Points of the curve; the cache's own size is always added.
     pub curve_sizes_bytes: Vec<u64>,
-    /// False if the recording has no instruction counts.
+    /// Whether the recording has instruction counts.
     pub instructions_known: bool,
-    /// How long one interval is, and in what.
+    /// Length of an interval, with its unit.
     pub interval: IntervalLength,
-    /// One access in so many is watched for its reuse time.
+    /// One access in this many is watched for its reuse time.
     pub reuse_one_in: u32,
-    /// Which accesses are watched for their reuse times comes from it.
+    /// Seed of the choice of the accesses that are watched for their reuse times.
     pub seed: u64,
-    /// Groups of cache sets whose activity is counted; 0 = none.
+    /// Number of groups of cache sets whose activity is counted; 0 means none.
     pub super_sets: u32,
-    /// Which cache sets make up one super set.
+    /// Grouping of cache sets into super sets.
     pub grouping: Grouping,
-    /// When a signature differs enough to be another phase.
+    /// Parameters by which a signature counts as another phase.
     pub phases: PhaseParameters,
     /// Boundaries between the animal classes.
     pub animals: AnimalThresholds,
 }
 
 impl ProfileSettings {
-    /// For an unsliced cache: 16 points of the curve, intervals of 10^9 instructions (thesis 5.6.2), one access in 64
-    /// watched, 64 super sets of low bits.
+    /// Settings for an unsliced cache: 16 points of the curve, intervals of 10^9 instructions (thesis 5.6.2), one
+    /// access in 64 watched, 64 super sets of low bits.
     pub fn new(level: CacheLevel, size_bytes: u64, ways: u32, line_bytes: u64) -> Self {
         ProfileSettings {
             level,
@@ -88,13 +88,13 @@ impl ProfileSettings {
     }
 }
 
-/// No profile could be made.
+/// The error if no profile can be built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// The profiled cache cannot be.
+    /// The profiled cache is impossible.
     #[error(transparent)]
     Shape(#[from] GeometryError),
-    /// More distinct lines than the stack distances support.
+    /// There are more distinct lines than the stack distances support.
     #[error(transparent)]
     Stack(#[from] StackError),
 }
@@ -102,52 +102,52 @@ pub enum ProfileError {
 /// One interval of the run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProfiledInterval {
-    /// Its instructions, accesses and misses.
+    /// The interval's instructions, accesses and misses.
     pub interval: RunInterval,
-    /// Reuse times that were sampled in it, as a signature; `None` without instructions or samples.
+    /// Signature of the reuse times that were sampled in the interval; `None` without instructions or samples.
     pub signature: Option<Vec<f64>>,
-    /// Samples behind the signature.
+    /// Number of samples behind the signature.
     pub samples: f64,
-    /// Accesses and misses by super set; empty where none were asked for.
+    /// Accesses and misses by super set; empty if none were requested.
     pub super_sets: Vec<SuperSetCount>,
 }
 
-/// A program's profile, with results that need a whole recording.
+/// A program's profile, with results that require a whole recording.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProgramProfile {
     /// The input of policies and predictors.
     pub profile: Profile,
-    /// Accesses that reached the cache, stores among them.
+    /// Accesses that reached the cache, including stores.
     pub accesses: u64,
-    /// Accesses that are writes.
+    /// Number of accesses that are writes.
     pub stores: u64,
-    /// Threads that made an access.
+    /// Number of threads that made an access.
     pub threads: u32,
-    /// `None` = not recorded.
+    /// Number of instructions; `None` if not recorded.
     pub instructions: Option<u64>,
-    /// Distinct lines.
+    /// Number of distinct lines.
     pub footprint_lines: u64,
     /// Exact stack distances of the whole run, in lines.
     pub histogram: DistanceHistogram,
-    /// Reuse times of the accesses that were watched, over the whole run.
+    /// Reuse times of the watched accesses, over the whole run.
     pub reuse: ReuseTimes,
-    /// Accesses by LRU position in the sets of the cache, counts.
+    /// Numbers of accesses by LRU position in the sets of the cache.
     pub positions: PositionProfile,
     /// (bytes, misses per access) of fully associative LRU caches; exact. Empty without accesses.
     pub miss_ratios: Vec<(u64, f64)>,
-    /// In order of time; the last one may be shorter than the others.
+    /// Intervals in order of time; the last one may be shorter than the others.
     pub intervals: Vec<ProfiledInterval>,
-    /// Empty where there are no signatures to tell phases by.
+    /// Phases; empty if there are no signatures by which to detect them.
     pub phases: Vec<DetectedPhase>,
-    /// The rest `None` without instructions.
+    /// Animal class; this and the following fields are `None` without instructions.
     pub animal: Option<Animal>,
-    /// Misses per thousand instructions alone on the cache.
+    /// Solo misses per thousand instructions on the cache.
     pub intensity_misses_per_kilo_instr: Option<f64>,
-    /// Further misses per thousand instructions with half of the ways.
+    /// Additional misses per thousand instructions with half of the ways.
     pub sensitivity_misses_per_kilo_instr: Option<f64>,
 }
 
-/// Collects a profile; push all accesses in order, then [`finish`](Self::finish).
+/// Builds a profile: push all accesses in order, then call [`finish`](Self::finish).
 pub struct ProfileBuilder {
     settings: ProfileSettings,
     shape: CacheGeometry,
@@ -168,8 +168,10 @@ pub struct ProfileBuilder {
 }
 
 impl ProfileBuilder {
+    /// Builds an empty profile builder.
+    ///
     /// # Errors
-    /// A cache that cannot be, with the field at fault.
+    /// An impossible cache, with the invalid field.
     pub fn new(settings: ProfileSettings) -> Result<Self, ProfileError> {
         let shape =
             CacheGeometry::from_bytes(settings.size_bytes, settings.line_bytes, settings.ways, settings.slices)?;
@@ -198,10 +200,10 @@ impl ProfileBuilder {
         })
     }
 
-    /// The next accesses, in order.
+    /// Adds the next accesses, in order.
     ///
     /// # Errors
-    /// More distinct lines than the engine can number; the builder is of no use afterwards.
+    /// More distinct lines than the engine can number; the builder cannot be used afterward.
     pub fn push(&mut self, batch: &[ProgramAccess]) -> Result<(), ProfileError> {
         let mut lines = std::mem::take(&mut self.lines);
         lines.clear();
@@ -254,8 +256,8 @@ impl ProfileBuilder {
         self.reuse.merge(&sampled);
     }
 
-    /// The profile. `instructions`: of the whole run, if the recording has a more complete count than the sum of the
-    /// accesses (which lacks instructions after a thread's last access).
+    /// Returns the profile. `instructions` is the count of the whole run, if the recording has a more complete one than
+    /// the sum of the accesses (which lacks instructions after a thread's last access).
     ///
     /// # Errors
     /// As [`ProfileBuilder::push`].
@@ -334,8 +336,8 @@ fn sum_super_sets(intervals: &[ProfiledInterval]) -> Vec<SuperSetCount> {
     sum
 }
 
-/// Phases by locality signature. A signature comes from samples, so the threshold is never below four standard errors
-/// of an entry (at most √(1/4n) of the references): noise of sampling is no phase.
+/// Finds phases by locality signature. A signature comes from samples, so the threshold is never below four standard
+/// errors of an entry (at most √(1/4n) of the references), so that sampling noise is not reported as a phase.
 fn find_phases(intervals: &[ProfiledInterval], parameters: PhaseParameters) -> Vec<DetectedPhase> {
     let signatures: Option<Vec<Vec<f64>>> = intervals.iter().map(|interval| interval.signature.clone()).collect();
     let Some(signatures) = signatures.filter(|signatures| !signatures.is_empty()) else { return Vec::new() };
@@ -347,7 +349,7 @@ fn find_phases(intervals: &[ProfiledInterval], parameters: PhaseParameters) -> V
     phases(&signatures, PhaseParameters { threshold: parameters.threshold.max(4.0 * mean_error), ..parameters })
 }
 
-/// A fact of a whole recording.
+/// A fact from a whole recording.
 fn exact_fact<T>(value: T) -> Fact<T> {
     Fact::new(value, FactSource::ExactTrace, 0)
 }
@@ -376,14 +378,14 @@ mod tests {
         accesses.chunks(batch).for_each(|batch| builder.push(batch).unwrap());
         builder.finish(None).unwrap()
     }
-    /// Half of the run in 100 lines, half in a cycle of 400.
+    /// A stream: half of the run in 100 lines, half in a cycle of 400.
     fn two_phases() -> Vec<u64> {
         let mut random = SplitMix64::new(3);
         let first: Vec<u64> = (0..100_000).map(|_| random.draw_below(100)).collect();
         first.into_iter().chain((0..100_000).map(|index| 1000 + index % 400)).collect()
     }
 
-    /// Are the numbers those of the stream: counts, footprint, curve, positions, rates?
+    /// Do the numbers match those of the stream: counts, footprint, curve, positions, rates?
     #[test]
     fn the_profile_describes_the_stream() {
         let cycle: Vec<u64> = (0..60_000).map(|at| at % 300).collect();
@@ -393,7 +395,7 @@ mod tests {
         let curve = built.profile.misses_per_kilo_instr().unwrap();
         assert_eq!(curve.last().unwrap().0, 256 * LINE);
         assert_eq!(curve.last().unwrap().1.value, 100.0);
-        // 300 lines in 32 sets of 8: 12 sets see 10 lines and 20 see 9, so everything misses.
+        // 300 lines in 32 sets of 8: 12 sets have 10 lines and 20 have 9, so every access misses.
         assert_eq!(built.intensity_misses_per_kilo_instr, Some(100.0));
         assert_eq!(built.profile.rates.llc_refs_per_mega_instr.unwrap().value, 100_000.0);
         assert_eq!(built.animal, Some(Animal::Devil));
@@ -407,7 +409,7 @@ mod tests {
         assert!(built.reuse.buckets().all(|bucket| bucket.low <= 299 && bucket.high >= 299));
     }
 
-    /// Does the way the stream is cut into batches change anything?
+    /// Is the result independent of how the stream is cut into batches?
     #[test]
     fn batches_do_not_matter() {
         let lines = two_phases();
@@ -422,7 +424,7 @@ mod tests {
         assert_eq!(built.phases.iter().map(|phase| phase.start).collect::<Vec<_>>(), [0, 10]);
     }
 
-    /// Without instruction counts, is every rate per instruction absent, and all else there?
+    /// Without instruction counts, is every rate per instruction missing, and everything else present?
     #[test]
     fn without_instructions_there_are_no_rates() {
         let mut without = settings();
@@ -439,7 +441,7 @@ mod tests {
         assert!(profile.locality.reuse_times.is_some() && built.miss_ratios.len() == 16 && built.phases.is_empty());
     }
 
-    /// Is an impossible cache refused by field?
+    /// Is an impossible cache refused with the field's name?
     #[test]
     fn an_impossible_cache_is_refused() {
         let error = ProfileBuilder::new(ProfileSettings { ways: 0, ..settings() }).err().unwrap();

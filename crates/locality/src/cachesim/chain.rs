@@ -2,8 +2,8 @@
 
 use super::{CacheGeometry, CacheSim, GeometryError, Replacement};
 
-/// L1 -> LLC: the LLC sees exactly the L1s' misses, in order. Neither inclusive nor exclusive: an eviction from one
-/// level changes nothing in the other; stores in one L1 do not invalidate lines in another.
+/// L1 -> LLC: the LLC receives exactly the misses of the L1s, in order. Neither inclusive nor exclusive: an eviction
+/// from one level changes nothing in the other; stores in one L1 do not invalidate lines in another.
 #[derive(Debug)]
 pub struct CacheHierarchy {
     l1s: Vec<CacheSim>,
@@ -12,7 +12,7 @@ pub struct CacheHierarchy {
 }
 
 impl CacheHierarchy {
-    /// `cores` equal L1s. Random replacement in the L1 of core i starts from seed + i.
+    /// Builds `cores` equal L1s. Random replacement in the L1 of core i starts from seed + i.
     ///
     /// # Errors
     /// Either shape is impossible.
@@ -29,7 +29,7 @@ impl CacheHierarchy {
         Ok(CacheHierarchy { l1s, llc: CacheSim::new(llc.0, llc.1)?, missed: Vec::new() })
     }
 
-    /// The next accesses of one core, as line addresses. Returns how many missed in both levels.
+    /// Simulates the next accesses of one core, as line addresses. Returns the number that missed in both levels.
     ///
     /// # Panics
     /// `core` is not below the number of cores.
@@ -43,7 +43,7 @@ impl CacheHierarchy {
         misses
     }
 
-    /// The private cache of one core.
+    /// Returns the private cache of one core.
     ///
     /// # Panics
     /// `core` is not below the number of cores.
@@ -51,7 +51,7 @@ impl CacheHierarchy {
         &self.l1s[core]
     }
 
-    /// The shared cache; its accesses are the misses of the L1s.
+    /// Returns the shared cache; its accesses are the misses of the L1s.
     pub fn llc(&self) -> &CacheSim {
         &self.llc
     }

@@ -1,30 +1,30 @@
-//! Sizes of a cache, checked.
+//! Checked sizes of a cache.
 
-/// A set-associative cache, in lines.
+/// Geometry of a set-associative cache, in lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheGeometry {
-    /// Sets of one slice; any number.
+    /// Number of sets in one slice; any number is allowed.
     pub sets: u32,
-    /// Lines of one set.
+    /// Number of lines in one set.
     pub ways: u32,
-    /// Equal slices, chosen by a hash of the line address; 1 = not sliced.
+    /// Number of equal slices, chosen by a hash of the line address; 1 means not sliced.
     pub slices: u32,
 }
 
-/// An impossible cache: the field, its value and the valid values.
+/// The error for an impossible cache: the field, its value and the valid values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cache {field}: found {found}, expected {expected}")]
 pub struct GeometryError {
-    /// The field's name, or `lines` for the product of all of them.
+    /// Name of the field, or `lines` for the product of all fields.
     pub field: &'static str,
     /// Its value.
     pub found: u64,
-    /// The values that it can have, as text.
+    /// The valid values, as text.
     pub expected: &'static str,
 }
 
 impl CacheGeometry {
-    /// A cache of `size_bytes` in all.
+    /// Builds the geometry of a cache of `size_bytes` in total.
     ///
     /// # Errors
     /// A size or a number that is 0, or a size that is not a whole number of sets.
@@ -50,12 +50,12 @@ impl CacheGeometry {
         shape.check().map(|()| shape)
     }
 
-    /// A fully associative cache.
+    /// Builds the geometry of a fully associative cache.
     pub fn fully_associative(lines: u32) -> Self {
         CacheGeometry { sets: 1, ways: lines, slices: 1 }
     }
 
-    /// Lines of the whole cache; `u64::MAX` where the product is larger.
+    /// Returns the number of lines of the whole cache; `u64::MAX` if the product is larger.
     pub fn lines(&self) -> u64 {
         u64::from(self.sets).saturating_mul(u64::from(self.ways)).saturating_mul(u64::from(self.slices))
     }

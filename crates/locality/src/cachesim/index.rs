@@ -1,22 +1,22 @@
-//! Line address -> set and tag.
+//! Conversion of line addresses to sets and tags.
 
 use crate::hash::scatter;
 
-/// Divides by the number of sets without a division where it can.
+/// Divides by the number of sets, without a division where possible.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SetIndex {
     sets: u64,
     slices: u64,
-    /// Sets are a power of two: its logarithm.
+    /// Logarithm of the number of sets, if that is a power of two.
     shift: Option<u32>,
     /// 2^64 / sets, rounded up.
     reciprocal: u64,
-    /// The reciprocal is exact for lines below this: its error, less than 1 in 2^64 / sets, times the line stays
-    /// under one part in `sets`.
+    /// The reciprocal is exact for lines below this, because its error, less than 1 in 2^64 / sets, times the line
+    /// stays under one part in `sets`.
     exact_below: u64,
 }
 
-/// Lines that are looked up together.
+/// Number of lines that are looked up together.
 pub(super) const BATCH: usize = 128;
 
 impl SetIndex {
@@ -31,8 +31,8 @@ impl SetIndex {
         }
     }
 
-    /// Writes set and tag of each line; the bits that are set in any tag. Sets are numbered through all slices; a tag
-    /// tells the lines of a set apart. The slice is the upper half of `scatter(line) * slices`.
+    /// Writes set and tag of each line; returns the bits that are set in any tag. Sets are numbered through all slices;
+    /// a tag distinguishes the lines of a set. The slice is the upper half of `scatter(line) * slices`.
     #[inline(always)]
     pub(super) fn compute_places(&self, lines: &[u64], places: &mut SetTagBatch) -> u64 {
         let (sets, tags) = (&mut places.sets[..lines.len()], &mut places.tags[..lines.len()]);
@@ -64,7 +64,7 @@ impl SetIndex {
 /// Sets and tags of the lines of a batch.
 #[derive(Debug)]
 pub(super) struct SetTagBatch {
-    /// Sets, below 2^32: a cache has at most so many lines.
+    /// Sets, below 2^32: a cache has at most that many lines.
     pub sets: [u32; BATCH],
     pub tags: [u64; BATCH],
 }

@@ -3,9 +3,9 @@
 use super::index::{BATCH, SetIndex, SetTagBatch};
 use crate::simd::{Lanes, Simd, U32x16, dispatch, prefetch};
 
-/// Ways that fit into one vector.
+/// Number of ways that fit into one vector.
 const LANES: usize = 16;
-/// More sets than this do not stay in a core's own cache.
+/// If there are more sets than this, they do not stay in a core's own cache.
 const PREFETCH_SETS: usize = 1 << 14;
 
 #[derive(Debug)]
@@ -13,15 +13,15 @@ pub(super) struct Lru {
     simd: Simd,
     ways: usize,
     lists: Lists,
-    /// Hits by position, as many as ways or lanes.
+    /// Hits by position; as many entries as ways or lanes.
     hits: Vec<u64>,
 }
 
 #[derive(Debug)]
 enum Lists {
-    /// Tag + 1 in 32 bits, 0 = free; lanes from `ways` on hold evicted tags and are never read.
+    /// Tag + 1 in 32 bits, 0 if free; lanes from `ways` on hold evicted tags and are never read.
     Narrow(Vec<U32x16>),
-    /// Tags, `ways` to a set, and how many of them each set has.
+    /// Tags, `ways` per set, and the number of tags in each set.
     Wide { tags: Vec<u64>, filled: Vec<u32> },
 }
 
@@ -35,7 +35,7 @@ impl Lru {
         Lru { simd, ways, lists, hits: vec![0; ways.max(LANES)] }
     }
 
-    /// Hits by position, most recent first.
+    /// Returns hits by position, the most recent first.
     pub(super) fn hits(&self) -> Vec<u64> {
         self.hits[..self.ways].to_vec()
     }
@@ -51,7 +51,7 @@ impl Lru {
         misses
     }
 
-    /// Misses, or `None` if this batch needs the wide form.
+    /// Returns the misses, or `None` if this batch needs the wide form.
     fn narrow_batch(&mut self, index: &SetIndex, batch: &[u64], missed: &mut [bool]) -> Option<u64> {
         let Lists::Narrow(sets) = &mut self.lists else { return None };
         let (simd, ways, hits) = (self.simd, ((1u32 << self.ways) - 1), &mut self.hits);
@@ -68,7 +68,7 @@ impl Lru {
         run_wide_sets(tags, filled, self.ways, &mut self.hits, &places, missed)
     }
 
-    /// Takes 64-bit tags from here on.
+    /// Switches to 64-bit tags.
     #[cold]
     fn widen(&mut self) {
         if let Lists::Narrow(sets) = &self.lists {
@@ -102,7 +102,7 @@ unsafe fn run_narrow_sets<L: Lanes>(
             prefetch(sets.as_ptr().wrapping_add(set as usize));
         }
     }
-    // SAFETY: the caller vouches for `L`.
+    // SAFETY: the caller guarantees that the processor has `L`.
     let counts = unsafe {
         let mut counts = L::empty_hits();
         for ((&set, tag), missed) in places.sets.iter().zip(&tags).zip(missed) {

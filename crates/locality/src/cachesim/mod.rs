@@ -1,10 +1,10 @@
 //! Exact simulation of set-associative caches on a trace: one level, or private L1s before a shared LLC.
 //!
-//! No time, no coherence, no write-backs: which accesses hit, and, under LRU, at which stack position (for SDC, Animal
-//! and Pain: CA). Set = line mod sets, for any number of sets; a sliced cache first picks the slice by a hash of the
-//! whole line address. LRU up to 16 ways keeps a set in one cache line and a whole access is one vector comparison and
-//! one masked shift, without a branch; more ways, or line addresses too wide for 32-bit tags, take a plain loop. A
-//! policy fills free ways first, the lowest first.
+//! There are no time, no coherence and no write-backs; the result is which accesses hit, and, under LRU, at which stack
+//! position (for SDC, Animal and Pain: CA). Set = line mod sets, for any number of sets; a sliced cache first chooses
+//! the slice by a hash of the whole line address. LRU up to 16 ways keeps a set in one cache line, and a whole access
+//! is one vector comparison and one masked shift, without a branch; more ways, or line addresses too wide for 32-bit
+//! tags, take a plain loop. A policy fills free ways first, the lowest first.
 
 mod chain;
 mod geometry;
@@ -23,43 +23,44 @@ use index::SetIndex;
 use lru::Lru;
 use random_plru::{RandomReplacement, TreePlru};
 
-/// Which line leaves a full set.
+/// The replacement policy, which chooses the line that leaves a full set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Replacement {
-    /// The one not touched for longest.
+    /// The line that was not touched for longest.
     Lru,
-    /// Any, drawn by splitmix64 from this seed.
+    /// Any line, drawn by splitmix64 from this seed.
     Random {
         /// The same seed gives the same victims.
         seed: u64,
     },
-    /// The one that a binary tree of "less recently used half" bits points at. Ways: a power of two, at most 64.
+    /// The line to which a binary tree of "less recently used half" bits points. The number of ways must be a power of
+    /// two, at most 64.
     TreePlru,
 }
 
-/// Hits of an n-way LRU cache by stack position within the set, and misses: which include the hits of a cache with
-/// fewer ways and as many sets.
+/// Hits of an n-way LRU cache by stack position within the set, and misses; these determine the hits of a cache with
+/// fewer ways and the same number of sets.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PositionProfile {
-    /// `hits[i]`: hits at position i + 1, counted from the most recently used.
+    /// `hits[i]` is the number of hits at position i + 1, counted from the most recently used.
     pub hits: Vec<u64>,
-    /// First touches among them.
+    /// Misses, including first touches.
     pub misses: u64,
 }
 
 impl PositionProfile {
-    /// Hits at any position, and misses.
+    /// Returns the hits at any position plus the misses.
     pub fn accesses(&self) -> u64 {
         self.hits.iter().sum::<u64>() + self.misses
     }
 
-    /// Misses with only `ways` ways in each set (at most as many as were simulated).
+    /// Returns the misses with only `ways` ways in each set (at most as many as were simulated).
     pub fn misses_with(&self, ways: usize) -> u64 {
         self.misses + self.hits.iter().skip(ways).sum::<u64>()
     }
 }
 
-/// One cache, empty at first.
+/// A simulated cache, initially empty.
 #[derive(Debug)]
 pub struct CacheSim {
     index: SetIndex,
@@ -76,19 +77,21 @@ enum Sets {
 }
 
 impl CacheSim {
+    /// Builds an empty cache.
+    ///
     /// # Errors
-    /// The shape's own, or tree-PLRU with a number of ways that is no power of two or above 64.
+    /// An impossible shape, or tree-PLRU with a number of ways that is not a power of two or is above 64.
     pub fn new(shape: CacheGeometry, replacement: Replacement) -> Result<Self, GeometryError> {
         CacheSim::with_simd(shape, replacement, Simd::detect_best())
     }
 
-    /// With chosen vector instructions; the result is the same.
+    /// As [`Self::new`], with chosen vector instructions; the result is the same.
     ///
     /// # Errors
     /// As [`Self::new`].
     pub fn with_simd(shape: CacheGeometry, replacement: Replacement, simd: Simd) -> Result<Self, GeometryError> {
         shape.check()?;
-        // Tags of eight bytes, or a line of the host's cache for up to sixteen.
+        // Tags of eight bytes, or one line of the host's cache for up to sixteen tags.
         if !can_allocate(shape.lines().saturating_mul(8).saturating_add(u64::from(shape.sets) * 64)) {
             return Err(GeometryError {
                 field: "lines",
@@ -111,12 +114,12 @@ impl CacheSim {
         Ok(CacheSim { index: SetIndex::new(shape.sets, shape.slices), sets, accesses: 0, misses: 0 })
     }
 
-    /// The next accesses, as line addresses. Returns how many missed.
+    /// Simulates the next accesses, as line addresses. Returns the number of misses.
     pub fn push(&mut self, lines: &[u64]) -> u64 {
         self.run(lines, &mut |_| ())
     }
 
-    /// The same; the lines that missed are appended to `missed`, in order.
+    /// As [`Self::push`]; also appends the lines that missed to `missed`, in order.
     pub fn push_collecting(&mut self, lines: &[u64], missed: &mut Vec<u64>) -> u64 {
         self.run(lines, &mut |line| missed.push(line))
     }
@@ -132,22 +135,22 @@ impl CacheSim {
         misses
     }
 
-    /// All that were pushed.
+    /// Returns the number of accesses.
     pub fn accesses(&self) -> u64 {
         self.accesses
     }
 
-    /// Those that found their line absent; first touches among them.
+    /// Returns the number of misses, including first touches.
     pub fn misses(&self) -> u64 {
         self.misses
     }
 
-    /// Misses over accesses; `None` before the first access.
+    /// Returns misses over accesses; `None` before the first access.
     pub fn miss_ratio(&self) -> Option<f64> {
         (self.accesses > 0).then(|| self.misses as f64 / self.accesses as f64)
     }
 
-    /// Hits by stack position; `None` unless the cache replaces by LRU.
+    /// Returns hits by stack position; `None` unless the cache replaces by LRU.
     pub fn positions(&self) -> Option<PositionProfile> {
         match &self.sets {
             Sets::Lru(lru) => Some(PositionProfile { hits: lru.hits(), misses: self.misses }),

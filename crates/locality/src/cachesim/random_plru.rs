@@ -1,4 +1,4 @@
-//! Random replacement and tree-PLRU: lines stay where they were put.
+//! Random replacement and tree-PLRU, in which lines stay in their ways.
 
 use super::index::{BATCH, SetIndex, SetTagBatch};
 use cachemate_core::SplitMix64;
@@ -16,7 +16,8 @@ impl WayStore {
         WayStore { ways, tags: vec![0; sets * ways], filled: vec![0; sets] }
     }
 
-    /// The way that a line takes, and whether it was there: else the lowest free one, else the victim.
+    /// Returns the way that a line takes, and whether the line was present; if not, the way is the lowest free one,
+    /// otherwise the victim.
     #[inline(always)]
     fn touch(&mut self, set: usize, tag: u64, victim: impl FnOnce() -> usize) -> (usize, bool) {
         let filled = self.filled[set] as usize;
@@ -35,7 +36,7 @@ impl WayStore {
     }
 }
 
-/// Calls `touch` (set, tag; says whether it hit) for every line; misses.
+/// Calls `touch` (set, tag; returns whether it hit) for every line, and returns the misses.
 #[inline(always)]
 fn for_each(
     index: &SetIndex,
@@ -78,7 +79,8 @@ impl RandomReplacement {
 #[derive(Debug)]
 pub(super) struct TreePlru {
     ways: WayStore,
-    /// One tree per set: bit n is node n, root 1, children 2n and 2n + 1; set = the upper half is less recently used.
+    /// One tree per set: bit n is node n, with root 1 and children 2n and 2n + 1; a set bit means that the upper half
+    /// is less recently used.
     trees: Vec<u64>,
 }
 
@@ -99,7 +101,7 @@ impl TreePlru {
     }
 }
 
-/// The way that the tree's bits lead to.
+/// Returns the way to which the tree's bits lead.
 fn victim_way(tree: u64, ways: usize) -> usize {
     let mut node = 1;
     while node < ways {
@@ -108,7 +110,7 @@ fn victim_way(tree: u64, ways: usize) -> usize {
     node - ways
 }
 
-/// The tree with every node on the path to `way` pointing to its other half.
+/// Returns the tree with every node on the path to `way` pointing to its other half.
 fn point_path_away(mut tree: u64, way: usize, ways: usize) -> u64 {
     let mut node = way + ways;
     while node > 1 {

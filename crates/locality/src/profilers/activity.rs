@@ -1,5 +1,5 @@
-//! Expected counts per super set in the next sample: those of the last one (AV 2.4: right for 82 to 95 % of the bits).
-//! Thresholds and overlap are [`crate::activity`]'s; the profile keeps the raw counts.
+//! Expected counts per super set in the next sample: those of the last one (AV 2.4: correct for 82 to 95 % of the
+//! bits). Thresholds and overlap are in [`crate::activity`]; the profile stores the raw counts.
 
 use cachemate_core::{
     CacheLevel, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles, SuperSetCount, TaskId,
@@ -7,7 +7,7 @@ use cachemate_core::{
 
 use super::{probe_evidence, retain_live};
 
-/// Fills `activity`, a level at a time.
+/// Fills `activity`, one level at a time.
 #[derive(Clone, Debug, Default)]
 pub struct ActivityProfiler;
 
@@ -20,7 +20,7 @@ impl Profiler for ActivityProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
-        // A task that ran on several CPUs has an answer for each context: together they are its sample.
+        // A task that ran on several CPUs has an answer for each context; together, these are its sample.
         let mut samples: Vec<(TaskId, CacheLevel, Vec<SuperSetCount>)> = Vec::new();
         for evidence in probe_evidence(observation) {
             let ProbeEvidence::Activity { task, level, super_sets, .. } = evidence else { continue };
@@ -54,7 +54,7 @@ mod tests {
         ProbeEvidence::Activity { task: TaskId(task), cpu: CpuId(cpu), level, super_sets }
     }
 
-    /// Does the last sample replace the one before, summed over the contexts the task ran on, level by level?
+    /// Does the last sample replace the preceding one, summed over the contexts on which the task ran, level by level?
     #[test]
     fn the_last_sample_is_expected_next() {
         let (mut profiler, mut profiles) = (ActivityProfiler, Profiles::new());

@@ -1,14 +1,14 @@
 //! Slowdowns beside a calibrated neighbor, on machines without a PMU.
 //!
-//! The neighbor's slowdown measures how much the task slows others down; the task's own is its sensitivity. CA 2.2.4
-//! derives both from stack distances, this measures them. The task's own rate is its reported one, or an event that the
-//! machine declares as a proxy; without either the sensitivity stays absent.
+//! The neighbor's slowdown measures how much the task slows others down; the task's own slowdown is its sensitivity. CA
+//! 2.2.4 derives both from stack distances; here they are measured. The task's own rate is its reported one, or an
+//! event that the machine declares as a proxy; without either, the sensitivity is missing.
 
 use cachemate_core::{EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles};
 
 use super::{PerTask, RunningStats, probe_evidence};
 
-/// Fills `intensity` (the neighbor's run time over its run time alone, minus one) and `sensitivity` (the same of the
+/// Fills `intensity` (the neighbor's run time over its solo run time, minus one) and `sensitivity` (the same for the
 /// task), each averaged over the answers of the present phase.
 #[derive(Clone, Debug, Default)]
 pub struct CoRunSlowdownProfiler {
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
     use cachemate_core::{Neighbor, TaskId};
 
-    /// Is each slowdown the right way round, and the task's absent if it reports no rate?
+    /// Is each slowdown attributed correctly, and is the task's missing if it reports no rate?
     #[test]
     fn both_slowdowns_are_kept_apart_from_intensity() {
         let (mut profiler, mut profiles) = (CoRunSlowdownProfiler::default(), Profiles::new());

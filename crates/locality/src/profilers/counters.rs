@@ -1,8 +1,8 @@
 //! Counters of a task to running averages (CA 4.2: DIO reads miss rates online, no more often than every 10^9 cycles,
 //! and schedules by a running average).
 //!
-//! The averages include the effects of co-runners: the order by miss rate hardly changes under co-running (CA-5), so it
-//! serves for comparing tasks; it is not the task's rate alone on the cache.
+//! The averages include the effects of co-runners. The order by miss rate hardly changes under co-running (CA-5), so
+//! the averages serve to compare tasks, but they are not solo rates.
 
 use cachemate_core::{
     CacheLevel, CounterEvent, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles, StallCause, TaskSample,
@@ -29,8 +29,8 @@ struct RateState {
     remote_stall_share: RunningStats,
 }
 
-/// Counts since the last reading that was folded in. An event is `None` once a window did not have it: a sum of some
-/// windows over the instructions of all would be too low.
+/// Counts since the last reading that was folded in. An event is `None` if some window did not have it, because a sum
+/// of some windows over the instructions of all windows would be too low.
 #[derive(Clone, Copy, Debug)]
 struct UnfoldedCounts {
     instructions: f64,
@@ -68,9 +68,9 @@ impl UnfoldedCounts {
 }
 
 impl CountersProfiler {
-    /// A profiler for the cache of this level. A reading is folded into the averages once it covers that many
-    /// instructions of the task (DIO's 10^9 cycles, or as many by the run's scale), so that short windows do not weigh
-    /// as much as long ones.
+    /// Builds a profiler for the cache of this level. A reading is folded into the averages once it covers
+    /// `min_instructions` of the task (DIO's 10^9 cycles, or as many by the run's scale), so that short windows do not
+    /// weigh as much as long ones.
     pub fn new(level: CacheLevel, min_instructions: f64) -> Self {
         CountersProfiler { level, min_instructions, tasks: PerTask::default() }
     }
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(profile.rates.remote_stall_share, None);
     }
 
-    /// Are short windows gathered until a reading is long enough?
+    /// Are short windows combined until a reading is long enough?
     #[test]
     fn short_windows_are_gathered() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 2000.0), Profiles::new());
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr.unwrap().value, 5.0);
     }
 
-    /// Does an event that was not counted in part of a reading stay unknown, instead of counting as zero?
+    /// Does an event that was not counted in part of a reading stay unknown, rather than count as zero?
     #[test]
     fn uncounted_events_are_not_averaged() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 2000.0), Profiles::new());

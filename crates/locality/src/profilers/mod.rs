@@ -1,10 +1,10 @@
-//! Profilers: observations to profiles, one evidence per file.
+//! Profilers: from observations to profiles, one kind of evidence per file.
 //!
 //! A machine reports raw readings; filtering, weights and averaging periods are chosen here, so that a replay of a
-//! recording repeats them. Every profiler fills its own fields of [`cachemate_core::Profile`], leaves the rest, and
-//! forgets a task when it has exited or entered a new phase. Put [`PhaseProfiler`] first (it drops the evidence of an
-//! old phase before others add to it) and [`StoredProfileProfiler`] last (it fills only facts that were not measured).
-//! [`PhaseCurveRecall`] follows all of them, and completes a copy of the profiles.
+//! recording repeats them. Every profiler fills its own fields of [`cachemate_core::Profile`], leaves the rest
+//! unchanged, and forgets a task when it has exited or entered a new phase. Put [`PhaseProfiler`] first (it drops the
+//! evidence of an old phase before others add to it) and [`StoredProfileProfiler`] last (it fills only facts that were
+//! not measured). [`PhaseCurveRecall`] follows all of them, and completes a copy of the profiles.
 
 mod activity;
 mod corun_slowdown;
@@ -44,7 +44,7 @@ use cachemate_core::{
     Units,
 };
 
-/// Gives every live task a profile, and removes those of exited tasks.
+/// Gives every live task a profile, and removes the profiles of exited tasks.
 pub(crate) fn retain_live(observation: &Observation, profiles: &mut Profiles) {
     let present = observation.live_tasks();
     profiles.retain(|task, _| present.contains(task));
@@ -53,10 +53,10 @@ pub(crate) fn retain_live(observation: &Observation, profiles: &mut Profiles) {
     });
 }
 
-/// A profiler's state of each task, until the task exits or changes phase.
+/// A profiler's state for each task, until the task exits or changes phase.
 #[derive(Clone, Debug)]
 pub(crate) struct PerTask<S> {
-    /// Phase that the memory belongs to, and the memory.
+    /// The phase to which the state belongs, and the state.
     states: BTreeMap<TaskId, (u32, S)>,
 }
 
@@ -67,13 +67,13 @@ impl<S> Default for PerTask<S> {
 }
 
 impl<S: Default> PerTask<S> {
-    /// To be called first in every update: drops profiles and state of exited tasks and of earlier phases.
+    /// Drops profiles and state of exited tasks and of earlier phases; must be called first in every update.
     pub(crate) fn retain_current(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
         self.states.retain(|task, (phase, _)| profiles.get(task).is_some_and(|profile| profile.phase_number == *phase));
     }
 
-    /// State and profile of a task; `None` if the task is not live.
+    /// Returns state and profile of a task; `None` if the task is not live.
     pub(crate) fn find_profile<'a>(
         &'a mut self,
         task: TaskId,
@@ -85,7 +85,7 @@ impl<S: Default> PerTask<S> {
     }
 }
 
-/// Evidence of the window, in order.
+/// Returns the evidence of the window, in order.
 pub(crate) fn probe_evidence(observation: &Observation) -> impl Iterator<Item = &ProbeEvidence> {
     observation.probe_results.iter().map(|answer| &answer.evidence)
 }
@@ -110,7 +110,8 @@ impl RunningStats {
         self.squares += off * (reading - self.mean);
     }
 
-    /// The mean, plus and minus two standard errors; after one reading, whose spread is unknown, from 0 to twice it.
+    /// Returns the mean, plus and minus two standard errors; after one reading, whose spread is unknown, from 0 to
+    /// twice the reading.
     pub(crate) fn estimate(&self) -> Option<Estimate> {
         if self.count < 1.0 {
             return None;
@@ -124,7 +125,7 @@ impl RunningStats {
     }
 }
 
-/// The shares in force that a task is in.
+/// Returns the shares in force that contain a task.
 pub(crate) fn shares_of<'a>(observation: &'a Observation, task: &TaskSample) -> impl Iterator<Item = &'a CacheShare> {
     let (process, task) = (task.process, task.task);
     observation.applied.shares.iter().map(|held| &held.share).filter(move |share| {
@@ -135,7 +136,7 @@ pub(crate) fn shares_of<'a>(observation: &'a Observation, task: &TaskSample) -> 
     })
 }
 
-/// How much of a cache a task may use, by the shares in force; the whole cache if it is in none.
+/// Returns the part of a cache that a task may use, by the shares in force; the whole cache if it is in no share.
 pub(crate) fn share_bytes(observation: &Observation, task: &TaskSample, cache: &TracedCache) -> u64 {
     let part = |units: u32, total_units: u32| {
         cache.size_bytes * u64::from(units.min(total_units)) / u64::from(total_units.max(1))
@@ -152,8 +153,8 @@ pub(crate) fn active_tasks(observation: &Observation) -> Vec<&TaskSample> {
     observation.tasks.iter().filter(|task| task.has_run()).collect()
 }
 
-/// Does no other task fill the units that a task may use, as far as is known? All others that ran have to be in other
-/// shares.
+/// Are the units that a task may use filled by no other task, as far as is known? All other tasks that ran must be in
+/// other shares.
 pub(crate) fn has_exclusive_units(observation: &Observation, active: &[&TaskSample], task: &TaskSample) -> bool {
     let share_of = |task: &TaskSample| {
         let is_member = |member: &ShareMember| match member {

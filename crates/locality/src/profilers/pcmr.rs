@@ -1,17 +1,17 @@
 //! Co-run intervals to partial-cache miss rates (CASC 4.2.2).
 //!
 //! Problem: the contribution of each thread to a group's miss rate cannot be counted if only the cache as a whole has
-//! counters. Method: a group's miss rate is about the mean of its members' PCMRs, so n + 1 groups that each leave one
-//! of n + 1 threads out give them all (initial measurement; closed form x_i = Σ rates − n · rate_i), and one group with
-//! a single unknown member gives that one (secondary measurement; x = n · rate − Σ known). Intervals under 200 µs are
-//! cold starts and are dropped; others weigh by their length, until 2 ms are collected.
+//! counters. Method: a group's miss rate is about the mean of its members' PCMRs. So n + 1 groups that each leave out
+//! one of n + 1 threads determine all PCMRs (initial measurement; closed form x_i = Σ rates − n · rate_i), and one
+//! group with a single unknown member determines that member's (secondary measurement; x = n · rate − Σ known).
+//! Intervals under 200 µs are cold starts and are dropped; others weigh by their length, until 2 ms are collected.
 //!
-//! If the machine counts each member by itself, there is nothing to solve: a member's own misses over its own
-//! references say the same without the assumption that all make as many references, and without amplified noise
+//! If the machine counts each member separately, there is nothing to solve: a member's own misses over its own
+//! references give the same without the assumption that all make as many references, and without amplified noise
 //! (`own_counts`). A later probe of the same rows replaces the earlier one's readings.
 //!
-//! Properties: a PCMR is a score of locality; as solved, it may be negative or above 100. Noise of a group's rate is
-//! amplified √((n − 1)² + n) times, which the estimate's interval shows.
+//! Properties: a PCMR is a score of locality; as solved, it may be negative or above 100. The noise of a group's rate
+//! is amplified by a factor of √((n − 1)² + n), which the estimate's interval shows.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use cachemate_core::{
 
 use super::PerTask;
 
-/// Fills `pcmr`: misses per 100 references.
+/// Fills `pcmr`, in misses per 100 references.
 #[derive(Clone, Debug)]
 pub struct PcmrProfiler {
     level: CacheLevel,
@@ -32,7 +32,7 @@ pub struct PcmrProfiler {
     newcomers: PerTask<WeightedStats>,
     own: PerTask<OwnCounts>,
     phases: BTreeMap<TaskId, u32>,
-    /// The present one.
+    /// The present window.
     window: u64,
 }
 
@@ -42,7 +42,7 @@ struct WeightedStats {
     ns: f64,
     sum: f64,
     squares: f64,
-    /// Σ length²: how many equal intervals these are worth.
+    /// Σ length²: determines the number of equal intervals that these are worth.
     ns_squares: f64,
 }
 
@@ -56,7 +56,7 @@ impl WeightedStats {
     fn mean(&self) -> f64 {
         self.sum / self.ns
     }
-    /// Variance of the mean; 0 for a single interval.
+    /// Returns the variance of the mean; 0 for a single interval.
     fn variance(&self) -> f64 {
         let spread = (self.squares / self.ns - self.mean() * self.mean()).max(0.0);
         let share = self.ns_squares / (self.ns * self.ns);
@@ -80,7 +80,7 @@ struct OwnCounts {
 }
 
 impl PcmrProfiler {
-    /// A profiler for the shared cache of this level.
+    /// Builds a profiler for the shared cache of this level.
     pub fn new(level: CacheLevel, parameters: CoRunRowParameters) -> Self {
         PcmrProfiler {
             level,
@@ -93,7 +93,7 @@ impl PcmrProfiler {
         }
     }
 
-    /// Misses per 100 references and weight; `None` for a cold start, or if the cache was not counted.
+    /// Returns misses per 100 references and the weight; `None` for a cold start, or if the cache was not counted.
     fn rate(&self, interval: &RowInterval) -> Option<(f64, f64)> {
         let ns = interval.span.elapsed_ns as f64;
         let misses = interval.cache_counts.get(CounterEvent::Misses(self.level))?;
@@ -103,7 +103,7 @@ impl PcmrProfiler {
         long_enough.then_some((100.0 * misses / references, ns))
     }
 
-    /// Drops rows of earlier phases than the present ones.
+    /// Drops rows of phases before the present ones.
     fn forget_old_rows(&mut self, profiles: &Profiles) {
         let phases = &self.phases;
         self.rows.retain(|members, _| {
@@ -114,7 +114,7 @@ impl PcmrProfiler {
         self.phases = profiles.iter().map(|(&task, profile)| (task, profile.phase_number)).collect();
     }
 
-    /// False if the machine did not count every member by itself.
+    /// Adds the members' own counts. Returns false if the machine did not count every member separately.
     fn add_own(&mut self, interval: &RowInterval, probe: ProbeId, ns: f64, profiles: &mut Profiles) -> bool {
         let counted = |counts: &cachemate_core::EventCounts| {
             Some((counts.get(CounterEvent::Misses(self.level))?, counts.get(CounterEvent::References(self.level))?))
@@ -173,7 +173,7 @@ impl PcmrProfiler {
     }
 
     /// Solves the initial measurement for each set of threads with complete rows, if one of the threads is unknown or
-    /// all rows are the last probe's.
+    /// all rows are from the last probe.
     fn solve(&self, last: Option<ProbeId>, profiles: &mut Profiles) {
         let enough = self.parameters.min_total_ns * self.parameters.scale;
         let row = |members: &[TaskId]| self.rows.get(members).filter(|row| row.1.ns >= enough);
@@ -198,7 +198,7 @@ impl PcmrProfiler {
     }
 }
 
-/// The closed form: `rows[i]` is the group without `all[i]`.
+/// Applies the closed form: `rows[i]` is the group without `all[i]`.
 fn solve_members(all: &[TaskId], rows: &[&WeightedStats], window: u64, profiles: &mut Profiles) {
     let n = (all.len() - 1) as f64;
     let rates: f64 = rows.iter().map(|row| row.mean()).sum();
@@ -271,7 +271,7 @@ mod tests {
         (0..5).flat_map(row).collect()
     }
 
-    /// Does the initial measurement return the true PCMRs, cold starts dropped?
+    /// Does the initial measurement return the true PCMRs, with cold starts dropped?
     #[test]
     fn rows_that_leave_one_out_give_all_pcmrs() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(profiles[&TaskId(0)].rates.pcmr, Some(Fact::oracle(4.0)));
     }
 
-    /// Are measurements from an earlier phase of a task left out of the new one?
+    /// Are measurements from an earlier phase of a task not used for the new one?
     #[test]
     fn rows_of_an_older_phase_are_forgotten() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
@@ -340,7 +340,7 @@ mod tests {
         );
     }
 
-    /// Do members' own counts give their miss rates though the greedy one makes few references, where solving the
+    /// Do members' own counts give their miss rates although the greedy one makes few references, while solving the
     /// rows' rates is far off?
     #[test]
     fn own_counts_need_no_assumption_on_references() {
@@ -373,7 +373,7 @@ mod tests {
         );
     }
 
-    /// Is the noise of the rows amplified as in closed form: √((n − 1)² + n) for equal noise?
+    /// Is the noise of the rows amplified as in the closed form: √((n − 1)² + n) for equal noise?
     #[test]
     fn the_interval_shows_the_amplified_noise() {
         let row = |spread: f64| {

@@ -1,34 +1,33 @@
 //! Kinds of a task's phases, by signals that do not depend on its share of the cache.
 //!
-//! Two phases may ask a cache equally often and yet need very different amounts of it. So kinds are identified by the
-//! misses of the first-level caches, the references of this one and the cycles without waits for memory, all together.
-//! A phase is of a kind if every number is as near to the kind's mean as its own intervals have been. Properties: no
-//! allocation of the cache changes any of these numbers; a kind that is split in two costs another measurement, whereas
-//! merging two gives a task the other's curve, so doubtful kinds are split.
+//! Two phases may access a cache equally often and yet need very different amounts of it. Kinds are therefore
+//! identified by the misses of the first-level caches, the references of this one and the cycles without waits for
+//! memory, all together. A phase is of a kind if every number is as near to the kind's mean as the kind's own intervals
+//! have been. Properties: no allocation of the cache changes any of these numbers; doubtful kinds are split, because a
+//! kind that is split in two costs another measurement, whereas merging two gives a task the other's curve.
 
-/// Kinds distinguished for one task; further phases have none.
+/// Number of kinds distinguished for one task; further phases have none.
 const KINDS_AT_MOST: usize = 64;
 /// Intervals of one phase differ by at most this share, because counts of one program vary by a few percent from run to
 /// run.
 const NEAR_SHARE: f64 = 0.05;
 /// They may also differ by this many events per thousand instructions, because finer distinctions gain nothing.
 const NEAR: f64 = 0.05;
-/// A phase's own intervals determine how far others of its kind may be: so many times as far as the farthest until
-/// then.
+/// A phase's own intervals determine how far others of its kind may be: this multiple of the largest distance so far.
 const TIMES_AS_FAR: f64 = 2.0;
-/// But no farther than this, as a share: an interval in which the task was measured may be far from all others.
+/// Largest distance, as a share: an interval in which the task was measured may be far from all others.
 const FAR_SHARE: f64 = 0.25;
 
 /// One number of a kind.
 #[derive(Clone, Copy, Debug)]
 struct FeatureRange {
     mean: f64,
-    /// How far the farthest interval was from the mean.
+    /// Distance of the farthest interval from the mean.
     farthest: f64,
 }
 
 impl FeatureRange {
-    /// How far away so much is, over how far it may be.
+    /// Returns the distance of a value over the allowed distance.
     fn distance(&self, value: f64) -> f64 {
         let share = |share: f64| share * self.mean.abs();
         let may = (TIMES_AS_FAR * self.farthest).clamp(share(NEAR_SHARE), share(FAR_SHARE)).max(NEAR);
@@ -64,7 +63,8 @@ impl PhaseKind {
 pub(super) struct PhaseKinds(Vec<PhaseKind>);
 
 impl PhaseKinds {
-    /// The kind of a phase with this first steady interval; a new one if none is near. `None` = there are too many.
+    /// Returns the kind of a phase with this first steady interval; a new one if none is near. `None` if there are too
+    /// many.
     pub fn kind_of(&mut self, signal: &[f64]) -> Option<u32> {
         let distances = self.0.iter().map(|kind| kind.distance(signal)).enumerate();
         let nearest = distances.reduce(|a, b| if b.1 < a.1 { b } else { a });
@@ -79,7 +79,7 @@ impl PhaseKinds {
         })
     }
 
-    /// Is one of these first numbers of a signal outside of what a kind's intervals have been, and by so much from
+    /// Is one of these first numbers of a signal outside the range of a kind's intervals, and at least this far from
     /// their mean?
     pub fn is_outside(&self, kind: u32, first: &[f64], least: f64) -> bool {
         let Some(kind) = self.0.get(kind as usize) else { return false };
@@ -88,7 +88,7 @@ impl PhaseKinds {
         kind.usual.iter().zip(first).any(outside)
     }
 
-    /// Another steady interval of a phase of this kind.
+    /// Adds another steady interval of a phase of this kind.
     pub fn add(&mut self, kind: u32, signal: &[f64]) {
         if let Some(kind) = self.0.get_mut(kind as usize).filter(|kind| kind.usual.len() == signal.len()) {
             kind.add(signal);

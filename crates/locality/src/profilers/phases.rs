@@ -1,12 +1,12 @@
-//! A program's phase changes: raises `phase` and drops the evidence of the phase before (thesis 5.6.2, 6.4).
+//! A program's phase changes: raises `phase` and drops the evidence of the preceding phase (thesis 5.6.2, 6.4).
 //!
-//! Three signals. Per interval, from counters: the miss rate, and the accesses that reach the cache (misses of the
-//! first-level caches, references of this one). From sampled reuse times: the locality signature. A miss rate changes
-//! with the allocation too: when shares or placements in force change, its history is forgotten rather than taken for a
-//! phase. The other two need no such care: no allocation of this cache changes the levels before it. Reports by two
-//! signals within the history of one are one change; two reports by one signal are two. A change that is too small for
-//! the mean of the last intervals is detected by the kind of the phase: incoming accesses stay outside the range of
-//! this kind's intervals.
+//! There are three signals. Counters give the miss rate per interval, and the accesses that reach the cache (misses of
+//! the first-level caches, references of this one). Sampled reuse times give the locality signature. A miss rate
+//! changes with the allocation too: when shares or placements in force change, its history is forgotten, so that no
+//! phase is reported. The other two signals need no such care, because no allocation of this cache changes the levels
+//! before it. Reports by two signals within the history of one are one change; two reports by one signal are two. A
+//! change that is too small for the mean of the last intervals is detected by the kind of the phase: incoming accesses
+//! stay outside the range of this kind's intervals.
 
 use cachemate_core::{
     AppliedPlan, CacheLevel, CounterEvent, EventCounts, EvidenceKind, Fact, FactSource, Observation, PhaseParameters,
@@ -19,21 +19,21 @@ use crate::intervals::locality_signature;
 use crate::phases::{PhaseDetector, PhaseEvent};
 use crate::reuse::ReuseTimes;
 
-/// One interval may be of two phases.
+/// One interval may span two phases.
 const OUTSIDE_INTERVALS: usize = 2;
 
-/// Fills `phase_number` and `phase.kind`; at a change it resets everything else.
+/// Fills `phase_number` and `phase.kind`, and resets everything else at a change.
 ///
 /// Kinds are identified by the accesses from the first level and by the cycles without waits for memory, if those are
-/// counted. No allocation of the cache changes either. Otherwise the miss rate is used: then one phase under two
-/// allocations may be two kinds.
+/// counted. No allocation of the cache changes either. Otherwise the miss rate is used; one phase under two allocations
+/// may then be two kinds.
 #[derive(Clone, Debug)]
 pub struct PhaseProfiler {
     level: CacheLevel,
     parameters: PhaseParameters,
     interval_instructions: f64,
     tasks: PerTask<PhaseState>,
-    /// State in force in the window before, for comparison of allocations.
+    /// State in force in the preceding window, for comparing allocations.
     before: Option<AppliedPlan>,
 }
 
@@ -41,25 +41,25 @@ pub struct PhaseProfiler {
 struct PhaseState {
     instructions: f64,
     misses: f64,
-    /// References of this cache, and misses of the first-level ones; each `None` = not counted all through the
-    /// interval.
+    /// References of this cache, and misses of the first-level ones; each is `None` if it was not counted throughout
+    /// the interval.
     before: [Option<f64>; 3],
     by_miss_rate: Option<PhaseDetector>,
     by_incoming_rate: Option<PhaseDetector>,
     by_signature: Option<PhaseDetector>,
-    /// Cycles that no memory is waited for; `None` = one of the counts was not there in the interval.
+    /// Cycles without waits for memory; `None` if one of the counts was missing in the interval.
     own_cycles: Option<f64>,
     kinds: PhaseKinds,
     kind: Option<u32>,
-    /// Successive intervals whose incoming accesses were not of that kind.
+    /// Number of successive intervals whose incoming accesses were not of that kind.
     outside: usize,
-    /// Signals that reported the last change (miss rate, incoming accesses), and the intervals within which a report by
-    /// the other is the same change.
+    /// Signals that reported the last change (miss rate, incoming accesses), and the number of intervals within which a
+    /// report by the other is the same change.
     reported: ([bool; 2], usize),
 }
 
 impl PhaseState {
-    /// Takes in one interval: do these signals report a change that has not been reported yet?
+    /// Handles one interval: do these signals report a change that has not been reported yet?
     fn is_new_change(&mut self, tell: [bool; 2], history: usize) -> bool {
         let (signals_before, left_before) = self.reported;
         let any = tell[0] || tell[1];
@@ -71,13 +71,13 @@ impl PhaseState {
 }
 
 impl PhaseProfiler {
-    /// By misses of this level, per interval of at least so many instructions of the task (the thesis: 10^9; windows
-    /// are not split, so the machine's windows should not be much longer).
+    /// Builds a profiler by misses of this level, per interval of at least this many instructions of the task (10^9 in
+    /// the thesis; windows are not split, so the machine's windows should not be much longer).
     pub fn new(level: CacheLevel, parameters: PhaseParameters, interval_instructions: f64) -> Self {
         PhaseProfiler { level, parameters, interval_instructions, tasks: PerTask::default(), before: None }
     }
 
-    /// Did placements or shares change since the last window?
+    /// Have placements or shares changed since the last window?
     fn allocation_changed(&mut self, now: &AppliedPlan) -> bool {
         let shares = |applied: &AppliedPlan| applied.shares.iter().map(|held| held.share.clone()).collect::<Vec<_>>();
         let same = self.before.as_ref().is_none_or(|before| {
@@ -87,7 +87,7 @@ impl PhaseProfiler {
         !same
     }
 
-    /// Takes a window in; did an interval end with it that differs?
+    /// Adds a window: did an interval end with it that differs?
     fn interval_changed(&self, state: &mut PhaseState, counts: &EventCounts, allocation_changed: bool) -> bool {
         let counted = counts.get(CounterEvent::Misses(self.level)).zip(counts.get(CounterEvent::Instructions));
         let Some((misses, instructions)) = counted else { return false };
@@ -110,7 +110,7 @@ impl PhaseProfiler {
         let per_kilo = 1000.0 / state.instructions;
         let rate = [state.misses * per_kilo];
         let by_rate = by_miss_rate.push(&rate);
-        // Without references there is no signal of incoming accesses.
+        // Without references, there is no signal of incoming accesses.
         let comes: Option<Vec<f64>> =
             state.before[0].map(|_| state.before.iter().flatten().map(|sum| sum * per_kilo).collect());
         let by_what_comes = comes.as_ref().map(|signal| {
@@ -141,7 +141,7 @@ impl PhaseProfiler {
         news
     }
 
-    /// Rates of incoming accesses, which no allocation of the cache changes.
+    /// Returns the rates of incoming accesses, which no allocation of the cache changes.
     fn next_level_rates(&self, counts: &EventCounts) -> [Option<f64>; 3] {
         let misses = |level| counts.get(CounterEvent::Misses(level));
         [
@@ -152,7 +152,7 @@ impl PhaseProfiler {
     }
 }
 
-/// Cycles less those that wait for memory or other caches.
+/// Returns the cycles minus those that wait for memory or other caches.
 fn compute_cycles(counts: &EventCounts) -> Option<f64> {
     let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue, StallCause::RemoteCache];
     let waits: Vec<f64> = causes.into_iter().filter_map(|cause| counts.get(CounterEvent::StallCycles(cause))).collect();
@@ -171,7 +171,7 @@ impl Profiler for PhaseProfiler {
         retain_live(observation, profiles);
         let allocation_changed = self.allocation_changed(&observation.applied);
         let mut changed: Vec<TaskId> = Vec::new();
-        // Not `retain_current`: this memory outlives a phase, which it is there to end.
+        // Not `retain_current`, because this state outlives a phase, whose end it detects.
         let mut tasks = std::mem::take(&mut self.tasks);
         tasks.states.retain(|task, _| profiles.contains_key(task));
         for task in &observation.tasks {
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(phases[7], in_phase(1));
     }
 
-    /// Do phases that come back have the kind that they had, others another one, and transitions none?
+    /// Do recurring phases have their earlier kind, other phases another kind, and transitions none?
     #[test]
     fn phases_that_come_back_have_the_kind_that_they_had() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!([phases[5], phases[11], phases[17]], [(0, Some(0)), (1, Some(1)), (2, Some(0))], "{phases:?}");
     }
 
-    /// Is a new allocation not taken for a phase, and a phase after it still detected?
+    /// Is a new allocation not reported as a phase, and is a phase after it still detected?
     #[test]
     fn a_new_allocation_is_no_phase() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
@@ -296,7 +296,7 @@ mod tests {
         }
     }
 
-    /// Do incoming accesses show a phase that a new allocation hides, once and not twice?
+    /// Do incoming accesses reveal a phase that a new allocation hides, once and not twice?
     #[test]
     fn incoming_accesses_show_a_phase_that_a_new_allocation_hides() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
@@ -317,7 +317,7 @@ mod tests {
         }
     }
 
-    /// Do reuse times alone show a phase without counters?
+    /// Do reuse times alone reveal a phase without counters?
     #[test]
     fn reuse_times_show_a_phase_without_counters() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());

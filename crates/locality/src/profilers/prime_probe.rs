@@ -1,9 +1,9 @@
 //! Intensity from evicted lines, on machines without a PMU: prime, wait and reload beside a task and without it.
 //!
-//! Raw samples alternate between the task running beside the probe and kept off (papers have no such probe: they have
-//! counters). Only samples between two near ping-pongs count: virtual CPUs change the cache that they share, and beside
-//! a task on another cache there is nothing to see. The answer is the difference of the two 20 % trimmed means, so that
-//! evictions by all others cancel; its interval comes from the spread of both.
+//! Raw samples alternate between the task running beside the probe and the task kept off its CPU (the papers have no
+//! such probe, because they have counters). Only samples between two near ping-pongs count: virtual CPUs may move to
+//! other caches, and nothing can be measured beside a task on another cache. The result is the difference of the two 20
+//! % trimmed means, so that evictions by all others cancel; its interval comes from the spread of both.
 
 use cachemate_core::{
     Estimate, EvidenceKind, Fact, FactSource, Observation, PrimeProbeSample, ProbeEvidence, Profiler, Profiles,
@@ -11,7 +11,7 @@ use cachemate_core::{
 
 use super::{PerTask, RunningStats, probe_evidence};
 
-/// Fills `intensity`: the share of the probe's lines that the task evicts in one wait, 0 to 1.
+/// Fills `intensity`: the share of the probe's lines that the task evicts during one wait, from 0 to 1.
 #[derive(Clone, Debug)]
 pub struct PrimeProbeProfiler {
     /// Round trips below this are within one cache.
@@ -27,9 +27,9 @@ struct EvictedShares {
     intensity: Option<Fact<f64>>,
 }
 
-/// Fewest samples on either side for an intensity.
+/// Smallest number of samples on either side for an intensity.
 pub const MIN_EVICTED_SAMPLES: usize = 4;
-/// Older samples make room.
+/// Number of samples kept; older ones are dropped.
 const REMEMBERED: usize = 200;
 
 impl Default for PrimeProbeProfiler {
@@ -88,7 +88,7 @@ fn estimate_difference(beside: &[f64], away: &[f64]) -> Option<Estimate> {
     Some(Estimate { value, low: value - error, high: value + error })
 }
 
-/// Mean without the lowest and highest fifth.
+/// Returns the mean without the lowest and highest fifth.
 fn trimmed_estimate(values: &[f64]) -> Option<Estimate> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -116,7 +116,7 @@ mod tests {
         ProbeEvidence::PrimeProbe { task: TaskId(0), buffer_bytes: 1, wait_ns: 1, samples }
     }
 
-    /// Is the difference of the two sides the intensity, across answers, with split samples left out and wild ones
+    /// Is the difference of the two sides the intensity, across answers, with split samples left out and outliers
     /// trimmed?
     #[test]
     fn additional_evictions_are_the_intensity() {
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!((contention.estimate(), contention.window), (intensity, 0), "it stays until more is known");
     }
 
-    /// Does a task that was only sampled across a split have an unknown intensity, rather than 0?
+    /// Does a task that was sampled only across a split have an unknown intensity, rather than 0?
     #[test]
     fn across_a_split_nothing_is_known() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());

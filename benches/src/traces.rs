@@ -115,7 +115,7 @@ fn draw_mixed_lines(len: usize) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    /// Are these the traces that the figures refer to (bit for bit as the C generator writes them)?
+    /// Are these the traces to which the figures refer (bit for bit as the C generator writes them)?
     #[test]
     fn traces_have_the_known_checksums() {
         for kind in KINDS {

@@ -163,7 +163,7 @@ mod tests {
         StageCost { name: name.to_string(), cpu_s, wall_s: cpu_s / 2.0, tests: Vec::new() }
     }
 
-    /// Is only gross growth of a stage that is long enough a failure, and a new stage none?
+    /// Is only gross growth of a sufficiently long stage a failure, and a new stage none?
     #[test]
     fn only_gross_growth_fails() {
         let record = [cost("build", 100.0), cost("short", 2.0)];
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(growth(&cost("new", 900.0), &record, 1.0), None);
     }
 
-    /// Is the host's slowdown that of the median stage, so that one stage alone that has grown still fails?
+    /// Is the host's slowdown that of the median stage, so that a single stage that has grown still fails?
     #[test]
     fn a_slow_host_slows_the_median_stage_and_hides_no_growth() {
         let record = [cost("lint", 100.0), cost("tests", 100.0), cost("build", 100.0), cost("short", 2.0)];
@@ -206,7 +206,7 @@ mod tests {
         assert!(read_current(root.path()).is_err());
     }
 
-    /// Are the four times found behind a name with blanks and parentheses?
+    /// Are the four times found after a name with blanks and parentheses?
     #[test]
     fn times_are_read_behind_any_name() {
         let stat = "7 (a) b) R 1 7 7 0 -1 4194304 9 8 0 0 31 4 15 6 20 0 1 0 99 0 0";
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(cpu_ticks("7 (cut"), None);
     }
 
-    /// Does the report show each stage beside its record, and the tests of a stage below?
+    /// Does the report show each stage beside its record, and the tests of a stage below it?
     #[test]
     fn a_report_shows_each_stage_beside_its_record() {
         let tests = vec![cost("x::slow", 9.0)];

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
     use crate::rules::tests::{shown, tree};
 
-    /// Is a comment without a noun refused at its first line, and a test's question accepted?
+    /// Is a comment without a noun rejected at its first line, and a test's question accepted?
     #[test]
     fn a_comment_begins_with_its_noun() {
         let text = "/// What a look found. Is it?\nstruct A;\n/// What happens to an empty file,\n/// and why?\nfn t() {}\n\

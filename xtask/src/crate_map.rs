@@ -154,7 +154,7 @@ mod tests {
             .collect()
     }
 
-    /// Does every crate stand below all that it uses, and is an edge left out that a longer path implies?
+    /// Is every crate below all that it uses, and is an edge omitted that a longer path implies?
     #[test]
     fn crates_stand_below_what_they_use() {
         let graph = graph(&[("core", &[]), ("spec", &["core"]), ("cli", &["core", "spec"])]);
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(draw(&graph).matches("marker-end").count(), 2);
     }
 
-    /// Is a picture refused that the sources do not give?
+    /// Is a picture that the sources do not give rejected?
     #[test]
     fn a_stale_picture_is_refused() {
         let root = tempfile::tempdir().unwrap();

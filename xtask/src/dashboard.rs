@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(check(root).unwrap(), Vec::<String>::new());
     }
 
-    /// Is a name that nobody registers found?
+    /// Is a name that is not registered found?
     #[test]
     fn a_metric_that_is_not_there_is_a_complaint() {
         let root = tempfile::tempdir().unwrap();

@@ -191,7 +191,7 @@ mod tests {
         complaints
     }
 
-    /// Is a cycle seen through groups, `super` and a third file, with all its files named?
+    /// Is a cycle through groups, `super` and a third file detected, with all its files named?
     #[test]
     fn a_cycle_is_named_by_its_files() {
         let files = [
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(of(&files), ["crates/name: files that use one another in a cycle: a, b, c"]);
     }
 
-    /// Are parents and their children, tests, comments and a chain left alone?
+    /// Are parents and their children, tests, comments and a chain accepted?
     #[test]
     fn what_is_no_cycle_is_left_alone() {
         let files = [

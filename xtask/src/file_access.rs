@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use crate::rules::tests::{shown, tree};
 
-    /// Is an access refused in a product's code, and accepted in tests, text and the allowed places?
+    /// Is an access in a product's code rejected, and accepted in tests, text and the allowed places?
     #[test]
     fn only_one_crate_opens_files() {
         let text = "fn a() { std::fs::read(\"a\"); } // fs::write(x)\nconst A: &str = \"File::open\";\n\

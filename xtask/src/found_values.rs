@@ -47,7 +47,7 @@ mod tests {
     use super::*;
     use crate::rules::tests::{shown, tree};
 
-    /// Is `found` refused without its pair, and accepted in an error's message?
+    /// Is `found` rejected without its pair, and accepted in an error's message?
     #[test]
     fn found_needs_its_expected() {
         let text = "fn a() {\n    let mut found = f();\n    g(found)\n}\nfn b() {\n    let found = f();\n    \

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use crate::rules::tests::{shown, tree};
 
-    /// Are missing files and headings refused with their line, and links to the web, to code and to headings accepted?
+    /// Are missing files and headings rejected with their line, and links to the web, to code and to headings accepted?
     #[test]
     fn links_lead_somewhere() {
         let page = "# A `b` page: one\n[x](#a-b-page-one) [y](https://example.org) `[z](none.md)`\n[q](b.md#two)\n[r](b.md#three)\n\

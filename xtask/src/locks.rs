@@ -61,7 +61,7 @@ fn read(path: &Path) -> io::Result<toml::Table> {
 mod tests {
     use super::*;
 
-    /// Is a dependency that a lock file lacks told by its name, and nothing else, whatever its version?
+    /// Is a dependency that a lock file lacks reported by its name, and nothing else, whatever its version?
     #[test]
     fn what_a_lock_file_lacks_is_told() {
         let manifest = "[dependencies]\nserde.workspace = true\nsyn = \"3\"\n[build-dependencies]\ncc = \"1\"\n\
@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(lacks, ["serde", "cc"]);
     }
 
-    /// Do the project's lock files know all that its crates use?
+    /// Do the project's lock files contain all dependencies of its crates?
     #[test]
     fn the_projects_lock_files_are_complete() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

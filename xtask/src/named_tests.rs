@@ -51,7 +51,7 @@ mod tests {
     use super::*;
     use crate::rules::tests::{shown, tree};
 
-    /// Is a name without a function refused, a row without a test too, and another table left alone?
+    /// Are a name without a function and a row without a test rejected, and another table accepted?
     #[test]
     fn a_named_test_exists() {
         let page = "| a | test |\n|---|---|\n| x | `there` |\n| y | `there`, `not_there` |\n| z | |\n\

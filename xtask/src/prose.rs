@@ -229,7 +229,7 @@ mod tests {
         format!("{}.", vec!["word"; words].join(" "))
     }
 
-    /// Is a sentence of more words than allowed told with its line, and one in two parts not?
+    /// Is a sentence with too many words reported with its line, and one in two parts accepted?
     #[test]
     fn a_long_sentence_is_told_by_its_line() {
         assert_eq!(of_page(&sentence(30)), [] as [&str; 0]);
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(of_page(&two), [] as [&str; 0]);
     }
 
-    /// Does the mean count whole sentences, from five of them on, and neither code, links' addresses nor tables?
+    /// Does the mean count complete sentences, if there are at least five, but no code, link targets or tables?
     #[test]
     fn the_mean_is_of_prose_alone() {
         assert_eq!(of_page(&[sentence(21), sentence(21)].join(" ")), [] as [&str; 0]);
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(of_page(&format!("{code}{table}{link}")), [] as [&str; 0]);
     }
 
-    /// Are doc comments measured as pages are, and code left alone?
+    /// Are doc comments measured like pages, and code ignored?
     #[test]
     fn doc_comments_are_measured() {
         let complaints = |source: &str| {
@@ -264,7 +264,7 @@ mod tests {
         assert!(long[0].starts_with("x.rs:2: 41 words"), "{long:?}");
     }
 
-    /// Is an abbreviation told once where the glossary lacks it, and code and common ones never?
+    /// Is an abbreviation that the glossary lacks reported once, and code and common ones never?
     #[test]
     fn abbreviations_are_in_the_glossary() {
         let root = tempfile::tempdir().unwrap();
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(complaints, ["x.md:3: 'PEBS' is not in docs/glossary.md"]);
     }
 
-    /// Is a page told that no index names, whichever way the index writes its path?
+    /// Is a page that no index lists reported, whichever way the index writes its path?
     #[test]
     fn every_page_is_in_an_index() {
         let root = tempfile::tempdir().unwrap();

@@ -529,7 +529,8 @@ mod tests {
         assert!(import(root.path(), &root.path().join("repro.json"), "new").unwrap_err().contains("missing field"));
     }
 
-    /// Do results that differ in one word share a table, with a target that differs beside its figure, and do two stay rows?
+    /// Do results that differ in one word share a table, with a differing target beside its figure, and do two stay
+    /// rows?
     #[test]
     fn results_that_differ_in_one_word_share_a_table() {
         let figure = |title: &str, target: &str, measured: f64| ResultRecord {

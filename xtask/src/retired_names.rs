@@ -99,7 +99,7 @@ pub fn is_checked(path: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Is a name that is gone found as a word and in any spelling, and longer names left alone?
+    /// Is a retired name found as a word and in any spelling, and are longer names accepted?
     #[test]
     fn gone_names_are_found_and_longer_ones_are_not() {
         let complaints = |text: &str| {

@@ -220,7 +220,8 @@ mod tests {
     use super::*;
     use crate::rules::tests::{shown, tree};
 
-    /// Are retired words refused in pages, doc comments and messages, and other meanings, code and tests' strings accepted?
+    /// Are retired words rejected in pages, doc comments and messages, and accepted in other meanings, code and tests'
+    /// strings?
     #[test]
     fn retired_words_are_refused_in_their_sense() {
         let source = "/// Frames of the kit.\nfn kit() {\n    let seats = \"put back: {n}\"; // somebody\n}\n#[cfg(test)]\n\
@@ -234,7 +235,7 @@ mod tests {
         assert_eq!(shown(check_words(&tree(&[("a.md", page), ("b.rs", source)]))), expected);
     }
 
-    /// Are spellings refused that the command refuses, and those that it knows accepted?
+    /// Are spellings rejected that the command rejects, and accepted if it accepts them?
     #[test]
     fn retired_spellings_are_refused_where_they_occur() {
         let table = "retired(SpellingScope::Command, \"page\", \"dashboard\"),\n\

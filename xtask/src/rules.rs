@@ -74,7 +74,7 @@ pub mod tests {
         complaints.iter().map(|complaint| format!("{}: {}", complaint.place, complaint.text)).collect()
     }
 
-    /// Does this checkout keep the enforced rules?
+    /// Does this checkout follow the enforced rules?
     ///
     /// Cost: 8 s of CPU, because every source file is scanned by every rule.
     #[test]

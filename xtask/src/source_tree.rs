@@ -177,7 +177,7 @@ pub fn word_position(text: &str, word: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Are strings, raw strings, characters, lifetimes and comments told apart, over several lines too?
+    /// Are strings, raw strings, characters, lifetimes and comments distinguished, also over several lines?
     #[test]
     fn the_parts_of_lines_are_separated() {
         let text =
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!((lines[3].code.as_str(), lines[3].strings.as_str()), ("\"; g()", "  two\n"));
     }
 
-    /// Is a word found as a whole only?
+    /// Is only a whole word found?
     #[test]
     fn words_are_whole() {
         assert!(has_word("a kit, or", "kit") && !has_word("toolkit test_kit kits", "kit"));

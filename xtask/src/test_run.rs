@@ -269,7 +269,7 @@ mod tests {
         TestProgram { name: name.into(), executable: PathBuf::new(), folder: PathBuf::new(), uses_host }
     }
 
-    /// Are only programs of tests taken from cargo's messages, each under its package's name?
+    /// Are only test programs taken from cargo's messages, each under its package's name?
     #[test]
     fn programs_of_tests_are_taken_from_cargos_messages() {
         let kill = test_program(ARTIFACT).unwrap();

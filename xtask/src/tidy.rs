@@ -303,7 +303,7 @@ fn check_policy_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<(
 mod tests {
     use super::*;
 
-    /// Does this checkout keep its own rules?
+    /// Does this checkout follow its own rules?
     #[test]
     fn the_project_is_tidy() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -322,7 +322,7 @@ mod tests {
         check(root.path()).unwrap()
     }
 
-    /// Is a forbidden crate edge named?
+    /// Is a forbidden edge between crates reported?
     #[test]
     fn an_edge_against_the_flow_is_a_complaint() {
         let manifest = "[dependencies]\ncachemate-cli.workspace = true\n";
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(complaints, ["crates/core/Cargo.toml: core may not use cli (ARCHITECTURE.md, code map)"]);
     }
 
-    /// Is a feature that is on by itself named, and one that somebody has to ask for left alone?
+    /// Is a feature that is enabled by default reported, and an optional one accepted?
     #[test]
     fn a_feature_that_is_on_by_itself_is_a_complaint() {
         let complaint_count = |manifest: &str| complaints_of(&[("crates/core/Cargo.toml", manifest)]).len();
@@ -343,7 +343,7 @@ mod tests {
         );
     }
 
-    /// Are impure words, unwraps and unfinished work found in code, and allowed where they are tests?
+    /// Are impure words, unwraps and unfinished work reported in code, and accepted in tests?
     #[test]
     fn impure_words_count_in_code_but_not_in_tests() {
         let source =
@@ -355,7 +355,7 @@ mod tests {
         assert!(complaints.is_empty(), "{complaints:?}");
     }
 
-    /// Is a second place that builds a profiler or wraps a policy found, and the pipeline itself not?
+    /// Is a second place that builds a profiler or wraps a policy reported, and the pipeline itself accepted?
     #[test]
     fn only_the_pipeline_builds_its_parts() {
         let source = "fn f() { let p = CountersProfiler::new(level, 1.0); Verifier::new(policy, None); }\n";
@@ -385,7 +385,7 @@ mod tests {
         assert!(complaints_of(&[manifest, policy, shared]).is_empty());
     }
 
-    /// Is a function of a hundred lines and one found, by its first line?
+    /// Is a function of a hundred and one lines reported at its first line?
     #[test]
     fn a_function_that_fits_no_screen_is_a_complaint() {
         let complaints = |lines: usize| {

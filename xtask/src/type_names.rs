@@ -251,7 +251,7 @@ mod tests {
     use super::*;
     use crate::rules::tests::{shown, tree};
 
-    /// Is a second declaration refused at its line, whatever its kind, visibility and workspace?
+    /// Is a second declaration rejected at its line, whatever its kind, visibility and workspace?
     #[test]
     fn a_type_is_declared_once() {
         let files = [
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(shown(check_duplicates(&tree(&files))), expected);
     }
 
-    /// Are conventional names, types of traits and names in strings left alone?
+    /// Are conventional names, types of traits and names in strings accepted?
     #[test]
     fn names_that_may_repeat_do() {
         let text = "struct Options;\nimpl Iterator for A {\n    type Item = B;\n}\nimpl Iterator for C {\n    type Item = D;\n}\n\
@@ -272,7 +272,7 @@ mod tests {
         assert!(ALLOWED_TWICE.len() <= 10);
     }
 
-    /// Is a name that ends in a participle refused, and one that goes on to its noun accepted?
+    /// Is a name that ends in a participle rejected, and one that ends in a noun accepted?
     #[test]
     fn a_type_has_its_noun() {
         let files = [("a.rs", "enum Told {}\nstruct CacheAssigned;\nstruct EvictedLine;\nstruct Threshold;\n")];

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
     use crate::rules::tests::{shown, tree};
 
-    /// Are wide lines of pages and comments refused, and tables, code and single words accepted?
+    /// Are wide lines of pages and comments rejected, and tables, code and single words accepted?
     #[test]
     fn prose_is_no_wider_than_stated() {
         let wide = "word ".repeat(26);

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use crate::traces::KINDS;
 
-    /// Do the plain loop and the simulator agree on a prefix of each trace, and on the number that is pinned here?
+    /// Do the plain loop and the simulator agree on a prefix of each trace, and with the number that is pinned here?
     #[test]
     fn misses_on_prefixes_are_pinned() {
         for (kind, misses) in KINDS.into_iter().zip([140_456, 400_000, 382_324]) {

@@ -136,7 +136,7 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    /// In any order of pushes and pops: is every slot in exactly one place, and is no frame of a forbidden color
+    /// After any sequence of pushes and pops: is every slot in exactly one place, and is no frame of a forbidden color
     /// returned?
     #[test]
     fn no_slot_is_lost_or_given_twice() {
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    /// Do allowed colors take turns?
+    /// Do allowed colors alternate?
     #[test]
     fn colors_take_turns() {
         let mut memory = vec![0; 64];

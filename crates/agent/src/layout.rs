@@ -107,7 +107,7 @@ pub fn parse_target(text: &[u8]) -> Option<(u64, bool)> {
 mod tests {
     use super::*;
 
-    /// Does every mask come back from its text, and half a text not?
+    /// Is every mask recovered from its text, and none from half a text?
     #[test]
     fn masks_go_through_text() {
         for mask in [0, 1, 0xff, u64::MAX, 1 << 63, 0x0123_4567_89ab_cdef] {
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(parse_target(b"000000000000002a\n"), None);
     }
 
-    /// Is a header read as it was written, and anything else refused?
+    /// Is a header read as it was written, and anything else rejected?
     #[test]
     fn headers_are_checked() {
         let header = ReferenceSetHeader { colors: 32, per_color: 24, id: 7 };

@@ -158,7 +158,7 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    /// Are heap, mappings and stacks taken, and files, libraries' data and the kernel's left out?
+    /// Are heap, mappings and stacks included, and files, libraries' data and the kernel's mappings excluded?
     #[test]
     fn only_the_programs_own_anonymous_memory_is_picked() {
         let text: [&[u8]; 11] = [
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(picked, [0x65_2000, 0xe0_3000, 0x7f2_c66d_0000, 0x7f2_c66d_1000, 0x7ffe_0000_0000]);
     }
 
-    /// Does a look at this very process find a mapping that was just made, whatever the buffer's size?
+    /// Does a scan of this process find a mapping that was just created, whatever the buffer's size?
     #[test]
     fn a_fresh_mapping_is_found() {
         let fresh = sys::map(1 << 20, 3, 0x22, -1).unwrap() as u64;

@@ -48,8 +48,8 @@ impl RemovedRanges {
 mod tests {
     use super::*;
 
-    /// Is a range left alone for a while, its neighbors not, and all memory if there are more ranges than can be
-    /// remembered?
+    /// Is a range left alone for a while, but not its neighbors, and is all memory if there are more ranges than can be
+    /// stored?
     #[test]
     fn what_is_being_removed_is_left_alone() {
         let mut removed = RemovedRanges::default();

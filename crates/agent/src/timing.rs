@@ -376,7 +376,7 @@ mod tests {
         }
     }
 
-    /// With the error rates that were measured: is the decision nearly always right, and made in a few questions?
+    /// At the measured error rates: is the decision nearly always right, and made in a few tests?
     #[test]
     fn errors_at_the_measured_rates_do_not_mislead() {
         let mut chance = chances(1);
@@ -392,8 +392,8 @@ mod tests {
         assert!(trials < 80_000, "{trials} questions for 10 000 answers");
     }
 
-    /// At the measured error rates: do votes settle on the page's color in a few rounds, and on none where nothing of the
-    /// reference set's, or everything, pushes the page out?
+    /// At the measured error rates: do votes settle on the page's color in a few rounds, and on none if no reference
+    /// frame, or every one, evicts the page?
     #[test]
     fn votes_settle_on_the_color() {
         let mut chance = chances(7);
@@ -415,7 +415,7 @@ mod tests {
         assert!(settled > 9_500 && wrong < 10 && strays == 0, "{settled} settled, {wrong} wrong, {strays} strays");
     }
 
-    /// Are hits and misses that lie too close refused, and is the threshold between the two?
+    /// Are hits and misses that are too close rejected, and is the threshold between the two?
     #[test]
     fn a_threshold_lies_between_hits_and_misses_or_is_refused() {
         let calibrated = |hit_cycles, miss_cycles| Calibration { hit_cycles, miss_cycles }.threshold_cycles();

@@ -278,7 +278,7 @@ pub fn spearman(pairs: &[(f64, f64)]) -> f64 {
 mod tests {
     use super::*;
 
-    /// Is the correlation 1 in order, -1 in reverse, whatever the spacing, with ties in the middle?
+    /// Is the correlation 1 in order and -1 in reverse, whatever the spacing, with ties in the middle?
     #[test]
     fn ranks_are_what_is_correlated() {
         assert!((spearman(&[(1.0, 5.0), (2.0, 6.0), (90.0, 7.0)]) - 1.0).abs() < 1e-12);

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// Is a command that is not there told by its path and by who makes it, before anything is measured?
+/// Is a missing command reported with its path and the way to build it, before anything is measured?
 #[test]
 fn a_missing_command_is_told_by_its_path() {
     let mut bench = Command::new(env!("CARGO_BIN_EXE_cachemate-bench"));

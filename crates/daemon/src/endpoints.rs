@@ -124,7 +124,8 @@ mod tests {
         }
     }
 
-    /// With both ports taken by another process: does it go on, say so, and serve them once they are free?
+    /// With both ports taken by another process: does the daemon continue, report it, and serve them once they are
+    /// free?
     #[test]
     fn taken_ports_are_left_out_and_tried_again() {
         let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
@@ -151,7 +152,7 @@ mod tests {
         );
     }
 
-    /// Is an address that no host of its own could serve an error, and not retried for ever?
+    /// Is an address that no host of the user could serve an error rather than retried forever?
     #[test]
     fn an_address_of_another_host_is_an_error() {
         let page = PageAddress { address: "0.0.0.0:0".into(), token: true };

@@ -322,7 +322,7 @@ pub(crate) fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<Strin
 mod tests {
     use super::*;
 
-    /// Is a policy that only tests ask for unknown to a daemon that is built as it is shipped?
+    /// Does a daemon as shipped reject the policies that only tests use?
     #[test]
     fn policies_of_tests_are_not_shipped() {
         for name in ["shake", "squeeze", "astray"] {

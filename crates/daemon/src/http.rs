@@ -114,7 +114,7 @@ mod tests {
         ask(address, &format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n"))
     }
 
-    /// Is a page given under this host's own names only, by GET only, and where it is?
+    /// Is a page served only under this host's own names, only by GET, and only at its path?
     #[test]
     fn pages_are_given_under_this_hosts_names() {
         let address = server();
@@ -135,7 +135,7 @@ mod tests {
         assert!(ask(address, post).starts_with("HTTP/1.1 405"));
     }
 
-    /// With a token: is a page given to a request that bears it, under any name of the host, and to no other?
+    /// With a token: is a page served to a request that contains it, under any name of the host, and to no other?
     #[test]
     fn only_a_bearer_of_the_token_reads() {
         let token = "0123456789abcdef";
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// Does a head without an end come to one, after some kilobytes?
+    /// Is an endless head cut off after some kilobytes?
     #[test]
     fn an_endless_head_is_cut_off() {
         let mut stream = TcpStream::connect(server()).unwrap();
@@ -161,7 +161,7 @@ mod tests {
         assert!(written < 2_048, "16 MiB of one header were read");
     }
 
-    /// Beside five hundred connections that say nothing: is a page given, with a few descriptors only?
+    /// Beside five hundred silent connections: is a page served, with only a few descriptors?
     #[test]
     fn idle_connections_hold_up_nobody() {
         let address = server();
@@ -175,7 +175,7 @@ mod tests {
         assert!(ended.count() >= 500 - PLACES, "the oldest went");
     }
 
-    /// Is a peer that drips its head a byte at a time let go after some seconds?
+    /// Is a peer that sends its head a byte at a time dropped after some seconds?
     #[test]
     fn a_dripping_head_is_not_waited_for() {
         let mut stream = TcpStream::connect(server()).unwrap();

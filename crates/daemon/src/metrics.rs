@@ -313,7 +313,8 @@ mod tests {
         }
     }
 
-    /// Is the cost one figure, the same in status and metrics, and is time that probes withhold from programs no part of it?
+    /// Is the cost a single figure, the same in status and metrics, without the time for which probes keep programs
+    /// from running?
     #[test]
     fn the_cost_is_one_figure() {
         let mut status = DaemonStatus { cpu_ns: 540_000_000, running_ns: 1, ..DaemonStatus::default() };
@@ -324,7 +325,7 @@ mod tests {
         assert!(!page.contains("probe_cpu"), "{page}");
     }
 
-    /// Is a token read from a file of its own, and refused if every user may read it or it is too short?
+    /// Is a token read from its file, and rejected if every user may read the file or if it is too short?
     #[test]
     fn a_token_is_a_secret_line() {
         let folder = tempfile::tempdir().unwrap();
@@ -351,7 +352,7 @@ mod tests {
         assert!(MetricsAddress::from_config(&ManageConfig::default()).unwrap().is_none());
     }
 
-    /// Does a promise have one series per state, of which one is 1, and its measured and promised slowdowns?
+    /// Does a promise have one series per state, exactly one of which is 1, and its measured and promised slowdowns?
     #[test]
     fn a_promise_has_a_series_per_state() {
         let promise = PromiseStatus {
@@ -375,7 +376,8 @@ mod tests {
         }
     }
 
-    /// Does a program that is called like a label's end, a line's end or a terminal's command stay one label of one line?
+    /// Does a program whose name imitates the end of a label, the end of a line or a terminal command stay one label on
+    /// one line?
     #[test]
     fn no_name_breaks_a_label() {
         let names = ["evil\"} 1\n# EOF\n", "\u{1b}[2J\\", "plain"];

@@ -107,7 +107,7 @@ mod tests {
     use cachemate_spec::CpusetConfig;
     use std::path::PathBuf;
 
-    /// Is each place that no daemon could use told with its field, and a good configuration let pass without making anything?
+    /// Is each unusable path reported with its field, and does a valid configuration pass without creating anything?
     #[test]
     fn places_that_cannot_be_used_are_told() {
         let root = tempfile::tempdir().unwrap();

@@ -140,7 +140,7 @@ fn describe_absence(matched: &RuleMatch) -> String {
 mod tests {
     use super::*;
 
-    /// Does a rule list each name once with the count of processes, and escape names that could command a terminal?
+    /// Does a rule list each name once with the number of processes, and escape names that could control a terminal?
     #[test]
     fn names_are_listed_once_and_escaped() {
         let decided = ["redis", "redis", "evil\x1b[2J"].map(String::from).to_vec();

@@ -163,7 +163,7 @@ mod tests {
         ServiceFloorConfig { service: "redis".into(), min_rate, progress_file }
     }
 
-    /// Is the work of all threads summed, the state unknown before three windows, and then judged by its interval?
+    /// Is the work of all threads summed, and the state unknown before three windows, then judged by its interval?
     #[test]
     fn all_threads_of_a_service_count() {
         for (min_rate, state) in [(25.0, PromiseState::Kept), (35.0, PromiseState::Broken)] {
@@ -185,7 +185,8 @@ mod tests {
         assert_eq!(observe(&mut ServiceFloors::new(vec![other]), &window(&[Some(1.0)])), None);
     }
 
-    /// Is the growth of a service's own file its work, and a file that shrinks or holds no number no evidence?
+    /// Does the growth of a service's own file count as its work, and is a file that shrinks or contains no number no
+    /// evidence?
     #[test]
     fn a_progress_file_of_its_own_counts() {
         let dir = tempfile::tempdir().unwrap();

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use cachemate_core::{Fact, FactSource, Profile, ProfileKey, ServiceIdentity};
 
-    /// Do profiles survive a restart, and is a broken file reported and replaced?
+    /// Do profiles survive a restart, and is a damaged file reported and replaced?
     #[test]
     fn profiles_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();

@@ -186,7 +186,7 @@ mod tests {
     use cachemate_core::TaskId;
     use cachemate_policy::service_losses::LossSource;
 
-    /// Does the JSON have the documented fields, null with a reason if something is unknown, and pod and container only
+    /// Does the JSON have the documented fields, null with a reason if a value is unknown, and pod and container only
     /// for containers?
     #[test]
     fn unknown_is_null_with_a_reason() {

@@ -227,7 +227,7 @@ mod tests {
         (dir, path, server, shared)
     }
 
-    /// Beside two hundred connections that say nothing, and some that drip a byte at a time: is a question answered at once?
+    /// Beside two hundred silent connections, and some that send a byte at a time: is a request answered at once?
     #[test]
     fn idle_and_dripping_peers_hold_up_nobody() {
         let (_dir, path, _server, _) = server();
@@ -248,8 +248,8 @@ mod tests {
         assert!(ended.count() >= 200 - PLACES, "the oldest went");
     }
 
-    /// While threads flood the public socket with connections: is root's and the own user's status answered at once, and
-    /// may no other user enter their socket?
+    /// While threads flood the public socket with connections: are requests of root and of the daemon's user answered
+    /// at once, and may no other user use their socket?
     #[test]
     fn a_flood_of_the_public_socket_delays_no_owner() {
         let (_dir, path, _server, _) = server();
@@ -278,7 +278,7 @@ mod tests {
         });
     }
 
-    /// Is a peer that never finishes its request let go?
+    /// Is a peer that never finishes its request dropped?
     #[test]
     fn nobody_is_waited_for_long() {
         let (_dir, path, _server, _) = server();
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(slow.read(&mut [0; 8]).unwrap(), 0, "closed without an answer");
     }
 
-    /// Is a request that is no request refused, however long it is and whatever is in it?
+    /// Is an invalid request rejected, whatever its length and content?
     #[test]
     fn other_requests_are_refused_in_words() {
         let (_dir, path, _server, shared) = server();

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Is the level stated as one sentence, and not before the probe is calibrated?
+/// Is the level stated as one sentence, and only once the probe is calibrated?
 #[test]
 fn the_level_of_evidence_is_one_sentence() {
     assert_eq!(

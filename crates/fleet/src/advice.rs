@@ -172,7 +172,7 @@ fn settings(service: &AdvisedService, suffers: bool, harms: bool, wants_own_cach
 mod tests {
     use super::*;
 
-    /// Is a service without a profile told to be measured, and never called neutral?
+    /// Is a service without a profile reported as unmeasured, and never called neutral?
     #[test]
     fn services_without_a_profile_have_no_role() {
         let kind = FleetService {

@@ -121,7 +121,7 @@ impl FleetService {
 mod tests {
     use super::*;
 
-    /// Does a seed determine kinds and lives, and does another one give others?
+    /// Does a seed determine kinds and lifetimes, and does another seed give others?
     #[test]
     fn a_seed_determines_kinds_and_lives() {
         let draw = DrawSpec::default();
@@ -134,7 +134,7 @@ mod tests {
         assert!(kinds.iter().all(|kind| kind.profile.as_ref().unwrap().check().is_ok()));
     }
 
-    /// Do as many services run at the end as at the start, in the mean?
+    /// Do as many services run at the end as at the start, on average?
     #[test]
     fn arrivals_replace_departures() {
         let kinds = draw_kinds(&DrawSpec::default(), 3);

@@ -204,7 +204,7 @@ fn owner(pod: &ExportedPod) -> &str {
 mod tests {
     use super::*;
 
-    /// Are quantities read as Kubernetes writes them, and others refused?
+    /// Are quantities parsed as in Kubernetes, and others rejected?
     #[test]
     fn quantities_are_those_of_kubernetes() {
         for (text, value) in [("500m", 0.5), ("2", 2.0), ("1.5", 1.5), ("1Gi", 1_073_741_824.0), ("3M", 3e6)] {

@@ -326,7 +326,7 @@ mod tests {
         ExtenderRequest { pod, nodenames: Some(names.iter().map(|name| name.to_string()).collect()) }
     }
 
-    /// Do pods in flight spread, although no node has published any of them?
+    /// Do pending pods spread over nodes before any node has published them?
     #[test]
     fn placements_in_flight_count() {
         let known = knowledge(&["a", "b", "c"]);
@@ -364,7 +364,7 @@ mod tests {
         }
     }
 
-    /// Is a pod without an annotation known by its image, and a request without names refused in words?
+    /// Is a pod without an annotation recognized by its image, and a request without names rejected with an error?
     #[test]
     fn images_name_profiles_and_names_are_required() {
         let known = knowledge(&["a"]);

@@ -137,7 +137,7 @@ pub struct FleetOutcome {
 mod tests {
     use super::*;
 
-    /// Are percentiles those of the sorted samples, to the width of a class?
+    /// Are percentiles those of the sorted samples, within the width of a class?
     #[test]
     fn percentiles_are_those_of_sorted_samples() {
         let mut histogram = SlowdownHistogram::default();

@@ -289,7 +289,7 @@ pub(crate) mod tests {
 
     const MIB: f64 = 1024.0 * 1024.0;
 
-    /// Does one uniform working set miss as the closed form says: by the share of it that is not there?
+    /// Does a uniform working set miss as the closed form predicts: by the fraction of it that does not fit?
     #[test]
     fn a_uniform_working_set_misses_by_the_share_that_is_absent() {
         let uniform = mix(10.0, &[(8.0 * MIB, 1.0)]);
@@ -300,7 +300,7 @@ pub(crate) mod tests {
         assert!((mix(10.0, &[]).miss_ratio(MIB) - 1.0).abs() < 1e-12, "a stream always misses");
     }
 
-    /// Is every curve monotone, and does a profile give its points back?
+    /// Is every curve monotonic, and does a profile reproduce its points?
     #[test]
     fn curves_fall_and_go_through_their_points() {
         let profile = mix(20.0, &[(MIB, 0.6), (30.0 * MIB, 0.3)]).profile();
@@ -312,7 +312,7 @@ pub(crate) mod tests {
         assert_eq!(profile.misses_per_instr(0.0), 0.02);
     }
 
-    /// Are impossible profiles refused by the field?
+    /// Are impossible profiles rejected with the field?
     #[test]
     fn impossible_profiles_are_refused_by_field() {
         let good = mix(20.0, &[(MIB, 0.6)]).profile();

@@ -384,7 +384,7 @@ pub(crate) mod tests {
         ServiceForecaster::new(service).cache_forecast(node, cache).unwrap()
     }
 
-    /// Is a service alone on a cache not slowed down, whatever it does?
+    /// Is a service alone on a cache not slowed down, whatever its behavior?
     #[test]
     fn an_empty_cache_costs_nothing() {
         for sets in [&[(8.0 * MIB, 1.0)][..], &[], &[(MIB, 0.5), (100.0 * MIB, 0.5)]] {
@@ -394,7 +394,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Does more pressure by residents cost more, and a stronger newcomer harm more?
+    /// Does higher pressure by residents increase the cost, and does a stronger newcomer cause more harm?
     #[test]
     fn cost_rises_with_pressure_on_either_side() {
         let profile = mix(20.0, &[(24.0 * MIB, 1.0)]).profile();
@@ -411,7 +411,7 @@ pub(crate) mod tests {
         assert!(harms.is_sorted() && harms[3] > harms[0], "{harms:?}");
     }
 
-    /// Do streams of equal rates share the cache in equal parts, as theory says?
+    /// Do streams of equal rates share the cache equally, as theory predicts?
     #[test]
     fn the_share_is_the_part_of_all_fills() {
         let profile = mix(20.0, &[]).profile();
@@ -435,7 +435,7 @@ pub(crate) mod tests {
         assert!((halved.harm_cpu_percent / 8.0 - 50.0).abs() < 1.0, "{halved:?}");
     }
 
-    /// Without a profile, do all nodes score alike; and a node without a state in the middle?
+    /// Do all nodes have the same score without a profile, and does a node without a state have a medium one?
     #[test]
     fn missing_knowledge_never_decides() {
         let unknown = ServiceDemand { profile: None, busy_cpus: 1.0, max_slowdown_percent: None };
@@ -451,7 +451,7 @@ pub(crate) mod tests {
         assert_eq!(keeps_limits(&known[2..]), [true], "a forecast makes no service unschedulable");
     }
 
-    /// Are forged states refused by the field?
+    /// Are forged states rejected with the field?
     #[test]
     fn forged_states_are_refused() {
         let refused = |change: fn(&mut NodeCacheState)| {

@@ -111,7 +111,7 @@ fn run(spec: &FleetSpec, kinds: &[FleetService], workers: usize, changes: &[Flee
     study.run(&RunControl { workers, progress: &|_, _| (), stop: &|| false }).unwrap()
 }
 
-/// Are services that have a host each not slowed down, under any policy that spreads them?
+/// Are services that each have a host of their own not slowed down, under any policy that spreads them?
 #[test]
 fn one_service_per_host_has_no_slowdown() {
     let mut spec = fleet(4, 1.0);
@@ -124,7 +124,7 @@ fn one_service_per_host_has_no_slowdown() {
     }
 }
 
-/// Are all policies equal for identical services that fill all hosts?
+/// Do all policies give the same result for identical services that fill all hosts?
 #[test]
 fn identical_services_make_policies_equal() {
     let mut spec = fleet(2, 8.0);
@@ -169,7 +169,7 @@ fn a_fleet_is_the_sum_of_its_cells() {
     }
 }
 
-/// Does the forecast keep more limits than requests where streams and reuse can be separated?
+/// Does the forecast keep more limits than requests if streams can be separated from reuse?
 #[test]
 fn forecasts_separate_streams_from_reuse() {
     let mut spec = fleet(4, 6.0);
@@ -195,7 +195,7 @@ fn forecasts_separate_streams_from_reuse() {
     );
 }
 
-/// Does a cache get slower with every service that joins it, and with traffic of other caches?
+/// Does a cache become slower with every service that joins it, and with traffic of other caches?
 #[test]
 fn slowdowns_rise_with_company_and_traffic() {
     let profiles = [kind("reuse", 20.0, &[(6.0 * MIB, 0.9)], None), kind("stream", 40.0, &[], None)];

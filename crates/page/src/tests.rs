@@ -40,7 +40,7 @@ fn solo(instr_per_cycle: f64) -> Profile {
     Profile::default().with_rates(RateFacts { solo_instr_per_cycle: Some(fact), ..RateFacts::default() })
 }
 
-/// Does a program stand where it ran, with its slowdown by what is known of it alone, and without where nothing is?
+/// Is a program shown where it ran, with its slowdown if its solo speed is known, and without one otherwise?
 #[test]
 fn a_program_stands_where_it_ran() {
     let profiles: Profiles = [(TaskId(0), solo(2.0)), (TaskId(1), Profile::default())].into();
@@ -53,7 +53,7 @@ fn a_program_stands_where_it_ran() {
     assert_eq!(snapshot.programs[0].intensity, None);
 }
 
-/// Are threads of one process one program with their times added?
+/// Are the threads of a process one program, with their times added?
 #[test]
 fn threads_are_told_together() {
     let mut record = record(0, &[0, 1, 2]);
@@ -64,7 +64,7 @@ fn threads_are_told_together() {
     assert_eq!(snapshot.programs[0].places, [(0, 2), (1, 1)]);
 }
 
-/// Is what was measured beside another one counted only in windows in which both ran on one cache?
+/// Do only windows in which both ran on one cache count for the measured matrix?
 #[test]
 fn the_measured_matrix_counts_windows_together() {
     let profiles: Profiles = (0..3).map(|task| (TaskId(task), solo(2.0))).collect();
@@ -81,7 +81,7 @@ fn the_measured_matrix_counts_windows_together() {
     assert_eq!(matrix.forecast[0], [None; 3], "without curves nothing is forecast");
 }
 
-/// Does the forecast matrix say more of two programs that do not fit together than of two that do?
+/// Does the forecast matrix predict a larger slowdown for two programs that do not fit together than for two that do?
 #[test]
 fn the_forecast_matrix_follows_the_curves() {
     let curve = |half: f64| {
@@ -95,7 +95,7 @@ fn the_forecast_matrix_follows_the_curves() {
     assert_eq!(snapshot.curves.len(), 3, "all are new");
 }
 
-/// Is a decision told once, until another one was given?
+/// Is a decision reported once, until another one was given?
 #[test]
 fn a_decision_is_told_once() {
     let mut teller = SnapshotBuilder::new(&header());
@@ -115,7 +115,7 @@ fn a_decision_is_told_once() {
     assert_eq!(with(2, "{0} stays").len(), 1);
 }
 
-/// Can what a recording holds end the element that it stands in, or begin another?
+/// Can the content of a recording not end the element that contains it, or begin another?
 #[test]
 fn a_recording_cannot_leave_its_element() {
     let mut record = record(0, &[0]);
@@ -131,7 +131,7 @@ fn a_recording_cannot_leave_its_element() {
     assert_eq!(shown, "</script><!--\\u{202e}\u{1b}\\u{85}");
 }
 
-/// Is the page below 200 KB, free of anything that would be loaded, and its scripts those of its policy?
+/// Is the page smaller than 200 KB, does it load nothing, and do its scripts match its policy?
 #[test]
 fn the_page_is_small_and_loads_nothing() {
     let page = html(None).unwrap();
@@ -146,7 +146,7 @@ fn the_page_is_small_and_loads_nothing() {
     assert_eq!(policy.matches("'sha256-").count(), 3);
 }
 
-/// Do the modules define no name twice, and import only what another one exports?
+/// Do the modules define no name twice, and import only names that another one exports?
 #[test]
 fn modules_fit_into_one_script() {
     let (mut defined, mut exported) = (BTreeSet::new(), BTreeSet::new());
@@ -171,7 +171,7 @@ fn modules_fit_into_one_script() {
     }
 }
 
-/// Is what was not measured left out of the JSON, and never a zero?
+/// Are unmeasured values omitted from the JSON, and never zero?
 #[test]
 fn absent_is_left_out() {
     let mut record = record(0, &[0]);
@@ -185,7 +185,7 @@ fn absent_is_left_out() {
     assert!(SnapshotBuilder::new(&header()).head("x").caches.iter().all(|cache| CacheId(cache.cache).0 < 2));
 }
 
-/// Is a recording told window by window to its end, and one that breaks off until there, with the place?
+/// Is a recording read window by window to its end, and a truncated one up to the damage, with the place?
 #[test]
 fn a_recording_is_told_as_far_as_it_goes() {
     let folder = tempfile::tempdir().unwrap();

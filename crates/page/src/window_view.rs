@@ -218,8 +218,8 @@ mod tests {
         }
     }
 
-    /// Do names with braces, escape sequences, marks that turn the direction of writing, or two hundred characters stay
-    /// one word in their places, in reasons and in refusals, and cannot act on a terminal?
+    /// Do names with braces, escape sequences, marks that change the direction of writing, or two hundred characters
+    /// stay one word in their place, in reasons and refusals, without any effect on a terminal?
     #[test]
     fn names_stay_in_their_places() {
         let long = "n".repeat(200);
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(view.overridden, ["weight of task 7"]);
     }
 
-    /// Is a reason new once, until another one was given, with windows without any in between?
+    /// Is a reason new once, until another one was given, even with windows without reasons in between?
     #[test]
     fn a_reason_is_new_once() {
         let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 20);
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(is_new(&["a"]), [true]);
     }
 
-    /// Are figures absent where nothing was counted, and computed from the counts where it was?
+    /// Are figures missing if nothing was counted, and otherwise computed from the counts?
     #[test]
     fn uncounted_figures_are_absent() {
         let mut record = record(Vec::new(), 2);

@@ -152,8 +152,8 @@ fn open(browser: &mut Browser, run: &RecordedRun) -> tempfile::TempDir {
     folder
 }
 
-/// Wide and narrow, light and dark: does nothing stand out beyond the window, has every control a name, and does every
-/// program stand in its box?
+/// Wide and narrow, light and dark: does nothing extend beyond the window, has every control a name, and is every
+/// program in its box?
 #[test]
 fn the_page_fits_and_everything_has_a_name() {
     let Some((mut browser, _turn)) = browser("the page's layout") else { return };
@@ -186,7 +186,7 @@ fn the_page_fits_and_everything_has_a_name() {
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
-/// Does a recording play, step and jump, by mouse and by keys, and show at every place what was there then?
+/// Does a recording play, step and jump, by mouse and keyboard, and show the state of each window?
 #[test]
 fn a_recording_plays_back() {
     let Some((mut browser, _turn)) = browser("playback") else { return };
@@ -228,8 +228,8 @@ fn a_recording_plays_back() {
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
-/// Is a page of an hour of windows, all of whose numbers change, at most 5 MB? A tenth of the hour at three windows a second
-/// stands for it.
+/// Is a page with an hour of windows, in which all numbers change, at most 5 MB? A tenth of the hour at three windows a
+/// second represents it.
 #[test]
 fn an_hour_is_a_small_file() {
     let bytes = html(Some(&run(8, 2, 1080, plain_name))).unwrap().len() - html(None).unwrap().len();
@@ -267,7 +267,7 @@ fn a_long_recording_is_zoomed_and_twins_are_distinguished() {
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
-/// Is a program that is called like markup, a script or the end of one shown by that name, and nothing done?
+/// Is a program whose name looks like markup, a script or the end of one shown by that name, without any effect?
 #[test]
 fn names_are_text() {
     let Some((mut browser, _turn)) = browser("hostile names") else { return };
@@ -298,9 +298,9 @@ fn names_are_text() {
     assert!(!browser.complaints.is_empty());
 }
 
-/// With 200 programs on 16 caches, all of whose numbers change: does an update cost less than drawing the boxes anew?
-/// Counted is the processor time of the page's main thread: script, style and layout, which each update forces. Painting
-/// is elsewhere and later.
+/// With 200 programs on 16 caches whose numbers all change: does an update cost less than redrawing the boxes? The
+/// count is the CPU time of the page's main thread: script, style and layout, which each update forces. Painting
+/// happens elsewhere and later.
 #[test]
 fn an_update_is_cheaper_than_drawing_anew() {
     let Some((mut browser, _turn)) = browser("the cost of an update") else { return };

@@ -69,7 +69,8 @@ fn parts(at: &str) -> (String, Option<String>) {
     }
 }
 
-/// Is nothing shown without the token, to a foreign page, or under a foreign name, and the page itself under its policy?
+/// Is nothing shown without the token, to a foreign page, or under a foreign name, and is the page itself sent with its
+/// policy?
 #[test]
 fn only_who_has_the_token_looks() {
     let (address, token) = parts(&fed("127.0.0.1:0", true));
@@ -103,8 +104,8 @@ fn only_who_has_the_token_looks() {
     assert!(!body.contains(&token));
 }
 
-/// Are addresses other than loopback refused, a socket its owner's only, and a page without a token open to every
-/// user?
+/// Are addresses other than loopback rejected, a socket accessible only to its owner, and a page without a token open
+/// to every user?
 #[test]
 fn addresses_are_this_hosts() {
     let refused = serve(&PageAddress { address: "0.0.0.0:0".into(), token: true }, &header()).err().unwrap();
@@ -121,8 +122,8 @@ fn addresses_are_this_hosts() {
     assert!(ask(&address, "/events", &[], 0).0.starts_with("HTTP/1.1 200"));
 }
 
-/// Does a viewer with the token stay connected while strangers open hundreds of connections, silent ones and ones that
-/// ask for the page?
+/// Does a viewer with the token stay connected while strangers open hundreds of connections, both silent ones and
+/// requests for the page?
 #[test]
 fn strangers_displace_no_viewer() {
     let (address, token) = parts(&fed("127.0.0.1:0", true));
@@ -161,7 +162,7 @@ fn viewers_that_read_nothing_leave() {
     assert!(was_full, "all slots were taken");
 }
 
-/// Is the ninth viewer refused because all places are taken, and admitted once another has left?
+/// Is the ninth viewer rejected because all slots are taken, and admitted once another has left?
 #[test]
 fn viewers_are_few() {
     let (address, _) = parts(&fed("127.0.0.1:0", false));
@@ -184,7 +185,7 @@ fn viewers_are_few() {
     }
 }
 
-/// Does a viewer that comes back get what it missed and nothing twice, and one of another run everything?
+/// Does a viewer that reconnects get the windows that it missed and none twice, and a viewer of another run everything?
 #[test]
 fn who_comes_back_gets_what_it_missed() {
     let feed = serve(&PageAddress { address: "127.0.0.1:0".into(), token: false }, &header()).unwrap();
@@ -237,7 +238,7 @@ impl Drop for OtherServer {
     }
 }
 
-/// Not a question of its own: the other process of a test.
+/// Not a question: the other process of a test.
 #[test]
 #[ignore = "started by another test"]
 fn served_by_another_process() {
@@ -247,8 +248,8 @@ fn served_by_another_process() {
     push_for_ever(&feed);
 }
 
-/// In a browser: do windows come, does the page go on by itself when the daemon comes back, does the token in the
-/// fragment let in and leave the address, and is a wrong one told?
+/// In a browser: do windows arrive, does the page continue by itself when the daemon returns, does the token in the
+/// fragment grant access and leave the address, and is a wrong one reported?
 #[test]
 fn a_browser_sees_windows_come() {
     let Some(mut browser) = Browser::start() else {

@@ -350,7 +350,7 @@ pub fn level_text(level: CacheLevel) -> &'static str {
 mod tests {
     use super::*;
 
-    /// Do the fields that scripts were promised stand at the top of the object, absent ones as null?
+    /// Are the promised fields at the top level of the object, with null for missing values?
     #[test]
     fn promised_fields_stand_at_the_top() {
         let point = CurvePoint { bytes: 65536, miss_ratio: 0.25, mpki: None, miss_ratio_error: None };

@@ -86,7 +86,7 @@ pub(crate) fn pad(text: &str, to: usize, align: Align) -> String {
 mod tests {
     use super::*;
 
-    /// Do columns line up, with colored cells and short rows too?
+    /// Do columns line up, also with colored cells and short rows?
     #[test]
     fn columns_line_up() {
         let mut table = Table::new(&[("program", Align::Left), ("MPKI", Align::Right)]);
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(table.text(), want);
     }
 
-    /// Does a foreign text stay in its cell, without a line end, a cursor movement or a turned direction?
+    /// Does a foreign text stay in its cell, without a line end, a cursor movement or a change of direction?
     #[test]
     fn a_cell_stays_in_its_place() {
         let mut table = Table::new(&[("program", Align::Left)]);

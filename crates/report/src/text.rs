@@ -196,7 +196,7 @@ pub fn duration_text(elapsed_ns: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Do sizes read as people write them, at the edges of the units too?
+    /// Are sizes formatted as users write them, also at the edges of the units?
     #[test]
     fn sizes_take_the_largest_unit_that_stays_short() {
         let cases = [
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    /// Do names with escapes, line ends, quotes and marks that turn the writing stay on one line, unlike any other name?
+    /// Do names with escapes, line ends, quotes and direction marks stay on one line, distinct from any other name?
     #[test]
     fn names_cannot_command_a_terminal_or_forge_a_row() {
         let cases = [
@@ -238,7 +238,7 @@ mod tests {
         assert_ne!(printable("\n"), printable(r"\n"));
     }
 
-    /// Does an output keep its lines and colors, and nothing else that acts? Is escaping twice escaping once?
+    /// Does an output keep its lines and colors, and no other active sequence? Is escaping idempotent?
     #[test]
     fn an_output_acts_by_its_colors_only() {
         let cases = [
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(EscapedText::json("\"\u{202e}\u{e0001}\"").as_str(), r#""\u202e\udb40\udc01""#);
     }
 
-    /// Is a number of hundreds of digits told by its power of ten?
+    /// Is a number of hundreds of digits written as a power of ten?
     #[test]
     fn huge_numbers_stay_short() {
         assert_eq!(
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(percent_text(1e300, 1), "1.00e302 %");
     }
 
-    /// Do numbers keep three digits, and nothing that looks like a false zero?
+    /// Do numbers keep three digits, without a misleading zero?
     #[test]
     fn numbers_keep_three_digits() {
         let cases = [(0.0, "0"), (1.0, "1"), (12.345, "12.3"), (0.012345, "0.0123"), (1234.5, "1234"), (-2.50, "-2.5")];

@@ -483,7 +483,7 @@ mod tests {
         WhatIfResult { machine: "m".to_string(), cache, hours: 1.0, seed: 1, policies }
     }
 
-    /// Does the page name the better policy first, escape what programs are called, and load nothing?
+    /// Does the page name the better policy first, escape program names, and load nothing?
     #[test]
     fn the_page_answers_escapes_and_loads_nothing() {
         let html = page().html("What if");
@@ -493,7 +493,7 @@ mod tests {
         assert!(!html.contains("<script") && !html.contains("<link"));
     }
 
-    /// Are stretches on one cache one span, and is a stretch without a place none?
+    /// Do consecutive intervals on one cache form one span, and intervals without a place none?
     #[test]
     fn places_are_joined_and_gaps_are_left() {
         let lanes = page().policies[0].places(&TimeUnit { label: "s", seconds: 1.0 }, &[0, 1]).lanes;
@@ -502,8 +502,8 @@ mod tests {
         assert_eq!(spans(1), [(10.0, 30.0, 1)]);
     }
 
-    /// Does one far-off stretch leave the others legible, do values that are spread stay whole, and does the axis begin
-    /// where the data does?
+    /// Does one outlier leave the other values legible, do spread values stay whole, and does the axis begin where the
+    /// data does?
     #[test]
     fn the_axis_fits_the_data() {
         let mut values: Vec<f64> = (0..100).map(|index| 2.0 + f64::from(index) / 100.0).collect();
@@ -518,8 +518,8 @@ mod tests {
         assert!(low < high, "{low} {high}");
     }
 
-    /// Is each program's change against the first policy on the page, as a number with its sign, and is there none with one
-    /// policy?
+    /// Is each program's change against the first policy on the page, as a number with its sign, and absent with a
+    /// single policy?
     #[test]
     fn differences_stand_on_the_page() {
         let mut page = page();
@@ -533,7 +533,7 @@ mod tests {
         assert!(!page.html("What if").contains("Differences"));
     }
 
-    /// Are those of many programs drawn that some policy slows most, in their order?
+    /// Among many programs, are those drawn that some policy slows down most, in their order?
     #[test]
     fn the_most_slowed_programs_are_drawn() {
         let mut page = page();

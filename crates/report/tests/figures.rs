@@ -116,7 +116,7 @@ fn well_formed(xml: &str) -> Result<(), String> {
     if open.is_empty() { Ok(()) } else { Err(format!("left open: {open:?}")) }
 }
 
-/// Does every figure stay well-formed with names made to break out, with data that is empty, huge or not finite?
+/// Does every figure stay well-formed with hostile names, and with data that is empty, huge or not finite?
 #[test]
 fn hostile_names_and_odd_numbers_stay_inside() {
     let evil = "</svg><script>&\"'\u{0}\u{b}\u{202e}";
@@ -146,7 +146,7 @@ fn hostile_names_and_odd_numbers_stay_inside() {
     }
 }
 
-/// Does the same color go to the same name wherever it is asked for, and do more than eight series stay apart?
+/// Does a name always have the same color, and are more than eight series distinct?
 #[test]
 fn colors_repeat_with_dashes() {
     let series = (0..10).map(|index| Series {

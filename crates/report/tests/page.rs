@@ -69,7 +69,7 @@ fn the_matrix_stands_first_and_everything_is_there() {
     assert_eq!(html.matches("<svg").count(), 1 + 1 + 4);
 }
 
-/// A report is mailed and opened years later: does it load nothing?
+/// Does a report that is mailed and opened years later load nothing?
 #[test]
 fn the_page_loads_nothing() {
     let html = study().html().replace("http://www.w3.org/2000/svg", "");

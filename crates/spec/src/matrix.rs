@@ -112,7 +112,7 @@ mod tests {
 
     const TEXT: &str = "# measured\n\n,a,\"b, c\"\n\n  # a remark\na,1.5%, \nb,-2,3 %\n";
 
-    /// Are names, values, absent values and lines read in every notation?
+    /// Are names, values, missing values and lines read in every notation?
     #[test]
     fn a_matrix_reads_in_every_notation() {
         let matrix = parse_percent_matrix("m.csv", TEXT).unwrap();
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(parse_percent_matrix("m.csv", &tabs).unwrap().rows, matrix.rows);
     }
 
-    /// Is what is no number refused with line and field, and an empty text as such?
+    /// Is a value that is not a number rejected with line and field, and an empty text as such?
     #[test]
     fn what_is_no_number_is_refused_at_its_place() {
         for wrong in ["much", "inf", "NaN", "1e999", "1.5.2"] {

@@ -7,7 +7,7 @@ fn cache(machine: &MachineSpec, level: CacheLevel) -> &CacheSpec {
     machine.caches.iter().find(|cache| cache.level == level).unwrap()
 }
 
-/// Does every machine that comes with the program read, pass its check, and carry its own name and sources?
+/// Does every built-in machine parse, pass its check, and have its own name and sources?
 #[test]
 fn every_built_in_machine_reads_and_checks() {
     assert!(machine_names().is_sorted(), "listed in order");
@@ -21,7 +21,7 @@ fn every_built_in_machine_reads_and_checks() {
     }
 }
 
-/// Does every source say what it is worth, and does the memory bandwidth that a vendor's source names agree with the field?
+/// Does every source state its reliability, and does the memory bandwidth in a vendor's source agree with the field?
 #[test]
 fn sources_say_what_they_are_worth() {
     let docs = include_str!("../../../docs/machines.md");
@@ -47,7 +47,7 @@ fn sources_say_what_they_are_worth() {
     assert!(bandwidths >= 11, "{bandwidths} machines of today name a bandwidth");
 }
 
-/// Is every file of the folder compiled in, under its own name?
+/// Is every file of the directory built in, under its own name?
 #[test]
 fn every_file_of_the_folder_is_built_in() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../machines");
@@ -59,7 +59,7 @@ fn every_file_of_the_folder_is_built_in() {
     assert_eq!(files, machine_names());
 }
 
-/// Do the papers' machines have the papers' shapes?
+/// Do the papers' machines have the published geometry?
 #[test]
 fn the_papers_machines_have_the_published_shapes() {
     let shape = |name: &str| {
@@ -96,7 +96,7 @@ fn the_papers_machines_have_the_published_shapes() {
     assert_eq!(power5.colors_of(cache(&power5, CacheLevel::L2)), 16);
 }
 
-/// Do overrides reach caches by level, take suffixes and units, and get checked?
+/// Do overrides reach caches by level, accept suffixes and units, and get checked?
 #[test]
 fn overrides_change_the_named_field_and_are_checked() {
     for (size, kib) in [("48K", 48), ("96K", 96), ("192K", 192), ("384K", 384)] {
@@ -132,7 +132,7 @@ fn broken(change: impl Fn(&str) -> String) -> String {
     error.rsplit_once("toml:").expect("file and place").1.to_string()
 }
 
-/// Does every kind of mistake name line, column, field, what was found and what was expected?
+/// Does every kind of error give line, column, field, the value found and the values expected?
 #[test]
 fn errors_point_at_the_place() {
     let line = |wanted: &str| {
@@ -167,7 +167,7 @@ fn errors_point_at_the_place() {
     assert!(pipeline.contains("field 'pipeline.kind': found 'out-of-odour'"), "{pipeline}");
 }
 
-/// Does an unknown machine list what there is, and the nearest?
+/// Does the error for an unknown machine list the known ones, and the nearest?
 #[test]
 fn an_unknown_machine_lists_the_known_ones_and_the_nearest() {
     let error = load_machine("xeon-x5356").unwrap_err().to_string();

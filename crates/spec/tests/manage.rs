@@ -7,7 +7,7 @@ fn users(name: &str) -> Option<u32> {
     (name == "mysql").then_some(105)
 }
 
-/// Is a whole configuration read, with users as numbers and goals only where something is asked?
+/// Is a complete configuration read, with users as numbers, and goals only for rules that set one?
 #[test]
 fn a_configuration_is_read() {
     let text = r#"
@@ -41,7 +41,7 @@ fn a_configuration_is_read() {
     assert!(empty.mode == ManageMode::Observe && empty.rules.is_empty());
 }
 
-/// Is a limit the same as a share and as a percentage, and may only the latter pass 1?
+/// Is a limit the same as a fraction and as a percentage, and may only the latter exceed 1?
 #[test]
 fn limits_have_a_unit_or_are_shares() {
     let limit = |written: &str| {
@@ -54,7 +54,7 @@ fn limits_have_a_unit_or_are_shares() {
     }
 }
 
-/// Does every mistake name its line, what was found and what was expected?
+/// Does every error give its line, the value found and the values expected?
 #[test]
 fn errors_have_their_line() {
     for (text, expected) in [
@@ -103,7 +103,7 @@ fn errors_have_their_line() {
     }
 }
 
-/// Is every retired key and value refused with the name of its successor, under the old table and the new one?
+/// Is every retired key and value rejected with the name of its successor, under the old table and the new one?
 #[test]
 fn retired_keys_name_their_successors() {
     let rows = RETIRED_SPELLINGS.iter().filter(|row| row.scope == SpellingScope::Configuration);

@@ -62,7 +62,7 @@ fn assert_near(subject: &str, found: f64, published: f64, within: f64) {
     assert!((found / published - 1.0).abs() <= within, "{subject}: {found:.3e}, published {published:.3e}");
 }
 
-/// Is memory as far away as CPU-Z and lmbench measured it on the real machines?
+/// Is the latency of memory as CPU-Z and lmbench measured it on the real machines?
 #[test]
 fn memory_is_as_far_as_measured() {
     for (name, ns) in [("xeon-x5365-4", 120.0), ("opteron-2350", 90.0), ("p4-xeon-ht", 150.0)] {
@@ -71,7 +71,7 @@ fn memory_is_as_far_as_measured() {
     }
 }
 
-/// Does STREAM's copy on a quarter of a Niagara move a quarter of what was measured on a T2000 with 32 threads?
+/// Does STREAM's copy on a quarter of a Niagara move a quarter of the bytes measured on a T2000 with 32 threads?
 #[test]
 fn a_quarter_of_niagara_copies_as_measured() {
     let machine = load_machine("niagara-2core").unwrap();
@@ -80,7 +80,7 @@ fn a_quarter_of_niagara_copies_as_measured() {
     assert_near("bytes that STREAM counts", moved / 1.5, 3493e6 / 4.0, 0.05);
 }
 
-/// Do both forms of the prefetcher gain on a stream?
+/// Do both kinds of prefetchers speed up a stream?
 #[test]
 fn prefetchers_gain_on_a_stream() {
     for name in ["xeon-x5365-4", "xeon-x5365-4-page"] {
@@ -91,11 +91,11 @@ fn prefetchers_gain_on_a_stream() {
         assert!(with > 1.05 * without, "{name}: {with:.3e} with, {without:.3e} bytes a second without");
     }
 }
-/// Do both sockets read what the Roofline paper's ridge point says (11.1 GB/s), and does one core read no less than it did
-/// when it was found short of hexus.net's figure (just under 6 GiB/s)?
+/// Do both sockets read at the bandwidth of the Roofline paper's ridge point (11.1 GB/s), and does one core read no
+/// less than when it was found to miss hexus.net's figure (just under 6 GiB/s)?
 ///
-/// One core was to be within 15 % of that figure and is not: 5.25 GB/s, 18 % less. The 20 % here only keep it from growing
-/// worse; they are not a target. docs/simulators/cycle.md says so.
+/// The target for one core was within 15 % of that figure, and it is missed: 5.25 GB/s, 18 % less. The 20 % here only
+/// keep it from getting worse; they are not a target. docs/simulators/cycle.md says so.
 #[test]
 fn the_xeon_streams_as_measured() {
     let machine = load_machine("xeon-x5365").unwrap();

@@ -28,8 +28,8 @@ fn refusal(scope: SpellingScope, spelling: &str) -> Option<SpecError> {
     }
 }
 
-/// Does each retired spelling of a scenario or machine give an error that names its place and its successor, and is the
-/// successor known there?
+/// Does each retired spelling of a scenario or machine give an error with its place and its successor, and is the
+/// successor valid there?
 #[test]
 fn retired_spellings_are_refused_with_their_successor() {
     let rows = RETIRED_SPELLINGS.iter().filter(|row| refusal(row.scope, row.old).is_some());
@@ -46,7 +46,7 @@ fn retired_spellings_are_refused_with_their_successor() {
     assert!(count > 15, "{count} rows");
 }
 
-/// Is a retired spelling refused where an override or a field of a sweep sets it, too?
+/// Is a retired spelling also rejected if an override or a field of a sweep sets it?
 #[test]
 fn retired_spellings_are_refused_in_overrides() {
     let error = cachemate_spec::load_machine("xeon-8592?counters.at_once=4").unwrap_err().to_string();

@@ -8,7 +8,7 @@ fn example() -> String {
     page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap().to_string()
 }
 
-/// Does the documented example read as what it says?
+/// Does the documented example parse to the documented values?
 #[test]
 fn the_documented_example_reads() {
     let (scenario, machine) = parse_scenario("example", &example()).unwrap();
@@ -24,7 +24,7 @@ fn the_documented_example_reads() {
     assert_eq!(pinned.programs[0].cpus, Some([0, 2, 3].into_iter().collect::<CpuSet>()));
 }
 
-/// Is every impossible scenario refused with its place?
+/// Is every impossible scenario rejected with its place?
 #[test]
 fn impossible_scenarios_are_refused_at_their_place() {
     let refused = |old: &str, new: &str| {
@@ -52,7 +52,7 @@ fn impossible_scenarios_are_refused_at_their_place() {
     assert!(load_scenario("no-such-file.toml").unwrap_err().to_string().starts_with("no-such-file.toml: found"));
 }
 
-/// May a scenario leave out its description and the priority of a goal, and write a limit in percent?
+/// May a scenario omit its description and the priority of a goal, and give a limit in percent?
 #[test]
 fn description_and_priority_are_optional() {
     let text: String =
@@ -89,7 +89,7 @@ fn nominal() -> String {
     page.split("```toml\n").nth(2).unwrap().split("```").next().unwrap().to_string()
 }
 
-/// Does the documented scenario of the interval machine read as what it says?
+/// Does the documented scenario of the interval machine parse to the documented values?
 #[test]
 fn the_documented_interval_scenario_reads() {
     let (scenario, _) = parse_scenario("example", &nominal()).unwrap();
@@ -102,7 +102,8 @@ fn the_documented_interval_scenario_reads() {
     assert_eq!(interval.phase_scale, 1000.0);
 }
 
-/// Is what the interval machine cannot be told refused at its place, and what only it takes refused elsewhere?
+/// Are fields that the interval machine does not accept rejected at their place, and fields that only it accepts
+/// rejected elsewhere?
 #[test]
 fn impossible_interval_scenarios_are_refused_at_their_place() {
     let refused = |old: &str, new: &str| {

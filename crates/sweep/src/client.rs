@@ -130,7 +130,7 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(50));
     }
 
-    /// Are what a client said and that it is not there told apart?
+    /// Are a client that fails and a client that is not installed distinguished?
     #[test]
     fn clients_that_fail_and_clients_that_are_not_there() {
         let failed = call_ok(Command::new("sh").args(["-c", "echo why >&2; exit 1"]), Duration::from_secs(60));

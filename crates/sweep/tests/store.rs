@@ -180,7 +180,7 @@ impl TaskEngine for ForgetfulEngine {
     fn stop(&mut self) {}
 }
 
-/// Is what an engine lost after having it in hand for longer than the idle timeout handed over again?
+/// Are tasks that an engine held for longer than the idle timeout and then lost submitted again?
 #[test]
 fn the_idle_timeout_runs_only_while_the_engine_has_nothing_in_hand() {
     let folder = tempfile::tempdir().unwrap();
@@ -193,7 +193,7 @@ fn the_idle_timeout_runs_only_while_the_engine_has_nothing_in_hand() {
     assert_eq!((summary.finished, summary.missing.len(), summary.rounds), (3, 0, 2));
 }
 
-/// Are failures and panics noted, tried again as told, and do they cost the others nothing?
+/// Are failures and panics recorded and retried as configured, without any cost to other tasks?
 #[test]
 fn failing_tasks_are_said_and_the_others_go_on() {
     let folder = tempfile::tempdir().unwrap();
@@ -222,7 +222,7 @@ fn failing_tasks_are_said_and_the_others_go_on() {
     assert_eq!(sound.runs.load(Ordering::Relaxed), 2);
 }
 
-/// Is a result that was damaged at any byte found, set aside, said and made again?
+/// Is a result damaged at any byte detected, quarantined, reported and computed again?
 #[test]
 fn damage_at_any_byte_is_found() {
     let folder = tempfile::tempdir().unwrap();
@@ -257,7 +257,7 @@ fn claim_of(folder: &Path, id: SweepTaskId, host: &str, place: &str, pid: u32, a
     file.set_modified(SystemTime::now() - age).unwrap();
 }
 
-/// Does a claim of another host count while it is touched, is it taken over when it is not, and is its owner's death
+/// Does a claim of another host count while it is touched, is it taken over otherwise, and is its owner's death
 /// counted?
 #[test]
 fn claims_of_the_dead_are_taken_over() {
@@ -304,7 +304,8 @@ impl TaskEngine for DyingEngine {
     fn stop(&mut self) {}
 }
 
-/// Is a claim that a worker left on a finished task removed, by the sweep it was of and by the next, and no death noted?
+/// Is a claim that a worker left on a finished task removed, by its own sweep and by the next, without a recorded
+/// death?
 #[test]
 fn claims_on_finished_tasks_are_removed() {
     let folder = tempfile::tempdir().unwrap();
@@ -336,7 +337,7 @@ impl JobRunner for InterruptedRunner {
     }
 }
 
-/// Are two results of one task compared bit by bit, and a disagreement kept and said?
+/// Are two results of one task compared bit by bit, and is a disagreement kept and reported?
 #[test]
 fn duplicates_are_compared() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -357,7 +358,7 @@ fn duplicates_are_compared() {
     assert_eq!((merged.duplicates, merged.conflicting.len(), merged.is_complete()), (2, 2, false));
 }
 
-/// Are manifests read back as they were written, and damaged ones refused with the line?
+/// Are manifests read back as they were written, and damaged ones rejected with the line?
 #[test]
 fn manifests_read_back_and_damage_is_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -380,7 +381,7 @@ fn manifests_read_back_and_damage_is_named() {
     assert!(refused("").contains("expected a manifest's header"));
 }
 
-/// Does a report hold every point, with what is missing said?
+/// Does a report contain every point, and list missing results?
 #[test]
 fn reports_say_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
@@ -397,8 +398,8 @@ fn reports_say_what_is_missing() {
 /// Files that an attacker leaves in a sweep's directory.
 type Trap = fn(&Path, SweepTaskId, &Path);
 
-/// Links, FIFOs and endless devices in the place of a sweep's files: does a status that reads them end, change nothing,
-/// and leave the file behind each link as it was?
+/// If links, FIFOs and endless devices replace a sweep's files: does a status that reads them end, change nothing, and
+/// leave the target of each link unchanged?
 #[test]
 fn a_status_ends_and_changes_nothing_whatever_lies_in_the_folder() {
     let fifo = |path: &Path| {
@@ -444,7 +445,7 @@ fn a_status_ends_and_changes_nothing_whatever_lies_in_the_folder() {
     }
 }
 
-/// A failed attempt is recorded where a link to another file lies: is that file untouched, and the error told?
+/// If a failed attempt is recorded at a link to another file: is that file unchanged, and the error reported?
 #[test]
 fn no_failure_is_appended_through_a_link() {
     let (folder, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -459,7 +460,7 @@ fn no_failure_is_appended_through_a_link() {
     assert_eq!(std::fs::read_to_string(&profile).unwrap(), "export A=1\n");
 }
 
-/// A folder that another user made or may write: is it refused before anything in it is read, run or written?
+/// Is a directory that another user created or may write rejected before anything in it is read, run or written?
 #[test]
 fn a_folder_that_another_user_can_change_is_refused() {
     use std::os::unix::fs::{PermissionsExt, chown};
@@ -479,7 +480,7 @@ fn a_folder_that_another_user_can_change_is_refused() {
     }
 }
 
-/// A manifest whose inputs lie elsewhere: is no file outside of `inputs` read?
+/// If a manifest names inputs elsewhere: is no file outside of `inputs` read?
 #[test]
 fn inputs_are_plain_names_below_their_folder() {
     let folder = tempfile::tempdir().unwrap();

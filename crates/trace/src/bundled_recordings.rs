@@ -70,7 +70,8 @@ fn list_recordings(dir: &Path) -> Vec<(String, PathBuf)> {
 mod tests {
     use super::*;
 
-    /// Does a name find its recording, the first place with one win, and a wrong name list what there is?
+    /// Does a name find its recording, with precedence for the first directory, and does an unknown name list the known
+    /// ones?
     #[test]
     fn names_find_their_recording_and_unknown_ones_list_what_there_is() {
         let dir = tempfile::tempdir().unwrap();
@@ -89,7 +90,7 @@ mod tests {
         );
     }
 
-    /// Are the bundled recordings what their page says: each whole, described, with its counts, and small enough?
+    /// Are the bundled recordings as their page states: each complete, described, with its counts, and small enough?
     #[test]
     fn the_bundled_recordings_are_whole_described_and_small() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recordings");

@@ -15,7 +15,7 @@ pub fn unknown_name_error(subject: &'static str, name: &str, known: impl IntoIte
 mod tests {
     use super::*;
 
-    /// Does a slip of the finger name the nearest, and nonsense only what there is?
+    /// Does a misspelled name give the nearest one, and nonsense only the list of known ones?
     #[test]
     fn a_misspelt_name_gets_the_nearest_and_nonsense_gets_the_list() {
         let known = || ["gzip", "bzip2", "sqlite3"].map(String::from);

@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(ProfileFile::read(&path).unwrap(), empty);
     }
 
-    /// Is a wrong file refused with its place, and a wrong value with its field?
+    /// Is a malformed file rejected with its place, and an invalid value with its field?
     #[test]
     fn wrong_profiles_are_refused_with_line_or_field() {
         let error = |text: &str| ProfileFile::parse(text.as_bytes(), "p.json").unwrap_err().to_string();
@@ -417,7 +417,7 @@ mod tests {
         assert!(refused.contains("curves[0].points[0].miss_ratio"), "{refused}");
     }
 
-    /// Are values that no program has refused, each with its place: negative, huge, not finite, outside of their interval?
+    /// Are impossible values rejected with their place: negative, huge, not finite, outside of their interval?
     #[test]
     fn values_that_cannot_be_are_refused_with_their_place() {
         let estimate = |value: f64| Estimate { value, low: value - 1.0, high: value + 1.0 };

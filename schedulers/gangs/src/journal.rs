@@ -62,7 +62,7 @@ pub fn stat_fields(stat: &str) -> Option<(i32, u64, u32)> {
 mod tests {
     use super::*;
 
-    /// Does what was written come back, the oldest state of each thread, without an unfinished end?
+    /// Are entries read back, with the oldest state of each thread, without an incomplete last line?
     #[test]
     fn entries_come_back() {
         let first = Entry { thread: 7, start_ticks: 100, policy: 3 };
@@ -73,13 +73,13 @@ mod tests {
         assert_eq!(parse(&format!("{text}8 100")), Ok(vec![first, later]));
     }
 
-    /// Is a line that is none named?
+    /// Is a malformed line named in the error?
     #[test]
     fn a_foreign_line_is_named() {
         assert_eq!(parse("1 2 0\nx y\n").unwrap_err(), "line 2: found 'x y', expected 'thread start policy'");
     }
 
-    /// Does a name with spaces and parentheses hide nothing?
+    /// Are fields read correctly after a name with spaces and parentheses?
     #[test]
     fn stat_is_read_behind_the_name() {
         let mut fields = vec!["0"; 50];
@@ -89,8 +89,8 @@ mod tests {
         assert_eq!(stat_fields(""), None);
     }
 
-    /// If the kernel refuses to restore a thread's policy: does its entry, or that of the thread it inherited from, stay
-    /// for the next try, while those of restored threads go?
+    /// If the kernel refuses to restore a thread's policy: does its entry, or that of the thread from which it
+    /// inherited, stay for the next attempt, while those of restored threads are removed?
     #[test]
     fn what_could_not_be_restored_stays_in_the_journal() {
         let [restored, refused, adopted] = [1, 2, 3].map(|thread| Entry { thread, start_ticks: 100, policy: 0 });

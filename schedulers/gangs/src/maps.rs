@@ -189,7 +189,7 @@ mod tests {
         }
     }
 
-    /// Does a rotation that was written come back, and is another size refused?
+    /// Is a rotation read back as written, and another size rejected?
     #[test]
     fn a_rotation_comes_back() {
         let turn = |gang| MapTurn { length_ns: 20_000_000 + u64::from(gang), gang, may_fill: 1 << (gang + 1) };
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// Is an interval that is still open counted, and only then?
+    /// Is an interval that is still open added to the stolen time, and only if there is one?
     #[test]
     fn an_open_interval_counts() {
         let mut cpu = cpu_to_bytes(3);

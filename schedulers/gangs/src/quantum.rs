@@ -94,7 +94,7 @@ mod tests {
     }
     const MIB: f64 = 1048576.0;
 
-    /// Does the law give what was measured on the modeled machine?
+    /// Does the formula agree with the measurements on the modeled machine?
     #[test]
     fn the_law_fits_the_measured_points() {
         let measured = [(3.0, 20.0, 35.3), (3.0, 50.0, 29.5), (3.0, 100.0, 28.0), (3.0, 5.0, 127.5), (1.0, 5.0, 40.0)];
@@ -105,7 +105,7 @@ mod tests {
         }
     }
 
-    /// Is the inverse one, over all lengths beyond the fetch?
+    /// Is the inverse correct, for all lengths beyond the fetch?
     #[test]
     fn the_turn_for_an_access_time_gives_that_time() {
         for mib in [0.25, 1.0, 3.0, 12.0] {
@@ -122,7 +122,7 @@ mod tests {
         TurnRequirements { without_ns, gangs: 2, longest_wait_ns: longest_wait_ms * 1e6 }
     }
 
-    /// Is a turn typical where it may be, and never shorter than pays?
+    /// Is a turn typical if possible, and never shorter than break-even?
     #[test]
     fn turns_are_typical_and_always_pay() {
         let turn = turn_ns(&chase(3.0 * MIB), &wish(127.0, 1000.0)).unwrap();
@@ -133,7 +133,7 @@ mod tests {
         assert!(long > 100e6 && access_ns(&chase(16.0 * MIB), long) <= 31.5 + 1e-6, "{long}");
     }
 
-    /// Are gangs refused when the turn that pays makes tasks wait longer than allowed?
+    /// Are gangs rejected if a turn that pays off makes tasks wait longer than allowed?
     #[test]
     fn a_turn_that_pays_too_late_is_refused() {
         let refused = turn_ns(&chase(3.0 * MIB), &wish(127.0, 120.0));
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(allowed_ns, 5e6);
     }
 
-    /// Are figures that were not measured, and loads with nothing to gain, told apart?
+    /// Are unmeasured figures and loads with nothing to gain distinguished?
     #[test]
     fn absent_figures_and_absent_gain_are_refused() {
         let broken = GangFootprint { miss_ns: f64::NAN, ..chase(MIB) };

@@ -67,7 +67,7 @@ impl BackOff {
 mod tests {
     use super::*;
 
-    /// Does the guard see a CPU that is taken, and no other?
+    /// Does the guard detect a stolen CPU, and no other?
     #[test]
     fn a_taken_cpu_is_seen_in_the_second_window() {
         let mut guard = StarvationGuard::default();
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(guard.observe(&[540, 60], 100), None);
     }
 
-    /// Does a window begin anew where threads became ours, and not for ever?
+    /// Does a window restart when threads were adopted, but not forever?
     #[test]
     fn a_window_begins_anew_five_times_in_a_row() {
         let mut guard = StarvationGuard::default();
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(guard.observe(&[185], 100), Some((0, 0.9)));
     }
 
-    /// Do attempts become rare, and does a long good time forgive?
+    /// Do attempts become rare, and does a long time without problems reset the delay?
     #[test]
     fn attempts_back_off_and_are_forgiven() {
         let mut back_off = BackOff::default();

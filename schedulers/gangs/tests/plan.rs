@@ -21,7 +21,7 @@ fn checked(plan: &Value) -> Result<gangs::plan::CheckedPlan, String> {
     }
 }
 
-/// Does a good message become the plan that it says?
+/// Does a valid message give its plan?
 #[test]
 fn a_good_message_is_taken_in() {
     let plan = checked(&good()).unwrap();
@@ -35,7 +35,7 @@ fn a_good_message_is_taken_in() {
     assert!(matches!(parse_request(r#"{"stop":{}}"#), Ok(SocketRequest::Stop {})));
 }
 
-/// Is each bad field named with what was found and expected?
+/// Is each invalid field reported with the value found and the values expected?
 #[test]
 fn bad_fields_are_named() {
     let cases = [
@@ -82,7 +82,7 @@ fn bad_fields_are_named() {
     }
 }
 
-/// Is text that is no request refused, and none of it taken for an empty plan?
+/// Is text that is not a request rejected, and never taken for an empty plan?
 #[test]
 fn other_text_is_refused() {
     for text in [
@@ -106,7 +106,7 @@ fn other_text_is_refused() {
     assert!(parse_request(&long).unwrap_err().contains("expected at most"));
 }
 
-/// Does any text, cut or changed at any place, end in an error or a plan, never in a panic?
+/// Does any text, truncated or changed anywhere, give an error or a plan, never a panic?
 #[test]
 fn cut_and_changed_messages_never_panic() {
     let text = json!({ "plan": good() }).to_string();

@@ -155,7 +155,7 @@ fn load(seed: u64) -> (Vec<MapTurn>, Vec<ModelTask>, usize) {
     (turns, tasks, cpus as usize)
 }
 
-/// Does any task wait longer than two rotations and 100 ms, with up to 40 tasks a CPU and any weights?
+/// Does any task wait longer than two rotations and 100 ms, with up to 40 tasks per CPU and any weights?
 #[test]
 fn nobody_waits_longer_than_two_rotations_and_100_ms() {
     for seed in 0..300 {
@@ -167,7 +167,7 @@ fn nobody_waits_longer_than_two_rotations_and_100_ms() {
     }
 }
 
-/// Is it the rescue that keeps the bound? Without it a light task beside heavy ones waits longer.
+/// Does the rescue ensure the bound? Without it, a light task beside heavy ones waits longer.
 #[test]
 fn without_rescue_light_tasks_wait_too_long() {
     let turns: Vec<MapTurn> = (0..2).map(|gang| MapTurn { length_ns: 20 * MS, gang, may_fill: 0 }).collect();

@@ -146,7 +146,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// Does a flood by one peer leave the only connection of another one alone, and an admitted one of its own?
+    /// Does a flood by one peer leave the only connection of another one, and its own admitted one, undisturbed?
     #[test]
     fn a_flood_takes_its_own_slots_only() {
         served(async {
@@ -170,7 +170,7 @@ mod tests {
         });
     }
 
-    /// Has every connection an end: a stranger after its deadline, an admitted one after both, a closed one at once?
+    /// Does every connection end: a stranger's after its deadline, an admitted one after both, a closed one at once?
     #[test]
     fn every_connection_has_an_end() {
         served(async {

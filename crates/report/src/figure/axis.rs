@@ -178,7 +178,7 @@ mod tests {
         laid.ticks().into_iter().map(|(_, label)| label).collect()
     }
 
-    /// Do ticks stand on round values, few enough to read?
+    /// Are ticks at round values, and few enough to read?
     #[test]
     fn ticks_are_round_and_few() {
         assert_eq!(labels(&Axis::linear(""), &[0.0, 9.3]), ["0", "2", "4", "6", "8", "10"]);
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(labels(&Axis::bytes(""), &[1024.0, 1073741824.0]).len(), 7);
     }
 
-    /// Does every input, empty, constant, zero or not finite, still give an axis?
+    /// Does every input, empty, constant, zero or not finite, give an axis?
     #[test]
     fn odd_data_still_gives_an_axis() {
         for scale in [AxisScale::Linear, AxisScale::Log, AxisScale::LogBytes] {

@@ -117,7 +117,7 @@ mod tests {
     use crate::results::{Alternatives, PlacementRow};
     use expect_test::expect;
 
-    /// Does a reader see at a glance who shares what, and why?
+    /// Does the picture show at a glance which programs share each cache, and the reasons?
     #[test]
     fn a_plan_is_boxes_and_reasons() {
         let placed = |name: &str, slowdown: Option<f64>, reason: &str| PlacementRow {

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
     use expect_test::expect;
 
-    /// Does a falling curve look like one, with its sizes under it?
+    /// Does a falling curve look like one, with its sizes below it?
     #[test]
     fn a_knee_is_seen() {
         let points = (16..=24).map(|power| (1u64 << power, if power < 20 { 30.0 } else { 2.0 })).collect();
@@ -187,7 +187,7 @@ mod tests {
         want.assert_eq(&curve_picture(&[line], "misses per 1000 instructions", Paint { color: false, width: 60 }));
     }
 
-    /// Does odd data (nothing, one point, zeros, values that are not finite) draw without harm?
+    /// Are unusual data (nothing, one point, zeros, values that are not finite) drawn without failure?
     #[test]
     fn odd_data_draws() {
         let draw = |points: &[(u64, f64)]| {

@@ -167,7 +167,7 @@ impl TaskEngine for Slurm {
 mod tests {
     use super::*;
 
-    /// Does job number k of a script run the k-th batch of ids, whatever characters the folder's name has?
+    /// Does job number k of a script run the k-th batch of ids, whatever characters the directory's name contains?
     #[test]
     fn a_job_runs_its_own_ids() {
         let folder = tempfile::tempdir().unwrap();

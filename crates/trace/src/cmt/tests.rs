@@ -55,7 +55,7 @@ fn any_record() -> impl Strategy<Value = AccessRecord> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Does every record, at any value of any field, come back as it was written, through both ways of reading?
+    /// Is every record, with any value of any field, read back as it was written, in both ways of reading?
     #[test]
     fn any_records_read_back_equal(records in prop::collection::vec(any_record(), 0..300)) {
         let bytes = written(&records, TraceTotals::default());
@@ -86,7 +86,7 @@ proptest! {
     }
 }
 
-/// Do several blocks, totals and threads come back, and does a seek land at the block before?
+/// Are several blocks, totals and threads read back, and does a seek reach the block before?
 #[test]
 fn a_long_trace_keeps_its_totals_and_can_be_sought_in() {
     let records = records(3 * BLOCK_RECORDS + 17);
@@ -118,7 +118,7 @@ fn a_long_trace_keeps_its_totals_and_can_be_sought_in() {
     assert_eq!(read_all(&mut reader).0, records);
 }
 
-/// Are threads of a recording from before their order of creation was kept read, without one?
+/// Are threads of a recording that predates the order of creation read, without one?
 #[test]
 fn older_totals_have_no_order_of_creation() {
     let older = r#"{"thread":3,"process":0,"records":1,"accesses":null,"instructions":5}"#;
@@ -127,7 +127,7 @@ fn older_totals_have_no_order_of_creation() {
     assert_eq!(serde_json::to_string(&thread).unwrap(), older);
 }
 
-/// Does a file cut off at any length give its whole blocks and then an error that names the next one?
+/// Does a file truncated at any length give its complete blocks, and then an error with the next one?
 #[test]
 fn a_truncated_file_gives_its_whole_blocks_and_names_the_broken_one() {
     let records = records(2 * BLOCK_RECORDS + 100);
@@ -150,7 +150,7 @@ fn a_truncated_file_gives_its_whole_blocks_and_names_the_broken_one() {
     }
 }
 
-/// Does a damaged block stop the reading there, naming it, with the blocks before it intact?
+/// Does a damaged block end the reading with an error that names it, with the blocks before it intact?
 #[test]
 fn a_damaged_block_is_named_and_those_before_it_are_read() {
     let records = records(2 * BLOCK_RECORDS);
@@ -167,7 +167,7 @@ fn a_damaged_block_is_named_and_those_before_it_are_read() {
     }
 }
 
-/// Is a forged length refused before anything of that size is allocated?
+/// Is a forged length rejected before anything of that size is allocated?
 #[test]
 fn lengths_that_no_writer_makes_are_refused() {
     let bytes = written(&records(10), TraceTotals::default());
@@ -184,7 +184,7 @@ fn lengths_that_no_writer_makes_are_refused() {
     assert!(error.contains("a header of 4294967295 bytes"), "{error}");
 }
 
-/// Is a header with a page, a line or a shift that no machine has refused, with the field?
+/// Is a header with an impossible page size, line size or shift rejected with the field?
 #[test]
 fn headers_that_no_machine_has_are_refused() {
     let cases: [(&str, fn(&mut TraceHeader)); 6] = [

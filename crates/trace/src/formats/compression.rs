@@ -53,7 +53,7 @@ mod tests {
 
     use crate::{AccessRecord, open};
 
-    /// Is a trace the same, whichever of the three compressions it has, also in several members, and is a cut one refused?
+    /// Is a trace the same in each of the three compressions, also in several members, and is a truncated one rejected?
     #[test]
     fn compressed_traces_read_as_the_plain_one() {
         let folder = tempfile::tempdir().unwrap();

@@ -33,7 +33,7 @@ fn record(address: u64, gap: u64, size: u16, store: bool) -> AccessRecord {
 
 const LACKEY: &[u8] = b"==12== Lackey\nI  04001000,3\nI  04001003,5\n L 1ffe80,8\n S 1ffe88,4\nI  04001008,2\n M 0421747c,20\nI  0400,1\n";
 
-/// Do lackey's lines become accesses, with the instructions between and a modify as one store?
+/// Do lackey's lines become accesses, with the instructions between them, and a modify as one store?
 #[test]
 fn lackey_lines_become_records() {
     let (records, totals) = read(LACKEY, "x", None).unwrap();
@@ -43,7 +43,7 @@ fn lackey_lines_become_records() {
     assert_eq!((totals.program_accesses, totals.instructions), (Some(3), Some(4)));
 }
 
-/// Do both of Dinero's notations become accesses, and is a trace without instructions one that does not know them?
+/// Do both of Dinero's notations become accesses, and are the instructions of a trace without any unknown?
 #[test]
 fn din_lines_become_records() {
     let (records, totals) = read(b"2 400\n0 1000\n1 1008 4\n# note\nr 0x2000 8\n", "x", None).unwrap();
@@ -53,7 +53,7 @@ fn din_lines_become_records() {
     assert_eq!(read(b"0 1000\n", "x", None).unwrap().1.unwrap().instructions, None);
 }
 
-/// Do the binary formats come out as their definitions say?
+/// Are the binary formats decoded according to their definitions?
 #[test]
 fn binary_entries_become_records() {
     let raw: Vec<u8> = [64u64, u64::MAX].iter().flat_map(|address| address.to_le_bytes()).collect();
@@ -74,7 +74,7 @@ fn binary_entries_become_records() {
     assert_eq!(records, [record(9 << 6, 0, 0, false)]);
 }
 
-/// Are objects of different sizes refused with their place, unless sizes are ignored by request?
+/// Are objects of different sizes rejected with their place, unless the user asks to ignore sizes?
 #[test]
 fn objects_of_different_sizes_are_refused_or_counted_as_one_line() {
     let request = |object: u64, bytes: u32| {
@@ -95,7 +95,7 @@ fn objects_of_different_sizes_are_refused_or_counted_as_one_line() {
     assert_eq!(read(&mixed, "t", Some(Format::OracleGeneralUnit)).unwrap().0.len(), 3);
 }
 
-/// Is a zstd-packed trace unpacked on the way, and its format told from inside?
+/// Is a zstd-compressed trace decompressed while it is read, and its format determined from the content?
 #[test]
 fn packed_traces_are_unpacked_on_the_way() {
     let packed = zstd::bulk::compress(LACKEY, 1).unwrap();
@@ -103,7 +103,7 @@ fn packed_traces_are_unpacked_on_the_way() {
 }
 
 /// Are accesses, sizes, stores and instructions read from comma-separated values and from DynamoRIO's view, and are
-/// headings and markers passed over?
+/// headers and markers skipped?
 #[test]
 fn tables_and_views_are_read() {
     let csv = b"address,size,kind\n# a comment\n0x10,8,r\n64,,i\n32,4,write\n";
@@ -123,7 +123,7 @@ fn tables_and_views_are_read() {
     );
 }
 
-/// Does every wrong input name its place, what was found and what was expected?
+/// Does the error for every invalid input give its place, the value found and the value expected?
 #[test]
 fn wrong_inputs_name_place_found_and_expected() {
     let error = |bytes: &[u8], format| read(bytes, "in", Some(format)).unwrap_err().to_string();

@@ -250,7 +250,7 @@ mod tests {
         .concat()
     }
 
-    /// Do records, threads and processes come out, with a reused process id as a process of its own?
+    /// Are records, threads and processes decoded, with a reused process id as a separate process?
     #[test]
     fn a_stream_decodes_and_a_reused_pid_is_a_new_process() {
         let mut decoder = ChunkDecoder::new(true);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     proptest! {
-        /// Does the cutting into reads matter, and can any change make it panic?
+        /// Is the result independent of the division into reads, and does no change cause a panic?
         #[test]
         fn pieces_decode_as_the_whole_and_damage_never_panics(
             cuts in prop::collection::vec(1usize..40, 1..20), at in any::<prop::sample::Index>(), value in any::<u8>()

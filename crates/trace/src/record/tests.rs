@@ -74,7 +74,7 @@ fn l1_misses_of_gzip_agree_with_cachegrind() {
     agree(totals.instructions.unwrap() as f64, count("Ir"), "instructions");
 }
 
-/// Does a window hold exactly the accesses of the whole recording that it says, and end where asked?
+/// Does a window contain exactly the specified accesses of the whole recording, and end as requested?
 #[test]
 fn a_window_is_a_slice_of_the_whole() {
     let dir = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ fn a_window_is_a_slice_of_the_whole() {
     assert_eq!(shape(&part[1..]), shape(&whole[5_001..12_000]));
 }
 
-/// Is the child's status kept apart from our own success, for exits, signals and programs that cannot start?
+/// Is the child's status separate from the recorder's success, for exits, signals and programs that cannot start?
 #[test]
 fn the_childs_status_is_part_of_the_result() {
     let dir = tempfile::tempdir().unwrap();
@@ -110,7 +110,7 @@ fn the_childs_status_is_part_of_the_result() {
     assert_eq!(read(&out).1.ended, Some("signal 15".into()), "a failed recording leaves the old file alone");
 }
 
-/// Does an interrupt stop an endless program and keep what was recorded?
+/// Does an interrupt stop an endless program and keep the recorded part?
 #[test]
 fn an_interrupt_keeps_what_was_recorded() {
     let dir = tempfile::tempdir().unwrap();
@@ -129,7 +129,7 @@ fn an_interrupt_keeps_what_was_recorded() {
     assert!(records.len() > 200_000 && totals.ended.as_deref() == Some("interrupted"));
 }
 
-/// Are threads told apart though their ids are reused, and does a store take the line from the others' filters?
+/// Are threads distinguished although their ids are reused, and does a store remove the line from the others' filters?
 #[test]
 fn threads_are_told_apart_and_stores_invalidate_the_others_lines() {
     let dir = tempfile::tempdir().unwrap();
@@ -162,7 +162,8 @@ fn threads_are_told_apart_and_stores_invalidate_the_others_lines() {
     assert!(per_round >= 1, "{:?}", lines.values().filter(|counts| counts[0] > 20).collect::<Vec<_>>());
 }
 
-/// Do the numbers in the order of creation and the kernel's ids belong to the same threads, whoever makes records first?
+/// Do the numbers in the order of creation and the kernel's ids belong to the same threads, whichever makes records
+/// first?
 #[test]
 fn threads_keep_the_order_of_their_creation_and_their_kernel_ids() {
     let dir = tempfile::tempdir().unwrap();
@@ -190,7 +191,7 @@ fn threads_keep_the_order_of_their_creation_and_their_kernel_ids() {
     assert_eq!(threads, (0..4).zip(expected_ids).collect::<Vec<(u32, u32)>>());
 }
 
-/// Are children left alone or recorded as processes of their own, as asked?
+/// Are children left unrecorded or recorded as separate processes, as requested?
 #[test]
 fn children_are_left_or_followed_as_processes_of_their_own() {
     let dir = tempfile::tempdir().unwrap();
@@ -214,7 +215,7 @@ fn children_are_left_or_followed_as_processes_of_their_own() {
     }
 }
 
-/// Does lackey, the fallback, give the same accesses where no filter and no threads are in play?
+/// Does lackey, the fallback, give the same accesses without a filter and with one thread?
 #[test]
 fn lackey_records_the_same_accesses() {
     let dir = tempfile::tempdir().unwrap();
@@ -232,7 +233,8 @@ fn lackey_records_the_same_accesses() {
     assert!(near(instructions.0, instructions.1), "{instructions:?}");
 }
 
-/// Does a program run to its end around a part by time, which holds less than all of it, and around a file that is full?
+/// Does a program run to its end around a part limited by time, which contains less than the whole, and around a file
+/// that is full?
 #[test]
 fn a_part_by_time_or_size_leaves_the_program_whole() {
     let dir = tempfile::tempdir().unwrap();

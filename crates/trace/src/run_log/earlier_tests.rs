@@ -254,7 +254,8 @@ fn record() -> WindowRecord {
     }
 }
 
-/// Does a log of format 4 read as the values that it was written from, and is it written again with the keys of format 5?
+/// Does a log of format 4 read as the values from which it was written, and is it written again with the keys of format
+/// 5?
 #[test]
 fn a_log_of_format_4_reads_whole() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/earlier/run-log-4.jsonl");

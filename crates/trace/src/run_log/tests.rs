@@ -23,7 +23,7 @@ fn read_all(mut log: RunLogReader) -> (Vec<WindowRecord>, Option<TraceError>) {
     }
 }
 
-/// Does a log, packed or not, read back bit for bit?
+/// Does a log, compressed or not, read back bit for bit?
 #[test]
 fn a_written_log_reads_back_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();
@@ -39,7 +39,7 @@ fn a_written_log_reads_back_bit_for_bit() {
     }
 }
 
-/// Does a log cut off anywhere give every whole record and then the line that is broken?
+/// Does a log truncated anywhere give every complete record, and then the damaged line?
 #[test]
 fn a_truncated_log_gives_what_was_before_and_the_line() {
     let dir = tempfile::tempdir().unwrap();
@@ -70,7 +70,7 @@ fn a_truncated_log_gives_what_was_before_and_the_line() {
     assert!(error.unwrap().to_string().starts_with(&format!("run.jsonl.zst: line {}:", back.len() + 2)));
 }
 
-/// Is a number that JSON cannot hold refused when written, not when read?
+/// Is a number that JSON cannot represent rejected when written, rather than when read?
 #[test]
 fn an_infinite_number_is_refused_when_it_is_written() {
     let dir = tempfile::tempdir().unwrap();
@@ -87,7 +87,7 @@ fn an_infinite_number_is_refused_when_it_is_written() {
     }
 }
 
-/// Is a log of another format refused with the format that it has and the one expected?
+/// Is a log of another format rejected with its format and the expected one?
 #[test]
 fn another_format_is_refused_with_both_numbers() {
     for format in [1, 6] {

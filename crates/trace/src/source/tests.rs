@@ -27,7 +27,7 @@ fn first(source: &mut CmtSource, accesses: usize) -> Vec<Access> {
     batch
 }
 
-/// Does one thread come out looped and shifted, executing exactly its recorded instructions a round?
+/// Is one thread read in a loop and shifted, executing exactly its recorded instructions per round?
 #[test]
 fn a_thread_loops_at_an_offset_with_its_own_instructions() {
     let file = file(true);
@@ -43,7 +43,7 @@ fn a_thread_loops_at_an_offset_with_its_own_instructions() {
     assert_eq!(first(&mut again, 301), accesses);
 }
 
-/// Does a start in the middle keep the loop's order, and a file without instructions give each access one?
+/// Does a start in the middle keep the loop's order, and does a file without instructions give each access one?
 #[test]
 fn a_phase_starts_in_the_middle_and_unknown_instructions_are_one_each() {
     let file = file(false);
@@ -53,7 +53,7 @@ fn a_phase_starts_in_the_middle_and_unknown_instructions_are_one_each() {
     assert!(accesses.iter().all(|access| access.instructions() == 1));
 }
 
-/// Is a thread that the file has not refused, with what there is?
+/// Is a thread that the file lacks rejected, with the list of its threads?
 #[test]
 fn a_thread_without_records_is_refused() {
     let error = CmtSource::open(file(true).path(), 7, 0, 0).err().unwrap().to_string();

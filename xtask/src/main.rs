@@ -14,6 +14,7 @@ mod links;
 mod locks;
 mod named_tests;
 mod prose;
+mod raw_markup;
 mod results;
 mod retired_names;
 mod retired_words;

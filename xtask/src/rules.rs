@@ -7,7 +7,9 @@ use std::io;
 use std::path::Path;
 
 use crate::source_tree::{self, SourceTree};
-use crate::{comment_heads, file_access, found_values, links, named_tests, retired_words, type_names, width};
+use crate::{
+    comment_heads, file_access, found_values, links, named_tests, raw_markup, retired_words, type_names, width,
+};
 
 /// A place that violates a rule.
 pub struct Complaint {
@@ -40,6 +42,7 @@ const RULES: &[Rule] = &[
     Rule { name: "link", is_enforced: true, check: links::check },
     Rule { name: "named-test", is_enforced: true, check: named_tests::check },
     Rule { name: "file-access", is_enforced: true, check: file_access::check },
+    Rule { name: "raw-markup", is_enforced: true, check: raw_markup::check },
 ];
 
 /// Every complaint in the form `file:line: text (rule)`, of the enforced rules or of all.

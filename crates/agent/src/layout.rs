@@ -116,6 +116,14 @@ mod tests {
             }
         }
         assert_eq!(&format_target(0x2a, true), b"000000000000002aa\n");
+        let text = format_target(0x21, true);
+        // The newline alone may be missing: it is no part of the value.
+        for end in 0..WANTED_BYTES - 1 {
+            assert_eq!(parse_target(&text[..end]), None, "{end}");
+        }
+        let mut reordered = text;
+        reordered.swap(15, 16);
+        assert_eq!(parse_target(&reordered), None, "two parts of one write in the other order");
         assert_eq!(parse_target(b"00ff"), None);
         assert_eq!(parse_target(b"000000000000002Ga\n"), None);
         assert_eq!(parse_target(b"000000000000002a\n"), None);

@@ -32,9 +32,8 @@ fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
 
-/// A run with these numbers of programs and caches; every tenth window moves some programs, and every figure changes in
-/// every window.
-fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -> RecordedRun {
+/// The header of a run on so many caches.
+fn header(caches: u32) -> PageHeader {
     let cache = |cache| CacheHeader {
         cache,
         level: "L3".into(),
@@ -43,7 +42,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
         ways: Some(16),
         colors: None,
     };
-    let head = PageHeader {
+    PageHeader {
         shape: SHAPE,
         version: "1".into(),
         source: "run.jsonl".into(),
@@ -55,7 +54,13 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
         caches: (0..caches).map(cache).collect(),
         truth: None,
         cut_off: None,
-    };
+    }
+}
+
+/// A run with these numbers of programs and caches; every tenth window moves some programs, and every figure changes in
+/// every window.
+fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -> RecordedRun {
+    let head = header(caches);
     let mut state = 1u64;
     let mut draw = move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -78,6 +78,70 @@ fn the_page_loads_nothing() {
     }
 }
 
+/// Do names that hold markup, an escape sequence, a line end or a mark that turns the direction of writing act on no page:
+/// a study, a comparison of policies, a lab run?
+#[test]
+fn hostile_names_act_on_no_page() {
+    let evil = "</title><script>x</script>\u{1b}[31m\u{202e}\" onload=\"x";
+    let mut study = study();
+    study.title = evil.into();
+    study.programs[0].name = evil.into();
+    study.programs[0].command = Some(evil.into());
+    study.matrix.names[0] = evil.into();
+    if let Some(plan) = &mut study.plan {
+        plan.caches[0].programs[0].name = evil.into();
+        plan.caches[0].programs[0].reason = evil.into();
+    }
+    let outcome = |policy: &str| PolicyOutcome {
+        policy: format!("{policy}{evil}"),
+        complete: true,
+        windows: 1,
+        mean_slowdown: Some(2.0),
+        worst_slowdown: Some(2.0),
+        weighted_speedup: None,
+        instructions_per_second: 1.0,
+        memory_bytes_per_second: 1.0,
+        changes_per_hour: 1.0,
+        overhead_seconds: 0.0,
+        programs: vec![ProgramOutcome {
+            name: evil.into(),
+            slowdown: Some(2.0),
+            slowdown_on_cpu: None,
+            instr_per_cycle: None,
+            mpki: None,
+        }],
+        series: TimeSeries::default(),
+        decisions: vec![ReportedDecision { seconds: 1.0, reason: evil.into() }],
+    };
+    let comparison = WhatIfResult {
+        machine: evil.into(),
+        cache: CacheSummary::default(),
+        hours: 1.0,
+        seed: 1,
+        policies: vec![outcome("default"), outcome("dio")],
+    };
+    let line = LabLine {
+        id: evil.into(),
+        title: evil.into(),
+        passed: None,
+        reported: evil.into(),
+        modeled: evil.into(),
+        target: evil.into(),
+    };
+    let lab = LabResult {
+        ran: true,
+        reason: None,
+        kernel: Some(evil.into()),
+        commit: Some(evil.into()),
+        lines: vec![line],
+        seconds: None,
+    };
+    for page in [study.html(), comparison.html(evil), lab.html(evil)] {
+        assert!(!page.contains("<script") && !page.contains("\" onload"), "{page}");
+        assert!(!page.contains(['\u{1b}', '\u{202e}']) && page.contains("\\u{202e}"), "{page}");
+    }
+}
+
 #[test]
 fn an_empty_study_is_still_a_page() {
     let html = StudyPage::default().html();

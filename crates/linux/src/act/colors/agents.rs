@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use cachemate_agent::layout::{MAX_COLORS, PAGE_BYTES, format_target};
@@ -119,22 +120,29 @@ impl AgentReport {
         Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: no whole status", path.display())))
     }
 
-    /// `None` = torn: the turn number at the end differs from the one at the beginning.
+    /// `None` = torn or forged: the first and the last line are not the same turn, or a figure stands there twice.
     fn parse(text: &str) -> Option<Self> {
         if let Some(why) = text.strip_prefix("refused ") {
             return Some(AgentReport { account: Err(why.trim_end().to_string()) });
         }
-        let mut account = BTreeMap::new();
-        let mut turns = Vec::new();
-        for line in text.lines() {
+        // A last line without its end may be the beginning of a longer number.
+        let mut lines: Vec<(&str, u64)> = Vec::new();
+        for line in text.strip_suffix('\n')?.split('\n') {
             let (name, number) = line.split_once(' ')?;
-            let number = number.parse().ok()?;
-            if name == "turn" {
-                turns.push(number);
-            }
-            account.insert(name.to_string(), number);
+            lines.push((name, number.parse().ok()?));
         }
-        (turns.len() == 2 && turns[0] == turns[1]).then_some(AgentReport { account: Ok(account) })
+        let (last, figures) = lines.split_last().filter(|(_, figures)| !figures.is_empty())?;
+        let account: BTreeMap<String, u64> = figures.iter().map(|(name, number)| (name.to_string(), *number)).collect();
+        let is_whole = last.0 == "turn" && figures[0] == *last && account.len() == figures.len();
+        is_whole.then_some(AgentReport { account: Ok(account) })
+    }
+
+    /// Addresses of the agent's own memory, in whole pages. The program can write any number into the report.
+    fn own_addresses(&self) -> Range<usize> {
+        let figure = |name: &str| self.counter(name).and_then(|figure| usize::try_from(figure).ok()).unwrap_or(0);
+        let start = figure("own_start") / PAGE_BYTES * PAGE_BYTES;
+        let bytes = figure("own_bytes").checked_next_multiple_of(PAGE_BYTES);
+        start..bytes.and_then(|bytes| start.checked_add(bytes)).unwrap_or(start)
     }
 
     /// A figure; 0 only if the agent counted zero.
@@ -144,9 +152,10 @@ impl AgentReport {
 
     /// Share of the resident pages under the agent's control that have allowed colors.
     pub fn allowed_share(&self) -> Option<f64> {
-        let (inside, outside) = (self.counter("inside_pages")?, self.counter("outside_pages")?);
-        let all = inside + outside + self.counter("unknown_pages")?;
-        (all > 0).then(|| inside as f64 / all as f64)
+        let pages = |name: &str| self.counter(name).map(|pages| pages as f64);
+        let inside = pages("inside_pages")?;
+        let all = inside + pages("outside_pages")? + pages("unknown_pages")?;
+        (all > 0.0).then(|| inside / all)
     }
 }
 
@@ -218,10 +227,9 @@ pub fn resident(pid: i32, ledger: &FrameLedger, mask: u64, agent: Option<&AgentR
     let maps = cachemate_files::read_text_limited(Path::new(&format!("/proc/{pid}/maps")), MAX_MAPS_BYTES)?;
     let program = cachemate_files::link_target(Path::new(&format!("/proc/{pid}/exe")))?;
     let pagemap = Ok(cachemate_files::open_plain(Path::new(&format!("/proc/{pid}/pagemap")))?);
-    let figure = |name: &str| agent.and_then(|agent| agent.counter(name)).unwrap_or(0) as usize;
-    let own = figure("own_start")..figure("own_start") + figure("own_bytes");
+    let own = agent.map_or(0..0, AgentReport::own_addresses);
     let (mut found, mut picker) = (ResidentPages::default(), MappingFilter::default());
-    found.held_pages = figure("held_frames") as u64;
+    found.held_pages = agent.and_then(|agent| agent.counter("held_frames")).unwrap_or(0);
     for line in maps.lines() {
         let colored = picker.pick_range(line.as_bytes(), program.as_os_str().as_encoded_bytes()).is_some();
         let mut words = line.split_ascii_whitespace();
@@ -271,6 +279,56 @@ mod tests {
             AgentReport::parse("refused no reference set\n").unwrap().account,
             Err("no reference set".to_string())
         );
+    }
+
+    /// Is a report that is cut at any byte, repeated, or put into another order rejected? The program that an agent
+    /// reports on can write any of them.
+    #[test]
+    fn a_cut_repeated_or_reordered_report_is_rejected() {
+        let whole = "turn 17\ninside_pages 30\noutside_pages 9\nunknown_pages 1\nturn 17\n";
+        assert!(AgentReport::parse(whole).is_some());
+        for end in 0..whole.len() {
+            assert_eq!(AgentReport::parse(&whole[..end]), None, "{end}");
+        }
+        assert_eq!(AgentReport::parse(&whole.repeat(2)), None);
+        let lines: Vec<&str> = whole.lines().collect();
+        for swapped in [[0, 1], [1, 4], [3, 4]] {
+            let mut lines = lines.clone();
+            lines.swap(swapped[0], swapped[1]);
+            assert_eq!(AgentReport::parse(&format!("{}\n", lines.join("\n"))), None, "{swapped:?}");
+        }
+        let twice = whole.replace("outside_pages 9\n", "outside_pages 9\noutside_pages 0\n");
+        assert_eq!(AgentReport::parse(&twice), None);
+        for forged in ["inside_pages -1", "inside_pages 99999999999999999999", "inside_pages NaN", "inside_pages"] {
+            assert_eq!(AgentReport::parse(&whole.replace("inside_pages 30", forged)), None, "{forged}");
+        }
+    }
+
+    /// With forged figures of any size: is the share still one, do the agent's addresses stay whole pages without an
+    /// overflow, and does counting the pages of this process end?
+    #[test]
+    fn forged_figures_end_no_count() {
+        let largest = u64::MAX;
+        let text =
+            format!("turn 1\ninside_pages {largest}\noutside_pages {largest}\nunknown_pages {largest}\nturn 1\n");
+        assert_eq!(AgentReport::parse(&text).unwrap().allowed_share(), Some(1.0 / 3.0));
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path().join("colors");
+        TrustedDir::create_anchored(&base).unwrap();
+        let ledger = FrameLedger::open(&base).unwrap();
+        let here = &text as *const String as u64;
+        for (start, bytes) in [(here + 1, 5), (here, 0), (largest, largest), (largest - 4095, 4096), (1, largest)] {
+            let text = format!("turn 1\nown_start {start}\nown_bytes {bytes}\nturn 1\n");
+            let agent = AgentReport::parse(&text).unwrap();
+            let own = agent.own_addresses();
+            assert!(own.start % PAGE_BYTES == 0 && own.end % PAGE_BYTES == 0 && own.start <= own.end, "{own:?}");
+            let pid = std::process::id() as i32;
+            let Ok(pages) = resident(pid, &ledger, 1, Some(&agent)) else {
+                crate::skip_test::report_unchecked("pages of a process", "its page map cannot be read");
+                return;
+            };
+            assert!(pages.anonymous_pages() > 0);
+        }
     }
 
     /// Do sets and masks agree, and is a set that does not fit refused?

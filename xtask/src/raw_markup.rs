@@ -1,0 +1,37 @@
+//! Does text reach a page only as escaped text?
+//!
+//! `maud` escapes every text; only `PreEscaped` passes markup through. The crate `report` uses it for its own styles and
+//! drawings, in two files, so that every other page can take a `Drawing` but no foreign text for markup.
+
+use crate::rules::Complaint;
+use crate::source_tree::{SourceTree, scan};
+
+const PLACES: [&str; 2] = ["crates/report/src/html_page.rs", "crates/report/src/figure/svg.rs"];
+
+/// Uses of raw markup outside the two places.
+pub fn check(tree: &SourceTree) -> Vec<Complaint> {
+    let checked = |path: &str| !path.starts_with("xtask/") && !PLACES.contains(&path);
+    let mut complaints = Vec::new();
+    for file in tree.files.iter().filter(|file| file.has_ending("rs") && checked(&file.path)) {
+        for (index, _) in scan(&file.text).iter().enumerate().filter(|(_, line)| line.code.contains("PreEscaped")) {
+            let text = "found PreEscaped, expected text or a figure's Drawing".to_string();
+            complaints.push(Complaint::new(&file.path, index + 1, text));
+        }
+    }
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::tests::{shown, tree};
+
+    /// Is raw markup refused in a page, and accepted in text and in the two places?
+    #[test]
+    fn raw_markup_has_two_places() {
+        let text = "fn a() { html! { (PreEscaped(name)) } }\n// PreEscaped\n";
+        let files = [("crates/fleet/src/a.rs", text), (PLACES[0], text)];
+        let expected = ["crates/fleet/src/a.rs:1: found PreEscaped, expected text or a figure's Drawing"];
+        assert_eq!(shown(check(&tree(&files))), expected);
+    }
+}

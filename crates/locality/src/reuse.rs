@@ -1,17 +1,17 @@
-//! Reuse times of sampled accesses, and a sampler that gets them from a stream.
+//! Reuse times of sampled accesses, and a sampler that obtains them from a stream.
 //!
-//! The models of a shared cache (StatCache, StatStack, StatCC) need one thing of a program: how many accesses it makes
-//! before it touches a line again. That number is a property of the program alone: it depends neither on the cache nor
-//! on its co-runners, and a few thousand watched accesses give its distribution (Berg and Hagersten 2004; papers BS 1).
+//! The models of a shared cache (StatCache, StatStack, StatCC) need one property of a program: the number of accesses
+//! before it touches a line again. This number depends neither on the cache nor on co-runners, and a few thousand
+//! watched accesses give its distribution (Berg and Hagersten 2004; papers BS 1).
 //!
-//! Times are kept in log-spaced buckets: exact below 16, then 16 buckets a doubling, so that a bucket's middle is
+//! Times are stored in log-spaced buckets: exact below 16, then 16 buckets per doubling, so that a bucket's middle is
 //! within 3.2 % of every time in it, and any stream fits into a thousand numbers.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{ReuseSample, SplitMix64};
 
-/// Times below this have a bucket each; from here on, this many buckets a doubling.
+/// Times below this have a bucket each; from here on, there are this many buckets per doubling.
 const PER_DOUBLING: u64 = 16;
 const PER_DOUBLING_LOG2: u32 = PER_DOUBLING.trailing_zeros();
 
@@ -24,7 +24,7 @@ fn bucket_of(time: u64) -> usize {
     (u64::from(doublings + 1) * PER_DOUBLING + within) as usize
 }
 
-/// First and last time of a bucket.
+/// Returns the first and the last time of a bucket.
 fn bounds(bucket: usize) -> (u64, u64) {
     let bucket = bucket as u64;
     if bucket < PER_DOUBLING {
@@ -38,23 +38,23 @@ fn bounds(bucket: usize) -> (u64, u64) {
 /// Reuse times that fell into one bucket.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ReuseBucket {
-    /// Shortest and longest time of the bucket, in accesses between the two touches.
+    /// Shortest time of the bucket, in accesses between the two touches.
     pub low: u64,
-    /// The longest time of the bucket, itself included.
+    /// Longest time of the bucket, inclusive.
     pub high: u64,
-    /// Samples, or any other weight on the scale of [`ReuseTimes::samples`].
+    /// Number of samples, or any other weight on the scale of [`ReuseTimes::samples`].
     pub weight: f64,
 }
 
 impl ReuseBucket {
-    /// The mean of the shortest and the longest time, in accesses.
+    /// Returns the mean of the shortest and the longest time, in accesses.
     pub fn midpoint(&self) -> f64 {
         0.5 * (self.low as f64 + self.high as f64)
     }
 }
 
-/// The distribution of reuse times: accesses between two touches of a line (an immediate repeat is 0), and how many
-/// samples were never touched again. Those count as misses in every model (BS 1).
+/// The distribution of reuse times: accesses between two touches of a line (an immediate repeat is 0), and the number
+/// of samples that were never touched again. The latter count as misses in every model (BS 1).
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ReuseTimes {
     weights: Vec<f64>,
@@ -62,13 +62,13 @@ pub struct ReuseTimes {
 }
 
 impl ReuseTimes {
-    /// No samples yet.
+    /// Builds a distribution without samples.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// From the form that profiles hold: fraction by upper bound, `None` = never. `None` where nothing is in it, or
-    /// where a weight is negative or no number.
+    /// Reads the form that profiles hold: fraction by upper bound, with `None` for never. `None` if it is empty, or if
+    /// a weight is negative or not a number.
     pub fn from_profile(profile: &[(Option<u64>, f64)]) -> Option<Self> {
         let mut times = Self::new();
         let mut above = 0;
@@ -76,7 +76,7 @@ impl ReuseTimes {
             if !(weight.is_finite() && weight >= 0.0) {
                 return None;
             }
-            // Buckets of ours are known by their upper bound; of others the middle is taken.
+            // Buckets of this module are recognized by their upper bound; of other buckets, the middle is used.
             let time = upper.map(|upper| match bounds(bucket_of(upper)) {
                 (_, high) if high == upper => upper,
                 _ => upper - upper.saturating_sub(above) / 2,
@@ -87,8 +87,8 @@ impl ReuseTimes {
         (times.samples() > 0.0).then_some(times)
     }
 
-    /// The form that profiles hold: (upper bound in accesses, fraction), ascending, then never (`None`); buckets
-    /// without weight are left out. `None` without samples.
+    /// Returns the form that profiles hold: (upper bound in accesses, fraction), ascending, then never (`None`);
+    /// buckets without weight are left out. `None` without samples.
     pub fn to_profile(&self) -> Option<Vec<(Option<u64>, f64)>> {
         let samples = self.samples();
         if samples <= 0.0 {
@@ -99,8 +99,8 @@ impl ReuseTimes {
         Some(profile)
     }
 
-    /// From watched locations as a machine reports them; a time it could not count in accesses is turned into
-    /// accesses by the task's own rate, where that is known, and left out of the sample where it is not.
+    /// Builds the distribution from watched locations as reported by a machine. A time that the machine could not count
+    /// in accesses is converted by the task's own rate if that is known, and left out otherwise.
     pub fn from_samples(samples: &[ReuseSample], accesses_per_ns: Option<f64>) -> Self {
         let mut times = Self::new();
         for sample in samples {
@@ -115,8 +115,8 @@ impl ReuseTimes {
         times
     }
 
-    /// The same behind a cache that passes this share of the accesses on: the shortest times are its hits, and the
-    /// others shrink by the share.
+    /// Returns the distribution behind a cache that passes this share of the accesses on: the shortest times are its
+    /// hits, and the others shrink by the share.
     #[must_use]
     pub fn filtered_by_cache(&self, passing: f64) -> Self {
         if !(0.0..1.0).contains(&passing) {
@@ -135,12 +135,12 @@ impl ReuseTimes {
         behind
     }
 
-    /// One sample; `None` = never touched again before the watch ended.
+    /// Adds one sample; `None` means never touched again before the watch ended.
     pub fn add(&mut self, time: Option<u64>) {
         self.add_weighted(time, 1.0);
     }
 
-    /// One sample that counts `weight` times (finite, not negative).
+    /// Adds one sample that counts `weight` times (finite, not negative).
     pub fn add_weighted(&mut self, time: Option<u64>, weight: f64) {
         let Some(time) = time else {
             self.never += weight;
@@ -162,22 +162,22 @@ impl ReuseTimes {
         self.never += other.never;
     }
 
-    /// Samples in all, those never touched again among them: the N of StatCache.
+    /// Returns the number of samples, including those never touched again: the N of StatCache.
     pub fn samples(&self) -> f64 {
         self.weights.iter().sum::<f64>() + self.never
     }
 
-    /// Samples never touched again.
+    /// Returns the number of samples never touched again.
     pub fn unreused_samples(&self) -> f64 {
         self.never
     }
 
-    /// Buckets that hold something, ascending.
+    /// Returns the buckets that are not empty, in ascending order.
     pub fn buckets(&self) -> impl Iterator<Item = ReuseBucket> + '_ {
         self.all_buckets().filter(|bucket| bucket.weight > 0.0)
     }
 
-    /// Every bucket up to the last one in use, without gaps, ascending.
+    /// Returns every bucket up to the last one in use, without gaps, in ascending order.
     pub fn all_buckets(&self) -> impl Iterator<Item = ReuseBucket> + '_ {
         self.weights.iter().enumerate().map(|(index, &weight)| {
             let (low, high) = bounds(index);
@@ -186,23 +186,24 @@ impl ReuseTimes {
     }
 }
 
-/// Counters in front of the open watches: most lines are not watched, and one look tells.
+/// Size of the counters in front of the open watches, as a power of two: most lines are not watched, and a single read
+/// shows this.
 const FILTER_BITS: u32 = 16;
 
 fn filter_slot(line: u64) -> usize {
     (line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - FILTER_BITS)) as usize
 }
 
-/// Watches sampled accesses of one stream until their line is touched again, as watchpoints would.
+/// Watches sampled accesses of one stream until their line is touched again, as watch points would.
 ///
-/// Which accesses are watched is decided by a geometric distance with the given mean, so that no period of the
-/// program can hide from it; same seed, same choice. Memory is proportional to the watches that are open.
+/// The watched accesses are chosen by a geometric distance with the given mean, so that no period of the program can
+/// hide from it; the same seed gives the same choice. Memory is proportional to the number of open watches.
 pub struct ReuseSampler {
     one_in: u32,
     random: SplitMix64,
     until_next: u64,
     now: u64,
-    /// Watched line, and when its watch began.
+    /// Watched lines, and when their watches began.
     open: BTreeMap<u64, u64>,
     /// Open watches by the line's hash.
     filter: Vec<u32>,
@@ -210,7 +211,7 @@ pub struct ReuseSampler {
 }
 
 impl ReuseSampler {
-    /// Watches one access in `one_in` on average (0 is taken as 1: every access).
+    /// Builds a sampler that watches one access in `one_in` on average (0 counts as 1: every access).
     pub fn new(one_in: u32, seed: u64) -> Self {
         let mut sampler = ReuseSampler {
             one_in: one_in.max(1),
@@ -225,7 +226,7 @@ impl ReuseSampler {
         sampler
     }
 
-    /// The program touches a line.
+    /// Records that the program touches a line.
     #[inline]
     pub fn touch(&mut self, line: u64) {
         let slot = filter_slot(line);
@@ -244,12 +245,12 @@ impl ReuseSampler {
         self.now += 1;
     }
 
-    /// Samples that ended since the last call; open watches go on.
+    /// Returns the samples that ended since the last call; open watches continue.
     pub fn drain(&mut self) -> ReuseTimes {
         std::mem::take(&mut self.seen)
     }
 
-    /// All samples that were not drained; open watches are samples never touched again.
+    /// Returns all samples that were not drained; open watches count as samples never touched again.
     pub fn finish(mut self) -> ReuseTimes {
         self.seen.add_weighted(None, self.open.len() as f64);
         self.seen
@@ -270,7 +271,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Does every time lie within its bucket, and do buckets follow each other without gap?
+        /// Does every time lie within its bucket, and do buckets follow each other without gaps?
         #[test]
         fn buckets_cover_all_times_once(time in any::<u64>()) {
             let bucket = bucket_of(time);
@@ -294,7 +295,7 @@ mod tests {
             prop_assert_eq!(sampler.finish(), exact);
         }
 
-        /// Does a distribution survive the way into a profile and back?
+        /// Does a distribution stay the same when it is converted to a profile and back?
         #[test]
         fn profiles_keep_the_distribution(times in prop::collection::vec(prop::option::of(0u64..1 << 40), 1..60)) {
             let mut before = ReuseTimes::new();
@@ -309,7 +310,7 @@ mod tests {
         }
     }
 
-    /// Is the share of watched accesses the one asked for, and the distribution that of the whole stream?
+    /// Is the share of watched accesses the requested one, and the distribution that of the whole stream?
     #[test]
     fn one_in_a_hundred_sees_the_same_distribution() {
         let mut random = SplitMix64::new(7);
@@ -330,7 +331,7 @@ mod tests {
         }
     }
 
-    /// Are samples without a count of accesses dated by the task's rate, and left out where no rate is known?
+    /// Are samples without a count of accesses converted by the task's rate, and left out if no rate is known?
     #[test]
     fn times_in_nanoseconds_need_a_rate() {
         let sample = |accesses, elapsed_ns, touched_again| ReuseSample { accesses, elapsed_ns, reused: touched_again };

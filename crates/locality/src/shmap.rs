@@ -1,13 +1,13 @@
-//! shMaps: which threads touch the same data (thesis 3.4.2, 3.4.3).
+//! shMaps: detection of threads that touch the same data (thesis 3.4.2, 3.4.3).
 //!
-//! Problem: find threads that share data across chips, from a few sampled remote-cache accesses and little memory.
+//! Problem: find threads that share data across chips, from a few sampled remote-cache accesses and with little memory.
 //! Method: each thread has 256 saturating 8-bit counters, one per hashed region of 128 bytes. One filter per process
-//! makes hashing harmless: an entry belongs for good to the first region that reaches it, and accesses to any other
-//! region of the same entry are discarded. A thread may claim at most 1 / (number of threads) of the entries, so that
-//! none starves the others. Two threads are as similar as the dot product of their counters, counters below a floor
-//! counting as 0, and entries that more than half of the threads touch (globally shared data) left out.
+//! makes hash collisions harmless: an entry belongs permanently to the first region that reaches it, and accesses to
+//! any other region of the same entry are discarded. A thread may claim at most 1 / (number of threads) of the entries,
+//! so that none starves the others. The similarity of two threads is the dot product of their counters, where counters
+//! below a floor count as 0, and entries that more than half of the threads touch (globally shared data) are left out.
 //!
-//! Open in the thesis, so both are here: whether the floor comes before or after the test for global sharing.
+//! The thesis leaves open whether the floor comes before or after the test for global sharing, so both are implemented.
 
 use std::collections::BTreeMap;
 
@@ -17,14 +17,14 @@ use cachemate_core::{ShMapParameters, TaskId};
 #[derive(Clone, Debug)]
 pub struct ShMaps {
     parameters: ShMapParameters,
-    /// Region that owns the entry.
+    /// Region that owns each entry.
     filter: Vec<Option<u64>>,
     claims: BTreeMap<TaskId, usize>,
     counters: BTreeMap<TaskId, Vec<u8>>,
 }
 
 impl ShMaps {
-    /// Without samples; 0 entries or bytes are taken as 1.
+    /// Builds empty maps; 0 entries or bytes count as 1.
     pub fn new(parameters: ShMapParameters) -> Self {
         let parameters =
             ShMapParameters { entries: parameters.entries.max(1), region_bytes: parameters.region_bytes.max(1) };
@@ -36,7 +36,7 @@ impl ShMaps {
         }
     }
 
-    /// A sampled remote access by one of `threads` threads of the process. True if it passed the filter.
+    /// Adds a sampled remote access by one of `threads` threads of the process. Returns whether it passed the filter.
     pub fn touch(&mut self, thread: TaskId, address: u64, threads: usize) -> bool {
         let region = address / self.parameters.region_bytes;
         let entries = self.parameters.entries;
@@ -60,18 +60,18 @@ impl ShMaps {
         true
     }
 
-    /// A thread's counters; `None` if none of its accesses passed the filter.
+    /// Returns a thread's counters; `None` if none of its accesses passed the filter.
     pub fn map_of(&self, thread: TaskId) -> Option<&[u8]> {
         self.counters.get(&thread).map(Vec::as_slice)
     }
 
-    /// Removes an exited thread. Its filter entries stay: they belong to their regions.
+    /// Removes an exited thread. Its filter entries stay, because they belong to their regions.
     pub fn remove(&mut self, thread: TaskId) {
         self.counters.remove(&thread);
         self.claims.remove(&thread);
     }
 
-    /// Filter and counters start anew, as after each round of clustering.
+    /// Clears filter and counters, as after each round of clustering.
     pub fn clear(&mut self) {
         *self = Self::new(self.parameters);
     }
@@ -80,11 +80,11 @@ impl ShMaps {
 /// Criteria of sharing between threads.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SharingCriteria {
-    /// Smaller counters are taken as 0.
+    /// Counters below this value count as 0.
     pub floor: u8,
     /// Entries that more than this share of the threads touch are global.
     pub global_share: f64,
-    /// The floor applies before entries are tested for global sharing.
+    /// Whether the floor applies before entries are tested for global sharing.
     pub floor_first: bool,
 }
 
@@ -94,7 +94,7 @@ impl Default for SharingCriteria {
     }
 }
 
-/// How many of the threads touch each entry: the thesis's histogram vector.
+/// Returns the number of threads that touch each entry: the thesis's histogram vector.
 pub fn count_sharers(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usize> {
     let minimum = if sharing.floor_first { sharing.floor.max(1) } else { 1 };
     let entries = maps.iter().map(|map| map.len()).max().unwrap_or(0);
@@ -102,14 +102,15 @@ pub fn count_sharers(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usize> {
     (0..entries).map(count).collect()
 }
 
-/// Entries that *more than* the global share of the threads touch. (With "at least half", two equal halves that share
-/// nothing would look global.)
+/// Returns the entries that *more than* the global share of the threads touch. (With "at least half", two equal halves
+/// that share nothing would look global.)
 pub fn global_entries(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<bool> {
     let limit = sharing.global_share * maps.len() as f64;
     count_sharers(maps, sharing).into_iter().map(|threads| threads as f64 > limit).collect()
 }
 
-/// Dot product of two shMaps (equation 3.1) over entries that are not global, counters below the floor as 0.
+/// Returns the dot product of two shMaps (equation 3.1) over entries that are not global, with counters below the floor
+/// as 0.
 pub fn similarity(a: &[u8], b: &[u8], global: &[bool], floor: u8) -> u64 {
     let counted = |counter: u8| if counter >= floor { u64::from(counter) } else { 0 };
     let local = |entry: &usize| !global.get(*entry).copied().unwrap_or(false);
@@ -123,7 +124,7 @@ mod tests {
 
     const THREADS: usize = 4;
 
-    /// Are counters saturating, and does an entry stay with the first region that reached it?
+    /// Do counters saturate, and does an entry stay with the first region that reached it?
     #[test]
     fn an_entry_belongs_to_its_first_region_and_counters_saturate() {
         let mut maps = ShMaps::new(ShMapParameters { entries: 1, region_bytes: 128 });
@@ -146,7 +147,7 @@ mod tests {
         assert!((0..100_000).any(|region| maps.touch(TaskId(1), (1 << 40) | (region * 128), THREADS)));
     }
 
-    /// Are threads of one group similar to each other and not to the other group's, with data of all left out?
+    /// Are threads of one group similar to each other and not to the other group's, with globally shared data left out?
     #[test]
     fn groups_are_similar_within_and_not_across() {
         let mut maps = ShMaps::new(ShMapParameters::default());
@@ -166,7 +167,7 @@ mod tests {
         assert_eq!((alike(0, 2), alike(1, 3)), (0, 0));
     }
 
-    /// Is data shared by exactly half of the threads local, and by more than half global?
+    /// Is data shared by exactly half of the threads local, and data shared by more than half global?
     #[test]
     fn half_of_the_threads_is_not_yet_global() {
         let maps: [&[u8]; 4] = [&[9, 9, 2], &[9, 9, 2], &[0, 9, 2], &[0, 0, 0]];
@@ -177,7 +178,7 @@ mod tests {
     }
 
     proptest! {
-        /// Is similarity symmetric, and blind to counters below the floor?
+        /// Is similarity symmetric, and does it ignore counters below the floor?
         #[test]
         fn similarity_is_symmetric_and_has_a_floor(a in prop::collection::vec(any::<u8>(), 8), b in prop::collection::vec(any::<u8>(), 8)) {
             prop_assert_eq!(similarity(&a, &b, &[], 3), similarity(&b, &a, &[], 3));

@@ -9,16 +9,16 @@ use super::{active_tasks, has_exclusive_units, probe_evidence, retain_live, shar
 use crate::curve::MissRateCurve;
 use crate::rapidmrc::{LogCounts, MissLog, Warmup, survival_curve_with_reach, trace_curve};
 
-/// How a log becomes a curve.
+/// The conversion of a log to a curve.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum CurveForm {
-    /// [`survival_curve`](crate::rapidmrc::survival::survival_curve): needs no warm-up and models the log's losses.
+    /// [`survival_curve`](crate::rapidmrc::survival::survival_curve): needs no warm-up, and models the log's losses.
     Survival,
     /// [`trace_curve`] and the vertical shift, as in the thesis.
     Thesis {
-        /// How much of the log only fills the stack.
+        /// The part of the log that only fills the stack.
         warmup: Warmup,
-        /// Turns runs of equal values back into ascending lines (thesis 5.3.1).
+        /// Whether runs of equal values are converted to ascending lines (thesis 5.3.1).
         correct_repeats: bool,
     },
 }
@@ -28,30 +28,31 @@ pub enum CurveForm {
 pub struct RapidMrcProfiler {
     cache: TracedCache,
     form: CurveForm,
-    /// Half-width of the interval of every point: how far the form's curves lie from real ones on average.
+    /// Half-width of the interval of every point: the average distance of the form's curves from real ones.
     plus_minus: f64,
 }
 
 impl RapidMrcProfiler {
-    /// The form to use, its curves good to half a miss per thousand instructions (RM-1).
+    /// Builds a profiler with the recommended form, whose curves are accurate to half a miss per thousand instructions
+    /// (RM-1).
     pub fn new(cache: TracedCache) -> Self {
         RapidMrcProfiler { cache, form: CurveForm::Survival, plus_minus: 0.5 }
     }
 
-    /// The thesis's settings: automatic warm-up, repeats corrected, curves good to 1.02 misses per thousand
-    /// instructions.
+    /// Builds a profiler with the thesis's settings: automatic warm-up, repeats corrected, curves accurate to 1.02
+    /// misses per thousand instructions.
     pub fn with_thesis_defaults(cache: TracedCache) -> Self {
         let form = CurveForm::Thesis { warmup: Warmup::Automatic, correct_repeats: true };
         RapidMrcProfiler { cache, form, plus_minus: 1.02 }
     }
 
-    /// The same with another form of curve, for studies of the settings (RM-2, RM-3), and for hardware that leaves no
+    /// Selects another form of curve, for studies of the settings (RM-2, RM-3), and for hardware that leaves no
     /// repeats.
     pub fn with_form(self, form: CurveForm, plus_minus: f64) -> Self {
         RapidMrcProfiler { form, plus_minus, ..self }
     }
 
-    /// The curve, with the size up to which the log determines it.
+    /// Returns the curve, with the size up to which the log determines it.
     fn curve(&self, trace: &MissLog<'_>, counted: &LogCounts) -> Option<(MissRateCurve, u64)> {
         let points = u64::from(self.cache.points.max(1));
         let sizes: Vec<u64> = (1..=points).map(|part| self.cache.size_bytes * part / points).collect();
@@ -68,14 +69,14 @@ impl RapidMrcProfiler {
     }
 }
 
-/// The entries of the thesis's log.
+/// Returns the entries that the thesis's log would have.
 fn data_only(trace: &MissLog<'_>) -> Vec<u64> {
     let mut code = trace.code.iter().peekable();
     let data = |(at, _): &(usize, &u64)| code.next_if(|&&place| place as usize == *at).is_none();
     trace.lines.iter().enumerate().filter(data).map(|(_, &line)| line).collect()
 }
 
-/// Misses of the caches whose misses are in the log, as counted.
+/// Returns the counted misses of the caches whose misses are in the log.
 fn logged_misses(counts: &EventCounts, code_too: bool) -> Option<f64> {
     let data = counts.get(CounterEvent::Misses(CacheLevel::L1Data))?;
     if code_too { Some(data + counts.get(CounterEvent::Misses(CacheLevel::L1Instruction))?) } else { Some(data) }
@@ -100,9 +101,9 @@ impl Profiler for RapidMrcProfiler {
                 continue;
             };
             let trace = MissLog { lines, code, line_bytes: u64::from(*line_bytes), instructions, lost: *lost };
-            // The point in use, measured in the same window; while tracing the program runs at a quarter of its speed
-            // but executes the same instructions, so its rate per instruction holds. If other tasks fill the same
-            // units, its occupancy is unknown, so its rate is no point of the curve.
+            // The point in use, measured in the same window. During tracing, the program runs at a quarter of its speed
+            // but executes the same instructions, so its rate per instruction is valid. If other tasks fill the same
+            // units, the program's occupancy is unknown, so its rate is not a point of the curve.
             let measured =
                 counts.get(CounterEvent::Misses(self.cache.level)).map(|misses| 1000.0 * misses / instructions);
             let TracedCache { size_bytes, points, .. } = self.cache;
@@ -111,7 +112,7 @@ impl Profiler for RapidMrcProfiler {
             let in_use = alone.map(|task| share_bytes(observation, task, &self.cache));
             let counted = LogCounts {
                 logged_level_misses: logged_misses(counts, !code.is_empty()),
-                // A share smaller than the curve's first point is no point of it.
+                // A share smaller than the curve's first point is not a point of the curve.
                 point: in_use.filter(|&size| size >= size_bytes / u64::from(points.max(1))).zip(measured),
             };
             if let Some((curve, known_bytes)) = self.curve(&trace, &counted) {
@@ -147,7 +148,7 @@ mod tests {
         observation.probe_results = vec![answer(0, evidence)];
         observation
     }
-    /// A loop through 75 lines: misses always with 7 of 16 colors (70 lines), never with 8 (80 lines).
+    /// A loop over 75 lines, which always misses with 7 of 16 colors (70 lines), and never with 8 (80 lines).
     fn looped() -> Vec<u64> {
         (0..3000).map(|at| at * 7 % 75).collect()
     }
@@ -162,12 +163,12 @@ mod tests {
         Some(curve.iter().map(|(_, rate)| rate.value).collect())
     }
 
-    /// The log's own beginning leaves a trace: 75 first touches of 3000.
+    /// The beginning of the log shows in the result: 75 first touches of 3000.
     fn assert_close(found: &[f64], expected: &[f64]) {
         assert!(found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 0.05), "{found:?}");
     }
 
-    /// Does a loop have its step where it begins to fit, at its rate per thousand instructions?
+    /// Does a loop have its step at the size at which it fits, at its rate per thousand instructions?
     #[test]
     fn a_loop_steps_down_where_it_fits() {
         let rates = curve_of(&traced(looped(), counts(&[(CounterEvent::Instructions, 60_000)]))).unwrap();
@@ -182,8 +183,7 @@ mod tests {
         assert_close(&curve_of(&observation).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
-    /// Is the rate that a task has beside others in the same space no point of its curve, and one in a share of its
-    /// own?
+    /// Is a rate that a task has with others in the same space not a point of its curve, while one in its own share is?
     #[test]
     fn a_rate_beside_others_is_no_point() {
         let counts = counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
@@ -197,7 +197,7 @@ mod tests {
         assert_close(&curve_of(&observation).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
-    /// Does the thesis's form give the same step here, exactly, with its own shift?
+    /// Does the thesis's form give exactly the same step here, with its own shift?
     #[test]
     fn the_thesis_form_steps_too() {
         let counts = counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
@@ -208,11 +208,11 @@ mod tests {
         assert_eq!(rates, [vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
-    /// Has a program whose code fills the cache a curve that falls at the size of its code, unlike in the thesis's
-    /// form?
+    /// Does a program whose code fills the cache have a curve that falls at the size of its code, unlike in the
+    /// thesis's form?
     #[test]
     fn code_in_the_log_is_in_the_curve() {
-        // Two lines of data in turn with a loop of 75 lines of code.
+        // Two lines of data alternate with a loop of 75 lines of code.
         let line = |at: u64| if at.is_multiple_of(2) { 7 + at % 4 } else { 1_000 + at / 2 % 75 };
         let lines: Vec<u64> = (0..6000).map(line).collect();
         let misses = [CounterEvent::Misses(CacheLevel::L1Data), CounterEvent::Misses(CacheLevel::L1Instruction)]
@@ -229,7 +229,7 @@ mod tests {
         assert!(thesis.iter().all(|(_, rate)| rate.value < 0.1), "{thesis:?}");
     }
 
-    /// Is there no curve without instructions: no rate per instruction is made up?
+    /// Without instructions, is there no curve, because no rate per instruction may be invented?
     #[test]
     fn without_instructions_there_is_no_curve() {
         assert_eq!(curve_of(&traced(looped(), counts(&[]))), None);

@@ -1,11 +1,12 @@
 //! Watched locations to reuse times, and by StatCache or StatStack to a miss-rate curve (BS 1).
 //!
-//! A watch point counts all accesses, the model's cache sees those that pass the L1. If both are counted, the shortest
-//! times are taken for the L1's hits and left out, and the others are counted in references behind it. What is left has
-//! the same footprint, P(T > t) being larger and t being shorter by the same factor.
+//! A watch point counts all accesses, but the model's cache receives only those that pass the L1. If both are counted,
+//! the shortest times are treated as hits of the L1 and left out, and the others are counted in references behind it.
+//! The remaining times have the same footprint, because P(T > t) is larger and t is shorter by the same factor.
 //!
-//! Code shares the cache with data. A machine that watches fetched lines too ([`ReuseProfiler::with_code`]) shows its
-//! occupancy and misses; if only data is watched, the code's references are left out of the count as hits.
+//! Code shares the cache with data. If a machine watches fetched lines too ([`ReuseProfiler::with_code`]), the result
+//! includes the occupancy and the misses of code; if only data is watched, the code's references are left out of the
+//! count as hits.
 
 use cachemate_core::{
     CacheLevel, CounterEvent, Estimate, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles,
@@ -16,7 +17,7 @@ use super::{PerTask, probe_evidence, task_sample};
 use crate::reuse::ReuseTimes;
 use crate::{statcache, statstack};
 
-/// Fills `reuse_times`; and `misses_per_kilo_instr` if the task's references per instruction are known.
+/// Fills `reuse_times`, and `misses_per_kilo_instr` if the task's references per instruction are known.
 #[derive(Clone, Debug)]
 pub struct ReuseProfiler {
     level: CacheLevel,
@@ -30,9 +31,9 @@ pub struct ReuseProfiler {
 /// State of one task.
 #[derive(Clone, Debug, Default)]
 struct TaskReuses {
-    /// As the watch points counted.
+    /// Times as the watch points counted them.
     raw: ReuseTimes,
-    /// Behind the L1.
+    /// Times behind the L1.
     times: ReuseTimes,
     data_accesses: PerInstrRate,
     fetches: PerInstrRate,
@@ -40,7 +41,7 @@ struct TaskReuses {
     code_misses: PerInstrRate,
 }
 
-/// Counted while the machine's counters were multiplexed to it.
+/// A rate counted while the machine's counters were multiplexed to it.
 #[derive(Clone, Copy, Debug, Default)]
 struct PerInstrRate {
     count: f64,
@@ -60,7 +61,7 @@ impl PerInstrRate {
 }
 
 impl TaskReuses {
-    /// References behind the L1 over the accesses that are watched, at most 1; 1 if not counted.
+    /// Returns the references behind the L1 over the accesses that are watched, at most 1; 1 if not counted.
     fn l1_miss_share(&self, of_code_too: bool) -> f64 {
         let share = || {
             let (fetches, code) =
@@ -74,8 +75,8 @@ impl TaskReuses {
 }
 
 impl ReuseProfiler {
-    /// Reuses among the references of a cache of this level, and a curve at these sizes by the model of its
-    /// replacement. Sizes are sorted.
+    /// Builds a profiler of reuses among the references of a cache of this level, and of a curve at these sizes by the
+    /// model of its replacement. Sizes are sorted.
     pub fn new(level: CacheLevel, model: ReplacementModel, line_bytes: u64, mut sizes_bytes: Vec<u64>) -> Self {
         sizes_bytes.sort_unstable();
         sizes_bytes.dedup();
@@ -83,13 +84,14 @@ impl ReuseProfiler {
         ReuseProfiler { level, model, line_bytes, sizes_bytes, of_code_too: false, tasks: PerTask::default() }
     }
 
-    /// The same for machines whose watch points see fetched lines of code as well as data.
+    /// Configures the profiler for machines whose watch points observe fetched lines of code as well as data.
     #[must_use]
     pub fn with_code(self) -> Self {
         ReuseProfiler { of_code_too: true, ..self }
     }
 
-    /// Misses per thousand instructions by size; each point with two standard errors of a share from so many samples.
+    /// Returns the misses per thousand instructions by size; each point has two standard errors of a share from this
+    /// number of samples.
     fn curve(&self, reuse: &ReuseTimes, refs_per_kilo_instr: f64) -> Option<Vec<(u64, Estimate)>> {
         let point = |&size_bytes: &u64| {
             let lines = size_bytes / self.line_bytes;
@@ -104,7 +106,7 @@ impl ReuseProfiler {
         self.sizes_bytes.iter().map(point).collect()
     }
 
-    /// The task's references per nanosecond on a CPU; `None` if either was not measured.
+    /// Returns the task's references per nanosecond on a CPU; `None` if either was not measured.
     fn references_per_ns(&self, task: Option<&TaskSample>) -> Option<f64> {
         let task = task?;
         let on_cpu = task.ran_ns();
@@ -162,7 +164,7 @@ mod tests {
         ReuseSample { accesses, elapsed_ns, reused: touched_again }
     }
 
-    /// Does a task that cycles through 64 lines, as an eighth of its references, get the curve of that?
+    /// Does a task that cycles through 64 lines, with an eighth of its references, get the corresponding curve?
     #[test]
     fn samples_over_several_windows_become_the_true_curve() {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![128 * 64, 4 * 64]);
@@ -225,12 +227,12 @@ mod tests {
             times.buckets().last().unwrap().midpoint()
         };
         let profiler = || ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![4096]);
-        // 250 of 1000 accesses pass where code is watched; else 120 of 600 data accesses.
+        // 250 of 1000 accesses pass if code is watched; otherwise 120 of 600 data accesses.
         assert!((longest(profiler().with_code()) - 100.0).abs() < 4.0, "{}", longest(profiler().with_code()));
         assert!((longest(profiler()) - 80.0).abs() < 4.0, "{}", longest(profiler()));
     }
 
-    /// Is there no curve without references per instruction, and are times in nanoseconds dated by the counters?
+    /// Without references per instruction, is there no curve, and are times in nanoseconds converted by the counters?
     #[test]
     fn without_references_there_are_times_but_no_curve() {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Random, 64, vec![4096]);

@@ -1,7 +1,7 @@
 //! Sampled remote accesses to shMaps (thesis 3.4.2); one filter per process, cleared for every new round of detection.
 //!
-//! Processes that share memory see it at different virtual addresses. If samples carry the physical line, all
-//! processes can have one filter over physical regions instead ([`SharingProfiler::with_cross_process_pages`]), and
+//! Processes that share memory access it at different virtual addresses. If samples carry the physical line, all
+//! processes can use one filter over physical regions instead ([`SharingProfiler::with_cross_process_pages`]), and
 //! threads of different processes are compared like those of one.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use cachemate_core::{
 use super::{retain_live, task_sample};
 use crate::shmap::ShMaps;
 
-/// Lines followed in a round; samples of further lines are counted without an owner.
+/// Number of lines followed in a round; samples of further lines are counted without an owner.
 const MAX_LINES: usize = 1 << 16;
 
 /// Tasks that touched each sampled line in a round.
@@ -34,8 +34,8 @@ impl LineUsers {
         }
     }
 
-    /// Share of a task's remote accesses that go to lines of each other task. A line's accesses are divided among its
-    /// other users by how often these touched it: samples do not show which one wrote it last.
+    /// Returns the share of a task's remote accesses that go to lines of each other task. A line's accesses are divided
+    /// among its other users by how often these touched it, because samples do not show which of them wrote it last.
     fn partner_shares(&self, task: TaskId) -> BTreeMap<TaskId, f64> {
         let mut sums: BTreeMap<TaskId, f64> = BTreeMap::new();
         let own = f64::from(self.of_task.get(&task).copied().unwrap_or_default());
@@ -50,7 +50,7 @@ impl LineUsers {
         sums
     }
 
-    /// As facts, with the 95 % interval of a share of so many samples (normal approximation).
+    /// Returns the shares as facts, with the 95 % interval of a share of this number of samples (normal approximation).
     fn facts(&self, task: TaskId, window: u64) -> BTreeMap<TaskId, Fact<f64>> {
         let own = f64::from(self.of_task.get(&task).copied().unwrap_or_default());
         let fact = |share: f64| {
@@ -62,20 +62,20 @@ impl LineUsers {
     }
 }
 
-/// Fills `sharing`: the task's shMap counters, and whose lines its remote accesses go to.
+/// Fills `sharing`: the task's shMap counters, and the owners of the lines that its remote accesses touch.
 #[derive(Clone, Debug)]
 pub struct SharingProfiler {
     parameters: ShMapParameters,
     across_processes: bool,
-    /// Filters by process; `None` = the whole machine, by physical line.
+    /// Filters by process; `None` is the whole machine, by physical line.
     filters: BTreeMap<Option<ProcessId>, ShMaps>,
     users: LineUsers,
-    /// The probe that the maps are of, and whether it has had its last answer.
+    /// The probe to which the maps belong, and whether its final answer has arrived.
     round: Option<(ProbeId, bool)>,
 }
 
 impl SharingProfiler {
-    /// A profiler with the thesis's 256 counters of 128-byte regions, or others.
+    /// Builds a profiler with these parameters (the thesis: 256 counters of 128-byte regions).
     pub fn new(parameters: ShMapParameters) -> Self {
         SharingProfiler {
             parameters,
@@ -86,14 +86,15 @@ impl SharingProfiler {
         }
     }
 
-    /// The same with one filter for all processes, as far as samples have the physical line.
+    /// Configures the profiler to use one filter for all processes, as far as samples have the physical line.
     #[must_use]
     pub fn with_cross_process_pages(mut self) -> Self {
         self.across_processes = true;
         self
     }
 
-    /// A new probe, or the next answers of one that was complete, is a new round: nothing of the old one counts.
+    /// Starts a new round for a new probe, or for further answers of a complete one: all counts of the old round are
+    /// dropped.
     fn start_probe(&mut self, probe: ProbeId, complete: bool, profiles: &mut Profiles) {
         if self.round.is_none_or(|(other, done)| other != probe || done) {
             self.filters.clear();
@@ -192,7 +193,7 @@ mod tests {
         samples
     }
 
-    /// Do threads that share data come out alike, over several windows of one round?
+    /// Do threads that share data have similar maps, over several windows of one round?
     #[test]
     fn sharing_threads_have_similar_maps() {
         let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
@@ -237,7 +238,7 @@ mod tests {
         assert_eq!(with(&profiles, 3), [], "a round that it is not in says nothing of it");
     }
 
-    /// Do threads of two processes that share memory come out alike by physical line, and not by virtual line?
+    /// Are threads of two processes that share memory similar by physical line, and not by virtual line?
     #[test]
     fn processes_that_share_memory_are_comparable_by_physical_line() {
         let mapped = |shift: u64| {

@@ -1,11 +1,11 @@
-//! Curves of misses from counters at the sizes of a task's shares, as from a sweep over a few masks of ways, with no
-//! trace and no watch points.
+//! Curves of misses from counters at the sizes of a task's shares, as from a sweep over a few way masks, without a
+//! trace or watch points.
 //!
-//! Problem: a host with way masks and counters, but without samples, has no curve. Method: misses of the last level for
-//! each thousand instructions, counted in windows in which the task held a share alone. The first two windows of a
-//! share do not count: the task keeps lines of a larger share until then, or fills a larger one. Each share that was
-//! tried is a point. Properties: a curve needs a few sizes; a curve from a finer source stays; where shares overlap, or
-//! nothing is counted, there is none.
+//! Problem: a host with way masks and counters, but without samples, has no curve. Method: misses of the last level per
+//! thousand instructions are counted in windows in which the task had a share to itself. The first two windows of a
+//! share do not count, because the task still has lines of a larger share, or is still filling a larger one. Each share
+//! that was tried is a point. Properties: a curve needs a few sizes; a curve from a finer source is kept; if shares
+//! overlap, or nothing is counted, there is no curve.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,11 @@ use cachemate_core::{
 
 use super::{PerTask, RunningStats, active_tasks, has_exclusive_units, share_bytes, shares_of};
 
-/// Fewest sizes that determine a curve's form.
+/// Smallest number of sizes that determines a curve's form.
 const MIN_SIZES: usize = 3;
-/// Windows until lines have come and gone as a new share has it. In the simulator one window of 4 ms is too short for 1
-/// MiB that is filled beside a stream: its lines are younger than those of the program, and go last.
+/// Number of windows until the lines in the cache correspond to a new share. In the simulator, one window of 4 ms is
+/// too short to fill 1 MiB beside a stream, because the stream's lines are younger than those of the program, and are
+/// evicted last.
 const SETTLING_WINDOWS: u32 = 2;
 
 /// Fills `misses_per_kilo_instr` of the cache's level if no other source does.
@@ -32,19 +33,20 @@ pub struct SizeSweepProfiler {
 
 #[derive(Clone, Debug, Default)]
 struct SizePoints {
-    /// Held alone in the window before, and for how many in a row; `None` = in none.
+    /// Share that the task had to itself in the preceding window, and the number of windows in a row; `None` if it was
+    /// in no share.
     held: Option<(u64, u32)>,
     points: BTreeMap<u64, RunningStats>,
 }
 
 impl SizeSweepProfiler {
-    /// A profiler for a cache of this size, which the machine divides into so many colors or ways. Windows in which a
-    /// task ran fewer instructions do not count.
+    /// Builds a profiler for a cache of this size, which the machine partitions into this number of colors or ways.
+    /// Windows in which a task ran fewer instructions than `min_instructions` do not count.
     pub fn new(cache: TracedCache, min_instructions: f64) -> Self {
         SizeSweepProfiler { cache, min_instructions, tasks: PerTask::default() }
     }
 
-    /// Misses for each thousand instructions; `None` if the window does not count.
+    /// Returns the misses per thousand instructions; `None` if the window does not count.
     fn rate(&self, task: &TaskSample) -> Option<f64> {
         let at_least = self.min_instructions.max(1.0);
         let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count >= at_least)?;
@@ -59,7 +61,7 @@ fn units(share: &CacheShare) -> &IndexSet {
     }
 }
 
-/// Do no two shares of one cache have ways or colors in common?
+/// Are there no ways or colors that two shares of one cache have in common?
 fn has_disjoint_shares(observation: &Observation) -> bool {
     let shares = &observation.applied.shares;
     let overlap = |(at, held): (usize, &ActiveShare)| {
@@ -131,7 +133,7 @@ mod tests {
     fn profiler() -> SizeSweepProfiler {
         SizeSweepProfiler::new(CACHE, 1000.0)
     }
-    /// Each window: misses, and the share in MiB.
+    /// Runs windows with these misses and shares in MiB.
     fn sweep(windows: &[(u64, u32)]) -> Option<Vec<(u64, f64)>> {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         for (number, &(misses, mib)) in windows.iter().enumerate() {
@@ -141,7 +143,7 @@ mod tests {
         Some(curve.iter().map(|(size, rate)| (size >> 20, rate.value)).collect())
     }
 
-    /// Does each size held for three windows and more become a point, the first two left out?
+    /// Does each size that was held for three windows or more become a point, with the first two windows left out?
     #[test]
     fn each_size_that_was_held_is_a_point() {
         let settling = |mib| [(777, mib), (999, mib)];
@@ -150,14 +152,14 @@ mod tests {
         assert_eq!(sweep(&windows).unwrap(), [(2, 30.0), (8, 5.0), (12, 1.0)]);
     }
 
-    /// Is there no curve from two sizes, nor from windows in which the size changed each time?
+    /// Is there no curve from two sizes, or from windows in which the size changed each time?
     #[test]
     fn too_few_sizes_are_no_curve() {
         assert_eq!(sweep(&[(5, 12), (10, 12), (10, 12), (40, 8), (40, 8), (40, 8)]), None);
         assert_eq!(sweep(&[(5, 12), (5, 12), (10, 8), (10, 8), (40, 4), (40, 4), (40, 2), (40, 2)]), None);
     }
 
-    /// Is nothing learned beside another that fills the same ways, or of too few instructions?
+    /// Is nothing learned beside another task that fills the same ways, or from too few instructions?
     #[test]
     fn shared_sizes_and_short_windows_say_nothing() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
@@ -190,7 +192,7 @@ mod tests {
         assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None);
     }
 
-    /// Does a curve of another source stay?
+    /// Is a curve from another source kept?
     #[test]
     fn a_finer_curve_stays() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());

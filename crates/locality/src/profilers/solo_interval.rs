@@ -1,12 +1,13 @@
-//! Solo speeds from intervals in which a task had its cache for itself.
+//! Solo speeds from intervals in which a task had its cache to itself.
 //!
-//! Problem: a slowdown needs the speed of the same work alone, and a host shows a program only beside others. Method: a
-//! row of one task ([`cachemate_core::ProbeKind::CoRunRows`]) is an interval in which the machine keeps all other tasks
-//! off the cache. Instructions over cycles are the solo speed of the work that the task did then. Work is recognized by its
-//! references to the cache per instruction, which co-runners do not change: in every window the profile gets the solo
-//! speed of the work of that window, or none. Properties: other caches keep their traffic during the interval, so the
-//! counted waits in the queue for memory widen the error upward; a speed from a stored profile stays until an interval is
-//! measured; if references are not counted, a speed holds for the phase in which it was measured.
+//! Problem: a slowdown is relative to the speed of the same work alone, but a host runs a program only beside others.
+//! Method: a row of one task ([`cachemate_core::ProbeKind::CoRunRows`]) is an interval in which the machine keeps all
+//! other tasks off the cache. Instructions over cycles are the solo speed of the work that the task did in that
+//! interval. Work is recognized by its references to the cache per instruction, which co-runners do not change: in
+//! every window, the profile gets the solo speed of the work of that window, or none. Properties: other caches keep
+//! their traffic during the interval, so the counted waits in the queue for memory widen the error upward; a speed from
+//! a stored profile is used until an interval is measured; if references are not counted, a speed applies to the phase
+//! in which it was measured.
 
 use std::collections::BTreeMap;
 
@@ -15,13 +16,13 @@ use cachemate_core::{
     Profiles, RowInterval, StallCause, TaskId, TaskSample,
 };
 
-/// Error of one interval, as a share: counts end at a window's edge, and the cache may still be filling.
+/// Error of one interval, as a share: counts end at the edge of a window, and the cache may still be filling.
 const INTERVAL_ERROR: f64 = 0.01;
 /// Largest difference of references per instruction of the same work, as a share.
 const SAME_WORK: f64 = 0.05;
-/// Kinds of work that are stored for each task; the one that was measured first is forgotten.
+/// Number of kinds of work stored for each task; if there are more, the one that was measured first is forgotten.
 const MAX_KINDS: usize = 32;
-/// Intervals whose spread is the error.
+/// Number of intervals whose spread is the error.
 const MAX_SPEEDS: usize = 16;
 
 /// Fills `solo_instr_per_cycle` and `solo_misses_per_kilo_instr` from rows of one task.
@@ -31,7 +32,7 @@ pub struct SoloIntervalProfiler {
     tasks: BTreeMap<TaskId, Vec<SoloSums>>,
 }
 
-/// Counts of one task without others on its cache.
+/// Counts of one task without other tasks on its cache.
 struct SoloInterval {
     task: TaskId,
     instructions: f64,
@@ -48,11 +49,11 @@ struct SoloSums {
     cycles: f64,
     references_per_instr: Option<f64>,
     misses: Option<f64>,
-    /// Wait of a miss in the queue for memory beside other tasks, in cycles.
+    /// Wait of a miss in the queue for memory while other tasks run, in cycles.
     queue_cycles_per_miss: f64,
     /// Speeds of the latest intervals; their spread is the error.
     speeds: Vec<f64>,
-    /// Increase of the speed during the last interval's row: the cache was still filling.
+    /// Increase of the speed during the last interval's row, because the cache was still filling.
     warming: f64,
 }
 
@@ -63,7 +64,7 @@ impl SoloInterval {
 }
 
 impl SoloIntervalProfiler {
-    /// A profiler for the contended cache of this level.
+    /// Builds a profiler for the contended cache of this level.
     pub fn new(level: CacheLevel) -> Self {
         SoloIntervalProfiler { level, tasks: BTreeMap::new() }
     }
@@ -78,7 +79,7 @@ impl SoloIntervalProfiler {
         Some(task.counts.get(CounterEvent::References(self.level))? / instructions)
     }
 
-    /// `None` if the row has several tasks, or if its task did nothing.
+    /// `None` if the row has several tasks, or if its task made no progress.
     fn solo_interval(&self, interval: &RowInterval) -> Option<SoloInterval> {
         let ([task], [counts]) = (interval.tasks.as_slice(), interval.task_counts.as_slice()) else { return None };
         let positive = |event| counts.get(event).filter(|count| *count > 0.0);
@@ -91,8 +92,8 @@ impl SoloIntervalProfiler {
         })
     }
 
-    /// Takes in the intervals of one answer. Of intervals in a row only the last counts, because the cache fills during
-    /// the earlier ones.
+    /// Records the intervals of one answer. Of successive intervals, only the last counts, because the cache fills
+    /// during the earlier ones.
     fn record_intervals(&mut self, intervals: &[RowInterval], observation: &Observation, profiles: &Profiles) {
         for (index, interval) in intervals.iter().enumerate() {
             let Some(solo) = self.solo_interval(interval) else { continue };
@@ -120,7 +121,7 @@ impl SoloIntervalProfiler {
 }
 
 impl SoloSums {
-    /// Is work with so many references per instruction, or else in this phase, of this kind?
+    /// Is work with these references per instruction, or otherwise in this phase, of this kind?
     fn is_same_kind(&self, references_per_instr: Option<f64>, phase_number: u32) -> bool {
         match self.references_per_instr.zip(references_per_instr) {
             Some((own, other)) => (own - other).abs() <= SAME_WORK * own.max(1e-6),
@@ -148,7 +149,7 @@ impl SoloSums {
         let spread = self.speeds.iter().map(|speed| (speed - value) * (speed - value)).sum::<f64>();
         let error = if count < 2.0 { 0.0 } else { 2.0 * libm::sqrt(spread / (count - 1.0) / count) };
         let error = error.max(INTERVAL_ERROR * value);
-        // Without the queue that other caches' traffic causes it would be faster.
+        // Without the queue that other caches' traffic causes, the work would be faster.
         let queue = self.misses.unwrap_or(0.0) * self.queue_cycles_per_miss;
         let unqueued = self.instructions / (self.cycles - queue).max(0.5 * self.cycles);
         Estimate { value, low: value - error, high: unqueued + error + 2.0 * self.warming }
@@ -224,8 +225,8 @@ mod tests {
         profiles[&TaskId(task)].rates.solo_instr_per_cycle.map(|fact| fact.estimate())
     }
 
-    /// Does a row of one task give its solo speed with its error, does a larger row give none, and does the queue of other
-    /// caches widen the error upward only?
+    /// Does a row of one task give its solo speed with its error, does a larger row give none, and does the queue of
+    /// other caches widen the error upward only?
     #[test]
     fn a_row_of_one_task_is_its_solo_speed() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
@@ -243,7 +244,7 @@ mod tests {
         assert!((queued.value - 0.5).abs() < 1e-9 && queued.high > 0.52 && queued.low > 0.49, "{queued:?}");
     }
 
-    /// Does a solo speed hold for the work that it was measured with, is it recalled when that work comes back, and is no
+    /// Does a solo speed apply to the work with which it was measured, is it recalled when that work recurs, and is no
     /// other work compared with it?
     #[test]
     fn a_solo_speed_holds_for_its_work() {
@@ -261,7 +262,7 @@ mod tests {
         assert_eq!(observe(10_200, Vec::new()), Some(0.5));
     }
 
-    /// If the cache still fills during the row, does the error reach beyond the last speed?
+    /// If the cache still fills during the row, does the error extend beyond the last speed?
     #[test]
     fn a_filling_cache_widens_the_error() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());

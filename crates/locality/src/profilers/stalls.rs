@@ -1,8 +1,8 @@
 //! Stall-rate curves (thesis 4.6.3; CP-4): cycles stalled on data per thousand instructions, by the share of the cache.
 //!
 //! If misses of the contended cache hit another cache behind it, they differ in cost, and a curve of stalled cycles
-//! predicts run time better than one of misses. A point is measured while the task has that share: the curve grows as
-//! shares are tried, and there is no curve if the machine counts no stalls.
+//! predicts run time better than one of misses. A point is measured while the task has that share, so the curve grows
+//! as shares are tried; there is no curve if the machine does not count stalls.
 
 use std::collections::BTreeMap;
 
@@ -32,13 +32,13 @@ const DATA_STALLS: [StallCause; 7] = [
 ];
 
 impl StallProfiler {
-    /// A profiler for a cache of this size, which the machine divides into so many colors or ways.
+    /// Builds a profiler for a cache of this size, which the machine partitions into this number of colors or ways.
     pub fn new(cache: TracedCache) -> Self {
         StallProfiler { cache, tasks: PerTask::default() }
     }
 }
 
-/// Stalled cycles per thousand instructions; `None` if no cause or no instructions were counted.
+/// Returns the stalled cycles per thousand instructions; `None` if no cause or no instructions were counted.
 fn stall_rate(task: &TaskSample) -> Option<f64> {
     let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
     let causes = DATA_STALLS.iter().filter_map(|&cause| task.counts.get(CounterEvent::StallCycles(cause)));

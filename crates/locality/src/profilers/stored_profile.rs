@@ -1,7 +1,7 @@
 //! Profiles recorded earlier: evidence about a recognized task before the first measurement.
 //!
-//! Measurements of this run are better evidence, so a stored profile only fills absent facts. It is remembered and
-//! fills them again after a phase change has emptied them. Put this profiler last.
+//! Measurements of this run are better evidence, so a stored profile only fills missing facts. It is kept, and fills
+//! them again after a phase change has cleared them. Put this profiler last.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use cachemate_core::{
 
 use super::{probe_evidence, retain_live};
 
-/// Fills whatever nothing has measured.
+/// Fills all facts that were not measured.
 #[derive(Clone, Debug, Default)]
 pub struct StoredProfileProfiler {
     stored: BTreeMap<TaskId, Profile>,

@@ -2,7 +2,7 @@
 
 use cachemate_core::*;
 
-/// A window in which these tasks are there and nothing was measured.
+/// Returns a window in which these tasks are live and nothing was measured.
 pub(crate) fn window(number: u64, tasks: &[u32]) -> Observation {
     Observation {
         window: number,
@@ -26,7 +26,7 @@ pub(crate) fn counts(readings: &[(CounterEvent, u64)]) -> EventCounts {
     EventCounts(readings)
 }
 
-/// A task (of the process with the same number) with these counts, on CPU 0 for the whole second.
+/// Returns a task (of the process with the same number) with these counts, on CPU 0 for the whole second.
 pub(crate) fn synthetic_sample(task: u32, readings: &[(CounterEvent, u64)]) -> TaskSample {
     TaskSample {
         name: format!("task{task}"),
@@ -41,7 +41,7 @@ pub(crate) fn answer(probe: u32, evidence: ProbeEvidence) -> ProbeResult {
     ProbeResult { probe: ProbeId(probe), evidence, complete: true, cost_ns: Vec::new() }
 }
 
-/// Task 0 holds `colors` colors from now on.
+/// Gives task 0 `colors` colors from now on.
 pub(crate) fn with_colors(mut observation: Observation, colors: u32) -> Observation {
     let share = CacheShare {
         group: GroupId(0),

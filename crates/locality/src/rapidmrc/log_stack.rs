@@ -1,25 +1,25 @@
 //! LRU stack distances of one short log, one for every entry.
 //!
-//! Problem: the engine of [`crate::stack`] answers with one histogram of a stream of any length; a log is short, all
-//! there at once, and each entry's own distance is wanted. Method: the last entry of a line is dead from its next touch
-//! on; the distance is the entries in between less the dead ones among them, which the engine's counter knows. The last
-//! entry of a line is found in a table of entries, which are compared through the log itself: it is half as large as
-//! one that holds lines, and stays in the host's second-level cache. Properties: exact, no bound on the depth, time in
-//! proportion to the log.
+//! Problem: the engine of [`crate::stack`] gives one histogram of a stream of any length. A log is short and complete,
+//! and the distance of each entry is needed. Method: the last entry of a line is dead from the line's next touch on;
+//! the distance is the number of entries in between minus the dead ones among them, which the engine's counter
+//! provides. The last entry of a line is found in a table of entries, which are compared through the log itself: it is
+//! half as large as one that holds lines, and stays in the host's second-level cache. Properties: exact, no bound on
+//! the depth, time in proportion to the log.
 
 use crate::hash::mix;
 use crate::simd::{Lanes, Simd, dispatch, prefetch};
 use crate::stack::DeadSlotCounter;
 
-/// Distance of an entry whose line is not in the log before it.
+/// Distance of an entry whose line does not occur earlier in the log.
 pub const FIRST: u32 = u32::MAX;
 
-/// The table is asked for so many entries ahead, and the entry found there half as many, so that the misses of the
+/// The table is prefetched this many entries ahead, and the entry found there half as many, so that the misses of the
 /// host's cache overlap.
 const AHEAD: usize = 16;
 
-/// Distinct other lines since each entry's line was last in the log; [`FIRST`] if it was not. Logs of 2^32 entries
-/// and more are cut.
+/// Returns the number of distinct other lines since each entry's line was last in the log; [`FIRST`] if it was not.
+/// Logs of 2^32 entries and more are cut.
 pub fn log_distances(lines: &[u64]) -> Vec<u32> {
     let lines = &lines[..lines.len().min(u32::MAX as usize - 1)];
     let mut stack_distances = Vec::with_capacity(lines.len());
@@ -28,18 +28,21 @@ pub fn log_distances(lines: &[u64]) -> Vec<u32> {
     stack_distances
 }
 
+/// Computes the distances.
+///
 /// # Safety
 /// The processor has `L`.
 #[inline(always)]
 unsafe fn distances_of<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
     let mut latest = LastUseTable::new(lines);
     let mut dead = DeadSlotCounter::new(lines.len());
-    // A loop: closures are not compiled for the instruction set.
+    // A loop, because closures are not compiled for the instruction set.
     for index in 0..lines.len() {
         latest.prefetch_cell(index + AHEAD);
         latest.prefetch_entry(index + AHEAD / 2);
         let distance = match latest.replace(index) {
-            // SAFETY: the caller vouches for `L`; an entry dies once, at the next of its line.
+            // SAFETY: the caller guarantees that the processor has `L`; an entry dies once, at the next entry of its
+            // line.
             Some(before) => index as u32 - before - 1 - unsafe { dead.kill_one::<L>(before) },
             None => FIRST,
         };
@@ -47,7 +50,7 @@ unsafe fn distances_of<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
     }
 }
 
-/// Last entry of each line: open addressing, at most four fifths full; entries plus one, 0 = free.
+/// Last entry of each line: open addressing, at most four fifths full; entries plus one, 0 if free.
 struct LastUseTable<'a> {
     lines: &'a [u64],
     entries: Vec<u32>,
@@ -80,7 +83,7 @@ impl<'a> LastUseTable<'a> {
         }
     }
 
-    /// The entry before `at` with its line.
+    /// Replaces the table's entry for the line by this one, and returns the preceding entry with that line.
     #[inline(always)]
     fn replace(&mut self, index: usize) -> Option<u32> {
         let line = self.lines[index];
@@ -124,8 +127,7 @@ mod tests {
         }
     }
 
-    /// Are the counters right where reuses span groups and blocks, and where groups pass without any touch of an old
-    /// line?
+    /// Are the counters correct if reuses span groups and blocks, and if groups pass without any touch of an old line?
     #[test]
     fn long_reuses_cross_groups() {
         let sweep: Vec<u64> = (0..9000).chain(0..9000).chain(20_000..27_000).chain((0..9000).rev()).collect();

@@ -1,11 +1,12 @@
 //! RapidMRC: a miss-rate curve from one short log of a cache's accesses (thesis ch. 5).
 //!
-//! Problem: get the curve of a running program without trying every size. Method: log the data addresses of all
-//! first-level misses for a short while (the thesis: 163 840, about ten times the lines of the cache). Correct what the
-//! prefetcher left: a run of equal values becomes ascending lines. Simulate one LRU stack that is no deeper than the
-//! cache, warm it up, and count the accesses by depth (Mattson). The result is right in shape and off by a constant,
-//! which one measured point removes ([`crate::curve::MissRateCurve::shift_through`]). [`trace_curve`] is this, to the
-//! letter; [`survival_curve`] is the form to use.
+//! Problem: obtain the curve of a running program without trying every size. Method: the data addresses of all
+//! first-level misses are logged for a short time (the thesis: 163 840, about ten times the lines of the cache). The
+//! effects of the prefetcher are corrected: a run of equal values becomes ascending lines. An LRU stack that is no
+//! deeper than the cache is simulated and warmed up, and the accesses are counted by depth (Mattson). The result has
+//! the right shape but is off by a constant, which one measured point removes
+//! ([`crate::curve::MissRateCurve::shift_through`]). [`trace_curve`] follows the thesis exactly; [`survival_curve`] is
+//! the recommended form.
 //!
 //! Properties: an access deeper than the largest size misses at every size, so the bounded stack gives the same curve
 //! as exact distances, which are used here.
@@ -18,42 +19,43 @@ pub use survival::{LogCounts, survival_curve, survival_curve_with_reach};
 
 use crate::curve::MissRateCurve;
 
-/// How much of the log only fills the stack.
+/// The part of the log that only fills the stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Warmup {
-    /// Warm-up until the stack holds as many lines as the cache; half of the log if it never does (thesis 5.6.1).
+    /// Until the stack holds as many lines as the cache; half of the log if it never does (thesis 5.6.1).
     Automatic,
-    /// The first half of the log, always.
+    /// Always the first half of the log.
     Half,
-    /// None (RM-2).
+    /// No part (RM-2).
     Nothing,
 }
 
-/// One log and the counts of the time in which it was taken.
+/// A log, with the counts of the time in which it was recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct MissLog<'a> {
-    /// Line addresses, as the hardware gave them.
+    /// Line addresses, as recorded by the hardware.
     pub lines: &'a [u64],
-    /// Places of fetches of code among them, ascending; empty where only data was logged.
+    /// Positions of code fetches among the lines, ascending; empty if only data was logged.
     pub code: &'a [u32],
-    /// Bytes of one of these lines.
+    /// Size of these lines in bytes.
     pub line_bytes: u64,
-    /// Executed while the log was taken.
+    /// Instructions executed while the log was recorded.
     pub instructions: f64,
-    /// Accesses known to be missing from the log; `None` = not known. The rates are scaled up for them.
+    /// Number of accesses known to be missing from the log; `None` if unknown. The rates are scaled up for them.
     pub lost: Option<u64>,
 }
 
-/// Runs of equal values, as a prefetcher leaves them in a sampled-address register, become ascending lines; also how
-/// many entries were changed (thesis 5.3.1).
+/// Converts runs of equal values, which a prefetcher leaves in a sampled-address register, to ascending lines. Also
+/// returns the number of entries that were changed (thesis 5.3.1).
 pub fn correct_repeats(lines: &[u64]) -> (Vec<u64>, usize) {
     let (corrected, demanded) = correct_and_demand(lines, &[]);
     let changed = demanded.iter().filter(|&&demanded| !demanded).count();
     (corrected, changed)
 }
 
-/// The same, and of every entry whether the program asked for it: the others are prefetches. The register that they
-/// leave as it was is that of data: a fetch of code between two of its values does not end a run of them.
+/// As [`correct_repeats`], and returns for every entry whether the program requested it; the other entries are
+/// prefetches. The register that prefetches leave unchanged is that of data, so a code fetch between two of its values
+/// does not end a run of them.
 fn correct_and_demand(lines: &[u64], code: &[u32]) -> (Vec<u64>, Vec<bool>) {
     let (mut repeats, mut register) = (0, None);
     let mut code = code.iter().peekable();
@@ -67,7 +69,7 @@ fn correct_and_demand(lines: &[u64], code: &[u32]) -> (Vec<u64>, Vec<bool>) {
     corrected.unzip()
 }
 
-/// Entries of the log that only warm the stack up, for a cache of so many lines.
+/// Returns the number of log entries that only warm up the stack, for a cache of this number of lines.
 pub fn warmup_entries(lines: &[u64], cache_lines: u64, warmup: Warmup) -> usize {
     warmup_by_distance(&log_distances(lines), cache_lines, warmup)
 }
@@ -83,14 +85,14 @@ fn warmup_by_distance(distances: &[u32], cache_lines: u64, warmup: Warmup) -> us
                 held += u64::from(distance == FIRST);
                 held >= cache_lines
             });
-            // A stack that is full with the very last entry leaves nothing to count.
+            // If the stack becomes full with the very last entry, nothing is left to count.
             full.map(|last| last + 1).filter(|&entries| entries < distances.len()).unwrap_or(half)
         }
     }
 }
 
-/// Misses per thousand instructions at each size (ascending), not yet shifted. `None` for an empty log, no sizes, or no
-/// instructions.
+/// Returns the misses per thousand instructions at each size (ascending), not yet shifted. `None` for an empty log, no
+/// sizes, or no instructions.
 pub fn trace_curve(trace: &MissLog<'_>, sizes_bytes: &[u64], warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
     let entries = trace.lines.len();
     debug_assert!(trace.code.is_empty(), "the thesis's log holds data only");
@@ -100,7 +102,7 @@ pub fn trace_curve(trace: &MissLog<'_>, sizes_bytes: &[u64], warmup: Warmup, cor
     }
     let distances = if correct { log_distances(&correct_repeats(trace.lines).0) } else { log_distances(trace.lines) };
     let warm = warmup_by_distance(&distances, largest_lines, warmup);
-    // By depth, the last place for all that are deeper than the cache.
+    // By depth, with the last position for all that are deeper than the cache.
     let mut at_depth = vec![0u64; largest_lines as usize + 1];
     for &distance in &distances[warm..] {
         at_depth[u64::from(distance).min(largest_lines) as usize] += 1;
@@ -123,14 +125,14 @@ mod tests {
     use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
-    /// Do runs of equal values become ascending lines, and nothing else change?
+    /// Do runs of equal values become ascending lines, with nothing else changed?
     #[test]
     fn repeats_become_ascending_lines() {
         assert_eq!(correct_repeats(&[5, 5, 5, 9, 5, 5]), (vec![5, 6, 7, 9, 5, 6], 3));
         assert_eq!(correct_repeats(&[1, 2, 1, 2]), (vec![1, 2, 1, 2], 0));
     }
 
-    /// Does a fetch of code neither end nor begin a run of the data register?
+    /// Does a code fetch neither end nor begin a run of the data register?
     #[test]
     fn code_stands_aside_of_repeats() {
         let (lines, demanded) = correct_and_demand(&[5, 90, 5, 90, 90, 7], &[1, 3, 4]);
@@ -138,7 +140,8 @@ mod tests {
         assert_eq!(demanded, [true, true, false, true, true, true]);
     }
 
-    /// Mattson's stack, no deeper than the cache, in the plainest form: misses at each size after warming up.
+    /// Mattson's stack, no deeper than the cache, in the plainest form. Returns the misses at each size after warming
+    /// up.
     fn bounded_stack(lines: &[u64], warm: usize, largest: usize) -> Vec<u64> {
         let (mut stack, mut misses): (Vec<u64>, Vec<u64>) = (Vec::new(), vec![0; largest]);
         for (index, &line) in lines.iter().enumerate() {
@@ -155,7 +158,7 @@ mod tests {
     }
 
     proptest! {
-        /// Is the curve the one of a bounded LRU stack, at every size and with every warm-up?
+        /// Does the curve match that of a bounded LRU stack, at every size and with every warm-up?
         #[test]
         fn the_curve_is_that_of_a_bounded_stack(
             seed in any::<u64>(), spread in 1u64..60, largest in 1u64..40, entries in 2usize..400,
@@ -175,7 +178,7 @@ mod tests {
         }
     }
 
-    /// Does automatic warm-up end when the stack is full, and take half of the log where it never is?
+    /// Does automatic warm-up end when the stack is full, and take half of the log if it never is?
     #[test]
     fn warmup_ends_when_the_stack_is_full() {
         let lines: Vec<u64> = (0..100).map(|at| at % 30).collect();
@@ -184,7 +187,7 @@ mod tests {
         assert_eq!(warmup_entries(&lines, 20, Warmup::Nothing), 0);
     }
 
-    /// Are accesses known to be missing added back?
+    /// Are accesses known to be missing added to the rates?
     #[test]
     fn known_losses_scale_the_rates_up() {
         let lines: Vec<u64> = (0..100).collect();

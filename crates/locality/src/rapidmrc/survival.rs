@@ -1,53 +1,56 @@
 //! A refinement of the thesis's form: every entry of a short log is used, and losses of the log are modeled.
 //!
-//! Problem: the thesis's form (a) spends part of the log on warming up and takes every later first touch for a miss at
-//! all sizes, so it needs logs of ten times the cache; (b) counts prefetched lines as misses; (c) knows of lost entries
-//! only through a constant. Each is an error of shape, which no vertical shift removes.
+//! Problem: the thesis's form (a) spends part of the log on warming up and counts every later first touch as a miss at
+//! all sizes, so it needs logs of ten times the cache; (b) counts prefetched lines as misses; (c) accounts for lost
+//! entries only through a constant. Each of these is an error of shape, which no vertical shift removes.
 //!
 //! Method, for each of them:
-//! - A first touch in the log is a *censored* observation: its distance is at least the distinct lines logged before
-//!   it, and nothing more is known. The product-limit estimator (Kaplan and Meier 1958) is made for that. The share of
-//!   accesses with a distance of `d` or more is a product over the depths below `d`; each factor is one minus (accesses
-//!   that come back at this depth / accesses known to get this deep). No warm-up, and a cache that the log cannot fill
-//!   is no special case. Beyond the depth that enough accesses are known to reach, the tail goes on as the power of the
-//!   depth that it was over the last third of the known depths.
-//! - A repeated value is a line that the prefetcher brought: it takes its place in the stack, but it is no miss.
-//! - A counter beside the log says how many first-level misses there really were. Where the log has fewer, the measured
-//!   point determines the corrections, in this order: the rate is scaled, up to the misses put down to losses; the
-//!   distances are stretched, by no more than that; and the remainder (stores that write through, and fetches of code
-//!   if the log does not hold them) moves the curve vertically, as in the thesis. Losses are at most those that the
-//!   thesis measured; a counter that says more has counted stores too, and the more of them, the less is put down to
-//!   losses.
+//! - A first touch in the log is a *censored* observation: its distance is at least the number of distinct lines logged
+//!   before it, and nothing more is known. The product-limit estimator (Kaplan and Meier 1958) is made for such
+//!   observations. The share of accesses with a distance of `d` or more is a product over the depths below `d`; each
+//!   factor is one minus (accesses that recur at this depth / accesses known to reach this depth). No warm-up is
+//!   needed, and a cache that the log cannot fill is not a special case. Beyond the depth that enough accesses are
+//!   known to reach, the tail continues with the power of the depth that fits the last third of the known depths.
+//! - A repeated value is a line that the prefetcher brought: it takes its place in the stack, but is not a miss.
+//! - A counter in addition to the log gives the true number of first-level misses. If the log has fewer, the measured
+//!   point determines the corrections, in this order: the rate is scaled, up to the misses attributed to losses; the
+//!   distances are stretched, by no more than that; and the remainder (write-through stores, and code fetches if the
+//!   log does not contain them) moves the curve vertically, as in the thesis. Losses are at most those that the thesis
+//!   measured; a counter that shows more has counted stores too, and the more of them it has counted, the less is
+//!   attributed to losses.
 //!
-//! Properties: pure, linear in the log; passes through the measured point; never increasing, never negative; a log that
-//! holds everything and was taken cold gives the exact curve of an LRU stack.
+//! Properties: pure, linear in the log; passes through the measured point; never increasing, never negative; a complete
+//! log of a cold start gives the exact curve of an LRU stack.
 
 use super::{FIRST, MissLog, correct_and_demand, log_distances};
 use crate::curve::MissRateCurve;
 
-/// Depths are counted in so many steps, up to the largest size.
+/// Number of steps in which depths are counted, up to the largest size.
 const STEPS: usize = 960;
-/// With a smaller share of the accesses known to get so deep, the estimate is too uncertain: reuses are clustered.
+/// If a smaller share of the accesses is known to reach a depth, the estimate is too uncertain, because reuses are
+/// clustered.
 const MIN_AT_RISK: f64 = 0.1;
-/// Lost beside each logged entry in the worst case (thesis 5.6.5: none 59 %, one 36 %, two 4 %, three to ten 1 %).
+/// Number of entries lost per logged entry in the worst case (thesis 5.6.5: none 59 %, one 36 %, two 4 %, three to ten
+/// 1 %).
 const MAX_LOST: f64 = 0.5;
 
-/// Counts of the time in which the log was taken.
+/// Counts of the time in which the log was recorded.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct LogCounts {
-    /// Misses of the cache whose misses are logged, all of them; `None` = not counted.
+    /// All misses of the cache whose misses are logged; `None` if not counted.
     pub logged_level_misses: Option<f64>,
-    /// Size in use, and misses per thousand instructions measured there.
+    /// Size in use, and the misses per thousand instructions measured there.
     pub point: Option<(u64, f64)>,
 }
 
-/// Misses per thousand instructions at each size (ascending). `None` for a log without an access of the program, no
-/// sizes, or no instructions.
+/// Returns the misses per thousand instructions at each size (ascending). `None` for a log without an access of the
+/// program, no sizes, or no instructions.
 pub fn survival_curve(trace: &MissLog<'_>, counted: &LogCounts, sizes_bytes: &[u64]) -> Option<MissRateCurve> {
     survival_curve_with_reach(trace, counted, sizes_bytes).map(|(curve, _)| curve)
 }
 
-/// The same with the size in bytes up to which the log determines it; beyond that only the earlier shape remains.
+/// As [`survival_curve`], with the size in bytes up to which the log determines the curve; beyond it, the curve is an
+/// extrapolation.
 pub fn survival_curve_with_reach(
     trace: &MissLog<'_>,
     counted: &LogCounts,
@@ -76,7 +79,7 @@ pub fn survival_curve_with_reach(
     Some((curve, (survival.known_lines * fit.stretch * line_bytes as f64) as u64))
 }
 
-/// How the logged accesses' survival becomes a rate of misses.
+/// The conversion of the logged accesses' survival to a miss rate.
 #[derive(Clone, Copy, Debug)]
 struct Fit {
     rate: f64,
@@ -111,13 +114,13 @@ impl Fit {
     }
 }
 
-/// Share of the program's accesses with a stack distance of so many lines or more.
+/// Share of the program's accesses with a stack distance of at least this number of lines.
 struct SurvivalCurve {
     lines_per_step: f64,
     /// Survival at 0, 1, ... steps.
     at_step: Vec<f64>,
     accesses: f64,
-    /// Depth up to which enough accesses are known to reach.
+    /// Depth that enough accesses are known to reach.
     known_lines: f64,
 }
 
@@ -125,7 +128,7 @@ impl SurvivalCurve {
     fn new(distances: &[u32], demanded: &[bool], largest_lines: u64) -> Option<Self> {
         let lines_per_step = (largest_lines.div_ceil(STEPS as u64)).max(1);
         let steps = largest_lines.div_ceil(lines_per_step) as usize;
-        // Per step of depth: accesses that came back there, accesses of which only that much is known.
+        // Per step of depth: accesses that recur there, and accesses of which only that depth is known.
         let mut back = vec![0.0; steps + 1];
         let mut known_to = vec![0.0; steps + 1];
         let (mut held, mut accesses) = (0, 0.0);
@@ -151,7 +154,7 @@ impl SurvivalCurve {
             if at_risk < MIN_AT_RISK * accesses {
                 break;
             }
-            // Those censored within a step were at risk for about half of it.
+            // Accesses censored within a step were at risk for about half of it.
             let exposed: f64 = at_risk - 0.5 * known_to[step];
             if exposed > 0.0 {
                 surviving *= (1.0 - back[step] / exposed).max(0.0);
@@ -174,7 +177,7 @@ impl SurvivalCurve {
     }
 }
 
-/// On to so many steps, by the power of the depth that the last third followed.
+/// Extends the survival to this number of steps, by the power of the depth that the last third followed.
 fn extend(at_step: &mut Vec<f64>, steps: usize) {
     let known = at_step.len() - 1;
     let third = known - known / 3;
@@ -200,7 +203,7 @@ mod tests {
     fn rates(curve: &MissRateCurve) -> Vec<f64> {
         curve.points().iter().map(|&(_, rate)| rate).collect()
     }
-    /// Uniform over `spread` lines: of an LRU cache of s lines, 1 - s / spread misses.
+    /// Uniform over `spread` lines: an LRU cache of s lines has 1 - s / spread misses.
     fn uniform(entries: usize, spread: u64, seed: u64) -> Vec<u64> {
         let mut random = SplitMix64::new(seed);
         (0..entries).map(|_| 10 * random.draw_below(spread)).collect()
@@ -209,7 +212,7 @@ mod tests {
         curve.points().iter().map(|&(size, rate)| (rate - truth(size as f64)).abs()).fold(0.0, f64::max)
     }
 
-    /// Does a log too short to fill the cache give the closed form more nearly than the thesis's form does?
+    /// Does a log that is too short to fill the cache give the closed form more accurately than the thesis's form does?
     #[test]
     fn a_short_log_gives_the_closed_form() {
         let truth: Vec<(u64, f64)> = SIZES.iter().map(|&size| (size, 50.0 * (1.0 - size as f64 / 900.0))).collect();
@@ -225,7 +228,7 @@ mod tests {
         assert!(ours < 2.5 && theirs > 1.5 * ours, "mean distance {ours}, the thesis's form {theirs}");
     }
 
-    /// Is a long log's curve the LRU stack's, except for the warm-up of the thesis's form?
+    /// Does a long log give the LRU stack's curve, except for the warm-up of the thesis's form?
     #[test]
     fn a_long_log_agrees_with_the_stack() {
         let lines = uniform(100_000, 900, 6);
@@ -234,16 +237,16 @@ mod tests {
         assert!(ours.distance(&theirs).unwrap() < 0.3, "{:?} {:?}", rates(&ours), rates(&theirs));
     }
 
-    /// Do first touches of a stream stay misses at every size, and prefetched lines not count as misses?
+    /// Do first touches of a stream stay misses at every size, and do prefetched lines not count as misses?
     #[test]
     fn streams_miss_at_every_size_and_prefetched_lines_do_not() {
-        // Every fourth line is a miss, the three after it come from the prefetcher.
+        // Every fourth line is a miss; the prefetcher brings the three after it.
         let lines: Vec<u64> = (0..4000u64).map(|at| at / 4 * 4).collect();
         let curve = survival_curve(&trace(&lines), &LogCounts::default(), &SIZES).unwrap();
         assert!(worst(&curve, |_| 12.5) < 1e-9, "{:?}", rates(&curve));
     }
 
-    /// Do losses that the counter tells scale the curve up to the truth, at every size?
+    /// Do losses that the counter shows scale the curve up to the truth, at every size?
     #[test]
     fn lost_entries_are_made_up_for() {
         let truth = |lines: f64| 50.0 * (1.0 - lines / 900.0).max(0.0);
@@ -270,8 +273,8 @@ mod tests {
         }
     }
 
-    /// Is the reach of a log known: of a short one to less than the largest size, a long one to all sizes that lines
-    /// are used again at?
+    /// Is the reach of a log known: for a short one less than the largest size, for a long one all sizes at which lines
+    /// are reused?
     #[test]
     fn a_log_tells_how_far_it_reaches() {
         let reach = |entries: usize, spread: u64| {
@@ -281,7 +284,7 @@ mod tests {
         let (_, short) = reach(1_500, 900);
         assert!(short > 300 && short < 800, "{short}");
         assert_eq!(reach(60_000, 900).1, 800);
-        // Beyond it the curve may be far off: 400 lines that all fit.
+        // Beyond the reach, the curve may be far off: 400 lines that all fit.
         let (curve, known) = reach(1_000, 400);
         assert!(known < 400 && curve.ratio_at(500).unwrap() > 1.0, "{known} {:?}", rates(&curve));
     }

@@ -4,10 +4,10 @@ use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_o
 use crate::simd::{Lanes, Simd, dispatch};
 use crate::stack::{DistanceHistogram, StackDistances, StackError};
 
-/// Accesses that are filtered together.
+/// Number of accesses that are filtered together.
 const PORTION: usize = 4096;
 
-/// A sample of a fixed share of the lines. Memory goes with the sampled lines.
+/// A sample of a fixed share of the lines. Memory is proportional to the sampled lines.
 #[derive(Debug)]
 pub struct FixedRateSampler {
     simd: Simd,
@@ -21,7 +21,7 @@ pub struct FixedRateSampler {
 }
 
 impl FixedRateSampler {
-    /// `rate`: the share of lines to look at, rounded to a multiple of 2^-24.
+    /// Builds a sampler. `rate` is the share of lines to sample, rounded to a multiple of 2^-24.
     ///
     /// # Errors
     /// A rate outside 2^-24 to 1.
@@ -29,7 +29,7 @@ impl FixedRateSampler {
         FixedRateSampler::with_simd(rate, seed, Simd::detect_best())
     }
 
-    /// With chosen vector instructions; the result is the same.
+    /// As [`Self::new`], with chosen vector instructions; the result is the same.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -50,7 +50,7 @@ impl FixedRateSampler {
         })
     }
 
-    /// The next accesses, as line addresses.
+    /// Adds the next accesses, as line addresses.
     ///
     /// # Errors
     /// More than 2^31 distinct lines in the sample.
@@ -74,7 +74,7 @@ impl FixedRateSampler {
         Ok(())
     }
 
-    /// The curve.
+    /// Returns the curve.
     ///
     /// # Errors
     /// As [`Self::push`].
@@ -100,7 +100,7 @@ impl FixedRateSampler {
     }
 }
 
-/// A sample's histogram, scaled up.
+/// Scales a sample's histogram up.
 fn scale(histogram: &DistanceHistogram, rate: f64) -> CurveEstimate {
     let counts = histogram.counts().iter().map(|&(distance, count)| (distance as f64 / rate, count as f64 / rate));
     CurveEstimate::new(histogram.cold_count() as f64 / rate, counts)
@@ -108,6 +108,6 @@ fn scale(histogram: &DistanceHistogram, rate: f64) -> CurveEstimate {
 
 #[inline(always)]
 unsafe fn filter<L: Lanes>(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64]) -> usize {
-    // SAFETY: the caller vouches for `L`.
+    // SAFETY: the caller guarantees that the processor has `L`.
     unsafe { L::filter(lines, salt, threshold, retained, 0) }
 }

@@ -1,15 +1,15 @@
-//! SHARDS of a fixed size: when the sample has too many lines, those with the greatest hash leave it for ever and the
+//! SHARDS of a fixed size: if the sample has too many lines, those with the largest hash leave it forever and the
 //! threshold falls to that hash.
 //!
-//! The publication scales all counts down whenever the rate falls from R to R'; here each access counts 1 / R at the
-//! rate of its time, which is the same relative to the end and costs nothing. Distances are kept in buckets, exact
+//! The publication scales all counts down whenever the rate falls from R to R'; here, each access counts 1 / R at the
+//! rate of its time, which is the same relative to the end and costs nothing. Distances are stored in buckets, exact
 //! below 512 lines and within one part in 256 above, so memory is constant.
 
 use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
 use crate::hash::scatter;
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// Buckets to a factor of two.
+/// Binary logarithm of the number of buckets per doubling.
 const BUCKET_BITS: u32 = 8;
 
 /// A sample of at most a fixed number of lines, in constant memory.
@@ -20,14 +20,14 @@ pub struct FixedSizeSampler {
     threshold: u64,
     accesses: u64,
     sampled_accesses: u64,
-    /// (hash, line) of the lines in the sample, greatest hash on top.
+    /// (hash, line) of the lines in the sample, with the largest hash on top.
     by_hash: BinaryHeap<(u64, u64)>,
     whole: SampleGroup,
     groups: Vec<SampleGroup>,
 }
 
 impl FixedSizeSampler {
-    /// `lines_limit`: lines to look at at most, at least 8.
+    /// Builds a sampler. `lines_limit` is the largest number of lines to sample, at least 8.
     ///
     /// # Errors
     /// A limit below 8 or above 2^24.
@@ -48,7 +48,7 @@ impl FixedSizeSampler {
         })
     }
 
-    /// The next accesses, as line addresses.
+    /// Adds the next accesses, as line addresses.
     pub fn push(&mut self, lines: &[u64]) {
         self.accesses += lines.len() as u64;
         for &line in lines {
@@ -72,7 +72,7 @@ impl FixedSizeSampler {
         }
     }
 
-    /// Takes out all lines with the greatest hash there is.
+    /// Removes all lines with the largest hash in the sample.
     fn lower_threshold(&mut self) {
         let Some(&(greatest, _)) = self.by_hash.peek() else { return };
         self.threshold = greatest;
@@ -90,7 +90,7 @@ impl FixedSizeSampler {
         self.threshold as f64 / f64::from(1 << HASH_BITS)
     }
 
-    /// The curve.
+    /// Returns the curve.
     pub fn finish(mut self) -> SampledCurve {
         if self.groups.iter().any(|group| group.cold == 0.0) {
             self.groups.clear();
@@ -111,7 +111,7 @@ impl FixedSizeSampler {
 struct SampleGroup {
     stack: SmallStack,
     cold: f64,
-    /// Accesses by bucket of distance, scaled up.
+    /// Number of accesses by bucket of distance, scaled up.
     counts: Vec<f64>,
 }
 
@@ -120,7 +120,7 @@ impl SampleGroup {
         SampleGroup { stack: SmallStack::new(), cold: 0.0, counts: Vec::new() }
     }
 
-    /// Counts one access; whether its line is new.
+    /// Counts one access; returns whether its line is new.
     fn touch(&mut self, line: u64, rate: f64) -> bool {
         match self.stack.touch(line) {
             None => {
@@ -144,24 +144,24 @@ impl SampleGroup {
     }
 }
 
-/// Floating point with 8 bits after the leading one.
+/// Returns the bucket of a distance: floating point with 8 bits after the leading one.
 pub(super) fn bucket_of(distance: u64) -> usize {
     let shift = (64 - distance.leading_zeros()).saturating_sub(BUCKET_BITS + 1);
     ((shift as usize) << BUCKET_BITS) + (distance >> shift) as usize
 }
 
-/// The middle of the distances in a bucket.
+/// Returns the middle of the distances in a bucket.
 pub(super) fn bucket_midpoint(bucket: usize) -> f64 {
     let shift = (bucket >> BUCKET_BITS).saturating_sub(1) as u32;
     let first = (bucket - ((shift as usize) << BUCKET_BITS)) as u64;
     ((first << shift) as f64) + ((1u64 << shift) - 1) as f64 / 2.0
 }
 
-/// Stack distances over few lines, any of which can be taken out: line -> slot, and a Fenwick tree of the slots in use.
+/// Stack distances over few lines, any of which can be removed: line -> slot, and a Fenwick tree of the slots in use.
 #[derive(Debug)]
 struct SmallStack {
     slots: BTreeMap<u64, u32>,
-    /// Line of each slot, to renumber in order; meaningless where the slot is not in use.
+    /// Line of each slot, for renumbering in order; meaningless if the slot is not in use.
     lines: Vec<u64>,
     /// One-based Fenwick tree.
     tree: Vec<u32>,
@@ -173,7 +173,7 @@ impl SmallStack {
         SmallStack { slots: BTreeMap::new(), lines: vec![0; 64], tree: vec![0; 64], next: 1 }
     }
 
-    /// The number of other lines touched since; `None` if the line is new.
+    /// Returns the number of other lines touched since; `None` if the line is new.
     fn touch(&mut self, line: u64) -> Option<u32> {
         if self.next == self.tree.len() {
             self.renumber();

@@ -1,19 +1,19 @@
 //! Miss-rate curves from a sample of the lines, with error bars: SHARDS.
 //!
-//! An access is sampled if and only if a hash of its line is below a threshold, so a line is followed for ever or not
-//! at all. Of a share R of the lines, a distance d among the sampled ones stands for d / R among all, and an access for
-//! 1 / R accesses (Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST 2015).
-//! [`FixedRateSampler`] keeps R; [`FixedSizeSampler`] keeps the number of lines and lowers R as needed, so that memory
-//! is constant. Both apply the published adjustment: the number of accesses is known exactly, so the difference of the
-//! sample or has too much of it (a hot line in it or not) is put to distance 0; in other words, misses are divided by
-//! the accesses there were, not by those sampled.
+//! An access is sampled if and only if a hash of its line is below a threshold, so a line is followed forever or not at
+//! all. If a share R of the lines is sampled, a distance d among the sampled ones stands for d / R among all, and an
+//! access for 1 / R accesses (Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST
+//! 2015). [`FixedRateSampler`] keeps R constant; [`FixedSizeSampler`] keeps the number of lines constant and lowers R
+//! as needed, so that memory is constant. Both apply the published adjustment: the number of accesses is known exactly,
+//! so accesses that the sample lacks or has in excess (because a hot line is in it or not) are assigned to distance 0;
+//! in other words, misses are divided by the actual number of accesses, not by the sampled one.
 //!
 //! **Error bars.** Further bits of the hash split the sample into [`GROUPS`] groups of lines. Each group is by itself a
-//! SHARDS sample at R / 8 and gives a curve of its own, with its own distances. Their standard deviation over the
-//! square root of 8, times the square root of 1 - R (a sample of everything has no error), is the standard error of the
-//! curve; the half-width of a 95 % interval is that times Student's 2.365 (7 degrees of freedom). It covers both which
-//! lines were drawn and the scaling of distances. It is a statement about each size by itself; at a cliff of the curve
-//! the error is all or nothing and the interval too short.
+//! SHARDS sample at R / 8, and gives its own curve with its own distances. Their standard deviation over the square
+//! root of 8, times the square root of 1 - R (a sample of everything has no error), is the standard error of the curve;
+//! the half-width of a 95 % interval is that times Student's 2.365 (7 degrees of freedom). It covers both the choice of
+//! lines and the scaling of distances. It applies to each size separately; at a cliff of the curve, the error is all or
+//! nothing and the interval too short.
 
 mod fixed_rate;
 mod fixed_size;
@@ -25,14 +25,14 @@ pub use fixed_size::FixedSizeSampler;
 
 use crate::hash::scatter;
 
-/// Groups of lines that the error bars come from.
+/// Number of groups of lines from which the error bars are computed.
 pub const GROUPS: usize = 8;
 /// Student's t for 95 % on both sides and 7 degrees of freedom.
 const STUDENT_T: f64 = 2.364_624;
 /// Thresholds are in units of 2^-24.
 const HASH_BITS: u32 = 24;
 
-/// Invalid settings of a sample: the field, its value and the valid values.
+/// The error for invalid settings of a sample: the field, its value and the valid values.
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
 #[error("sample {field}: found {found}, expected {expected}")]
 pub struct SampleError {
@@ -40,32 +40,32 @@ pub struct SampleError {
     pub field: &'static str,
     /// Its value.
     pub found: f64,
-    /// The values that it can have, in words for people.
+    /// The valid values, as text.
     pub expected: &'static str,
 }
 
-/// Group of a line: bits of the hash that the threshold does not look at.
+/// Returns the group of a line, from bits of the hash that the threshold does not use.
 fn group_of(line: u64, salt: u64) -> usize {
     (scatter(line ^ salt) as usize) % GROUPS
 }
 
-/// The salt for a seed.
+/// Returns the salt for a seed.
 fn salt_of(seed: u64) -> u64 {
     scatter(seed ^ 0x5A17)
 }
 
-/// One estimate of a curve: all accesses are scaled up to the whole trace.
+/// One estimate of a curve; all accesses are scaled up to the whole trace.
 #[derive(Clone, PartialEq, Debug)]
 struct CurveEstimate {
     /// Distances in lines, ascending.
     distances_lines: Vec<f64>,
-    /// Misses of a cache that misses the distance at the same index and all above, cold ones included; one more entry
-    /// at the end for the cold ones alone.
+    /// Misses of a cache that misses the distance at the same index and all larger ones, including cold misses; one
+    /// more entry at the end is for the cold misses alone.
     misses: Vec<f64>,
 }
 
 impl CurveEstimate {
-    /// A curve from (distance in lines, accesses) in ascending order.
+    /// Builds a curve from (distance in lines, accesses) in ascending order.
     fn new(cold: f64, counts: impl DoubleEndedIterator<Item = (f64, f64)>) -> Self {
         let (mut distances_lines, mut misses) = (Vec::new(), vec![cold]);
         let mut sum = cold;
@@ -88,9 +88,9 @@ impl CurveEstimate {
 /// A sampled miss ratio.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SampledPoint {
-    /// Misses per access, estimated; 0 to 1.
+    /// Estimated misses per access, from 0 to 1.
     pub miss_ratio: f64,
-    /// Half-width of the 95 % interval; `None` if a group has no line.
+    /// Half-width of the 95 % interval; `None` if a group has no lines.
     pub half_width: Option<f64>,
 }
 
@@ -102,34 +102,34 @@ pub struct SampledCurve {
     sampled_lines: u64,
     rate: f64,
     whole: CurveEstimate,
-    /// Empty if any group has no line.
+    /// Curves of the groups; empty if any group has no lines.
     groups: Vec<CurveEstimate>,
 }
 
 impl SampledCurve {
-    /// Accesses pushed, sampled or not.
+    /// Returns the number of accesses pushed, sampled or not.
     pub fn accesses(&self) -> u64 {
         self.accesses
     }
-    /// Accesses to the lines that were looked at.
+    /// Returns the number of accesses to the sampled lines.
     pub fn sampled_accesses(&self) -> u64 {
         self.sampled_accesses
     }
-    /// Distinct lines looked at (at the end, for a sample of fixed size).
+    /// Returns the number of distinct sampled lines (at the end, for a sample of fixed size).
     pub fn sampled_lines(&self) -> u64 {
         self.sampled_lines
     }
-    /// Share of the lines that were looked at (at the end, for a sample of fixed size).
+    /// Returns the share of the lines that were sampled (at the end, for a sample of fixed size).
     pub fn rate(&self) -> f64 {
         self.rate
     }
 
-    /// Distinct lines in all, estimated.
+    /// Returns the estimated total number of distinct lines.
     pub fn lines(&self) -> f64 {
         self.whole.misses.last().copied().unwrap_or(0.0)
     }
 
-    /// The point at one size; `None` if no access was sampled.
+    /// Returns the point at one size; `None` if no access was sampled.
     pub fn find_point(&self, lines: u64) -> Option<SampledPoint> {
         if self.sampled_accesses == 0 {
             return None;
@@ -145,7 +145,8 @@ impl SampledCurve {
         Some(SampledPoint { miss_ratio, half_width })
     }
 
-    /// One error bar for the curve: the mean and the greatest half-width over the given sizes. `None` if there is none.
+    /// Returns one error bar for the curve: the mean and the largest half-width over the given sizes. `None` if there
+    /// is none.
     pub fn error_bar(&self, sizes_lines: &[u64]) -> Option<ErrorBar> {
         let widths: Option<Vec<f64>> = sizes_lines.iter().map(|&size| self.find_point(size)?.half_width).collect();
         let widths = widths.filter(|widths| !widths.is_empty())?;
@@ -154,11 +155,11 @@ impl SampledCurve {
     }
 }
 
-/// How far off a sampled curve may be: 95 % intervals, in miss ratio.
+/// The possible error of a sampled curve: 95 % intervals, in miss ratio.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ErrorBar {
-    /// Over the sizes that were asked for.
+    /// Mean half-width over the requested sizes.
     pub mean_half_width: f64,
-    /// At the worst of these sizes.
+    /// Half-width at the worst of these sizes.
     pub greatest_half_width: f64,
 }

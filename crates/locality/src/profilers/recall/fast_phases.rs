@@ -1,11 +1,11 @@
 //! Averages of programs whose phases change faster than plans can follow.
 //!
-//! Problem: a phase is identified some windows after it has begun, and a change of plan takes some more. A program that
-//! changes phase again by then has released its partition for nothing, each time. Method: if the mean length of the
-//! last few phases was that short, the program's phase number stays constant, and its curve is the mean of its most
-//! recent curves. Logs fall anywhere in its phases, so their mean is that of its time. Properties: a program with a
-//! long phase is followed again; nothing changes until enough curves are measured; curves that differ widen the error
-//! of the mean accordingly.
+//! Problem: a phase is identified several windows after it has begun, and a change of plan takes several more. A
+//! program that changes phase again within that time has released its partition for nothing, each time. Method: if the
+//! mean length of the last few phases was that short, the program's phase number stays constant, and its curve is the
+//! mean of its most recent curves. Logs start anywhere in its phases, so their mean approximates the mean over time.
+//! Properties: a program with a long phase is followed again; nothing changes until enough curves are measured; curves
+//! that differ widen the error of the mean accordingly.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,17 +15,17 @@ use super::{LevelCurves, largest_measured_size};
 
 /// Kind of phase of a program with averaged phases.
 pub const AVERAGED: u32 = u32::MAX;
-/// Phases of fewer windows cannot be followed: three or four to identify them, as many for a change, as many to gain by
-/// it.
+/// Phases with fewer windows cannot be followed: identifying them takes three or four windows, a change takes as many,
+/// and so does gaining from it.
 const MIN_FOLLOWED_WINDOWS: u64 = 12;
-/// Number of phases in the mean length.
+/// Number of phases over which the mean length is computed.
 const PHASES: usize = 4;
-/// Fewest curves of an average.
+/// Smallest number of curves for an average.
 const MIN_CURVES: usize = 3;
-/// Most curves of an average; older ones are dropped.
+/// Largest number of curves for an average; older ones are dropped.
 const MAX_CURVES: usize = 8;
 
-/// History of one task.
+/// The history of one task.
 #[derive(Clone, Debug, Default)]
 struct PhaseHistory {
     /// The current phase, and the window in which it was first observed.
@@ -36,14 +36,14 @@ struct PhaseHistory {
     curves: VecDeque<LevelCurves>,
 }
 
-/// See the module's documentation.
+/// The averages; see the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub struct FastPhaseAverages {
     past: BTreeMap<TaskId, PhaseHistory>,
 }
 
 impl FastPhaseAverages {
-    /// Takes in a window, and forgets tasks that exited.
+    /// Observes a window, and forgets exited tasks.
     pub fn observe(&mut self, window: u64, measured: &Profiles) {
         self.past.retain(|task, _| measured.contains_key(task));
         for (&task, profile) in measured {
@@ -54,7 +54,7 @@ impl FastPhaseAverages {
         }
     }
 
-    /// Phase number and curves of a task with averaged phases.
+    /// Returns the phase number and the curves of a task with averaged phases.
     pub fn average_curves(&self, task: TaskId) -> Option<(u32, LevelCurves)> {
         let past = self.past.get(&task).filter(|past| past.is_averaged())?;
         Some((past.since?, mean(&past.curves)?))
@@ -90,7 +90,7 @@ impl PhaseHistory {
         if self.curves.back().and_then(largest_measured_size) == Some(at) {
             return;
         }
-        // Curves at other sizes are of other caches: there is no mean of both.
+        // Curves at other sizes belong to other caches, so there is no mean of both.
         if self.curves.back().is_some_and(|last| !are_alike(last, measured)) {
             self.curves.clear();
         }
@@ -101,7 +101,7 @@ impl PhaseHistory {
     }
 }
 
-/// Are they for the same levels, at the same sizes?
+/// Are the curves for the same levels, at the same sizes?
 fn are_alike(curves_a: &LevelCurves, other: &LevelCurves) -> bool {
     let sizes = |curves: &LevelCurves| -> Vec<(CacheLevel, Vec<u64>)> {
         let level_sizes = |(level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
@@ -112,7 +112,7 @@ fn are_alike(curves_a: &LevelCurves, other: &LevelCurves) -> bool {
     sizes(curves_a) == sizes(other)
 }
 
-/// `None` = there are none.
+/// `None` if there are none.
 fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
     let last = curves.back()?;
     let mean_of_level = |(&level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
@@ -126,7 +126,8 @@ fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
     Some(last.iter().map(mean_of_level).collect())
 }
 
-/// Mean of measurements; its interval is the mean of theirs, or two standard errors if those reach further.
+/// Returns the mean of measurements; its interval is the mean of their intervals, or two standard errors if these are
+/// wider.
 fn mean_estimate(all: &[Estimate]) -> Estimate {
     let count = all.len() as f64;
     let mean = |metric: &dyn Fn(&Estimate) -> f64| all.iter().map(metric).sum::<f64>() / count;
@@ -145,7 +146,7 @@ mod tests {
 
     const TASK: TaskId = TaskId(0);
 
-    /// One window: the phase's number, and misses of the curve that was measured in it.
+    /// Observes one window with this phase number, and the misses of the curve that was measured in it.
     fn observe(averages: &mut FastPhaseAverages, window: u64, number: u32, measured: Option<f64>) {
         let mut profile = Profile { phase_number: number, ..Profile::default() };
         if let Some(rate) = measured {
@@ -157,8 +158,8 @@ mod tests {
         averages.observe(window, &profiles);
     }
 
-    /// The window in which averaging begins, for phases of so many windows with a curve measured at the beginning of
-    /// each.
+    /// Returns the window in which averaging begins, for phases of `length` windows with a curve measured at the
+    /// beginning of each.
     fn first_whole(length: u64, phases: u64) -> Option<(u64, FastPhaseAverages)> {
         let mut averages = FastPhaseAverages::default();
         (0..length * phases).find_map(|window| {
@@ -168,7 +169,7 @@ mod tests {
         })
     }
 
-    /// Are phases of four windows averaged, by the mean of their curves, and phases of twenty windows not?
+    /// Are phases of four windows averaged, by the mean of their curves, and phases of twenty windows not averaged?
     #[test]
     fn phases_that_are_too_short_are_averaged() {
         assert!(first_whole(20, 9).is_none());
@@ -181,7 +182,7 @@ mod tests {
         assert!(point.low < 0.1 && point.high > 6.0, "{point:?}");
         observe(&mut averages, 20, 5, None);
         assert_eq!(averages.average_curves(TASK).map(|(number, _)| number), Some(4), "the phase number is constant");
-        // It stays in one phase now.
+        // From here on, the task stays in one phase.
         for window in 21..=44 {
             assert!(averages.average_curves(TASK).is_some(), "{window}");
             observe(&mut averages, window, 5, None);

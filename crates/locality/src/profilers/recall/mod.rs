@@ -1,9 +1,9 @@
-//! Curves of recurring phases: a curve measured in one phase applies to the next one of its kind (thesis 5.2).
+//! Curves of recurring phases: a curve measured in one phase applies to the next phase of the same kind (thesis 5.2).
 //!
 //! A change of phase clears the profile, and another measurement costs as much as the first. Kinds of phases are
 //! identified by the accesses that reach the contended cache, which no plan changes. Properties: a measured curve
-//! replaces a recalled one; tasks that exited are forgotten; without kinds, no curve is recalled. Phases that are too
-//! short to be followed are averaged ([`fast_phases`]).
+//! replaces a recalled one; exited tasks are forgotten; without kinds, no curve is recalled. Phases that are too short
+//! to be followed are averaged ([`fast_phases`]).
 
 mod fast_phases;
 
@@ -20,24 +20,24 @@ type LevelCurves = BTreeMap<CacheLevel, Fact<SizeCurve>>;
 /// The last step of profiling for policies that follow phases.
 #[derive(Clone, Debug, Default)]
 pub struct PhaseCurveRecall {
-    /// By task and kind of phase.
+    /// Curves by task and kind of phase.
     curves: BTreeMap<(TaskId, u32), LevelCurves>,
-    /// Averages of tasks with short phases; `None` = no averaging.
+    /// Averages of tasks with short phases; `None` disables averaging.
     averages: Option<FastPhaseAverages>,
 }
 
-/// Time of the newest of these measurements.
+/// Returns the time of the newest of these measurements.
 fn largest_measured_size(curves: &LevelCurves) -> Option<u64> {
     curves.values().map(|fact| fact.window).max()
 }
 
-/// A task's profile to be changed, in a copy of all profiles that is made at the first change.
+/// Returns a task's profile for modification, in a copy of all profiles that is made at the first change.
 fn profile_mut<'a>(recalled: &'a mut Option<Profiles>, measured: &Profiles, task: TaskId) -> Option<&'a mut Profile> {
     recalled.get_or_insert_with(|| measured.clone()).get_mut(&task)
 }
 
 impl PhaseCurveRecall {
-    /// Averages programs whose phases are too short.
+    /// Builds the step with averages of programs whose phases are too short.
     pub fn with_fast_phase_average() -> Self {
         PhaseCurveRecall { averages: Some(FastPhaseAverages::default()), ..PhaseCurveRecall::default() }
     }
@@ -97,7 +97,8 @@ mod tests {
         recall.recall(&observation(1, 1), &[(TaskId(0), profile)].into())
     }
 
-    /// Does a recurring phase have its curve at once, one of another kind none, and a measured one its own?
+    /// Does a recurring phase have its curve at once, a phase of another kind none, and a phase with a measured curve
+    /// its own?
     #[test]
     fn a_recurring_phase_has_its_curve_at_once() {
         let mut recall = PhaseCurveRecall::default();

@@ -1,11 +1,11 @@
 //! Vector instructions, chosen at run time.
 //!
-//! Compilers do not vectorise "add one to the first n of 32 counters" or "move to the front of 16 ways" by themselves,
-//! so these few operations are written three times behind one trait: AVX-512, AVX2 and portable. A loop that uses
-//! them is an `#[inline(always)]` function generic over [`Lanes`], called through [`dispatch!`], which compiles it once
-//! per instruction set. All three give the same bits; tests run every one that the processor has.
+//! Compilers do not vectorize "add one to the first n of 32 counters" or "move to the front of 16 ways" by themselves,
+//! so these few operations are written three times behind one trait: AVX-512, AVX2 and portable. A loop that uses them
+//! is an `#[inline(always)]` function generic over [`Lanes`], called through [`dispatch!`], which compiles it once per
+//! instruction set. All three give the same bits; tests run every one that the processor has.
 
-/// An instruction set that this processor has (the only way to get one is to ask).
+/// An instruction set that this processor has (a value can be obtained only by detection).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Simd(pub(crate) SimdLevel);
 
@@ -19,12 +19,12 @@ pub(crate) enum SimdLevel {
 }
 
 impl Simd {
-    /// The widest this processor has.
+    /// Returns the widest instruction set of this processor.
     pub fn detect_best() -> Simd {
         Simd::available()[0]
     }
 
-    /// All this processor has, widest first, portable last.
+    /// Returns all instruction sets of this processor, widest first, portable last.
     pub fn available() -> Vec<Simd> {
         let mut levels = Vec::with_capacity(3);
         #[cfg(target_arch = "x86_64")]
@@ -49,7 +49,7 @@ impl Simd {
         levels
     }
 
-    /// `avx512`, `avx2` or `portable`.
+    /// Returns `avx512`, `avx2` or `portable`.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -76,21 +76,22 @@ pub(crate) struct U32x16(pub [u32; 16]);
 /// Every function may only run on a processor that has the instruction set of the implementing type, and with a `lane`
 /// below the bound that it names.
 pub(crate) trait Lanes {
-    /// Adds one to the lanes below `lane` (< 32); the value of `lane` itself.
+    /// Adds one to the lanes below `lane` (< 32); returns the value of `lane` itself.
     unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16;
-    /// Adds one to the lanes below `lane` (< 16); the value of `lane` itself.
+    /// Adds one to the lanes below `lane` (< 16); returns the value of `lane` itself.
     unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32;
-    /// Bit i = lane i of the first eight equals `tag`.
+    /// Returns a mask: bit i is set if lane i of the first eight equals `tag`.
     unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32;
-    /// Finds `tag` in the lanes named by `ways` (a run of low bits), moves it to lane 0 and those before it up by one;
-    /// not found: puts it to lane 0 and moves all up. Adds one to the matching lane of `hits`; whether one matched.
+    /// Finds `tag` in the lanes named by `ways` (a run of low bits), moves it to lane 0 and those before it up by one.
+    /// If it is not found, puts it into lane 0 and moves all up. Adds one to the matching lane of `hits`; returns
+    /// whether one matched.
     unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut Self::Hits) -> bool;
-    /// Counts by lane, in registers where there are some.
+    /// Counts by lane, in registers if the instruction set has any.
     type Hits: Copy;
     unsafe fn empty_hits() -> Self::Hits;
     unsafe fn count_by_lane(hits: Self::Hits) -> [u32; 16];
-    /// Appends to `kept` from `kept_len` on the lines whose `scatter(line ^ salt) >> 40` is below `threshold` (1 to
-    /// 2^24); the new length. `kept` has room for all.
+    /// Appends to `kept`, from `kept_len` on, the lines whose `scatter(line ^ salt) >> 40` is below `threshold` (1 to
+    /// 2^24), and returns the new length. `kept` has room for all.
     unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], kept_len: usize) -> usize;
 }
 
@@ -100,20 +101,20 @@ macro_rules! dispatch {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn avx512($($arg: $type),*) $(-> $out)? {
-            // SAFETY: this function runs only where the processor has its instruction set (below).
+            // SAFETY: this function runs only if the processor has its instruction set (below).
             unsafe { $body::<$crate::simd::Avx512>($($arg),*) }
         }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
         unsafe fn avx2($($arg: $type),*) $(-> $out)? {
-            // SAFETY: this function runs only where the processor has its instruction set (below).
+            // SAFETY: this function runs only if the processor has its instruction set (below).
             unsafe { $body::<$crate::simd::Avx2>($($arg),*) }
         }
         match $simd.0 {
-            // SAFETY: a `Simd` of this level exists only where the processor has the instruction set.
+            // SAFETY: a `Simd` of this level exists only if the processor has the instruction set.
             $crate::simd::SimdLevel::Avx512 => unsafe { avx512($($arg),*) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: a `Simd` of this level exists only where the processor has the instruction set.
+            // SAFETY: a `Simd` of this level exists only if the processor has the instruction set.
             $crate::simd::SimdLevel::Avx2 => unsafe { avx2($($arg),*) },
             // SAFETY: needs no more than the target itself.
             $crate::simd::SimdLevel::Portable => unsafe { $body::<$crate::simd::Portable>($($arg),*) },
@@ -122,11 +123,11 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
-/// Asks for the cache line at `place`; any address will do.
+/// Prefetches the cache line at `place`; any address is allowed.
 #[inline(always)]
 pub(crate) fn prefetch<T>(place: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address has no effect but on time.
+    // SAFETY: a prefetch of any address affects only the run time.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(place.cast());
@@ -137,7 +138,7 @@ pub(crate) fn prefetch<T>(place: *const T) {
 
 pub(crate) struct Portable;
 
-/// Ones below 32, zeros from there on: a window into it is "one in the lanes below n".
+/// Ones below 32, zeros from there on: a window into this array is "one in the lanes below n".
 static ONES_U16: [u16; 64] = {
     let mut ones = [0; 64];
     let mut at = 0;
@@ -157,7 +158,7 @@ static ONES_U32: [u32; 32] = {
     ones
 };
 
-/// Zeros up to 16, then all bits: a window into it keeps the lanes above n.
+/// Zeros up to 16, then all bits: a window into this array keeps the lanes above n.
 static ABOVE: [u32; 32] = {
     let mut above = [0; 32];
     let mut at = 17;
@@ -168,8 +169,8 @@ static ABOVE: [u32; 32] = {
     above
 };
 
-/// Moves `tag` to lane 0; the lane it was found in as a bit, none if it was not. Without an early end: where a line is
-/// found cannot be foreseen.
+/// Moves `tag` to lane 0; returns the lane in which it was found as a bit, or 0 if it was not found. There is no early
+/// exit, because the lane cannot be predicted.
 #[cfg(any(test, not(target_arch = "x86_64")))]
 fn move_tag_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
     let old = lanes.0;
@@ -288,7 +289,7 @@ mod x86 {
                 let all = _mm512_load_si512(place);
                 let front = _mm512_set1_epi32(*tag as i32);
                 let matches = _mm512_mask_cmpeq_epi32_mask(ways as u16, all, front);
-                // Lanes up to and with the lowest set bit; all of them when there is none.
+                // Lanes up to and including the lowest set bit; all of them if there is none.
                 let moved = matches ^ matches.wrapping_sub(1);
                 let up = _mm512_alignr_epi32::<15>(all, front);
                 _mm512_store_si512(place, _mm512_mask_mov_epi32(all, moved, up));
@@ -309,8 +310,8 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], mut kept_len: usize) -> usize {
-            // SAFETY: the processor has the instructions (the caller's promise). Eight lines are read from eight; as many
-            // are written as the checked slice of `kept` is long.
+            // SAFETY: the processor has the instructions (the caller's promise). Eight lines are read from eight; as
+            // many are written as the checked slice of `kept` is long.
             unsafe {
                 let salts = _mm512_set1_epi64(salt as i64);
                 // Inclusive, because a threshold of 2^24 keeps everything.
@@ -354,7 +355,7 @@ mod x86 {
             let above: *const __m128i = ABOVE.as_ptr().add(16 - last).cast();
             let mut before = front;
             for (index, old) in old.into_iter().enumerate() {
-                // Three lanes of this quarter behind the last one of the quarter before.
+                // Three lanes of this quarter behind the last lane of the preceding quarter.
                 let up = _mm_or_si128(_mm_slli_si128::<4>(old), _mm_srli_si128::<12>(before));
                 let keep = _mm_loadu_si128(above.add(index));
                 _mm_store_si128(place.add(index), _mm_or_si128(_mm_and_si128(keep, old), _mm_andnot_si128(keep, up)));
@@ -428,7 +429,7 @@ mod x86 {
                 let high_up = _mm256_permutevar8x32_epi32(high, up);
                 let new_low = _mm256_blend_epi32::<1>(low_up, front);
                 let new_high = _mm256_blend_epi32::<1>(high_up, low_up);
-                // Lane i moves if no lane below it matched: i <= the lowest match, or all.
+                // Lane i moves if no lane below it matched: i <= the lowest match, or all lanes.
                 let last = _mm256_set1_epi32((matches | 1 << 16).trailing_zeros() as i32);
                 let keep_low = _mm256_cmpgt_epi32(lanes_low, last);
                 let keep_high = _mm256_cmpgt_epi32(lanes_high, last);
@@ -495,7 +496,7 @@ mod tests {
 
     #[inline(always)]
     unsafe fn hits_of<L: Lanes>(lanes: &mut U32x16, tag: &u32, ways: u32) -> [u32; 16] {
-        // SAFETY: the caller vouches for `L`.
+        // SAFETY: the caller guarantees that the processor has `L`.
         unsafe {
             let mut hits = L::empty_hits();
             L::move_to_front(lanes, tag, ways, &mut hits);

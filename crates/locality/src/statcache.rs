@@ -1,42 +1,42 @@
 //! StatCache: the miss ratio of a cache with random replacement, from sampled reuse times (Berg and Hagersten 2004;
 //! papers BS 1).
 //!
-//! Problem: how often does a program miss in a cache of L lines, knowing only how many accesses lie between two touches
-//! of a line? Method: each miss throws out a random line, so a line survives n misses with probability (1 − 1/L)^n, and
-//! t accesses bring about m·t misses. The misses of N samples are then
+//! Problem: how often does a program miss in a cache of L lines, if only the number of accesses between two touches of
+//! a line is known? Method: each miss evicts a random line, so a line survives n misses with probability (1 − 1/L)^n,
+//! and t accesses cause about m·t misses. The misses of N samples are then
 //!
 //! m·N = Σ h(t) · f(m·t) + never, with f(n) = 1 − (1 − 1/L)^n,
 //!
-//! solved for m. N counts *all* samples; those never touched again always miss.
+//! which is solved for m. N counts *all* samples; those never touched again always miss.
 //!
 //! Properties: the right side is concave in m, so there is one root besides a possible root at 0, and Newton's steps
-//! from m = 1 fall onto the largest without passing it. The largest is the stable one: a program that reuses all its
-//! lines has a root at 0 (a full cache stays full), yet one that cycles through more lines than fit keeps missing.
+//! from m = 1 converge to the largest without passing it. The largest root is the stable one: a program that reuses all
+//! its lines has a root at 0 (a full cache stays full), but one that cycles through more lines than fit keeps missing.
 
 use crate::reuse::ReuseTimes;
 
-/// One program's part in a cache: its reuse times, its share of all accesses, and how many accesses of all programs
-/// there are for each of its own.
+/// One program's part in a cache: its reuse times, its share of all accesses, and the number of accesses of all
+/// programs for each of its own.
 pub(crate) struct CacheSharer<'a> {
     pub reuse: &'a ReuseTimes,
     pub share: f64,
     pub stretch: f64,
 }
 
-/// Miss ratio (0 to 1, of the sampled accesses) of a program alone on a cache of `lines` with random replacement.
-/// `None` without samples or lines.
+/// Returns the miss ratio (0 to 1, of the sampled accesses) of a program alone on a cache of `lines` with random
+/// replacement. `None` without samples or lines.
 pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
     total_miss_ratio(&[CacheSharer { reuse, share: 1.0, stretch: 1.0 }], lines)
 }
 
-/// Miss ratio of a program beside others on a cache that misses so often, all programs together, for each of its own
+/// Returns the miss ratio of a program beside others, if all programs together miss this often for each of its own
 /// accesses. `None` without samples or lines.
 pub fn co_run_miss_ratio(reuse: &ReuseTimes, cache_misses_per_access: f64, lines: u64) -> Option<f64> {
     let part = CacheSharer { reuse, share: 1.0, stretch: 1.0 };
     (lines > 0 && reuse.samples() > 0.0).then(|| misses_at(&part, cache_misses_per_access, lines).0)
 }
 
-/// The miss ratio M of all programs together; see [`crate::statcc`].
+/// Returns the miss ratio M of all programs together; see [`crate::statcc`].
 pub(crate) fn total_miss_ratio(parts: &[CacheSharer<'_>], lines: u64) -> Option<f64> {
     if lines == 0 || parts.is_empty() || parts.iter().any(|part| part.reuse.samples() <= 0.0) {
         return None;
@@ -50,7 +50,7 @@ pub(crate) fn total_miss_ratio(parts: &[CacheSharer<'_>], lines: u64) -> Option<
             slope += part.share * its_slope;
         }
         let (too_few, fall) = (ratio - misses, 1.0 - slope);
-        // Rounding alone makes either negative, and only at the root.
+        // Only rounding makes either negative, and only at the root.
         if too_few <= 0.0 || fall <= 0.0 {
             break;
         }
@@ -64,11 +64,11 @@ pub(crate) fn total_miss_ratio(parts: &[CacheSharer<'_>], lines: u64) -> Option<
     Some(ratio)
 }
 
-/// Misses per access of one program, where a share `ratio` of all accesses misses; and its slope in `ratio`.
+/// Returns the misses per access of one program if a share `ratio` of all accesses misses, and their slope in `ratio`.
 pub(crate) fn misses_at(part: &CacheSharer<'_>, ratio: f64, lines: u64) -> (f64, f64) {
     let samples = part.reuse.samples();
     let (mut misses, mut slope) = (part.reuse.unreused_samples(), 0.0);
-    // −ln(1 − 1/L); infinite for one line, which the first miss replaces for certain.
+    // −ln(1 − 1/L); infinite for one line, which the first miss certainly replaces.
     let decay = -libm::log1p(-1.0 / lines as f64);
     for bucket in part.reuse.buckets() {
         let accesses = bucket.midpoint() * part.stretch;
@@ -98,7 +98,8 @@ mod tests {
         sampler.finish()
     }
 
-    /// A fully associative cache with random replacement, in the plainest form; misses after `warm` accesses.
+    /// A fully associative cache with random replacement, in the plainest form; returns the misses after `warm`
+    /// accesses.
     fn simulated(lines: &[u64], size: usize, warm: usize, seed: u64) -> f64 {
         let mut random = SplitMix64::new(seed);
         let (mut held, mut misses) = (Vec::new(), 0u64);
@@ -116,7 +117,7 @@ mod tests {
         misses as f64 / (lines.len() - warm) as f64
     }
 
-    /// Does the model agree with a simulated random replacement on patterns of different shape, within 2 points?
+    /// Does the model agree with simulated random replacement on patterns of different shape, within 2 points?
     #[test]
     fn agrees_with_simulated_random_replacement() {
         let mut random = SplitMix64::new(11);
@@ -134,7 +135,7 @@ mod tests {
         }
     }
 
-    /// Does the solver find the root that is not zero, where a program cycles through more lines than fit?
+    /// Does the solver find the nonzero root if a program cycles through more lines than fit?
     #[test]
     fn a_cycle_larger_than_the_cache_keeps_missing_and_a_smaller_one_stops() {
         let mut cycle = ReuseTimes::new();
@@ -144,7 +145,7 @@ mod tests {
         assert!(miss_ratio(&cycle, 16).unwrap() < 1e-6);
     }
 
-    /// Are the limits right: one line, an endless stream, immediate repeats, nothing known?
+    /// Are the limits correct: one line, an endless stream, immediate repeats, no evidence?
     #[test]
     fn limits() {
         let mut times = ReuseTimes::new();
@@ -159,7 +160,7 @@ mod tests {
     }
 
     proptest! {
-        /// Is the answer a root of the equation, and the largest one?
+        /// Is the result a root of the equation, and the largest one?
         #[test]
         fn the_answer_is_the_largest_root(
             times in prop::collection::vec((0u64..100_000, 1u32..50), 1..30),

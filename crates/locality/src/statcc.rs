@@ -1,20 +1,21 @@
 //! Several programs on one cache, from their solo behavior (papers BS 2; StatCC: Eklov, Black-Schaffer and Hagersten
 //! 2011).
 //!
-//! Problem: no component allocates a shared cache; occupancies follow from the rates at which programs touch lines.
-//! Method: while program i makes one access, all together make R / r_i, r being access rates and R their sum.
+//! Problem: no component allocates a shared cache; occupancies result from the rates at which programs touch lines.
+//! Method: while program i makes one access, all programs together make R / r_i, where r are access rates and R is
+//! their sum.
 //! - Random replacement ([`random_at_rates`], BS 2b): stretch each program's reuse times by R / r_i and solve one
 //!   StatCache equation for the overall miss ratio M = Σ (r_i / R) m_i.
-//! - LRU ([`lru_at_rates`]): in a window of τ cycles program j touches lines_j(r_j τ) distinct lines. The cache holds
+//! - LRU ([`lru_at_rates`]): in a window of τ cycles, program j touches lines_j(r_j τ) distinct lines. The cache holds
 //!   the lines touched in the last τ for which these add up to its size, so i misses the reuses longer than r_i τ.
-//! - Rates follow from speed, and speed from misses ([`solve_co_run`], StatCC proper): with CPI_i = base_i + refs_i ·
-//!   m_i · miss_cycles_i and r_i = refs_i / CPI_i, miss ratios, speeds and rates are found together.
+//! - Rates depend on speed, and speed on misses ([`solve_co_run`], StatCC proper): with CPI_i = base_i + refs_i · m_i ·
+//!   miss_cycles_i and r_i = refs_i / CPI_i, miss ratios, speeds and rates are solved together.
 //!
-//! There may be two answers: a program that hits is fast, and a fast one keeps its lines. A cache starts cold, so the
-//! search starts from the speeds at which the programs fill an empty cache, every first touch being a miss.
+//! There may be two solutions: a program that hits is fast, and a fast one keeps its lines. A cache starts cold, so the
+//! search starts from the speeds at which the programs fill an empty cache, where every first touch is a miss.
 //!
-//! Properties: programs share no data (separate address spaces); one program alone gives the single-program models
-//! exactly; renaming programs renames the answer. Lines are those of the cache, rates any common unit of time.
+//! Properties: programs share no data (separate address spaces); one program alone gives exactly the single-program
+//! models; renaming programs renames the result. Lines are those of the cache; rates may be in any common unit of time.
 
 use cachemate_core::ReplacementModel;
 
@@ -39,7 +40,7 @@ fn total_rate(programs: &[ReuseAtRate<'_>]) -> Option<f64> {
     (!programs.is_empty() && programs.iter().all(sound)).then(|| programs.iter().map(|(_, rate)| rate).sum())
 }
 
-/// Random replacement, at fixed access rates. `None` without programs or lines, or where one has no samples or no
+/// Solves random replacement at fixed access rates. `None` without programs or lines, or if one has no samples or no
 /// positive rate.
 pub fn random_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMissRatios> {
     let all = total_rate(programs)?;
@@ -50,7 +51,7 @@ pub fn random_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<Share
     Some(SharedMissRatios { miss_ratios: parts.iter().map(of_one).collect(), group_miss_ratio })
 }
 
-/// LRU, at fixed access rates. `None` as for [`random_at_rates`].
+/// Solves LRU at fixed access rates. `None` as for [`random_at_rates`].
 pub fn lru_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMissRatios> {
     total_rate(programs)?;
     let models: Vec<StackModel> = programs.iter().map(|(reuse, _)| StackModel::new(reuse)).collect::<Option<_>>()?;
@@ -58,11 +59,11 @@ pub fn lru_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMi
     (lines > 0).then(|| lru_shared(&models, &[], &rates, lines))
 }
 
-/// Miss ratio by lines of cache that a program has for itself, ascending; empty = only the model's.
+/// Miss ratio by lines of cache that a program has to itself, ascending; if empty, only the model's is used.
 pub type MeasuredMissRatios<'a> = &'a [(f64, f64)];
 
-/// Between two measured sizes the miss ratio goes from the one to the other as the model's does (on a straight line
-/// where the model sees no difference): no line at all misses always, beyond the largest size nothing changes.
+/// Returns the measured miss ratio. Between two measured sizes, it has the shape of the model's (a straight line if the
+/// model has no difference); with no lines at all, every access misses, and beyond the largest size, nothing changes.
 fn measured_or_modeled(measured: MeasuredMissRatios<'_>, model: &StackModel, lines: f64) -> f64 {
     let next = measured.partition_point(|&(size, _)| size < lines);
     let (low, ratio_low) = next.checked_sub(1).map_or((0.0, 1.0), |before| measured[before]);
@@ -76,8 +77,8 @@ fn measured_or_modeled(measured: MeasuredMissRatios<'_>, model: &StackModel, lin
     ratio_low + along.clamp(0.0, 1.0) * (ratio_high - ratio_low)
 }
 
-/// A program beside others holds the lines that it touched within the time that fills the cache, and misses like alone
-/// on that.
+/// Returns the miss ratios under LRU. A program beside others holds the lines that it touched within the time that
+/// fills the cache, and misses as it would alone with that number of lines.
 fn lru_shared(
     models: &[StackModel],
     measured: &[MeasuredMissRatios<'_>],
@@ -101,13 +102,13 @@ fn lru_shared(
     SharedMissRatios { miss_ratios, group_miss_ratio }
 }
 
-/// Time in which the programs together touch that many lines; `None` = they never do.
+/// Returns the time in which the programs together touch this number of lines; `None` if they never do.
 fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64> {
     if let [model] = models {
         return Some(model.accesses_to_touch(lines)? / rates[0]);
     }
     let touched = |time: f64| models.iter().zip(rates).map(|(model, rate)| model.lines_in(time * rate)).sum::<f64>();
-    // Alone each would take at least as long, so the fastest bounds the answer; without one, double until enough.
+    // Alone, each would take at least as long, so the fastest bounds the result; without one, double until sufficient.
     let alone = |(model, rate): (&StackModel, &f64)| Some(model.accesses_to_touch(lines)? / rate);
     let fastest = models.iter().zip(rates).filter_map(alone).min_by(f64::total_cmp);
     let all_they_have = models.iter().map(|model| model.max_lines()).sum::<f64>();
@@ -118,20 +119,20 @@ fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64>
     Some(bisect(0.0, fastest.unwrap_or(slowest_end), |time| touched(time) < lines))
 }
 
-/// A program as [`solve_co_run`] needs it.
+/// A program, as an input of [`solve_co_run`].
 #[derive(Clone, Copy, Debug)]
 pub struct CoRunner<'a> {
-    /// Reuse times of the program's accesses to the shared cache, sampled alone.
+    /// Reuse times of the program's accesses to the shared cache, sampled while it ran alone.
     pub reuse: &'a ReuseTimes,
-    /// Measured solo miss ratios on an LRU cache. StatStack takes a program for one phase, and misjudges one that has
-    /// several; its footprint then still says how much of the cache the program holds, and this what it misses there
-    /// (the natural partition of Xiang, Ding, Luo and Bao 2013).
+    /// Measured solo miss ratios on an LRU cache. StatStack assumes one phase, and misjudges a program that has
+    /// several. Its footprint then still determines how much of the cache the program holds, and this curve determines
+    /// how much it misses there (the natural partition of Xiang, Ding, Luo and Bao 2013).
     pub measured: MeasuredMissRatios<'a>,
     /// Accesses to the shared cache per instruction.
     pub refs_per_instr: f64,
     /// Cycles per instruction if no access missed the shared cache.
     pub base_cycles_per_instr: f64,
-    /// Cost of one miss: latency beyond a hit, over how many misses overlap.
+    /// Cost of one miss: latency beyond a hit, divided by the number of misses that overlap.
     pub miss_cycles: f64,
 }
 
@@ -148,14 +149,14 @@ pub struct CoRunEstimate {
     pub shared: SharedMissRatios,
     /// Cycles per instruction of each program, in the order given.
     pub cycles_per_instr: Vec<f64>,
-    /// Run time beside the others over run time alone, minus one; of each program.
+    /// Run time beside the others over solo run time, minus one, of each program.
     pub degradation: Vec<f64>,
-    /// The last step's largest relative change of a CPI; below 1e-9 unless the iteration was still moving.
+    /// Largest relative change of a CPI in the last step; below 1e-9 unless the iteration had not converged.
     pub unsettled: f64,
 }
 
-/// Miss ratios and speeds that agree with each other. `None` without programs or lines, or where a program has no
-/// samples or a figure that is not positive (0 is allowed for `miss_cycles`).
+/// Returns miss ratios and speeds that are consistent with each other. `None` without programs or lines, or if a
+/// program has no samples or a figure that is not positive (0 is allowed for `miss_cycles`).
 pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: ReplacementModel) -> Option<CoRunEstimate> {
     let positive = |x: f64| x.is_finite() && x > 0.0;
     let sound = |p: &CoRunner<'_>| {
@@ -198,14 +199,15 @@ pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: Replacem
             let degradation = next.iter().zip(&solo).map(|(shared, alone)| shared / alone - 1.0).collect();
             return Some(CoRunEstimate { shared, cycles_per_instr: next, degradation, unsettled });
         }
-        // A miss ratio can jump where reuse times bunch together; shorter steps later on keep it from swinging.
+        // A miss ratio can jump if reuse times cluster; shorter steps later on keep it from oscillating.
         let step = if round < 40 { 0.5 } else { 20.0 / f64::from(round) };
         cpi.iter_mut().zip(&next).for_each(|(cpi, next)| *cpi += step * (next - *cpi));
     }
     None
 }
 
-/// Cycles per instruction of each program while together they fill an empty cache: a first touch misses, others hit.
+/// Returns the cycles per instruction of each program while together they fill an empty cache: a first touch misses,
+/// others hit.
 fn filling_cycles_per_instr(programs: &[CoRunner<'_>], models: &[StackModel], lines: f64) -> Vec<f64> {
     let cycles = |at: usize, accesses: f64| {
         accesses * programs[at].base_cycles_per_instr / programs[at].refs_per_instr
@@ -219,7 +221,8 @@ fn filling_cycles_per_instr(programs: &[CoRunner<'_>], models: &[StackModel], li
         let lines_of = |at: usize| models[at].lines_in(accesses_within(at, time));
         (0..models.len()).map(lines_of).sum::<f64>()
     };
-    // By then the one that needs longest to show all its reuses has done so; programs that fit never fill it.
+    // By then, the program that needs longest to show all its reuses has done so; programs that fit never fill the
+    // cache.
     let longest =
         (0..models.len()).map(|index| cycles(index, models[index].max_reuse_time() + lines)).fold(1.0, f64::max);
     let filled = bisect(0.0, longest, |time| touched(time) < lines);
@@ -227,7 +230,7 @@ fn filling_cycles_per_instr(programs: &[CoRunner<'_>], models: &[StackModel], li
     programs.iter().enumerate().map(of_one).collect()
 }
 
-/// The point at which `still_below` turns false between `low` (excluded) and `high`, to the last few bits.
+/// Returns the point at which `still_below` becomes false between `low` (excluded) and `high`, to the last few bits.
 fn bisect(mut low: f64, mut high: f64, still_below: impl Fn(f64) -> bool) -> f64 {
     for _ in 0..60 {
         let middle = 0.5 * (low + high);
@@ -243,7 +246,7 @@ mod tests {
     use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
-    /// Lines of one synthetic program, for ever.
+    /// Endless lines of one synthetic program.
     #[derive(Clone)]
     enum AccessPattern {
         Cycle(u64),
@@ -276,7 +279,7 @@ mod tests {
     }
 
     struct OracleCache {
-        /// Most recently used last, for LRU; any order for random.
+        /// The most recently used line is last for LRU; any order for random replacement.
         held: Vec<u64>,
         lines: usize,
         random: Option<SplitMix64>,
@@ -303,8 +306,8 @@ mod tests {
         }
     }
 
-    /// Runs programs side by side: each access takes `hit` cycles, a miss `miss` more. Miss ratios and CPIs after
-    /// warming up.
+    /// Runs programs side by side: each access takes `hit` cycles, a miss `miss` more. Returns miss ratios and CPIs
+    /// after warming up.
     fn simulate(patterns: &[AccessPattern], cycles: &[(f64, f64)], mut cache: OracleCache) -> (Vec<f64>, Vec<f64>) {
         let n = patterns.len();
         let mut programs: Vec<SyntheticProgram> =
@@ -343,7 +346,7 @@ mod tests {
         check_joint(ReplacementModel::Lru, None);
     }
 
-    /// And with random replacement?
+    /// Does StatCC agree with random replacement as well?
     #[test]
     fn joint_solution_agrees_with_a_simulated_shared_random_cache() {
         check_joint(ReplacementModel::Random, Some(SplitMix64::new(77)));
@@ -403,7 +406,8 @@ mod tests {
             prop_assert!((random.group_miss_ratio - expected).abs() < 1e-9);
         }
 
-        /// Does renaming programs rename the answer, does a co-runner never help, and is the group the weighted mean?
+        /// Does renaming programs rename the result, does a co-runner never help, and is the group's ratio the weighted
+        /// mean?
         #[test]
         fn order_does_not_matter_and_company_never_helps(
             a in any_reuse(), b in any_reuse(), lines in 1u64..3000, rate in 0.01f64..10.0,
@@ -421,7 +425,7 @@ mod tests {
         }
     }
 
-    /// Is a measured curve met at its points, and between them read in the shape of the model?
+    /// Is a measured curve matched at its points, and read between them in the shape of the model?
     #[test]
     fn a_measured_curve_is_read_between_its_points() {
         let measured = [(100.0, 0.5), (200.0, 0.1)];
@@ -434,7 +438,7 @@ mod tests {
         }
     }
 
-    /// Is a program without samples, or without accesses, refused instead of guessed?
+    /// Is a program without samples, or without accesses, refused rather than guessed?
     #[test]
     fn absent_evidence_gives_no_answer() {
         let (none, mut some) = (ReuseTimes::new(), ReuseTimes::new());

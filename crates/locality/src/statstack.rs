@@ -1,9 +1,10 @@
 //! StatStack: the miss ratio of an LRU cache, from sampled reuse times (Eklov and Hagersten 2010; papers BS 1).
 //!
-//! Problem: an LRU cache misses by the number of distinct lines between two touches (the stack distance), but samples
-//! tell only the number of accesses between them. Method: of the accesses in between, those count whose line is not
-//! touched again before the window ends. The access that lies j accesses before the end is such a one with probability
-//! P(T > j), T being the reuse time of any access; so a window of x accesses holds, in expectation,
+//! Problem: the misses of an LRU cache depend on the number of distinct lines between two touches (the stack distance),
+//! but samples have only the number of accesses between them. Method: of the accesses in between, those count whose
+//! line is not touched again before the window ends. This holds for the access that lies j accesses before the end with
+//! probability P(T > j), where T is the reuse time of any access. A window of x accesses therefore holds, in
+//! expectation,
 //!
 //! lines(x) = Σ_{j = 0 .. x − 1} P(T > j)
 //!
@@ -11,21 +12,21 @@
 //! misses iff that is L or more. The sum starts at j = 0 because stack distance here counts the *other* lines in
 //! between (immediate repeat = 0): a cycle through W lines has t = W − 1 and must give W − 1.
 //!
-//! Properties: lines(x) is continuous, increasing and concave; its inverse is the time a program takes to fill a cache,
-//! which is what the composition of several programs needs ([`crate::statcc`]).
+//! Properties: lines(x) is continuous, increasing and concave; its inverse is the time that a program takes to fill a
+//! cache, which the composition of several programs requires ([`crate::statcc`]).
 
 use crate::reuse::ReuseTimes;
 
-/// A stretch of times over which P(T >= x) falls evenly.
+/// A range of times over which P(T >= x) falls evenly.
 #[derive(Clone, Copy, Debug)]
 struct SurvivalSegment {
-    /// First time, and how many times there are.
+    /// First time, and number of times.
     start: f64,
     length: f64,
-    /// P(T >= start), and how much of it ends within the segment.
+    /// P(T >= start), and the part of it that ends within the segment.
     surviving: f64,
     ending: f64,
-    /// Expected distinct lines in a window of `start` accesses.
+    /// Expected number of distinct lines in a window of `start` accesses.
     lines: f64,
 }
 
@@ -35,11 +36,11 @@ impl SurvivalSegment {
     }
 }
 
-/// The footprint of one program, ready for questions. Fractions of accesses, lines, accesses.
+/// The footprint of one program, prepared for queries. In fractions of accesses, lines, accesses.
 #[derive(Clone, Debug)]
 pub struct StackModel {
     segments: Vec<SurvivalSegment>,
-    /// The longest observed reuse, and the lines touched by then.
+    /// The longest observed reuse time, and the number of lines touched by then.
     end: f64,
     lines_at_end: f64,
     never: f64,
@@ -66,7 +67,7 @@ impl StackModel {
         Some(StackModel { segments, end, lines_at_end: lines, never: reuse.unreused_samples() / samples })
     }
 
-    /// Distinct lines that a window of `accesses` holds, in expectation.
+    /// Returns the expected number of distinct lines in a window of `accesses`.
     pub fn lines_in(&self, accesses: f64) -> f64 {
         if accesses >= self.end {
             return self.lines_at_end + (accesses - self.end) * self.never;
@@ -75,15 +76,17 @@ impl StackModel {
         self.segments[index].expected_lines(accesses - self.segments[index].start)
     }
 
-    /// Accesses until that many distinct lines were touched; `None` = the program never touches so many.
+    /// Returns the number of accesses until this number of distinct lines has been touched; `None` if the program never
+    /// touches as many.
     pub fn accesses_to_touch(&self, lines: f64) -> Option<f64> {
-        // Sums of rounded probabilities: a cycle through 100 lines must count as touching 100 - 1 others.
+        // Sums of probabilities are rounded: a cycle through 100 lines must count as touching 100 - 1 others.
         if lines > self.lines_at_end + 1e-9 * (1.0 + lines) {
             return (self.never > 0.0).then(|| self.end + (lines - self.lines_at_end) / self.never);
         }
         let index = self.segments.partition_point(|segment| segment.lines <= lines).saturating_sub(1);
         let segment = self.segments.get(index)?;
-        // surviving·k − ending/(2·length)·(k² + k) = missing, the smaller root in the form that does not cancel.
+        // surviving·k − ending/(2·length)·(k² + k) = missing; this is the smaller root, in the form without
+        // cancellation.
         let missing = lines - segment.lines;
         let bend = 0.5 * segment.ending / segment.length;
         let slope = segment.surviving - bend;
@@ -92,19 +95,20 @@ impl StackModel {
         Some(segment.start + within.min(segment.length))
     }
 
-    /// Distinct lines the program ever touches, as far as the samples tell; infinite where some never came back.
+    /// Returns the number of distinct lines that the program ever touches, as far as the samples show; infinite if some
+    /// never recurred.
     pub fn max_lines(&self) -> f64 {
         if self.never > 0.0 { f64::INFINITY } else { self.lines_at_end }
     }
 
-    /// No sample came back later than this many accesses.
+    /// Returns the number of accesses after which no sample recurred.
     pub fn max_reuse_time(&self) -> f64 {
         self.end
     }
 
-    /// Fraction of accesses whose line comes back only after `accesses` others or more, or never.
+    /// Returns the fraction of accesses whose line recurs only after at least `accesses` others, or never.
     pub fn late_reuse_fraction(&self, accesses: f64) -> f64 {
-        // Times are whole numbers: the first one not below `accesses`, save for rounding in the sums before.
+        // Times are whole numbers: this is the first one not below `accesses`, except for rounding in the sums before.
         let first = (accesses * (1.0 - 1e-12) - 1e-9).ceil().max(0.0);
         if first >= self.end {
             return self.never;
@@ -114,19 +118,19 @@ impl StackModel {
         segment.surviving - segment.ending * (first - segment.start) / segment.length
     }
 
-    /// Miss ratio of an LRU cache of `lines` that the program has for itself.
+    /// Returns the miss ratio of an LRU cache of `lines` that the program has to itself.
     pub fn miss_ratio(&self, lines: u64) -> f64 {
         self.miss_ratio_at(lines as f64)
     }
 
-    /// The same for part of a line, as shares in expectation are.
+    /// As [`Self::miss_ratio`], for a fractional number of lines, as in expected shares.
     pub fn miss_ratio_at(&self, lines: f64) -> f64 {
         self.accesses_to_touch(lines).map_or(self.never, |fill| self.late_reuse_fraction(fill))
     }
 }
 
-/// Miss ratio (0 to 1, of the sampled accesses) of a program alone on a fully associative LRU cache of `lines`.
-/// `None` without samples or lines.
+/// Returns the miss ratio (0 to 1, of the sampled accesses) of a program alone on a fully associative LRU cache of
+/// `lines`. `None` without samples or lines.
 pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
     StackModel::new(reuse).filter(|_| lines > 0).map(|model| model.miss_ratio(lines))
 }
@@ -144,7 +148,7 @@ mod tests {
         sampler.finish()
     }
 
-    /// Share of accesses with a stack distance of `size` or more, cold ones among them, the plainest way.
+    /// Returns the share of accesses with a stack distance of `size` or more, including cold ones, in the plainest way.
     fn lru_miss_ratio(lines: &[u64], size: usize) -> f64 {
         let (mut stack, mut misses): (Vec<u64>, u64) = (Vec::new(), 0);
         for &line in lines {
@@ -210,7 +214,7 @@ mod tests {
             prop_assert!((model.lines_in(accesses) - lines).abs() < 1e-6 * (1.0 + lines));
         }
 
-        /// Does a larger cache never miss more, and never less than the samples that never came back?
+        /// Does a larger cache never miss more, and never less than the samples that never recurred?
         #[test]
         fn a_larger_cache_misses_no_more(
             times in prop::collection::vec((0u64..10_000, 1u32..50), 1..30),

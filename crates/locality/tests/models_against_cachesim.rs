@@ -1,4 +1,4 @@
-//! Do the statistical models, from one access in ten, agree with exact simulation of the caches they model?
+//! Do the statistical models, from one access in ten, agree with exact simulation of the caches that they model?
 
 use cachemate_core::SplitMix64;
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
@@ -7,10 +7,10 @@ use cachemate_locality::{statcache, statstack};
 use proptest::prelude::*;
 
 const ACCESSES: usize = 120_000;
-/// Samples per run are about 12 000: four standard errors of a share are 1.8 points.
+/// There are about 12 000 samples per run: four standard errors of a share are 1.8 points.
 const ONE_IN: u32 = 10;
 
-/// A program that behaves alike all the time: hot lines, a larger set touched evenly, and a stream, in given shares.
+/// A program with constant behavior: hot lines, a larger set touched evenly, and a stream, in given shares.
 #[derive(Clone, Copy, Debug)]
 struct Mixture {
     hot_lines: u64,

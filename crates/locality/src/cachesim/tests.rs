@@ -1,4 +1,4 @@
-//! The simulator against models that are as plain as can be.
+//! The simulator against models that are as plain as possible.
 
 use super::*;
 use crate::hash::scatter;
@@ -7,7 +7,7 @@ use cachemate_core::SplitMix64;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// Set of a line, by the definition.
+/// Returns the set of a line, by the definition.
 fn set_of(shape: CacheGeometry, line: u64) -> u64 {
     let slice = (u128::from(scatter(line)) * u128::from(shape.slices)) >> 64;
     let slice = if shape.slices == 1 { 0 } else { slice as u64 };
@@ -38,7 +38,7 @@ fn lru_oracle(shape: CacheGeometry, lines: &[u64]) -> (PositionProfile, Vec<u64>
     (profile, missed)
 }
 
-/// Tree-PLRU as nested halves: each half remembers which of its two was touched last.
+/// Tree-PLRU as nested halves: each half remembers which of its two halves was touched last.
 enum PlruTree {
     Way(Option<u64>),
     Halves { low: Box<PlruTree>, high: Box<PlruTree>, low_is_older: bool },
@@ -52,7 +52,7 @@ impl PlruTree {
         let half = || Box::new(PlruTree::new(ways / 2));
         PlruTree::Halves { low: half(), high: half(), low_is_older: true }
     }
-    /// Touches whatever `wanted` accepts, lowest first; false if nothing is.
+    /// Touches the lowest way that `wanted` accepts; returns false if there is none.
     fn touch(&mut self, line: u64, wanted: &dyn Fn(Option<u64>) -> bool) -> bool {
         match self {
             PlruTree::Way(content) => {
@@ -102,7 +102,7 @@ fn any_shape() -> impl Strategy<Value = CacheGeometry> {
     (1u32..40, 1u32..24, 1u32..4).prop_map(|(sets, ways, slices)| CacheGeometry { sets, ways, slices })
 }
 
-/// Lines with reuse; some traces turn to addresses of all 64 bits halfway.
+/// Lines with reuse; in some traces, addresses use all 64 bits from halfway on.
 fn any_lines() -> impl Strategy<Value = Vec<u64>> {
     (any::<u64>(), 0usize..2000, 1u64..2000, any::<bool>()).prop_map(|(seed, len, footprint, widens)| {
         let mut random = SplitMix64::new(seed);
@@ -173,7 +173,7 @@ proptest! {
         prop_assert_eq!(positions(16).misses_with(ways as usize), positions(ways).misses);
     }
 
-    /// Does the second level get exactly the misses of the first ones, in order?
+    /// Does the second level receive exactly the misses of the first ones, in order?
     #[test]
     fn chain_passes_on_misses(
         l1 in any_shape(), llc in any_shape(), lines in any_lines(), portion in 1usize..90
@@ -191,8 +191,8 @@ proptest! {
     }
 }
 
-/// Does random replacement hit as theory says: a cyclic scan over n lines in a cache of one set and C ways? The chance
-/// h that a line survives one round solves h = (1 - 1/C)^(misses in a round) = (1 - 1/C)^(n (1 - h)).
+/// Does random replacement hit as theory predicts for a cyclic scan over n lines in a cache of one set and C ways? The
+/// probability h that a line survives one round solves h = (1 - 1/C)^(misses in a round) = (1 - 1/C)^(n (1 - h)).
 #[test]
 fn random_replacement_follows_theory() {
     let (ways, n) = (256u32, 300u64);
@@ -207,7 +207,7 @@ fn random_replacement_follows_theory() {
     assert!((measured - hits).abs() < 0.01, "hits {measured}, theory {hits}");
 }
 
-/// Same seed, same misses; another seed, others?
+/// Does the same seed give the same misses, and another seed others?
 #[test]
 fn random_replacement_goes_by_its_seed() {
     let lines: Vec<u64> = (0..5000).map(|at| at * at % 97).collect();
@@ -219,7 +219,7 @@ fn random_replacement_goes_by_its_seed() {
     assert_ne!(missed(1), missed(2));
 }
 
-/// Is LRU over a scan of one line more than it holds the worst case, and one line fewer the best?
+/// Is a scan of one line more than fits the worst case of LRU, and a scan of one line fewer the best?
 #[test]
 fn lru_falls_off_a_cliff() {
     let shape = CacheGeometry::from_bytes(2 << 20, 64, 16, 1).unwrap();
@@ -240,7 +240,7 @@ fn slices_share_evenly() {
     }
 }
 
-/// Do shapes that cannot be name the field?
+/// Are impossible shapes refused with the field's name?
 #[test]
 fn impossible_shapes_name_the_field() {
     let error = |shape: Result<CacheGeometry, GeometryError>| shape.unwrap_err().to_string();

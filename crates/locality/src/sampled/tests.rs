@@ -13,15 +13,14 @@ fn exact(lines: &[u64]) -> DistanceHistogram {
     engine.finish().unwrap()
 }
 
-/// Popular and rare lines, the popularity falling off with a power of the rank, and a loop now and then: a smooth
-/// curve.
+/// Popular and rare lines, with popularity falling with a power of the rank, and an occasional loop: a smooth curve.
 fn skewed(len: usize, lines: u64, seed: u64) -> Vec<u64> {
     let mut random = SplitMix64::new(seed);
     (0..len)
         .map(|_| {
             let unit = (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
             let rank = (libm::pow(lines as f64, unit) - 1.0) as u64;
-            // Neighboring ranks are no neighbors in memory.
+            // Neighboring ranks are not neighbors in memory.
             rank * 7919 % lines
         })
         .collect()
@@ -41,7 +40,7 @@ fn fixed_size(limit: usize, seed: u64, lines: &[u64]) -> SampledCurve {
 
 const SIZES: [u64; 8] = [50, 200, 500, 1000, 2000, 5000, 10_000, 15_000];
 
-/// How often the interval covers the exact value, and its half-width over the error, both as root mean squares.
+/// Returns how often the interval covers the exact value, and its half-width over the error, both as root mean squares.
 fn coverage(exact: &DistanceHistogram, curves: impl Iterator<Item = SampledCurve>) -> (f64, f64) {
     let (mut covered, mut count, mut widths, mut squares) = (0.0, 0.0, 0.0, 0.0);
     for curve in curves {
@@ -58,8 +57,8 @@ fn coverage(exact: &DistanceHistogram, curves: impl Iterator<Item = SampledCurve
     (covered / count, (widths / squares).sqrt())
 }
 
-/// Do the 95 % intervals cover the exact curve about that often, without being idly wide? (An ideal interval is 1.96
-/// times the error wide, one from 8 groups about 2.3 times.)
+/// Do the 95 % intervals cover the exact curve about that often, without being needlessly wide? (An ideal interval is
+/// 1.96 times the error wide, one from 8 groups about 2.3 times.)
 #[test]
 fn intervals_cover() {
     let lines = skewed(200_000, 20_000, 1);
@@ -70,7 +69,7 @@ fn intervals_cover() {
     assert!((0.90..0.995).contains(&covered) && (1.6..3.5).contains(&width), "fixed size: {covered} {width}");
 }
 
-/// Does the adjustment keep a hot line, sampled or not, from moving the curve?
+/// Does the adjustment keep a hot line, sampled or not, from shifting the curve?
 #[test]
 fn hot_line_does_not_matter() {
     // Half of all accesses go to line 0, which always hits.
@@ -84,7 +83,7 @@ fn hot_line_does_not_matter() {
     }
 }
 
-/// Does a sample that never holds more lines than the limit still know how many there are?
+/// Does a sample that never holds more lines than the limit still estimate the total number of lines?
 #[test]
 fn fixed_size_stays_in_its_limit() {
     let lines: Vec<u64> = (0..300_000).map(|at| at % 100_000).collect();
@@ -95,7 +94,7 @@ fn fixed_size_stays_in_its_limit() {
     assert!(curve.find_point(80_000).unwrap().miss_ratio > 0.95 && curve.find_point(125_000).unwrap().miss_ratio < 0.4);
 }
 
-/// Is nothing said where nothing was seen?
+/// Is there no result if nothing was observed?
 #[test]
 fn absent_evidence_is_none() {
     assert_eq!(fixed_rate(0.5, 1, &[]).find_point(10), None);
@@ -105,7 +104,7 @@ fn absent_evidence_is_none() {
     assert_eq!(few.error_bar(&[10]), None);
 }
 
-/// Are impossible samples refused with the field?
+/// Are impossible samples refused with the field's name?
 #[test]
 fn impossible_samples_name_the_field() {
     for rate in [0.0, -1.0, 1.5, f64::NAN, 1e-9] {

@@ -1,9 +1,9 @@
-//! The input of a finder for one batch of accesses, and its output.
+//! Input and output of a finder for one batch of accesses.
 
-/// Accesses handled together: enough to overlap their cache misses.
+/// Number of accesses handled together: enough to overlap their cache misses.
 pub(super) const BATCH: usize = 128;
 
-/// Line addresses that the finders take are below 2^43; [`super::rename`] keeps to it.
+/// Line addresses that the finders accept are below 2^43; [`super::rename`] ensures this.
 pub(super) const LINE_BITS: u32 = 43;
 
 /// (old slot, new slot) of the accesses of a batch that were not cold, in order.

@@ -1,13 +1,14 @@
-//! Counts the dead slots above a given one.
+//! Counter of the dead slots above a given one.
 //!
-//! Every access takes the next slot; its line's previous slot dies. The distance of an access at slot t whose line was
-//! last at o is the number of slots between them that are still alive: (t - o - 1) - #{dead slots > o}. Only one place,
-//! o, is asked and updated per access; appending a slot costs nothing.
+//! Every access takes the next slot, and the previous slot of its line dies. The distance of an access at slot t whose
+//! line was last at o is the number of slots between them that are still alive: (t - o - 1) - #{dead slots > o}. Only
+//! one position, o, is queried and updated per access; appending a slot costs nothing.
 //!
-//! One dead bit per slot, 64 to a word. Above, counters of the dead in *later siblings*: per word (32 words a group),
-//! per group (32 groups a block), per block (16 blocks a section), per section. A query reads one counter of each
-//! level; an update adds one to all earlier siblings of each level: one vector addition, no branch. Widths: at most
-//! 31 * 64 dead in later words, 31 * 2^11 < 2^16 in later groups; blocks and sections have 32 bits, and so have slots.
+//! There is one dead bit per slot, 64 to a word. Above these are counters of the dead in *later siblings*: per word (32
+//! words a group), per group (32 groups a block), per block (16 blocks a section), per section. A query reads one
+//! counter of each level; an update adds one to all earlier siblings of each level: one vector addition, no branch.
+//! Widths: at most 31 * 64 dead in later words, 31 * 2^11 < 2^16 in later groups; blocks and sections have 32 bits, and
+//! so have slots.
 
 use super::tally::Tally;
 use crate::simd::{Lanes, U16x32, U32x16, prefetch};
@@ -15,7 +16,7 @@ use crate::simd::{Lanes, U16x32, U32x16, prefetch};
 const SLOTS_PER_GROUP: usize = 64 * 32;
 const SLOTS_PER_BLOCK: usize = SLOTS_PER_GROUP * 32;
 const SLOTS_PER_SECTION: usize = SLOTS_PER_BLOCK * 16;
-/// How many accesses ahead the counters are asked for.
+/// Number of accesses by which the counters are prefetched ahead.
 const PREFETCH_AHEAD: usize = 16;
 
 /// Dead bits and counters for a fixed number of slots.
@@ -29,7 +30,7 @@ pub(crate) struct DeadSlotCounter {
 }
 
 impl DeadSlotCounter {
-    /// All slots alive; room for at least `slots`.
+    /// Builds the counter with all slots alive, and room for at least `slots`.
     pub(crate) fn new(slots: usize) -> Self {
         let sections = slots.div_ceil(SLOTS_PER_SECTION);
         DeadSlotCounter {
@@ -41,12 +42,12 @@ impl DeadSlotCounter {
         }
     }
 
-    /// The dead bits, slot 0 lowest.
+    /// Returns the dead bits, slot 0 lowest.
     pub(super) fn dead_slots(&self) -> &[u64] {
         &self.dead
     }
 
-    /// Kills the old slot of each access (old, new) in turn, at most [`BATCH`](super::batch::BATCH) of them, and gives
+    /// Kills the old slot of each access (old, new) in turn, at most [`BATCH`](super::batch::BATCH) of them, and passes
     /// their distances to `tally`, which has room for them.
     #[inline(always)]
     pub(super) unsafe fn mark_dead<L: Lanes>(&mut self, old: &[u32], new: &[u32], tally: &mut Tally) {
@@ -58,7 +59,7 @@ impl DeadSlotCounter {
             if let Some(&slot) = old.get(index + PREFETCH_AHEAD) {
                 self.prefetch(slot);
             }
-            // SAFETY: the caller vouches for `L`.
+            // SAFETY: the caller guarantees that the processor has `L`.
             let later = unsafe { self.kill_one::<L>(old[index]) };
             tally.count(index, new[index] - old[index] - 1 - later);
         }
@@ -70,7 +71,7 @@ impl DeadSlotCounter {
         prefetch(self.later_words.as_ptr().wrapping_add(slot as usize / SLOTS_PER_GROUP));
     }
 
-    /// Kills one slot, which is alive; the number of dead slots above it.
+    /// Kills one slot, which is alive; returns the number of dead slots above it.
     ///
     /// # Safety
     /// The processor has `L`.
@@ -79,10 +80,10 @@ impl DeadSlotCounter {
         let slot = slot as usize;
         let (word, group) = (slot / 64, slot / SLOTS_PER_GROUP);
         let (block, section) = (slot / SLOTS_PER_BLOCK, slot / SLOTS_PER_SECTION);
-        // One question in place of one for each level: all are as long as `dead` asks for.
+        // One check instead of one per level: all levels are as long as `dead` requires.
         assert!(word < self.dead.len());
-        // SAFETY: `new` made every level long enough for the slots of `dead`; the caller vouches for `L`; lanes are
-        // below 32 and 16 by the remainders.
+        // SAFETY: `new` made every level long enough for the slots of `dead`; the caller guarantees that the processor
+        // has `L`; lanes are below 32 and 16 because of the remainders.
         unsafe {
             let dead = self.dead.get_unchecked_mut(word);
             debug_assert_eq!(*dead >> (slot % 64) & 1, 0);
@@ -92,7 +93,7 @@ impl DeadSlotCounter {
             later += u32::from(L::bump_u16(self.later_groups.get_unchecked_mut(block), group % 32));
             later += L::bump_u32(self.later_blocks.get_unchecked_mut(section), block % 16);
             later += L::bump_u32(self.later_sections.get_unchecked_mut(section / 16), section % 16);
-            // More than 2^24 slots: all sections of earlier sixteens.
+            // More than 2^24 slots: all sections of earlier groups of sixteen.
             for sixteen in self.later_sections.get_unchecked_mut(..section / 16) {
                 sixteen.0.iter_mut().for_each(|count| *count += 1);
             }

@@ -1,8 +1,8 @@
 //! The finder for dense address spaces: page -> leaf of 64 slots.
 //!
 //! The table has one word per page: 37 bits of page, 27 bits of leaf (leaves from 1 on, so that 0 is free), and is at
-//! most half full. A batch first resolves all leaves and asks for their memory, then reads and replaces: the misses
-//! overlap.
+//! most half full. A batch first resolves all leaves and prefetches their memory, then reads and replaces, so that the
+//! misses overlap.
 
 use super::batch::{BATCH, LINE_BITS, Pairs};
 use crate::hash::mix;
@@ -14,10 +14,10 @@ const _: () = assert!(LINE_BITS - LINES_PER_PAGE.trailing_zeros() + LEAF_BITS <=
 
 #[derive(Debug)]
 pub(super) struct DenseFinder {
-    /// page << LEAF_BITS | leaf; 0 = free. A power of two long.
+    /// page << LEAF_BITS | leaf; 0 if free. The length is a power of two.
     pages: Vec<u64>,
     pages_used: usize,
-    /// Slots, 64 to a leaf; leaf 0 is not used. 0 = line not seen.
+    /// Slots, 64 to a leaf; leaf 0 is not used. 0 means that the line has not occurred.
     leaves: Vec<u32>,
 }
 
@@ -26,13 +26,13 @@ impl DenseFinder {
         DenseFinder { pages: vec![0; 1024], pages_used: 0, leaves: vec![0; LINES_PER_PAGE] }
     }
 
-    /// Bytes in use by the leaves and the table.
+    /// Returns the bytes that the leaves and the table use.
     #[inline(always)]
     pub(super) fn bytes(&self) -> usize {
         self.leaves.len() * 4 + self.pages.len() * 8
     }
 
-    /// Bytes it would take for a number of pages.
+    /// Returns the bytes that this number of pages would use.
     pub(super) fn bytes_for(pages: usize) -> usize {
         (pages + 1) * LINES_PER_PAGE * 4 + (pages * 2 + 1).next_power_of_two() * 8
     }
@@ -52,7 +52,7 @@ impl DenseFinder {
         }
     }
 
-    /// The leaf of a page, made if there was none.
+    /// Returns the leaf of a page, which is created if there was none.
     #[inline(always)]
     fn leaf(&mut self, page: u64) -> usize {
         let mask = self.pages.len() - 1;
@@ -73,7 +73,7 @@ impl DenseFinder {
     #[inline(never)]
     fn add_leaf(&mut self, page: u64, index: usize) -> usize {
         let leaf = self.leaves.len() / LINES_PER_PAGE;
-        // 2^27 leaves are 32 GB; `Finder` changes form, or `StackDistances` refuses for want of slots, before.
+        // 2^27 leaves are 32 GB; before that, `Finder` changes form, or `StackDistances` fails for lack of slots.
         debug_assert!(leaf < 1 << LEAF_BITS);
         self.leaves.resize(self.leaves.len() + LINES_PER_PAGE, 0);
         self.pages[index] = page << LEAF_BITS | leaf as u64;
@@ -104,7 +104,7 @@ impl DenseFinder {
         self.leaves[leaf * LINES_PER_PAGE + line as usize % LINES_PER_PAGE] = slot;
     }
 
-    /// Lines and slots, in any order.
+    /// Returns lines and slots, in any order.
     pub(super) fn lines_and_slots(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.pages.iter().filter(|&&entry| entry != 0).flat_map(|&entry| {
             let (page, leaf) = (entry >> LEAF_BITS, (entry & ((1 << LEAF_BITS) - 1)) as usize);

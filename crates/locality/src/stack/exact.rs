@@ -1,4 +1,4 @@
-//! The engine on one thread.
+//! The single-threaded engine.
 
 use super::StackError;
 use super::batch::{BATCH, Pairs};
@@ -19,7 +19,7 @@ pub struct StackDistances {
     waiting: PendingAccesses,
 }
 
-/// Accesses too few for a batch of their own.
+/// Accesses that are too few for a batch of their own.
 #[derive(Debug)]
 pub(super) struct PendingAccesses {
     space: u32,
@@ -32,7 +32,7 @@ impl PendingAccesses {
         PendingAccesses { space: 0, lines: [0; BATCH], len: 0 }
     }
 
-    /// Splits a stream of short and long pushes into full batches of one space, in order, and gives them to `run`.
+    /// Splits a stream of short and long pushes into full batches of one space, in order, and passes them to `run`.
     #[inline(always)]
     pub(super) fn push<E>(
         &mut self,
@@ -75,12 +75,12 @@ impl Default for StackDistances {
 }
 
 impl StackDistances {
-    /// An engine with the widest vector instructions that this processor has.
+    /// Builds an engine with the widest vector instructions of this processor.
     pub fn new() -> Self {
         StackDistances::with_simd(Simd::detect_best())
     }
 
-    /// An engine with chosen vector instructions; the result is the same.
+    /// Builds an engine with chosen vector instructions; the result is the same.
     pub fn with_simd(simd: Simd) -> Self {
         StackDistances::with_sizes(simd, FinderLimits::default())
     }
@@ -98,15 +98,16 @@ impl StackDistances {
         }
     }
 
-    /// The next accesses, as line addresses of one address space, in any portions.
+    /// Adds the next accesses, as line addresses of one address space, in portions of any size.
     ///
     /// # Errors
-    /// More than 2^31 distinct lines; the engine is of no use afterwards.
+    /// More than 2^31 distinct lines; the engine cannot be used afterward.
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         self.push_in_space(0, lines)
     }
 
-    /// The same for several address spaces that share the cache: equal lines of different spaces are different lines.
+    /// As [`Self::push`], for several address spaces that share the cache: equal lines of different spaces are
+    /// different lines.
     ///
     /// # Errors
     /// As [`Self::push`].
@@ -115,12 +116,12 @@ impl StackDistances {
         waiting.push(space, lines, |space, lines| run_batches(*simd, side, counter, tally, pairs, space, lines))
     }
 
-    /// Distinct lines among the accesses that have been counted so far (all but the last few).
+    /// Returns the number of distinct lines among the accesses that have been counted so far (all but the last few).
     pub fn lines(&self) -> usize {
         self.side.lines()
     }
 
-    /// The histogram of all accesses.
+    /// Returns the histogram of all accesses.
     ///
     /// # Errors
     /// As [`Self::push`].
@@ -129,12 +130,12 @@ impl StackDistances {
         waiting
             .flush(|space, lines| run_batches(simd, &mut side, &mut counter, &mut tally, &mut pairs, space, lines))?;
         let cold = side.lines() as u64;
-        // Their memory goes before the histogram's comes.
+        // Their memory is freed before that of the histogram is allocated.
         drop((side, counter));
         Ok(tally.finish(cold))
     }
 
-    /// Whether the sparse finder is in use.
+    /// Is the sparse finder in use?
     #[cfg(test)]
     pub(super) fn is_sparse(&self) -> bool {
         self.side.is_sparse()
@@ -164,7 +165,7 @@ fn run_batches(
     }
 }
 
-/// Runs batches until all is done or the slots run out; how many accesses were done.
+/// Runs batches until all are done or the slots run out; returns the number of accesses done.
 #[inline(always)]
 unsafe fn run_all_batches<L: Lanes>(
     side: &mut SlotAllocator,
@@ -179,7 +180,7 @@ unsafe fn run_all_batches<L: Lanes>(
         if side.is_full(batch.len()) {
             break;
         }
-        // SAFETY: the caller vouches for `L`.
+        // SAFETY: the caller guarantees that the processor has `L`.
         unsafe {
             side.find::<L>(space, batch, pairs);
             tally.reserve(side.lines());

@@ -1,22 +1,22 @@
 //! The last access of each line: line -> slot.
 //!
-//! Two forms. *Dense*: pages of 64 lines, a small hash table page -> leaf of 64 slots; best where programs use most
-//! lines of the pages they touch. *Sparse*: a bucket hash of lines; best where a page has one or two lines in use,
-//! which would cost the dense form some 300 bytes each. [`Finder`] starts dense and takes the form that suits, with a
-//! factor of two between going and coming back.
+//! There are two forms. *Dense*: pages of 64 lines, a small hash table page -> leaf of 64 slots; best if programs use
+//! most lines of the pages that they touch. *Sparse*: a bucket hash of lines; best if only one or two lines of a page
+//! are in use, which would cost the dense form about 300 bytes each. [`Finder`] starts dense and takes the better form,
+//! with a factor of two between switching and switching again.
 
 use super::batch::Pairs;
 use super::dense::DenseFinder;
 use super::sparse::SparseFinder;
 use crate::simd::Lanes;
 
-/// No change of form below this: small tables are cheap in any form.
+/// Below this size, the form does not change, because small tables are cheap in any form.
 const DENSE_FREE_BYTES: usize = 8 << 20;
 
-/// Which form a finder may take.
+/// The forms that a finder may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FinderKind {
-    /// Whichever suits, dense without a question up to this size.
+    /// The better one; always dense up to this size.
     Fitting { dense_free_bytes: usize },
     #[cfg(test)]
     Dense,
@@ -25,7 +25,7 @@ pub(super) enum FinderKind {
 }
 
 impl FinderKind {
-    /// `None`: the form is fixed.
+    /// `None` if the form is fixed.
     #[inline(always)]
     fn dense_free_bytes(self) -> Option<usize> {
         match self {
@@ -64,26 +64,26 @@ impl Finder {
         Finder { table: FinderTable::Dense(DenseFinder::new()), form, lines: 0 }
     }
 
-    /// Distinct lines so far.
+    /// Returns the number of distinct lines so far.
     pub(super) fn lines(&self) -> usize {
         self.lines
     }
 
-    /// Gives the lines the slots `first_slot..`, in order; `pairs` becomes the old and new slot of those seen before.
-    /// At most [`super::batch::BATCH`] lines, below 2^[`super::batch::LINE_BITS`]; slots are above 0.
+    /// Gives the lines the slots `first_slot..`, in order; `pairs` receives the old and the new slot of those that
+    /// occurred before. At most [`super::batch::BATCH`] lines, below 2^[`super::batch::LINE_BITS`]; slots are above 0.
     #[inline(always)]
     pub(super) unsafe fn find<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut Pairs) {
         pairs.clear();
         match &mut self.table {
             FinderTable::Dense(dense) => dense.find(lines, first_slot, pairs),
-            // SAFETY: the caller vouches for `L`.
+            // SAFETY: the caller guarantees that the processor has `L`.
             FinderTable::Sparse(sparse) => unsafe { sparse.find::<L>(lines, first_slot, pairs) },
         }
         self.lines += lines.len() - pairs.len;
     }
 
-    /// Calls `change` on the slot of every line, in any order, and on free places, which hold 0 and must keep it:
-    /// testing each would be an unpredictable branch.
+    /// Calls `change` on the slot of every line, in any order, and on free places, which hold 0 and must keep it,
+    /// because testing each would be an unpredictable branch.
     #[inline(always)]
     pub(super) fn for_each_slot(&mut self, change: impl FnMut(&mut u32)) {
         match &mut self.table {
@@ -92,7 +92,7 @@ impl Finder {
         }
     }
 
-    /// After a batch: leaves the dense form when it has grown wasteful.
+    /// Leaves the dense form after a batch if it has become wasteful.
     #[inline(always)]
     pub(super) fn leave_dense_if_wasteful(&mut self) {
         let FinderTable::Dense(dense) = &self.table else { return };
@@ -102,7 +102,7 @@ impl Finder {
         }
     }
 
-    /// Returns to the dense form at a compaction, where it would be smaller than the sparse one.
+    /// Returns to the dense form at a compaction, if it would be smaller than the sparse one.
     pub(super) fn return_to_dense_if_fitting(&mut self) {
         let FinderTable::Sparse(sparse) = &self.table else { return };
         if self.form.dense_free_bytes().is_some()
@@ -112,14 +112,14 @@ impl Finder {
         }
     }
 
-    /// Whether the sparse form is in use.
+    /// Is the sparse form in use?
     #[cfg(test)]
     pub(super) fn is_sparse(&self) -> bool {
         matches!(self.table, FinderTable::Sparse(_))
     }
 }
 
-/// The same content in the sparse form.
+/// Converts to the sparse form.
 fn to_sparse(dense: &DenseFinder, lines: usize) -> SparseFinder {
     let mut sparse = SparseFinder::with_room_for(lines);
     for (line, slot) in dense.lines_and_slots() {
@@ -128,7 +128,7 @@ fn to_sparse(dense: &DenseFinder, lines: usize) -> SparseFinder {
     sparse
 }
 
-/// The same content in the dense form.
+/// Converts to the dense form.
 fn to_dense(sparse: &SparseFinder) -> DenseFinder {
     let mut dense = DenseFinder::new();
     for (line, slot) in sparse.lines_and_slots() {

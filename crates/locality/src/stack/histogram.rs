@@ -1,21 +1,22 @@
-//! How often each stack distance occurred.
+//! Frequency of each stack distance.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Accesses by stack distance; cold accesses (first touches) apart. One histogram is a whole miss-rate curve: a fully
-/// associative LRU cache of `s` lines misses the cold accesses and those at distance `s` or more.
+/// Accesses by stack distance, with cold accesses (first touches) counted separately. One histogram is a whole
+/// miss-rate curve: a fully associative LRU cache of `s` lines misses the cold accesses and those at distance `s` or
+/// more.
 ///
 /// The text form is a line `cold N`, then `d count` for every distance that occurs, ascending.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DistanceHistogram {
     cold: u64,
-    /// (distance in lines, accesses), ascending, no zero counts.
+    /// (distance in lines, accesses), ascending, without zero counts.
     counts: Vec<(u64, u64)>,
 }
 
 impl DistanceHistogram {
-    /// A histogram from counts in any order; equal distances are added up, zero counts dropped.
+    /// Builds a histogram from counts in any order; equal distances are added up, zero counts dropped.
     pub fn new(cold: u64, counts: impl IntoIterator<Item = (u64, u64)>) -> Self {
         let mut counts: Vec<(u64, u64)> = counts.into_iter().filter(|&(_, count)| count > 0).collect();
         if !counts.is_sorted_by(|a, b| a.0 < b.0) {
@@ -31,34 +32,34 @@ impl DistanceHistogram {
         DistanceHistogram { cold, counts }
     }
 
-    /// The same counts beside so many first touches.
+    /// Returns the same counts with this number of first touches.
     pub(super) fn with_cold(self, cold: u64) -> Self {
         DistanceHistogram { cold, ..self }
     }
 
-    /// First touches: as many as there were distinct lines.
+    /// Returns the number of first touches, which is that of distinct lines.
     pub fn cold_count(&self) -> u64 {
         self.cold
     }
 
-    /// (distance in lines, accesses) for every distance that occurs, ascending.
+    /// Returns (distance in lines, accesses) for every distance that occurs, ascending.
     pub fn counts(&self) -> &[(u64, u64)] {
         &self.counts
     }
 
-    /// All accesses, cold ones included.
+    /// Returns the number of all accesses, including cold ones.
     pub fn accesses(&self) -> u64 {
         self.cold + self.counts.iter().map(|&(_, count)| count).sum::<u64>()
     }
 
-    /// Misses of a fully associative LRU cache of `lines` lines.
+    /// Returns the misses of a fully associative LRU cache of `lines` lines.
     pub fn misses_at(&self, lines: u64) -> u64 {
         let first = self.counts.partition_point(|&(distance, _)| distance < lines);
         self.cold + self.counts[first..].iter().map(|&(_, count)| count).sum::<u64>()
     }
 
-    /// Misses over accesses at each size, in the order of `sizes_lines`; `None` without any access. One pass over the
-    /// histogram, however many sizes.
+    /// Returns the misses over accesses at each size, in the order of `sizes_lines`; `None` without any access. Takes
+    /// one pass over the histogram, whatever the number of sizes.
     pub fn miss_ratio_curve(&self, sizes_lines: &[u64]) -> Option<Vec<f64>> {
         let accesses = self.accesses();
         if accesses == 0 {
@@ -78,7 +79,8 @@ impl DistanceHistogram {
         Some(curve)
     }
 
-    /// Adds another histogram's accesses to this one's: parts that did not share a cache (threads on private caches).
+    /// Adds another histogram's accesses to this one's, for parts that did not share a cache (threads on private
+    /// caches).
     pub fn merge(&mut self, other: &DistanceHistogram) {
         let mut merged = Vec::with_capacity(self.counts.len().max(other.counts.len()));
         let (mut ours, mut theirs) = (self.counts.iter().copied().peekable(), other.counts.iter().copied().peekable());
@@ -106,13 +108,13 @@ impl fmt::Display for DistanceHistogram {
     }
 }
 
-/// A histogram's text form that cannot be read.
+/// The error for a text form that cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("histogram line {line}: found '{found}', expected {expected}")]
 pub struct ParseHistogramError {
-    /// Counted from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// The line's text, its first 80 characters.
+    /// The first 80 characters of the line.
     pub found: String,
     /// The valid values, as text.
     pub expected: &'static str,
@@ -183,7 +185,7 @@ mod tests {
             prop_assert_eq!(histogram.to_string().parse::<DistanceHistogram>().unwrap(), histogram);
         }
 
-        /// Is merging the same as counting everything into one histogram?
+        /// Does merging give the same result as counting everything into one histogram?
         #[test]
         fn merge_adds_up(a in any_histogram(), b in any_histogram()) {
             let together = DistanceHistogram::new(a.cold + b.cold, a.counts.iter().chain(&b.counts).copied());

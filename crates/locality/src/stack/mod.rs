@@ -5,10 +5,11 @@
 //! the accesses with a distance below `s`, so one histogram of distances is the miss-rate curve for every size at once.
 
 //!
-//! [`StackDistances`] is the engine on one thread. A *finder* finds the slot of time of the line's last access
-//! (`dense.rs`, `sparse.rs`). A *counter* says how many slots since then are dead because their line came again
-//! (`counter.rs`). The distance is the number of the others. Properties: one pass over a stream; memory in proportion
-//! to the distinct lines, not to the length; no recursion; nothing to tune; the same result with every instruction set.
+//! [`StackDistances`] is the single-threaded engine. A *finder* finds the time slot of the line's last access
+//! (`dense.rs`, `sparse.rs`). A *counter* provides the number of slots since then that are dead because their lines
+//! occurred again (`counter.rs`). The distance is the number of the other slots. Properties: one pass over a stream;
+//! memory in proportion to the distinct lines, not to the length; no recursion; nothing to tune; the same result with
+//! every instruction set.
 
 mod batch;
 mod counter;
@@ -31,10 +32,10 @@ pub use histogram::{DistanceHistogram, ParseHistogramError};
 pub use parallel::ParallelStackDistances;
 pub use split::{SplitStackDistances, StackScope, StackUnit};
 
-/// More distinct lines than the engine can number.
+/// The error for more distinct lines than the engine can number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("stack distances: found more than {limit_lines} distinct lines, expected at most that many")]
 pub struct StackError {
-    /// Distinct lines that the engine can tell apart.
+    /// Number of distinct lines that the engine can distinguish.
     pub limit_lines: u64,
 }

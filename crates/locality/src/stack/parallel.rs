@@ -1,10 +1,10 @@
 //! The engine on two or more threads, with the same result.
 //!
-//! The caller's thread finds (which line was where), others count (how many died since), joined by a ring of batches.
-//! Finding needs nothing from counting: at a compaction it reads the dead bits off its own table. With more than one
-//! counting thread each has a range of slots. An old slot is sent to its range's owner, along with the number of dead
-//! slots in higher ranges at that time; the finding thread keeps one such number per range. So the owner knows the
-//! distance. The histograms of the owners add up.
+//! The caller's thread finds the previous slot of each line, and other threads count the slots that have died since; a
+//! ring of batches joins them. Finding needs nothing from counting: at a compaction, it reads the dead bits from its
+//! own table. With more than one counting thread, each has a range of slots. An old slot is sent to the owner of its
+//! range, along with the number of dead slots in higher ranges at that time; the finding thread keeps one such number
+//! per range. The owner can thus compute the distance. The histograms of the owners are added up.
 
 use super::StackError;
 use super::batch::{BATCH, Pairs};
@@ -17,12 +17,13 @@ use crate::simd::{Lanes, Simd, dispatch};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
-/// Accesses in one message.
+/// Number of accesses in one message.
 const MESSAGE: usize = 64 * BATCH;
-/// Messages on their way to one counting thread, 64 KB each: enough to count on while the finder compacts.
+/// Number of messages on their way to one counting thread, 64 KB each: enough to keep counting while the finder
+/// compacts.
 const RING: usize = 32;
 
-/// Exact LRU stack distances of one stream of accesses, on several threads. Same use and result as
+/// Exact LRU stack distances of one stream of accesses, on several threads. Use and result are those of
 /// [`StackDistances`](super::StackDistances).
 #[derive(Debug)]
 pub struct ParallelStackDistances {
@@ -31,18 +32,18 @@ pub struct ParallelStackDistances {
     pairs: Pairs,
     waiting: PendingAccesses,
     owners: Vec<CountingWorker>,
-    /// Slots of one owner, as a power of two; the last owner has the rest.
+    /// Number of slots of one owner, as a power of two; the last owner has the rest.
     range_bits: u32,
 }
 
-/// The finding thread's end of one counting thread.
+/// The finding thread's side of one counting thread.
 #[derive(Debug)]
 struct CountingWorker {
     /// `None` once finished.
     to: Option<SyncSender<SlotBatch>>,
     used: Receiver<SlotBatch>,
     filling: SlotBatch,
-    /// Dead slots in the ranges of all higher owners.
+    /// Number of dead slots in the ranges of all higher owners.
     dead_above: u32,
     thread: Option<JoinHandle<DistanceHistogram>>,
 }
@@ -51,21 +52,21 @@ struct CountingWorker {
 #[derive(Debug, Default)]
 struct SlotBatch {
     old: Vec<u32>,
-    /// New slot, less the dead slots in higher ranges.
+    /// New slot, minus the dead slots in higher ranges.
     new: Vec<u32>,
-    /// Distinct lines so far: distances are below.
+    /// Number of distinct lines so far, which bounds the distances.
     lines: usize,
-    /// Before the accesses: start anew with so many slots.
+    /// If set, the owner starts again with this number of slots before the accesses.
     restart: Option<usize>,
 }
 
 impl ParallelStackDistances {
-    /// An engine with the widest vector instructions that this processor has. Fewer than two threads are two.
+    /// Builds an engine with the widest vector instructions of this processor. Fewer than two threads count as two.
     pub fn new(threads: usize) -> Self {
         ParallelStackDistances::with_simd(threads, Simd::detect_best())
     }
 
-    /// An engine with chosen vector instructions; the result is the same.
+    /// Builds an engine with chosen vector instructions; the result is the same.
     pub fn with_simd(threads: usize, simd: Simd) -> Self {
         ParallelStackDistances::with_sizes(threads, simd, FinderLimits::default())
     }
@@ -85,7 +86,7 @@ impl ParallelStackDistances {
         engine
     }
 
-    /// The next accesses, as line addresses of one address space, in any portions.
+    /// Adds the next accesses, as line addresses of one address space, in portions of any size.
     ///
     /// # Errors
     /// As [`StackDistances::push`](super::StackDistances::push).
@@ -93,7 +94,7 @@ impl ParallelStackDistances {
         self.push_in_space(0, lines)
     }
 
-    /// The same for several address spaces that share the cache.
+    /// As [`Self::push`], for several address spaces that share the cache.
     ///
     /// # Errors
     /// As [`Self::push`].
@@ -104,13 +105,13 @@ impl ParallelStackDistances {
         pushed
     }
 
-    /// The histogram of all accesses.
+    /// Returns the histogram of all accesses.
     ///
     /// # Errors
     /// As [`Self::push`].
     ///
     /// # Panics
-    /// A counting thread panicked: goes on with that panic.
+    /// A counting thread panicked; its panic is passed on.
     pub fn finish(mut self) -> Result<DistanceHistogram, StackError> {
         let mut waiting = std::mem::replace(&mut self.waiting, PendingAccesses::new());
         waiting.flush(|space, lines| self.run(space, lines))?;
@@ -122,7 +123,7 @@ impl ParallelStackDistances {
         }
         for owner in &mut self.owners {
             let counted = owner.join();
-            // The usual one owner's counts are taken as they are.
+            // With one owner, the usual case, its counts are taken as they are.
             if histogram.counts().is_empty() {
                 histogram = counted.with_cold(histogram.cold_count());
             } else {
@@ -147,10 +148,10 @@ impl ParallelStackDistances {
         }
     }
 
-    /// After a compaction: new ranges, all slots alive.
+    /// Starts again after a compaction, with new ranges and all slots alive.
     fn restart(&mut self) {
         let (slots, lines) = (self.side.slots(), self.side.lines());
-        // Old slots are spread over all slots, so equal ranges are about equal work.
+        // Old slots are spread over all slots, so equal ranges mean about equal work.
         self.range_bits = slots.div_ceil(self.owners.len()).next_power_of_two().trailing_zeros();
         for owner in &mut self.owners {
             owner.send(lines);
@@ -159,7 +160,7 @@ impl ParallelStackDistances {
         }
     }
 
-    /// Hands the batch's pairs to the owners of their old slots.
+    /// Passes the batch's pairs to the owners of their old slots.
     #[inline(always)]
     fn distribute_pairs(&mut self) {
         let (old, new) = self.pairs.get();
@@ -184,7 +185,7 @@ impl ParallelStackDistances {
     }
 }
 
-/// Finds batches until all is done or the slots run out; how many accesses were done.
+/// Finds batches until all are done or the slots run out; returns the number of accesses done.
 #[inline(always)]
 unsafe fn find_all<L: Lanes>(this: &mut ParallelStackDistances, space: u32, lines: &[u64]) -> usize {
     let mut done = 0;
@@ -192,7 +193,7 @@ unsafe fn find_all<L: Lanes>(this: &mut ParallelStackDistances, space: u32, line
         if this.side.is_full(batch.len()) {
             break;
         }
-        // SAFETY: the caller vouches for `L`.
+        // SAFETY: the caller guarantees that the processor has `L`.
         unsafe { this.side.find::<L>(space, batch, &mut this.pairs) };
         this.distribute_pairs();
         done += batch.len();
@@ -233,7 +234,7 @@ impl SlotBatch {
     }
 }
 
-/// A counting thread: until the finding thread hangs up.
+/// Runs a counting thread until the finding thread disconnects.
 fn count_all(simd: Simd, from_finder: &Receiver<SlotBatch>, give_back: &Sender<SlotBatch>) -> DistanceHistogram {
     let (mut counter, mut tally) = (DeadSlotCounter::default(), Tally::new());
     while let Ok(mut message) = from_finder.recv() {
@@ -256,7 +257,7 @@ fn count_all(simd: Simd, from_finder: &Receiver<SlotBatch>, give_back: &Sender<S
 unsafe fn count<L: Lanes>(counter: &mut DeadSlotCounter, tally: &mut Tally, full: &SlotBatch) {
     for (old, new) in full.old.chunks(BATCH).zip(full.new.chunks(BATCH)) {
         tally.reserve(full.lines);
-        // SAFETY: the caller vouches for `L`.
+        // SAFETY: the caller guarantees that the processor has `L`.
         unsafe { counter.mark_dead::<L>(old, new, tally) };
     }
 }

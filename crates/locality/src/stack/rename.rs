@@ -1,9 +1,9 @@
-//! Any line address, as one that the finders can take.
+//! Conversion of any line address to one that the finders accept.
 //!
 //! The finders' tables have room for 43 bits of line address. Lines below 2^42 of address space 0 keep their address
-//! (with 64-byte lines, everything below 2^48); pages of 64 lines beyond, and pages of other address spaces, get
-//! consecutive numbers from 2^42 / 64 on, kept in an open-addressing table with whole keys. A bijection of lines
-//! changes no distance, so results are exact for all 64-bit addresses; only the wide ones pay for a second look-up.
+//! (with 64-byte lines, everything below 2^48). Pages of 64 lines beyond, and pages of other address spaces, get
+//! consecutive numbers from 2^42 / 64 on, stored in an open-addressing table with whole keys. A bijection of lines
+//! changes no distance, so results are exact for all 64-bit addresses; only the wide ones require a second look-up.
 
 use super::batch::{BATCH, LINE_BITS};
 use crate::hash::{mix, scatter};
@@ -16,7 +16,7 @@ pub(super) const NARROW_LIMIT: u64 = 1 << (LINE_BITS - 1);
 /// Pages that were renamed.
 #[derive(Debug, Default)]
 pub(super) struct Renamer {
-    /// A power of two long, or empty; at most half full.
+    /// The length is a power of two, or 0; at most half full.
     table: Vec<RenamedPage>,
     pages: u32,
 }
@@ -25,13 +25,13 @@ pub(super) struct Renamer {
 struct RenamedPage {
     page: u64,
     space: u32,
-    /// New number of the page, from 1 on; 0 = free. Lines run out (`StackError`) long before 32 bits do: a page is
-    /// there because of a line.
+    /// New number of the page, from 1 on; 0 if free. Lines run out (`StackError`) long before 32 bits do, because every
+    /// page was added for a line.
     number: u32,
 }
 
 impl Renamer {
-    /// Whether lines of a space can be used as they are.
+    /// Can lines of a space be used unchanged?
     #[inline(always)]
     pub(super) fn is_narrow(space: u32, lines: &[u64]) -> bool {
         space == 0 && lines.iter().fold(0, |all, line| all | line) < NARROW_LIMIT
@@ -60,7 +60,7 @@ impl Renamer {
         (mix(key) >> (64 - self.table.len().trailing_zeros())) as usize
     }
 
-    /// Number of a page, the next one if it is new.
+    /// Returns the number of a page, which is the next one if the page is new.
     fn page_number(&mut self, space: u32, page: u64) -> u32 {
         let (mask, mut at) = (self.table.len() - 1, self.home_slot(space, page));
         loop {

@@ -1,4 +1,4 @@
-//! The finding half of the engine: gives out slots, renames wide lines, and compacts when slots run out.
+//! The finding half of the engine: it assigns slots, renames wide lines, and compacts when slots run out.
 
 use super::StackError;
 use super::batch::{BATCH, Pairs};
@@ -14,7 +14,7 @@ const SLOTS_LIMIT: usize = 1 << 32;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FinderLimits {
     pub form: FinderKind,
-    /// Slots at the start, and the least there ever are; at least two batches.
+    /// Number of slots at the start, which is also the minimum; at least two batches.
     pub min_slots: usize,
     pub lines_limit: usize,
 }
@@ -30,7 +30,7 @@ pub(super) struct SlotAllocator {
     simd: Simd,
     finder: Finder,
     renamer: Renamer,
-    /// The slot of the next access. Slot 0 is never given out: in the finders it means "not seen".
+    /// The slot of the next access. Slot 0 is never assigned: in the finders it means that the line has not occurred.
     next_slot: usize,
     slots: usize,
     sizes: FinderLimits,
@@ -42,17 +42,17 @@ impl SlotAllocator {
         SlotAllocator { simd, finder, renamer: Renamer::default(), next_slot: 1, slots: sizes.min_slots, sizes }
     }
 
-    /// Slots that the counter must have room for.
+    /// Returns the number of slots for which the counter must have room.
     pub(super) fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Distinct lines so far.
+    /// Returns the number of distinct lines so far.
     pub(super) fn lines(&self) -> usize {
         self.finder.lines()
     }
 
-    /// Whether a compaction has to come before the next batch of `len`.
+    /// Must a compaction precede the next batch of `len`?
     #[inline(always)]
     pub(super) fn is_full(&self, len: usize) -> bool {
         self.next_slot + len > self.slots
@@ -63,7 +63,7 @@ impl SlotAllocator {
     pub(super) unsafe fn find<L: Lanes>(&mut self, space: u32, lines: &[u64], pairs: &mut Pairs) {
         let slot = self.next_slot as u32;
         self.next_slot += lines.len();
-        // SAFETY: the caller vouches for `L`.
+        // SAFETY: the caller guarantees that the processor has `L`.
         unsafe {
             if Renamer::is_narrow(space, lines) {
                 self.finder.find::<L>(lines, slot, pairs);
@@ -78,7 +78,8 @@ impl SlotAllocator {
     }
 
     /// Moves all lines to the lowest slots, in order, and makes room for at least three times as many accesses as there
-    /// are lines. `dead`: the dead bits, if the caller has them. The counter must start anew, with [`Self::slots`].
+    /// are lines. `dead` has the dead bits, if the caller has them. The counter must then be rebuilt with
+    /// [`Self::slots`].
     ///
     /// # Errors
     /// Too many distinct lines for 32-bit slots.
@@ -111,17 +112,17 @@ impl SlotAllocator {
         dead
     }
 
-    /// Whether the sparse form is in use.
+    /// Is the sparse form in use?
     #[cfg(test)]
     pub(super) fn is_sparse(&self) -> bool {
         self.finder.is_sparse()
     }
 }
 
-/// Takes from every slot the number of dead ones below it; slot 0, a free place, stays.
+/// Subtracts from every slot the number of dead ones below it; slot 0, a free place, does not change.
 #[inline(always)]
 unsafe fn close_gaps<L: Lanes>(finder: &mut Finder, dead: &[u64]) {
-    // `L` chooses the instruction set that this is compiled for (popcount).
+    // `L` determines the instruction set for which this is compiled (popcount).
     let _ = std::marker::PhantomData::<L>;
     let mut sum = 0;
     let mut below = Vec::with_capacity(dead.len());

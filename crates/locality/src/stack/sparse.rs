@@ -1,9 +1,10 @@
 //! The finder for sparse address spaces: buckets of eight tags and eight slots, one cache line each.
 //!
-//! Four neighboring lines share a home bucket, chosen by the upper bits of a bijective mix of their common address; the
-//! rest of the mixed address, the two low bits of the line, and how many buckets past home the entry lies make up the
-//! tag. So tags are exact, and one vector comparison searches a bucket. Entries are never removed, hence a bucket that
-//! is not full ends a search. The table doubles at a load of 0.7, or when an entry would lie too far from home.
+//! Four neighboring lines share a home bucket, which the upper bits of a bijective mix of their common address select.
+//! The rest of the mixed address, the two low bits of the line, and the number of buckets between home and the entry
+//! make up the tag. Tags are therefore exact, and one vector comparison searches a bucket. Entries are never removed,
+//! so a bucket that is not full ends a search. The table doubles at a load of 0.7, or when an entry would lie too far
+//! from home.
 
 use super::batch::{BATCH, LINE_BITS, Pairs};
 use crate::hash::mix_bits;
@@ -16,22 +17,22 @@ const KEY_BITS: u32 = LINE_BITS - QUAD_BITS;
 /// Buckets past home, plus one, fit into this many bits; a tag is never 0.
 const PAST_BITS: u32 = 3;
 const PAST_LIMIT: u32 = (1 << PAST_BITS) - 1;
-/// Fewest buckets: with fewer than 2^14, tags would not fit into 32 bits.
+/// Smallest number of buckets: with fewer than 2^14, tags would not fit into 32 bits.
 const MIN_BUCKET_BITS: u32 = 14;
 const _: () = assert!(LINE_BITS - MIN_BUCKET_BITS + PAST_BITS <= 32);
-/// How many accesses ahead buckets are asked for.
+/// Number of accesses by which buckets are prefetched ahead.
 const PREFETCH_AHEAD: usize = 24;
 
 #[derive(Debug)]
 pub(super) struct SparseFinder {
     bucket_bits: u32,
     lines: usize,
-    /// Lanes 0..8 are tags, 8..16 slots; filled from the lowest lane on, tag 0 = free.
+    /// Lanes 0..8 are tags, 8..16 slots; filled from the lowest lane on, tag 0 is free.
     buckets: Vec<U32x16>,
 }
 
 impl SparseFinder {
-    /// Room for a number of lines without growing, as far as the load decides.
+    /// Builds a table with room for this number of lines without growing, as far as the load is concerned.
     pub(super) fn with_room_for(lines: usize) -> Self {
         Self::with_bucket_bits(Self::bucket_bits_for(lines))
     }
@@ -41,17 +42,17 @@ impl SparseFinder {
     }
 
     fn bucket_bits_for(lines: usize) -> u32 {
-        // Load 0.7 of eight lanes.
+        // A load of 0.7 of eight lanes.
         let buckets = lines * 10 / 56 + 1;
         buckets.next_power_of_two().trailing_zeros().max(MIN_BUCKET_BITS)
     }
 
-    /// Bytes it would take for a number of lines.
+    /// Returns the bytes that this number of lines would use.
     pub(super) fn bytes_for(lines: usize) -> usize {
         size_of::<U32x16>() << Self::bucket_bits_for(lines)
     }
 
-    /// Home bucket, and the tag without its distance from home.
+    /// Returns the home bucket, and the tag without its distance from home.
     #[inline(always)]
     fn place(&self, line: u64) -> (usize, u32) {
         let key = mix_bits(line >> QUAD_BITS, KEY_BITS);
@@ -78,9 +79,9 @@ impl SparseFinder {
             if let Some(&(home, _)) = places.get(at + PREFETCH_AHEAD) {
                 prefetch(self.buckets.as_ptr().wrapping_add(home));
             }
-            // Places hold until the table grows within the batch, which is rare.
+            // Places are valid until the table grows within the batch, which is rare.
             let (home, tag) = if self.bucket_bits == bucket_bits { places[at] } else { self.place(lines[at]) };
-            // SAFETY: the caller vouches for `L`.
+            // SAFETY: the caller guarantees that the processor has `L`.
             let old = match unsafe { self.replace::<L>(home, tag, new) } {
                 Some(old) => old,
                 None => self.grow_and_insert(lines[at], new),
@@ -89,13 +90,14 @@ impl SparseFinder {
         }
     }
 
-    /// Sets the slot of the line and gives the old one, 0 if there was none; `None`: too far from home, must grow.
+    /// Sets the slot of the line and returns the old one, 0 if there was none; `None` if the entry would be too far
+    /// from home, so that the table must grow.
     #[inline(always)]
     unsafe fn replace<L: Lanes>(&mut self, home: usize, tag: u32, new: u32) -> Option<u32> {
         let mask = self.buckets.len() - 1;
         for past in 1..=PAST_LIMIT {
             let bucket = &mut self.buckets[(home + past as usize - 1) & mask];
-            // SAFETY: the caller vouches for `L`.
+            // SAFETY: the caller guarantees that the processor has `L`.
             let hits = unsafe { L::equal_8(bucket, tag | past) };
             if hits != 0 {
                 let lane = (8 + hits.trailing_zeros() as usize) & 15;
@@ -146,7 +148,7 @@ impl SparseFinder {
         }
     }
 
-    /// (mixed address of the quad, low bits of the line, slot) of every line.
+    /// Returns (mixed address of the quad, low bits of the line, slot) of every line.
     fn entries(&self) -> impl Iterator<Item = (u64, u64, u32)> + '_ {
         let (rest_bits, mask) = (KEY_BITS - self.bucket_bits, self.buckets.len() - 1);
         self.buckets.iter().enumerate().flat_map(move |(index, bucket)| {
@@ -165,7 +167,7 @@ impl SparseFinder {
         self.buckets.iter_mut().flat_map(|bucket| &mut bucket.0[8..]).for_each(change);
     }
 
-    /// Sets the slot of one line that is not there yet.
+    /// Sets the slot of one line that is not present yet.
     pub(super) fn set(&mut self, line: u64, slot: u32) {
         let (home, tag) = self.place(line);
         // SAFETY: the portable lanes run everywhere.
@@ -174,12 +176,12 @@ impl SparseFinder {
         }
     }
 
-    /// Lines and slots, in any order.
+    /// Returns lines and slots, in any order.
     pub(super) fn lines_and_slots(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.entries().map(|(key, low, slot)| (crate::hash::unmix_bits(key, KEY_BITS) << QUAD_BITS | low, slot))
     }
 
-    /// About how many pages of 64 lines have lines in here: counted on one page in 64.
+    /// Estimates the number of pages of 64 lines that have lines in the table, from one page in 64.
     pub(super) fn estimate_pages(&self) -> usize {
         let sampled: BTreeSet<u64> = self
             .lines_and_slots()

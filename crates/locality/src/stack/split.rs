@@ -1,4 +1,4 @@
-//! One trace of several processes and threads, split by the caches that they share.
+//! A trace of several processes and threads, split by the caches that they share.
 
 use super::{DistanceHistogram, StackDistances, StackError};
 use std::collections::BTreeMap;
@@ -6,20 +6,20 @@ use std::collections::BTreeMap;
 /// The unit whose accesses go to one LRU stack.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum StackUnit {
-    /// All together. Equal addresses of different processes are different lines.
+    /// All accesses together. Equal addresses of different processes are different lines.
     All,
-    /// Each process for itself, its threads together.
+    /// Each process separately, its threads together.
     Process,
-    /// Each thread for itself.
+    /// Each thread separately.
     Thread,
 }
 
-/// Processes and threads of a histogram; `None` = all of them.
+/// Process and thread of a histogram; `None` means all of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct StackScope {
-    /// Its number in the trace.
+    /// Number of the process in the trace.
     pub process: Option<u32>,
-    /// Its number in the trace.
+    /// Number of the thread in the trace.
     pub thread: Option<u32>,
 }
 
@@ -33,12 +33,12 @@ pub struct SplitStackDistances {
 }
 
 impl SplitStackDistances {
-    /// Nothing pushed yet.
+    /// Builds an empty set of engines.
     pub fn new(per: StackUnit) -> Self {
         SplitStackDistances { per, engines: BTreeMap::new(), spaces: BTreeMap::new() }
     }
 
-    /// The next accesses of one thread, as line addresses of its process.
+    /// Adds the next accesses of one thread, as line addresses of its process.
     ///
     /// # Errors
     /// As [`StackDistances::push`].
@@ -53,7 +53,7 @@ impl SplitStackDistances {
         self.engines.entry(part).or_default().push_in_space(space, lines)
     }
 
-    /// The histogram of every part, by process and thread.
+    /// Returns the histogram of every part, by process and thread.
     ///
     /// # Errors
     /// As [`StackDistances::push`].
@@ -66,7 +66,8 @@ impl SplitStackDistances {
 mod tests {
     use super::*;
 
-    /// Does each part get its own accesses, and do processes together keep their lines apart?
+    /// Does each part get its own accesses, and do lines of different processes stay separate if the processes share a
+    /// stack?
     #[test]
     fn parts_are_kept_apart() {
         let split = |per| {

@@ -1,4 +1,5 @@
-//! Counts distances: 32-bit counters while the trace runs, folded into 64-bit ones before they could overflow.
+//! Counts of distances: 32-bit counters while the trace runs, which are folded into 64-bit ones before they could
+//! overflow.
 
 use super::batch::BATCH;
 use super::histogram::DistanceHistogram;
@@ -6,12 +7,12 @@ use crate::simd::prefetch;
 
 #[derive(Debug)]
 pub(super) struct Tally {
-    /// The count of distance d at d + 1; the first is for the initial contents of `waiting`.
+    /// The count of distance d is at d + 1; the first entry is for the initial contents of `waiting`.
     counts: Vec<u32>,
     folded: Vec<u64>,
-    /// Added since the last fold: no counter can be above it.
+    /// Number added since the last fold, which no counter can exceed.
     since_fold: u64,
-    /// Places in `counts` that were asked for but not yet touched.
+    /// Positions in `counts` that were prefetched but not touched yet.
     waiting: [u32; BATCH],
 }
 
@@ -38,8 +39,8 @@ impl Tally {
         self.counts.resize(len.max(self.counts.len() * 3 / 2).max(1024), 0);
     }
 
-    /// Counts the distance that was put in this place of a batch before, and asks for the memory of the one that is
-    /// put there now: a batch later it has come. One of each per access, so that neither waits for the other.
+    /// Counts the distance that was stored at this position of a batch before, and prefetches the memory of the new
+    /// one, which arrives one batch later. Each access does one of each, so that neither waits for the other.
     #[inline(always)]
     pub(super) fn count(&mut self, index: usize, distance: u32) {
         let place = distance + 1;

@@ -1,4 +1,4 @@
-//! The engine against an oracle that keeps the LRU stack as a list.
+//! The engine against an oracle that stores the LRU stack as a list.
 
 use super::batch::BATCH;
 use super::finder::FinderKind;
@@ -35,7 +35,7 @@ const FORMS: [FinderKind; 4] = [
     FinderKind::Fitting { dense_free_bytes: 1 << 20 },
 ];
 
-/// The histogram by one engine, pushed in portions of changing length.
+/// Returns the histogram of one engine, pushed in portions of varying length.
 fn by_engine(simd: Simd, sizes: FinderLimits, lines: &[u64]) -> DistanceHistogram {
     let mut engine = StackDistances::with_sizes(simd, sizes);
     let (mut rest, mut portion) = (lines, 1);
@@ -74,7 +74,7 @@ fn any_trace() -> impl Strategy<Value = Vec<u64>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Does every instruction set and every form of the finder, compacting often, give the oracle's distances?
+    /// Does every instruction set and every form of the finder, with frequent compaction, give the oracle's distances?
     #[test]
     fn engine_equals_oracle(lines in any_trace()) {
         let expected = oracle(lines.iter().copied());
@@ -89,7 +89,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Do two and more threads give the oracle's distances?
+    /// Do two or more threads give the oracle's distances?
     #[test]
     fn threads_change_nothing(lines in any_trace(), threads in 0usize..6) {
         let mut engine = ParallelStackDistances::with_sizes(threads, Simd::detect_best(), small(FinderKind::default()));
@@ -98,7 +98,7 @@ proptest! {
     }
 }
 
-/// Do several threads agree with one on a trace that takes many messages and compactions?
+/// Do several threads agree with one on a trace with many messages and compactions?
 #[test]
 fn threads_agree_on_a_long_trace() {
     let mut random = SplitMix64::new(9);
@@ -113,7 +113,7 @@ fn threads_agree_on_a_long_trace() {
     }
 }
 
-/// Is giving up before the end no hang?
+/// Does dropping the engine before the end not hang?
 #[test]
 fn dropping_early_ends_the_threads() {
     let mut engine = ParallelStackDistances::new(3);
@@ -121,7 +121,7 @@ fn dropping_early_ends_the_threads() {
     drop(engine);
 }
 
-/// Does the finder take the form that suits, and come back, without a wrong distance?
+/// Does the finder take the better form, and switch again, without a wrong distance?
 #[test]
 fn form_follows_density() {
     let sizes = FinderLimits {
@@ -164,7 +164,7 @@ fn spaces_do_not_share_lines() {
     assert_eq!(engine.finish().unwrap(), oracle([1, 2, 101, 102, 2, 1, 103, 101]));
 }
 
-/// Do footprints of many blocks of counters, where every level of the tree is at work, give the oracle's distances?
+/// Do footprints of many blocks of counters, in which every level of the tree is used, give the oracle's distances?
 #[test]
 fn deep_tree_equals_cyclic_theory() {
     // Cyclic over n lines: every access but the first n has distance n - 1. Then backwards: the line at depth i of the

@@ -18,7 +18,7 @@ static ALLOCATOR: memory::PeakAllocator = memory::PeakAllocator;
 /// Measures what cachemate promises about speed, as ratios within one run.
 #[derive(Parser)]
 struct Arguments {
-    /// Groups to run; all without any. `--list` says what there is.
+    /// Groups to run [default: all]; --list shows them.
     groups: Vec<String>,
     /// Accesses per synthetic trace (K and M are thousands and millions).
     #[arg(long, default_value = "20M", value_parser = parse_count)]
@@ -29,10 +29,10 @@ struct Arguments {
     /// Traces to use: zipf, scan, mixed.
     #[arg(long, value_delimiter = ',', value_parser = parse_kind, default_value = "zipf,scan,mixed")]
     traces: Vec<TraceKind>,
-    /// An older program like this one, to compare the group `older` with.
+    /// An older version of this program, with which the group `older` is compared.
     #[arg(long)]
     older: Option<PathBuf>,
-    /// A folder with the files of machines to use instead of the built-in ones.
+    /// A directory with machine files that replace the built-in ones.
     #[arg(long)]
     machines: Option<PathBuf>,
     /// One JSON object on standard output instead of a table.

@@ -38,7 +38,7 @@ pub fn record(
     };
     recorder.children = if follow_children { ChildProcesses::Follow } else { ChildProcesses::Ignore };
     let interrupt = AtomicBool::new(false);
-    // The program gets Ctrl-C, too; asking the interpreter between two batches finds it without a handler of our own.
+    // The program gets Ctrl-C as well; polling the interpreter between two batches detects it without another handler.
     let recorded = py.detach(|| {
         recorder.run(&interrupt, |_| {
             if Python::attach(|py| py.check_signals().is_err()) {

@@ -310,7 +310,7 @@ impl ReferenceSet {
 
     /// [`ReferenceSet::classify`] for many pages, up to [`TOGETHER`] at a time: do the colors whose number has a bit
     /// set evict them, or those whose number has it clear? A page of a reference color loses its line to one of the
-    /// two, for each bit; a page that loses it to both or to neither gets no votes and is tested alone. `told` is as
+    /// two, for each bit; a page that loses it to both or to neither gets no votes and is tested alone. `colors` is as
     /// long as `pages`.
     ///
     /// # Safety

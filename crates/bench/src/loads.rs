@@ -50,7 +50,7 @@ impl ProgressCounter {
         Ok(ProgressCounter { file, count: AtomicU64::new(0), stop })
     }
 
-    /// Reports progress; false = stop.
+    /// Reports progress; false to stop.
     fn add(&self, work: u64) -> bool {
         use std::os::unix::fs::FileExt;
         let now = self.count.fetch_add(work, Ordering::Relaxed) + work;

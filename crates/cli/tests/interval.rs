@@ -43,8 +43,8 @@ fn a_nominal_scenario_runs_repeats_and_replays() {
     assert!(words.contains("300 nominal seconds") && words.contains("reuser"), "{words}");
 }
 
-/// Does `auto` decide where a scenario names no policy, and is a run that no plan changed told apart from one that a plan
-/// did?
+/// Does `auto` decide if a scenario names no policy, and is a run that no plan changed distinguished from one that a
+/// plan did?
 #[test]
 fn without_a_policy_auto_decides_and_a_run_that_nothing_changed_is_told() {
     let folder = tempfile::tempdir().unwrap();

@@ -28,7 +28,7 @@ pub struct ColoredCommand<'a> {
     pub hold_bytes: u64,
     /// Additional environment variables.
     pub variables: &'a [(&'a str, &'a Path)],
-    /// File of its output; `None` = inherited.
+    /// File for its output; `None` if inherited.
     pub output: Option<&'a Path>,
     /// Is it killed when this process ends? Otherwise it continues.
     pub ends_with_us: bool,

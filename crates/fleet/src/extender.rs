@@ -21,7 +21,7 @@ use crate::scorer::{
 pub const MAX_NODES: usize = 20_000;
 /// Maximum age of a state; the node of an older one has stopped publishing.
 pub const MAX_STATE_AGE_SECONDS: f64 = 60.0;
-/// Kinds of pods whose forecasts are stored; the one that was requested least recently goes first.
+/// Maximum number of kinds of pods whose forecasts are stored; the least recently requested one is dropped first.
 const MAX_POD_KINDS: usize = 32;
 /// Busy CPUs of a pod without a request.
 const LEAST_CPUS: f64 = 0.1;
@@ -68,10 +68,10 @@ pub struct ClusterKnowledge {
     pub nodes: BTreeMap<String, (f64, NodeCacheState)>,
 }
 
-/// A pod as the scorer sees it.
+/// A pod in the scorer's form.
 struct ScoredPod {
     identity: String,
-    /// Name of its profile; `None` = it was never measured.
+    /// Name of its profile; `None` if it was never measured.
     profile: Option<String>,
     busy_cpus: f64,
     max_slowdown_percent: Option<f64>,
@@ -83,7 +83,8 @@ struct KindForecasts {
     profile: String,
     busy_cpus: f64,
     max_slowdown_percent: Option<f64>,
-    /// Version of the node that the forecast belongs to, with the cache and the forecast; 0 = none yet.
+    /// Version of the node for which the forecast was computed, with the cache and the forecast; 0 if there is none
+    /// yet.
     nodes: Vec<(u64, Option<(usize, PlacementForecast)>)>,
 }
 
@@ -102,7 +103,7 @@ pub struct Extender {
     knowledge: ClusterKnowledge,
     nodes: NodeTable,
     ledger: PlacementLedger,
-    /// The kind that was requested last comes first.
+    /// Kinds, the most recently requested one first.
     kinds: Vec<KindForecasts>,
 }
 
@@ -117,7 +118,7 @@ impl ClusterKnowledge {
         images.filter_map(|name| named(name)).next()
     }
 
-    /// A request that cannot be read as a quantity is unknown, and so is a limit: neither stops a pod.
+    /// A request that is not a valid quantity counts as unknown, and so does an invalid limit: neither blocks a pod.
     fn scored(&self, pod: &ExportedPod) -> ScoredPod {
         let metadata = &pod.metadata;
         let limit = pod_mark(metadata, "cachemate.io/max-slowdown").and_then(|text| limit_percent(text).ok());
@@ -210,7 +211,7 @@ impl Extender {
         forecasts.into_iter().map(|known| known.map(|(_, forecast)| forecast)).collect()
     }
 
-    /// The cache that each node would choose, and the forecast there; `None` = unknown.
+    /// The cache that each node would choose, and the forecast there; `None` if unknown.
     fn cache_forecasts<'n>(
         &mut self,
         pod: &ScoredPod,
@@ -234,7 +235,7 @@ impl Extender {
         let forecast = |name: &str| {
             let number = nodes.number(name)?;
             let node = nodes.node(number);
-            // A clock that runs ahead by a minute is as wrong as a silent node.
+            // A clock that is a minute ahead is as wrong as a silent node.
             if (now - node.published).abs() > MAX_STATE_AGE_SECONDS {
                 return None;
             }
@@ -250,7 +251,7 @@ impl Extender {
         names.map(forecast).collect()
     }
 
-    /// Records the node with the highest score, which the scheduler probably takes. A pod has one guess.
+    /// Records the node with the highest score, which the scheduler probably chooses. A pod has one guess.
     fn record(&mut self, pod: &ScoredPod, answer: &[NodeScore<'_>], now: f64) {
         if let Some(node) = self.ledger.remove_pod(&pod.identity) {
             self.nodes.touch(&node);
@@ -374,7 +375,8 @@ mod tests {
         assert!(refusal.to_string().contains("nodeCacheCapable"), "{refusal}");
     }
 
-    /// Do stored forecasts answer as fresh ones do, while states, nodes, profiles and placements in flight change?
+    /// Do stored forecasts give the same answers as fresh ones, while states, nodes, profiles and placements in flight
+    /// change?
     #[test]
     fn stored_forecasts_answer_as_fresh_ones() {
         let nodes: Vec<String> = (0..12).map(|node| format!("node-{node}")).collect();
@@ -404,7 +406,7 @@ mod tests {
             extender.publish(known.clone());
             let mut asked = request(&format!("pod-{}", random.draw_below(30)), true, &names);
             asked.pod.metadata.labels.insert("cachemate.io/max-slowdown".to_string(), format!("{}%", step % 4));
-            // The same placements in flight, and nothing stored.
+            // The same placements in flight, without stored forecasts.
             let mut fresh = Extender { ledger: extender.ledger.clone(), ..Extender::default() };
             fresh.publish(known.clone());
             assert_eq!(extender.filter(&asked, now).unwrap(), fresh.filter(&asked, now).unwrap(), "{step}");

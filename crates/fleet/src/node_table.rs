@@ -1,8 +1,8 @@
 //! The published states of nodes by dense numbers, and the search for a number by the node's name.
 //!
-//! Problem: a request has a thousand names, and comparing strings along the path of a tree costs more than the forecasts.
-//! Method: one search among sorted hashes, and one comparison of names. A version counts every change of a node, so that
-//! figures derived from a node are known to be valid.
+//! Problem: a request contains a thousand names, and comparing strings along the path of a tree costs more than the
+//! forecasts. Method: one search among sorted hashes, and one comparison of names. A version counts every change of a
+//! node, so that figures derived from a node are known to be valid.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +12,19 @@ use crate::scorer::NodeCacheState;
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct TabledNode {
     name: String,
-    /// Seconds since the epoch.
+    /// Time of publication, in seconds since the epoch.
     pub(crate) published: f64,
     pub(crate) state: NodeCacheState,
-    /// From 1; higher after each change of the state or of the placements in flight.
+    /// Version from 1, incremented by each change of the state or of the placements in flight.
     pub(crate) version: u64,
 }
 
 /// All nodes that have published a state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeTable {
-    /// By name, ascending.
+    /// Nodes by name, ascending.
     nodes: Vec<TabledNode>,
-    /// Hash of the name and number of the node, ascending.
+    /// Hash of the name, and number of the node, ascending.
     numbers: Vec<(u64, usize)>,
 }
 
@@ -33,7 +33,7 @@ impl NodeTable {
         self.nodes.len()
     }
 
-    /// Replaces the states. False = the nodes are others, and have new numbers.
+    /// Replaces the states. Returns false if the set of nodes has changed, so that they have new numbers.
     pub(crate) fn publish(&mut self, states: BTreeMap<String, (f64, NodeCacheState)>) -> bool {
         let is_same = self.nodes.iter().map(|node| &node.name).eq(states.keys());
         if is_same {
@@ -53,7 +53,7 @@ impl NodeTable {
         is_same
     }
 
-    /// The number of a node; `None` = it has not published a state.
+    /// The number of a node; `None` if it has not published a state.
     pub(crate) fn number(&self, name: &str) -> Option<usize> {
         let hash = name_hash(name);
         let first = self.numbers.partition_point(|(other, _)| *other < hash);
@@ -65,7 +65,7 @@ impl NodeTable {
         &self.nodes[number]
     }
 
-    /// The placements in flight of a node have changed.
+    /// Records that the placements in flight of a node have changed.
     pub(crate) fn touch(&mut self, name: &str) {
         if let Some(number) = self.number(name) {
             self.nodes[number].version += 1;
@@ -87,7 +87,7 @@ mod tests {
         names.iter().map(|name| (name.to_string(), (1.0, empty_node(caches)))).collect()
     }
 
-    /// Is every node found by its name alone, and does a version change with the state and not with the time?
+    /// Is every node found by its name, and does its version change with the state but not with time?
     #[test]
     fn versions_follow_states() {
         let mut table = NodeTable::default();

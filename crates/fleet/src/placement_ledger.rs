@@ -1,5 +1,5 @@
-//! Placements in flight: those that nodes cannot have published yet. kube-scheduler binds several pods before a node's next
-//! state, and would send all of them to the same node.
+//! Placements in flight, which nodes cannot have published yet. kube-scheduler binds several pods before a node
+//! publishes its next state, and would otherwise send all of them to the same node.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -23,10 +23,10 @@ pub(crate) struct PlacementGuess {
     pub(crate) made_at: f64,
 }
 
-/// The placements in flight, at most one of each pod.
+/// The placements in flight, at most one per pod.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct PlacementLedger {
-    /// By serial number: the oldest first.
+    /// Guesses by serial number, the oldest first.
     guesses: BTreeMap<u64, PlacementGuess>,
     by_pod: BTreeMap<String, u64>,
     by_node: BTreeMap<String, Vec<u64>>,
@@ -42,7 +42,7 @@ impl PlacementLedger {
     pub(crate) fn expire(&mut self, now: f64) -> Vec<String> {
         let is_live = |guess: &PlacementGuess| (0.0..=GUESS_SECONDS).contains(&(now - guess.made_at));
         let mut nodes = Vec::new();
-        // The clock may have been set back, so that the newest guesses are of the future.
+        // The clock may have been set back, so that the newest guesses are in the future.
         while let Some((&number, _)) = self.guesses.first_key_value().filter(|(_, guess)| !is_live(guess)) {
             nodes.extend(self.remove(number));
         }
@@ -75,7 +75,7 @@ impl PlacementLedger {
         Some(guess.node)
     }
 
-    /// Adds a guess of a pod without one. Returns the node of the guess that had to go, if there were too many.
+    /// Adds a guess for a pod without one. If there were too many, the oldest is dropped, and its node returned.
     pub(crate) fn insert(&mut self, guess: PlacementGuess) -> Option<String> {
         let oldest = self.guesses.first_key_value().map(|(&number, _)| number);
         let dropped = oldest.filter(|_| self.guesses.len() >= MAX_GUESSES).and_then(|oldest| self.remove(oldest));
@@ -86,7 +86,7 @@ impl PlacementLedger {
         dropped
     }
 
-    /// A node's state with the placements in flight, except for those of the pod itself.
+    /// A node's state with the placements in flight added, except those of the pod itself.
     pub(crate) fn adjusted<'a>(&self, node: &str, state: &'a NodeCacheState, pod: &str) -> Cow<'a, NodeCacheState> {
         let mut adjusted = Cow::Borrowed(state);
         let numbers = self.by_node.get(node).into_iter().flatten();
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// Do guesses end by time, also if the clock is set back, and by number, and does each tell its node?
+    /// Do guesses expire by time, even if the clock is set back, and by number, and is the node of each returned?
     #[test]
     fn guesses_end_by_time_and_by_number() {
         let mut ledger = PlacementLedger::default();

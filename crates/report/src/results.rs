@@ -147,7 +147,7 @@ pub struct CostTable {
     pub unit: String,
     /// Names of the programs, in the order of rows and of columns.
     pub names: Vec<String>,
-    /// `values[row][column]`: slowdown of the row's program beside the column's; `None` = unknown.
+    /// `values[row][column]`: slowdown of the row's program beside the column's; `None` if unknown.
     pub values: Vec<Vec<Option<f64>>>,
     /// Lower ends of the 90 % intervals; `None` if the model has no intervals.
     pub low: Option<Vec<Vec<Option<f64>>>>,

@@ -3,8 +3,8 @@
 #pragma once
 #include "state.h"
 
-/* Books the time since the last event, before the event changes who runs. Called by every CPU of the cache at once:
- * each takes its own piece of time with one exchange. */
+/* Accounts for the time since the last event, before the event changes which task runs. All CPUs of the cache may call
+ * it concurrently: each takes its own piece of time with one exchange. */
 static void account(u32 id, u64 now_ns)
 {
 	struct cache *cache = cache_of(id);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 // A gang scheduler on sched_ext. The tasks of one gang run at the same time on the CPUs of one last-level cache; gangs
-// that disturb each other run one after the other. Each cache has one queue per gang and a timer that turns.
+// that disturb each other take turns. Each cache has one queue per gang, and a timer that ends turns.
 #include "turns.h"
 
 char _license[] SEC("license") = "GPL";
@@ -21,7 +21,7 @@ s32 BPF_PROG(gangs_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_fla
 	return cpu;
 }
 
-/* Wakes an idle CPU of the cache; else takes one back that fills the gang's own turn. */
+/* Wakes an idle CPU of the cache, or else reclaims one that fills the gang's own turn. */
 static void wake_cpu(u32 id, struct cache *cache, u32 gang)
 {
 	s32 i, n = cpu_count();
@@ -80,7 +80,7 @@ void BPF_PROG(gangs_enqueue, struct task_struct *p, u64 enq_flags)
 		wake_cpu(id, cache, gang);
 }
 
-/* Lets the task that ran go on, if it still may. */
+/* Continues the task that ran, if it still may run. */
 static bool go_on(struct task_struct *prev, u32 id, struct cache *cache, bool fill)
 {
 	if (!prev || !(prev->scx.flags & SCX_TASK_QUEUED))
@@ -107,8 +107,8 @@ static bool fill(u32 id, struct cache *cache)
 	return false;
 }
 
-/* First who waited too long; then the gang whose turn it is; unplanned tasks every other time; then who may fill. Nobody
- * else: with SCX_OPS_ENQ_LAST the CPU idles rather than run a task out of turn. */
+/* First a task that waited too long; then a task of the gang whose turn it is; on every other pick an unplanned task;
+ * then a task that may fill. No other task: with SCX_OPS_ENQ_LAST the CPU idles rather than run a task out of turn. */
 SEC("struct_ops/dispatch")
 void BPF_PROG(gangs_dispatch, s32 cpu, struct task_struct *prev)
 {
@@ -177,8 +177,9 @@ void BPF_PROG(gangs_stopping, struct task_struct *p, bool runnable)
 	t->waits_since_ns = runnable ? now_ns : 0;
 }
 
-/* A higher class takes the CPU: what waits for this CPU alone may go elsewhere. Without SCX_OPS_ENQ_MIGRATION_DISABLED the
- * kernel would put the task that was just preempted straight back, as this very program disables its migration. */
+/* A higher class takes the CPU: tasks that wait only for this CPU may go elsewhere. Without
+ * SCX_OPS_ENQ_MIGRATION_DISABLED the kernel would requeue the task that was just preempted at once, because this program
+ * disables its migration. */
 SEC("struct_ops/cpu_release")
 void BPF_PROG(gangs_cpu_release, s32 cpu, struct scx_cpu_release_args *args)
 {
@@ -206,7 +207,7 @@ s32 BPF_PROG(gangs_init_task, struct task_struct *p, struct scx_init_task_args *
 	return adopt(p, args->fork);
 }
 
-/* A task becomes one of ours: it has not waited here before. */
+/* A task is adopted: it has not waited here before. */
 SEC("struct_ops/enable")
 void BPF_PROG(gangs_enable, struct task_struct *p)
 {
@@ -253,7 +254,7 @@ void BPF_PROG(gangs_exit, struct scx_exit_info *info)
 	m->exit_kind = info->kind;
 }
 
-/* No cpu_online and cpu_offline: at a hotplug the kernel ends the scheduler, and the loader starts it again. */
+/* Without cpu_online and cpu_offline, the kernel ends the scheduler at a hotplug, and the loader restarts it. */
 #define OPERATIONS(more_flags)                                                                    \
 	{                                                                                         \
 		.select_cpu = (void *)gangs_select_cpu, .enqueue = (void *)gangs_enqueue,         \
@@ -265,7 +266,7 @@ void BPF_PROG(gangs_exit, struct scx_exit_info *info)
 		.timeout_ms = 10000, .name = "gangs",                                             \
 	}
 
-/* The loader makes one of the two: tasks of policy 7 alone, or all tasks. */
+/* The loader attaches one of the two: only tasks of policy 7, or all tasks. */
 SEC(".struct_ops.link")
 struct sched_ext_ops gangs_managed = OPERATIONS(SCX_OPS_SWITCH_PARTIAL);
 SEC(".struct_ops.link")

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The used types and functions of the kernel, and no more. Fields are found by name when the object is loaded
- * (CO-RE), so that neither a header of the kernel's nor one of another scheduler is needed. Sources: Linux 6.18,
+/* Only the types and functions of the kernel that are used. Fields are resolved by name when the object is loaded
+ * (CO-RE), so that no header of the kernel or of another scheduler is needed. Sources: Linux 6.18,
  * include/linux/sched/ext.h and kernel/sched/ext_internal.h. */
 #pragma once
 
@@ -74,7 +74,7 @@ struct scx_init_task_args {
 struct scx_cpu_acquire_args;
 struct scx_cpu_release_args;
 
-/* Members are matched by name and size with the kernel's; those that are not set here need not stand here. */
+/* Members are matched with the kernel's by name and size; members that are not set here may be omitted. */
 struct sched_ext_ops {
 	s32 (*select_cpu)(struct task_struct *p, s32 prev_cpu, u64 wake_flags);
 	void (*enqueue)(struct task_struct *p, u64 enq_flags);
@@ -119,7 +119,7 @@ struct task_struct *bpf_iter_scx_dsq_next(struct bpf_iter_scx_dsq *it) __ksym;
 void bpf_iter_scx_dsq_destroy(struct bpf_iter_scx_dsq *it) __ksym;
 u32 scx_bpf_reenqueue_local(void) __ksym;
 
-/* From 7.1 on the second form takes the flags of the move; the first one may go. */
+/* From 7.1 on, the second form takes the flags of the move; the first one may be removed. */
 bool scx_bpf_dsq_move_to_local(u64 dsq_id) __ksym __weak;
 bool scx_bpf_dsq_move_to_local___v2___flags(u64 dsq_id, u64 enq_flags) __ksym __weak;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Which gang a task belongs to, and where it waits. */
+/* The gang of a task, and the cache at which it waits. */
 #pragma once
 #include "state.h"
 
@@ -11,7 +11,7 @@ static struct place *planned(u64 now_generation, u32 kind, u32 id)
 	return bpf_map_lookup_elem(&places_even, &key);
 }
 
-/* A thread's own place, else its process', else that of the process it descends from. Kept until the plan changes. */
+/* A thread's own place, or its process's, or that of the process it descends from. Cached until the plan changes. */
 static void refresh(struct task_struct *p, struct task *t, u64 now_generation)
 {
 	struct place *found = planned(now_generation, 0, p->pid);
@@ -52,8 +52,8 @@ static bool may_run(const struct place *place, u32 id, const struct cache *cache
 	return place->gang == cache->gang || (cache->may_fill & (1u << (place->gang & 31)));
 }
 
-/* The cache that a task waits at: where it is if the plan allows that, else the planned one with the shortest queue.
- * A task that may not run everywhere stays where it is: the planned cache may have none of its CPUs. */
+/* The cache at which a task waits: its current one if the plan allows it, else the planned one with the shortest queue.
+ * A task that may not run everywhere stays where it is, because the planned cache may have none of its CPUs. */
 static u32 home(struct task_struct *p, const struct place *place)
 {
 	struct machine *m = the_machine();
@@ -76,7 +76,7 @@ static u32 home(struct task_struct *p, const struct place *place)
 	return best;
 }
 
-/* A child takes the place of the process that it descends from, if that one's place says so. */
+/* A child takes the place of the process that it descends from, if that place extends to children. */
 static s32 adopt(struct task_struct *p, bool forked)
 {
 	struct task *t = bpf_task_storage_get(&tasks, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
@@ -87,7 +87,7 @@ static s32 adopt(struct task_struct *p, bool forked)
 		struct task_struct *current = bpf_get_current_task_btf();
 		struct task *parent = bpf_task_storage_get(&tasks, current, NULL, 0);
 		u32 process = current->tgid;
-		/* The nearest ancestor that is planned, over any number of forks. */
+		/* The nearest planned ancestor, over any number of forks. */
 		t->heir_of = process;
 		if (parent && parent->heir_of && !planned(current_generation(), 1, process))
 			t->heir_of = parent->heir_of;

@@ -21,9 +21,9 @@ static bool in_rotation(struct rotation *rotation, u32 gang)
 	return false;
 }
 
-/* A task that waited longer than a rotation, or waits for a turn that no longer exists, is served before all others. Asked for at each
- * turn, done by the first CPU that looks for a task: a timer's program may not walk queues when it was armed by one that
- * may sleep. */
+/* A task that waited longer than a rotation, or waits for a turn that no longer exists, is served before all others.
+ * Each turn requests the search, and the first CPU that looks for a task does it, because a timer's program must not
+ * walk queues if it was armed by one that may sleep. */
 static void rescue(u32 id, struct cache *cache)
 {
 	struct rotation *rotation = rotation_of(id, current_generation());

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The maps: what the loader writes, what it reads back. src/maps.rs has the same layouts. */
+/* The maps, which the loader writes and reads back. src/maps.rs has the same layouts. */
 #pragma once
 #include "kernel.h"
 
@@ -33,12 +33,12 @@ struct machine {
 	u32 cpus;
 	u32 caches;
 	u32 exit_kind; /* by the kernel at the end */
-	u32 zero; /* always 0, which the verifier must not know: see unknown_zero() */
+	u32 zero; /* always 0, which the verifier must not see: see unknown_zero() */
 	s64 exit_code;
 };
 ARRAY(machine, struct machine, 1);
 
-/* The generation in force. Its lowest bit names the half of the plan that holds: the loader fills the other half and
+/* The generation in force. Its lowest bit selects the half of the plan in force: the loader fills the other half and
  * then writes this one word. */
 ARRAY(generation, u64, 1);
 
@@ -48,7 +48,7 @@ struct place_key {
 };
 struct place {
 	u32 gang;
-	u32 caches; /* a bit each */
+	u32 caches; /* one bit each */
 	u32 weight;
 	u32 children;
 };
@@ -66,7 +66,7 @@ PLACES(places_odd);
 struct turn {
 	u64 length_ns;
 	u32 gang;
-	u32 may_fill; /* gangs that may use what this one leaves idle, a bit each */
+	u32 may_fill; /* gangs that may use CPUs that this one leaves idle, one bit each */
 };
 struct rotation {
 	u32 turns;
@@ -78,10 +78,10 @@ ARRAY(rotations, struct rotation, 2 * MAX_CACHES);
 
 struct cpu {
 	u32 cache; /* written before attaching */
-	u32 gang;  /* that runs now */
-	u32 last;  /* that ran last */
+	u32 gang;  /* the one that runs now */
+	u32 last;  /* the one that ran last */
 	u32 pad;
-	u64 taken_at_ns; /* since when a higher class has it; 0: it does not */
+	u64 taken_at_ns; /* time since which a higher class has it; 0 if none has */
 	u64 taken_ns;
 };
 ARRAY(cpus, struct cpu, MAX_CPUS);
@@ -91,12 +91,12 @@ struct cache {
 	u32 may_fill;
 	u32 position; /* in the rotation */
 	u32 rescue_due;
-	u64 generation; /* of the rotation that the turn was taken from */
+	u64 generation; /* of the rotation that contains the turn */
 	u64 slice_ns;	/* within the turn */
 	u64 next_ns;	/* when the turn ends */
 	u64 accounted_ns;
 	u64 turns, kicks, rescued, fills;
-	u64 latest_ns; /* the timer, at most */
+	u64 latest_ns; /* maximum delay of the timer */
 	u64 longest_wait_ns;
 	u64 turn_ns, mixed_ns, off_turn_ns, partly_idle_ns, idle_ns;
 };
@@ -108,9 +108,9 @@ struct queue {
 ARRAY(queues, struct queue, MAX_CACHES *QUEUES);
 
 struct task {
-	u64 generation; /* that the place is of */
+	u64 generation; /* of the plan that gave the place */
 	struct place place;
-	u32 heir_of; /* the process whose place it takes when it has none of its own */
+	u32 heir_of; /* the process whose place it takes if it has none of its own */
 	u32 pad;
 	u64 vtime;
 	u64 waits_since_ns;
@@ -138,7 +138,7 @@ static u32 cpu_count(void)
 	struct machine *m = the_machine();
 	return m ? m->cpus : 0;
 }
-/* Counters of a loop start from this. From a known 0 on the verifier would follow each of their values by itself, for every
+/* Initial value of loop counters. From a known 0, the verifier would follow each of their values separately, for every
  * CPU, and give up after a million instructions. */
 static u32 unknown_zero(void)
 {

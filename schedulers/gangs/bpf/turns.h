@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Turns: a timer for each cache. */
+/* Turns, with one timer per cache. */
 #pragma once
 #include "account.h"
 #include "rescue.h"
 
-/* Every waiting task of a gang gets a piece of the turn: a gang larger than its CPUs shares the turn out. */
+/* Every waiting task of a gang gets a part of the turn; a gang larger than its number of CPUs divides the turn. */
 static u64 slice_within(u64 turn_ns, u32 waiting, u32 cpus)
 {
 	u64 slice_ns = waiting > cpus ? turn_ns * cpus / waiting : turn_ns;
@@ -13,7 +13,7 @@ static u64 slice_within(u64 turn_ns, u32 waiting, u32 cpus)
 	return slice_ns < SHORTEST_SLICE_NS ? SHORTEST_SLICE_NS : slice_ns;
 }
 
-/* Takes the next gang that has a waiting task. Returns how long its turn is. */
+/* Switches to the next gang that has a waiting task. Returns the length of its turn. */
 static u64 take_turn(u32 id, struct cache *cache, struct rotation *rotation, u64 now_generation, u32 cpus)
 {
 	u32 n = rotation->turns, at, from = cache->position;
@@ -33,7 +33,7 @@ static u64 take_turn(u32 id, struct cache *cache, struct rotation *rotation, u64
 		u32 next = from + i;
 		if (next >= n)
 			next -= n;
-		barrier_var(next); /* the verifier does not see the bounds that clang sees */
+		barrier_var(next); /* the verifier does not see the bounds that clang infers */
 		if (i > (s32)n || next >= MAX_GANGS)
 			break;
 		if (scx_bpf_dsq_nr_queued(QUEUE(id, rotation->turn[next].gang)) > 0) {
@@ -54,7 +54,7 @@ static u64 take_turn(u32 id, struct cache *cache, struct rotation *rotation, u64
 	return turn->length_ns;
 }
 
-/* CPUs that run a task that may not run now are reclaimed; those of fillers as far as the gang needs them. */
+/* Reclaims CPUs that run a task that may not run now; those of fillers only as far as the gang needs them. */
 static void hand_over(u32 id, struct cache *cache, s32 wanted)
 {
 	s32 i, n = cpu_count();

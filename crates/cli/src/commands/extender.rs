@@ -24,9 +24,9 @@ use crate::session::Session;
 
 /// Rank nodes for kube-scheduler by forecast slowdowns: a scheduler extender over HTTP
 ///
-/// Answers `filter` and `prioritize` for node names (nodeCacheCapable: true) with scores from 0 to 10. Profiles and node
-/// states are JSON objects of the resources WorkloadProfile and NodeCacheState in a folder. Without a profile or a fresh
-/// state, answers are neutral. docs/kubernetes.md has the scheduler's configuration.
+/// Answers `filter` and `prioritize` for node names (nodeCacheCapable: true) with scores from 0 to 10. Profiles and
+/// node states are JSON objects of the resources WorkloadProfile and NodeCacheState in a directory. Without a profile
+/// or a fresh state, answers are neutral. docs/kubernetes.md has the scheduler's configuration.
 #[derive(Args)]
 pub struct ExtenderArgs {
     /// Directory of JSON objects, which is reread every few seconds
@@ -47,7 +47,7 @@ pub struct ExtenderArgs {
 
 /// Time between two reads of the directory.
 const REREAD_INTERVAL: Duration = Duration::from_secs(5);
-/// Between two looks at the interrupt.
+/// Interval at which the interrupt flag is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// `cachemate extender --measure --json`.
@@ -84,13 +84,13 @@ impl ExtenderArgs {
         session.log(&format!("listening on {address}"));
         let stop = session.interrupt_flag();
         std::thread::scope(|scope| {
-            // A folder of a thousand nodes takes milliseconds to read, and no request waits for it.
+            // A directory of a thousand nodes takes milliseconds to read, and no request waits for it.
             let reader = || {
                 let mut read = Instant::now();
                 while !stop.load(Ordering::Relaxed) {
                     std::thread::sleep(POLL_INTERVAL);
                     if read.elapsed() >= REREAD_INTERVAL {
-                        // The last knowledge stays: states age, and answers become neutral by themselves.
+                        // The last knowledge stays in use: its states age, and answers become neutral.
                         if let Err(error) = refresh(session, folder, &state, &mut reported) {
                             session.log(&format!("{error:#}"));
                         }

@@ -1,4 +1,4 @@
-//! Does the harness detect policies that break the rules?
+//! Tests whether the harness detects policies that break the rules.
 
 use std::cell::Cell;
 use std::rc::Rc;

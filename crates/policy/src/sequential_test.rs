@@ -2,26 +2,26 @@
 //!
 //! Problem: a trial that stops at the first apparently significant evaluation adopts plans without effect far more
 //! often than its bound states, and windows that resemble their predecessor count for more than they are worth. Method:
-//! the plans alternate in blocks ABBA or BAAB, the order drawn from a seed ([`BlockDesign`]). A block yields one
-//! number, the mean logarithm of new over old speed; a drift cancels in it, and because the order is drawn, noise of
+//! the plans alternate in blocks ABBA or BAAB, with the order drawn from a seed ([`BlockDesign`]). A block yields one
+//! number, the mean logarithm of new over old speed. A drift cancels in it, and because the order is drawn, noise of
 //! successive blocks is uncorrelated without an effect. [`SequentialTest`] is the Bayes factor of the t-test under the
 //! right Haar prior, mixed over two effect sizes. Without an effect it is a martingale, whatever the size of the noise,
 //! so it may be evaluated after each block (Hendriksen, de Heide and Grunwald, Bayesian Analysis 2021; Ville 1939).
 //!
 //! Properties: a plan without effect is adopted at most one time in forty; a plan that gains enough is refused at most
-//! one time in forty; the result may stay open; fewer than six blocks never adopt.
+//! one time in forty; the result may stay open; with fewer than six blocks, no plan is adopted.
 
 use cachemate_core::SplitMix64;
 
 /// Squared effect sizes of a block under the alternative: just above its noise, and far above.
 const EFFECTS: [f64; 2] = [0.2, 5.0];
-/// Fewest blocks of an adoption: without an effect, so many have the same sign one time in thirty-two, whatever their
-/// noise, and one given sign one time in sixty-four.
+/// Smallest number of blocks for an adoption: without an effect, this many have the same sign one time in thirty-two,
+/// whatever their noise, and one given sign one time in sixty-four.
 pub const MIN_BLOCKS: usize = 6;
 /// Two-sided one in twenty: one in forty each way.
 const SURE: f64 = 20.0;
 
-/// Result of the blocks so far.
+/// The result of the blocks so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SequentialVerdict {
     /// Faster, and not by chance.
@@ -33,26 +33,26 @@ pub enum SequentialVerdict {
     Undecided,
 }
 
-/// Blocks taken in.
+/// The test, with the blocks added so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SequentialTest {
     blocks: Vec<f64>,
 }
 
 impl SequentialTest {
-    /// One block's mean logarithm of new over old speed.
+    /// Adds one block's mean logarithm of new over old speed.
     pub fn add(&mut self, log_ratio: f64) {
         if log_ratio.is_finite() {
             self.blocks.push(log_ratio);
         }
     }
 
-    /// Blocks so far.
+    /// Returns the number of blocks so far.
     pub fn blocks(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Mean of the blocks and its standard error; `None` for fewer than two.
+    /// Returns the mean of the blocks and its standard error; `None` for fewer than two.
     pub fn mean(&self) -> Option<(f64, f64)> {
         let count = self.blocks.len() as f64;
         if self.blocks.len() < 2 {
@@ -63,12 +63,12 @@ impl SequentialTest {
         Some((mean, libm::sqrt(squares / (count - 1.0) / count)))
     }
 
-    /// Likelihood ratio of another effect against an effect of just `null`, on the side of the mean.
+    /// Returns the likelihood ratio of another effect to an effect of exactly `null`, on the side of the mean.
     fn factor(&self, null: f64) -> f64 {
         let Some((mean, error)) = self.mean() else { return 1.0 };
         let count = self.blocks.len() as f64;
         let free = count - 1.0;
-        // Readings without any noise would divide by zero: a millionth is below every counter's own noise.
+        // Readings without any noise would divide by zero; a millionth is below every counter's own noise.
         let t = (mean - null) / error.max(1e-6);
         let likelihood = |effect: f64| {
             let widened = 1.0 + count * effect;
@@ -78,7 +78,7 @@ impl SequentialTest {
         EFFECTS.iter().map(|&effect| likelihood(effect)).sum::<f64>() / EFFECTS.len() as f64
     }
 
-    /// May be called after any block; `min_gain` is the smallest worthwhile gain, as a share.
+    /// Returns the verdict; may be called after any block. `min_gain` is the smallest worthwhile gain, as a share.
     pub fn verdict(&self, min_gain: f64) -> SequentialVerdict {
         let Some((mean, _)) = self.mean() else { return SequentialVerdict::Undecided };
         let log_min_gain = libm::log1p(min_gain);
@@ -103,7 +103,7 @@ impl SequentialTest {
     }
 }
 
-/// The sequence of plans: blocks of four legs, with the order of each drawn.
+/// The sequence of plans: blocks of four legs, each with a drawn order.
 #[derive(Clone, Debug)]
 pub struct BlockDesign {
     generator: SplitMix64,
@@ -112,7 +112,7 @@ pub struct BlockDesign {
 }
 
 impl BlockDesign {
-    /// The first block's order is drawn too.
+    /// Builds the sequence; the first block's order is drawn too.
     pub fn new(seed: u64) -> Self {
         let mut generator = SplitMix64::new(seed);
         let new_first = generator.draw_below(2) == 1;
@@ -124,7 +124,7 @@ impl BlockDesign {
         self.new_first == (self.leg == 0 || self.leg == 3)
     }
 
-    /// Goes on to the next leg; true if a block is over.
+    /// Advances to the next leg. Returns whether a block is over.
     pub fn next_leg(&mut self) -> bool {
         self.leg = (self.leg + 1) % 4;
         if self.leg == 0 {
@@ -138,7 +138,7 @@ impl BlockDesign {
 mod tests {
     use super::*;
 
-    /// Noise of a window: normal, with this autocorrelation.
+    /// Normal noise of a window, with this autocorrelation.
     struct AutocorrelatedNoise(SplitMix64, f64, f64);
 
     impl AutocorrelatedNoise {
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// Runs a trial of at most so many windows, six to a leg; speeds vary by 30 %.
+    /// Runs a trial of at most this number of windows, six to a leg; speeds vary by 30 %.
     fn tried(seed: u64, effect: f64, autocorrelation: f64, windows: u32) -> SequentialVerdict {
         let mut noise = AutocorrelatedNoise(SplitMix64::new(seed), autocorrelation, 0.0);
         let mut blocks = BlockDesign::new(seed ^ 0x5eed);

@@ -50,7 +50,7 @@ struct CoScheduleRun {
 }
 
 impl CoScheduleRun {
-    /// Tasks that ran together, in the order of tasks.
+    /// Returns the tasks that ran together, in the order of tasks.
     fn pairs(&self) -> Vec<Vec<u32>> {
         let pair = |decision: &Decision| {
             let mut pair: Vec<u32> = decision.plan.gangs[0].gangs[0].members.iter().map(|(task, _)| task.0).collect();
@@ -61,12 +61,12 @@ impl CoScheduleRun {
     }
 }
 
-/// The machine runs the plan's first gang; every task's profile is known from the start.
+/// Runs windows: the machine runs the plan's first gang, and every task's profile is known from the start.
 fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, without: &[Ability]) -> CoScheduleRun {
     run_filling(policy, parameters, profiles, windows, without, None)
 }
 
-/// Counts of the tasks that ran: their profile, and additional misses in the first window after a wait.
+/// Returns the counts of the tasks that ran: their profile, and additional misses in the first window after a wait.
 fn counted(tasks: &[TaskSample], waited: &[bool], profiles: &Profiles, filling: u64) -> Vec<ProbeResult> {
     let task_sets = |(at, task): (usize, &TaskSample)| {
         let cpu = task.cpu?;
@@ -146,8 +146,8 @@ fn different_halves_of_the_cache_run_together() {
     assert_eq!(run.ran, [20; 4]);
 }
 
-/// If refills cost misses, does the whole set change less often, the less the more they cost, and do all tasks still
-/// run equally often, within the bound of the scores?
+/// If refills cost misses, does the whole set change less often the more they cost, and do all tasks still run equally
+/// often, within the bound of the scores?
 #[test]
 fn the_whole_set_pays_for_reloads() {
     let changes = |filling: u64, parameters: &str| {
@@ -160,7 +160,8 @@ fn the_whole_set_pays_for_reloads() {
     let (free, cheap, dear) = (changes(0, set), changes(400, set), changes(1600, set));
     assert!(dear > 10 && 2 * dear < cheap && 2 * cheap < free, "{free} {cheap} {dear}");
     assert!(changes(1600, "form = \"set\"\nweights.newcomer = 0.0") >= free, "nothing to pay");
-    // However expensive, no task waits longer than the 32 samples that a reload may weigh, twice for two, and a few.
+    // Whatever the cost, no task waits longer than the 32 samples that a reload may weigh, twice for two, and a few
+    // more.
     let run = run_filling("activity-vector", set, halves(), 2_000, &[], Some(1_000_000));
     let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
     assert!(*least > 900 && most - least <= 70, "{:?}", run.ran);
@@ -178,7 +179,7 @@ fn the_literal_form_replaces_one_at_a_time() {
     }
     let apart = pairs.iter().filter(|pair| pair[0] < 2 && pair[1] >= 2).count();
     assert!(apart > pairs.len() * 2 / 3, "a chance of 2 in 3 without looking, {apart} of {}", pairs.len());
-    // Scores differ by 4 bits at most, a sample weighs 4: no task falls more than a sample or two behind.
+    // Scores differ by 4 bits at most, and a sample weighs 4, so no task falls more than one or two samples behind.
     let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
     assert!(most - least <= 2, "{:?}", run.ran);
 }
@@ -206,7 +207,7 @@ fn advice_names_the_pairs_that_share_bits() {
     }
 }
 
-/// Do counters pair tasks that miss much with tasks that miss little, whereas vectors find all of them busy?
+/// Do counters pair tasks that miss much with tasks that miss little, while vectors find all of them busy?
 #[test]
 fn counters_pair_much_with_little() {
     let missing = |rate: f64| {

@@ -1,4 +1,4 @@
-//! DI and DIO on a machine: the co-runners of each task.
+//! Tests of DI and DIO on a machine: the co-runners of each task.
 
 use std::collections::BTreeMap;
 
@@ -97,7 +97,7 @@ fn idle() -> Plan {
     Plan::idle(WindowLength::Time { ns: 1 })
 }
 
-/// The others on the cache of a task.
+/// Returns the other tasks on the cache of a task.
 fn beside(plan: &Plan, task: u32) -> Vec<u32> {
     let own = &plan.affinity[&TaskId(task)];
     plan.affinity.iter().filter(|(other, cpus)| other.0 != task && *cpus == own).map(|(other, _)| other.0).collect()
@@ -124,8 +124,8 @@ fn two_heavy_programs_are_separated_by_one_exchange() {
     }
 }
 
-/// Does a program whose prefetchers leave it few misses count by its reads, if reads are to count, and by its misses if
-/// no reads are counted?
+/// Does a program whose prefetchers leave it few misses count by its reads, if reads are configured, and by its misses
+/// if no reads are counted?
 #[test]
 fn prefetched_lines_count_as_reads() {
     let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
@@ -148,7 +148,7 @@ fn prefetched_lines_count_as_reads() {
 }
 
 /// One program just fits the cache alone, one streams, two are quiet. Does DI, by rates on a share of the cache, give
-/// the first the quietest neighbor, and by the paper's rates take it for quiet?
+/// the first the quietest neighbor, and treat it as quiet by the paper's rates?
 #[test]
 fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
     let curve = |on_half: f64, on_all: f64| {
@@ -164,7 +164,7 @@ fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
     };
     assert_eq!(neighbor("", &all), [3]);
     assert_eq!(neighbor("recorded_on = \"whole\"", &all), [2]);
-    // One curve ends above the share: all are compared on the whole cache.
+    // One curve ends above the share, so all are compared on the whole cache.
     let mut partly = all.clone();
     partly.insert(TaskId(3), with_misses(vec![(4 << 20, Estimate::exact(0.4))]));
     assert_eq!(neighbor("", &partly), [2]);
@@ -187,7 +187,8 @@ fn priorities_bring_quiet_neighbors() {
     assert!(beside(&both, 4).iter().chain(&beside(&both, 5)).all(|&other| rates[other as usize] <= 2.0), "{both:?}");
 }
 
-/// Does DI use the solo rate on half of this machine's cache, or on all of it if configured, and DIO the counted rate?
+/// Does DI use the solo rate on half of this machine's cache, or on the whole cache if configured, and DIO the counted
+/// rate?
 #[test]
 fn di_reads_profiles_and_dio_counters() {
     let mut profiles = observed(&[1.0, 2.0, 30.0, 40.0]);
@@ -210,7 +211,7 @@ fn di_reads_profiles_and_dio_counters() {
     assert!(by("di", "", &profiles).plan.affinity.is_empty(), "no profile, no move");
 }
 
-/// Without any counter, is the intensity measured by probes used, and never mixed with counted rates?
+/// Without any counter, is the intensity from probes used, and never mixed with counted rates?
 #[test]
 fn without_counters_the_intensity_from_outside_serves() {
     let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();

@@ -1,4 +1,4 @@
-//! From a matrix and a machine to a plan with reasons.
+//! Tests from a matrix and a machine to a plan with reasons.
 
 use cachemate_core::{CpuId, Topology};
 use cachemate_policy::measured_matrix::MeasuredMatrix;
@@ -76,7 +76,7 @@ fn odd_counts_copies_and_other_machines_are_placed() {
     assert_eq!(single.programs[0].reason, "mcf shares its cache with no other program");
 }
 
-/// Do programs get cores of their own as long as there are enough, and hardware threads only then?
+/// Do programs get their own cores as long as there are enough, and share hardware threads only then?
 #[test]
 fn seats_are_cores_first() {
     let topology = load_topology("power5-2x2x2").unwrap();

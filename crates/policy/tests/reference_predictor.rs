@@ -1,4 +1,4 @@
-//! Does the reference predictor agree with theory?
+//! Tests whether the reference predictor agrees with theory.
 
 use cachemate_core::test_support::*;
 use cachemate_core::*;
@@ -30,7 +30,7 @@ fn profile(curve: &[(u64, f64)]) -> Profile {
     let curve = curve.iter().map(|&(size, misses)| (size, Estimate::exact(misses))).collect();
     Profile::default().with_rates(rates).with_misses(CacheLevel::L2, curve, FactSource::Oracle)
 }
-/// Wants all of 4 MB.
+/// A program that needs all of the 4 MB.
 fn sensitive() -> Profile {
     profile(&[(0, 20.0), (4 * MB, 0.5)])
 }
@@ -57,7 +57,7 @@ fn slower(forecast: &Forecast, task: u32) -> f64 {
     forecast.tasks[&TaskId(task)].degradation.unwrap().value
 }
 
-/// Does no program alone on a cache slow down, and does a stream slow a sensitive one only on the same cache?
+/// Does a program alone on a cache not slow down, and does a stream slow a sensitive one only on the same cache?
 #[test]
 fn alone_is_free_and_a_stream_hurts_its_neighbor() {
     let apart = forecast(vec![sensitive(), stream()], &pinned(&["0-1", "2-3"]));
@@ -69,7 +69,7 @@ fn alone_is_free_and_a_stream_hurts_its_neighbor() {
     assert_eq!(forecast(vec![sensitive(), stream()], &Plan::idle(WindowLength::Time { ns: 1 })).unknown, []);
 }
 
-/// Do two equal programs hold half each?
+/// Does each of two equal programs hold half?
 #[test]
 fn equals_share_equally() {
     let both = forecast(vec![sensitive(), sensitive()], &pinned(&["0", "1"]));
@@ -78,7 +78,7 @@ fn equals_share_equally() {
     assert_eq!(both.tasks[&TaskId(0)], both.tasks[&TaskId(1)]);
 }
 
-/// Do ways protect from a stream, and do turns in gangs separate the two?
+/// Do ways protect from a stream, and do turns in gangs separate the two programs?
 #[test]
 fn shares_and_gangs_separate() {
     let mut plan = pinned(&["0", "1"]);
@@ -126,8 +126,8 @@ fn colors_of_processes_separate() {
     assert_eq!(misses(None), None, "an unreported number of colors is not guessed");
 }
 
-/// Does a neighbor that fits into its space outside a task's share bring nothing into that share, and compete for it if
-/// it does not fit?
+/// If a neighbor fits into its space outside a task's share, does it bring no lines into that share, and does it
+/// compete for the share if it does not fit?
 #[test]
 fn space_elsewhere_keeps_a_neighbor_from_competing() {
     let mut plan = pinned(&["0", "1"]);
@@ -167,7 +167,7 @@ fn more_tasks_than_cpus_take_turns() {
     assert_eq!(shares.iter().filter(|&&share| share == 0.5).count(), 2);
 }
 
-/// Do reuse times alone give a curve?
+/// Are reuse times alone sufficient for a curve?
 #[test]
 fn reuse_times_replace_a_curve() {
     let times = vec![(Some(100), 0.5), (Some(40_000), 0.4), (None, 0.1)];

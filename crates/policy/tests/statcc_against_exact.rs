@@ -1,4 +1,4 @@
-//! Does StatCC's prediction for a shared cache, from solo profiles, agree with an exact simulation?
+//! Tests whether StatCC's prediction for a shared cache, from solo profiles, agrees with an exact simulation.
 
 use cachemate_core::{CacheLevel, Profile, SplitMix64};
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
@@ -10,10 +10,10 @@ const LINE_BYTES: u64 = 64;
 const LINES: u64 = 1024;
 const WAYS: u32 = 16;
 const MISS_CYCLES: f64 = 100.0;
-/// Accesses of each run; the first fifth only warms the cache up.
+/// Number of accesses of each run; the first fifth only warms the cache up.
 const ACCESSES: usize = 500_000;
 
-/// Endless lines of one program, and the number of instructions for each access.
+/// Endless lines of one program, and the number of instructions per access.
 struct EndlessProgram {
     pattern: fn(u64, &mut SplitMix64) -> u64,
     instructions: u64,
@@ -29,7 +29,7 @@ const PROGRAMS: [EndlessProgram; 4] = [
     },
     // Loops of 100 to 1300 lines, one after the other.
     EndlessProgram { pattern: |at, _| at % (100 + 300 * (at / 5000 % 5)), instructions: 30 },
-    // Fits beside anything.
+    // Fits beside any program.
     EndlessProgram { pattern: |_, random| random.draw_below(60), instructions: 25 },
 ];
 
@@ -49,8 +49,8 @@ fn profile(program: &EndlessProgram) -> Profile {
     builder.finish(None).unwrap().profile
 }
 
-/// Cycles per instruction and miss ratio of each program on one cache, by time: an access takes its instructions in
-/// cycles, and a miss its penalty more.
+/// Returns the cycles per instruction and miss ratio of each program on one cache, by time: an access takes its
+/// instructions in cycles, and a miss its penalty in addition.
 fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
     let shape = CacheGeometry::from_bytes(LINES * LINE_BYTES, LINE_BYTES, WAYS, 1).unwrap();
     let mut cache = CacheSim::new(shape, Replacement::Lru).unwrap();

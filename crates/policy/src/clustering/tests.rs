@@ -1,4 +1,4 @@
-//! Do both methods find the clusters that were put in?
+//! Tests whether both methods find the clusters that were put in.
 
 use cachemate_core::TaskId;
 use cachemate_core::{ShMapParameters, SplitMix64};
@@ -10,7 +10,7 @@ use super::*;
 const BOTH: [ClusteringMethod; 2] = [ClusteringMethod::OnePass, ClusteringMethod::CoClusters];
 const THRESHOLD: u64 = 36;
 
-/// Accesses of threads: to regions of their group, to regions of all threads, and to private regions.
+/// Accesses of threads: to regions of their group, to regions shared by all threads, and to private regions.
 struct SharingPattern<'a> {
     groups: &'a [usize],
     regions: u64,
@@ -18,7 +18,7 @@ struct SharingPattern<'a> {
     accesses: u64,
 }
 
-/// shMaps of the pattern's threads, and the group of each; groups alternate, so order gives no hint.
+/// Returns the shMaps of the pattern's threads, and the group of each; groups alternate, so the order gives no hint.
 fn sampled(pattern: &SharingPattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<usize>) {
     let mut generator = SplitMix64::new(seed);
     let mut truth: Vec<usize> = pattern.groups.iter().enumerate().flat_map(|(g, &size)| vec![g; size]).collect();
@@ -43,14 +43,14 @@ fn cluster(method: ClusteringMethod, maps: &[Vec<u8>]) -> Clusters {
     find(method, &threads, &SharingCriteria::default(), THRESHOLD)
 }
 
-/// Are the partitions the same, whatever the numbers?
+/// Are the groups the same, whatever their numbers?
 fn is_partition(found: &Clusters, truth: &[usize]) -> bool {
     let pairs = (0..truth.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
     found.of.iter().all(Option::is_some)
         && pairs.into_iter().all(|(a, b)| (found.of[a] == found.of[b]) == (truth[a] == truth[b]))
 }
 
-/// Do both methods find equal groups beside regions of all threads?
+/// Do both methods find equal groups in addition to regions shared by all threads?
 #[test]
 fn equal_groups_are_found_by_both() {
     for method in BOTH {
@@ -72,7 +72,8 @@ fn a_cluster_of_more_than_half_is_found_by_co_clustering_only() {
     assert!(big.into_iter().all(|thread| by_scan.of[thread].is_none()), "{by_scan:?}");
 }
 
-/// If each region of a group is shared by a few of its threads only, so that modularity splits it, is it found whole?
+/// If each region of a group is shared by only a few of its threads, so that modularity splits the group, is it found
+/// whole?
 #[test]
 fn a_group_that_shares_by_parts_is_found_whole() {
     const SIZES: [usize; 2] = [10, 6];
@@ -104,11 +105,11 @@ fn no_clusters_where_all_or_none_share() {
     }
 }
 
-/// Do clusters stay together when only other threads leave traces, and does a thread that changed groups move?
+/// Do clusters stay together if only other threads leave traces, and does a thread that changed groups move?
 #[test]
 fn earlier_clusters_are_kept_unless_a_thread_changed_sides() {
     let entry = |on: &[usize]| (0..256).map(|e| if on.contains(&(e / 16)) { 20 } else { 0 }).collect::<Vec<u8>>();
-    // Thread 7 was with 4 to 6; now it touches the regions of 0 to 2, and they observe its writes.
+    // Thread 7 was with 4 to 6; now it touches the regions of 0 to 2, which observe its writes.
     let mut maps: Vec<Vec<u8>> = vec![entry(&[]); 8];
     [0, 1, 2, 7].into_iter().for_each(|thread| maps[thread] = entry(&[5]));
     for method in BOTH {
@@ -130,7 +131,7 @@ fn empty_input_gives_no_clusters() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// Does the order of threads not matter for separate groups, and are results valid for any counters?
+    /// Does the order of threads not affect separate groups, and are results valid for any counters?
     #[test]
     fn any_counters_give_valid_clusters(maps in prop::collection::vec(prop::collection::vec(any::<u8>(), 16), 0..12)) {
         for method in BOTH {

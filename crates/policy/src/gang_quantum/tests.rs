@@ -16,7 +16,7 @@ fn victim(bytes: u64) -> GangCandidate {
     GangCandidate { refill_ns: Some(chase_refill_ns(bytes)), slowdown: 0.0 }
 }
 
-/// Does the mean slowdown give the access times that were measured with gangs on a modeled machine?
+/// Does the mean slowdown match the access times that were measured with gangs on a modeled machine?
 #[test]
 fn slowdowns_are_the_measured_ones() {
     let measured =
@@ -39,7 +39,7 @@ fn turns_are_typical_and_always_pay() {
     assert!(mean_slowdown(&[victim(16 * MIB)], long as f64 - 1e5) > 0.05, "no longer than it must be");
 }
 
-/// Are gangs refused if turns that pay off make tasks wait longer than allowed, and if no turn pays off?
+/// Are gangs refused if turns that pay off make tasks wait longer than allowed, or if no turn pays off?
 #[test]
 fn a_turn_that_pays_off_too_late_is_refused() {
     let refused = quantum_ns(&[victim(3 * MIB)], 0.3, 2, 120_000_000).unwrap_err();
@@ -68,7 +68,7 @@ fn refill_of(misses: &[(u64, f64)]) -> Option<f64> {
     refill_ns(&profile, &bench.topology.caches[0], &bench.view(&predictor))
 }
 
-/// Is the refill that of the knee of the curve, and none if the curve is flat within the cache?
+/// Does the refill end at the knee of the curve, and is there none if the curve is flat within the cache?
 #[test]
 fn the_footprint_ends_where_the_curve_has_fallen() {
     let chase = [(MIB, 40.0), (3 * MIB, 1.0), (8 * MIB, 0.5), (16 * MIB, 0.0)];

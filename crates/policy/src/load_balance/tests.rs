@@ -1,4 +1,4 @@
-//! Tests against brute force, and against the bound in the text.
+//! Tests against brute force, and against the bound in the module's documentation.
 
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ fn counts(places: &[Bin], bins: &[usize]) -> Vec<usize> {
     (0..places.len()).map(|place| bins.iter().filter(|&&other| other == place).count()).collect()
 }
 
-/// Rounds of exchanges until a whole tournament changes nothing.
+/// Runs rounds of exchanges until a whole tournament changes nothing.
 fn exchanged_to_the_end(places: &[Bin], mut pieces: Vec<TaskLoad>, worth_moving: f64) -> (Vec<usize>, u64) {
     let (mut at, mut quiet, mut round) = (Vec::new(), 0, 0);
     while quiet < places.len().max(2) {
@@ -35,7 +35,7 @@ fn exchanged_to_the_end(places: &[Bin], mut pieces: Vec<TaskLoad>, worth_moving:
     (at, round)
 }
 
-/// Are the eight programs of one workload paired as by hand: heaviest with lightest, and both sockets alike?
+/// Are the eight programs of one workload paired as by hand: the heaviest with the lightest, and both sockets equally?
 #[test]
 fn pairs_are_folded_and_sockets_evened_out() {
     let places: Vec<Bin> = [0, 0, 1, 1].map(|package| Bin { seats: 2, package }).to_vec();
@@ -50,7 +50,7 @@ fn pairs_are_folded_and_sockets_evened_out() {
     assert_eq!(packages[0].max(packages[1]), 24.0, "the heaviest cache shares its bus with the lightest: {totals:?}");
 }
 
-/// Does a heavy task get a cache for itself while CPUs are free, and does no task wait while they are?
+/// Does a heavy task get a cache to itself while CPUs are free, and does no task wait while they are?
 #[test]
 fn free_seats_are_used_against_the_heaviest() {
     let places = alike(2, 4);
@@ -150,7 +150,7 @@ proptest! {
         }
     }
 
-    /// For pairs, is the sorted assignment the one with the smallest maximal sum, as by enumeration?
+    /// For pairs, does the sorted assignment have the smallest maximal sum, as by enumeration?
     #[test]
     fn the_central_answer_to_pairs_is_the_best(weights in prop::collection::vec(0.0f64..50.0, 6)) {
         let places = alike(3, 2);

@@ -1,13 +1,13 @@
 //! A/B test of new shares by measured speeds.
 //!
-//! Problem: forecasts err, so a change of shares has to be tested by measured speeds; but programs have phases, and
-//! speeds before and after a change compare phases as well. The first windows after a change do not count either,
-//! because the cache is still full of the lines that the old shares kept. Method: old, new, new, old: the middles of
-//! both sides lie at the same time, so that a drift of the programs cancels, and like phases are compared
-//! ([`SpeedRecord::match_speeds`]). Arms continue until both sides cover enough of the same phases and the difference
-//! exceeds its noise ([`Ratio::is_sure`]), or no relevant difference is left. The test is evaluated at most four times
-//! an arm, each time with a quarter of the allowed error. An arm counts once the cache can have been refilled
-//! ([`SettlingPeriod`]). New shares that are clearly slower after half an arm are dropped at once.
+//! Problem: forecasts err, so a change of shares has to be tested by measured speeds. But programs have phases, and a
+//! comparison of speeds before and after a change compares phases as well. In addition, the first windows after a
+//! change do not count, because the cache is still full of the lines that the old shares kept. Method: old, new, new,
+//! old: the middles of both sides lie at the same time, so that a drift of the programs cancels, and matching phases
+//! are compared ([`SpeedRecord::match_speeds`]). Arms continue until both sides cover enough of the same phases and the
+//! difference exceeds its noise ([`Ratio::is_sure`]), or until no relevant difference is left. The test is evaluated at
+//! most four times per arm, each time with a quarter of the allowed error. An arm counts once the cache can have been
+//! refilled ([`SettlingPeriod`]). New shares that are clearly slower after half an arm are dropped at once.
 //!
 //! Properties: the result is the objective's sum of weighted speeds over that under the old shares; there is no result
 //! if a program did not do similar work on both sides; a test ends within a bounded number of windows, and its cost is
@@ -22,13 +22,13 @@ use super::speed_history::{Ratio, SpeedRecord};
 /// Lengths of a trial.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AbTestLengths {
-    /// Fewest windows after a change before any window counts.
+    /// Smallest number of windows after a change before any window counts.
     pub warmup_windows: u32,
-    /// Windows of one arm.
+    /// Number of windows of one arm.
     pub measure_windows: u32,
-    /// Lines of the cache, which so many misses fill; `None` = unknown.
+    /// Number of lines of the cache, which as many misses fill; `None` if unknown.
     pub lines: Option<u64>,
-    /// Lines of the cache behind it; `None` = there is none.
+    /// Number of lines of the cache behind; `None` if there is none.
     pub lines_behind: Option<u64>,
 }
 
@@ -40,18 +40,18 @@ pub enum AbArm {
     OldAgain,
 }
 
-/// Result of a window.
+/// The result of a window.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum AbTestStatus {
     /// Apply the present arm's shares, which may have changed.
     GoesOn,
-    /// Measured: speeds under the new shares over those under the old.
+    /// The measured ratio of the speeds under the new shares to those under the old.
     Ratio(Ratio),
     /// The trial took too long, or a program did not run.
     Nothing,
 }
 
-/// One change under test.
+/// A change under test.
 #[derive(Clone, Debug)]
 pub struct AbTest {
     lengths: AbTestLengths,
@@ -64,7 +64,7 @@ pub struct AbTest {
     pub new: SpeedRecord,
     arm_windows: u32,
     pub windows: u32,
-    /// All windows from leaving the old shares until the cache was full of them again.
+    /// All windows from the end of the old shares until the cache was full of their lines again.
     away: SpeedRecord,
     settling: Option<SettlingPeriod>,
 }
@@ -76,15 +76,16 @@ pub struct AbTest {
 /// windows after a partition is removed, while its misses of the L2 stay the same.
 #[derive(Clone, Debug, Default)]
 pub struct SettlingPeriod {
-    /// The cache had settled at the end of the last observed window, which does not count either.
+    /// Whether the cache had settled at the end of the last observed window, which does not count either.
     pub over: bool,
     windows: u32,
     misses: BTreeMap<ProcessId, f64>,
 }
 
 impl SettlingPeriod {
-    /// Takes in a window. If misses are not counted, the fewest windows suffice; the period always ends within ten
-    /// times as many (a hundred with a cache behind), because a program that rarely misses hardly needs the lines.
+    /// Observes a window. If misses are not counted, the smallest number of windows is sufficient. The period always
+    /// ends within ten times as many (a hundred with a cache behind), because a program that rarely misses hardly needs
+    /// the lines.
     pub fn observe(&mut self, observation: &Observation, level: CacheLevel, lengths: AbTestLengths) {
         let minimum = lengths.warmup_windows;
         self.windows += 1;
@@ -106,25 +107,26 @@ impl SettlingPeriod {
 }
 
 impl AbTestLengths {
-    /// Windows after which the cache counts as settled.
+    /// Returns the number of windows after which the cache counts as settled.
     fn settle_windows(&self) -> u32 {
         let times = if self.lines_behind.is_some() { BEHIND_SETTLED_WITHIN } else { SETTLED_WITHIN };
         times * self.warmup_windows.max(1)
     }
 }
 
-/// New shares that are slower by this much for certain after half an arm are dropped.
+/// New shares are dropped if they are certainly slower by this much after half an arm.
 pub const CLEARLY: f64 = 0.05;
-/// Longest settling period, in multiples of the fewest windows.
+/// Longest settling period, in multiples of the smallest number of windows.
 const SETTLED_WITHIN: u32 = 10;
 const BEHIND_SETTLED_WITHIN: u32 = 100;
 /// Longest trial, in multiples of the length without interruptions.
 const VERDICT_WITHIN: u32 = 8;
-/// Longest measurement of a side, in multiples of an arm: for like phases, and until a difference exceeds its noise.
+/// Longest measurement of a side, in multiples of an arm: for matching phases, and until a difference exceeds its
+/// noise.
 const LIKE_WITHIN: u32 = 6;
 
 impl AbTest {
-    /// The test starts with the old shares in force.
+    /// Starts the test with the old shares in force.
     pub fn new(lengths: AbTestLengths, weights: Vec<(ProcessId, f64)>) -> Self {
         AbTest {
             lengths,
@@ -140,12 +142,13 @@ impl AbTest {
         }
     }
 
-    /// Counts recent windows under the old shares.
+    /// Includes recent windows under the old shares.
     pub fn with_baseline(self, baseline: &SpeedRecord) -> Self {
         AbTest { before: baseline.latest_windows(LIKE_WITHIN * self.lengths.measure_windows.max(1)), ..self }
     }
 
-    /// Speeds under the old shares, from equally long times before and after the new ones, so that a drift cancels.
+    /// Returns the speeds under the old shares, from equally long times before and after the new ones, so that a drift
+    /// cancels.
     pub fn old_speeds(&self) -> SpeedRecord {
         let after = if self.arm == AbArm::OldAgain { &self.again } else { &self.new };
         self.before.latest_windows(after.windows.max(self.lengths.measure_windows).max(1)).plus(&self.again)
@@ -158,7 +161,7 @@ impl AbTest {
         &self.weights
     }
 
-    /// Takes in a window under this arm's shares.
+    /// Adds a window under this arm's shares.
     pub fn add(&mut self, observation: &Observation, level: CacheLevel, probes: &[ProbeRequest]) -> AbTestStatus {
         self.windows += 1;
         if self.arm == AbArm::New
@@ -191,7 +194,7 @@ impl AbTest {
         // The last arm is at most as long as the first; otherwise a drift would not cancel.
         let longest = if self.arm == AbArm::OldAgain { self.before.windows } else { u32::MAX };
         let waits = self.arm_windows < longest.min(LIKE_WITHIN * judged);
-        // A test after every window would find differences by chance, so there are at most [`LOOKS`].
+        // A test after every window would find differences by chance, so there are at most [`LOOKS`] tests.
         let looks = !waits || [1, 2, 4].iter().any(|times| self.arm_windows == times * judged);
         if self.arm != AbArm::Old && !looks {
             return AbTestStatus::GoesOn;
@@ -203,7 +206,8 @@ impl AbTest {
                 if let Some(slower) = ratio.filter(|found| found.ratio < 1.0 - CLEARLY && found.is_sure()) {
                     return AbTestStatus::Ratio(slower);
                 }
-                // Not enough of the other side's phases yet, or too noisy: those phases may come back.
+                // The windows do not cover enough of the other side's phases yet, or are too noisy; those phases may
+                // recur.
                 if self.arm_windows >= 2 * judged && (!waits || ratio.is_some_and(|found| found.is_precise_enough())) {
                     self.switch_to(AbArm::OldAgain);
                 }
@@ -218,8 +222,8 @@ impl AbTest {
         AbTestStatus::GoesOn
     }
 
-    /// Cost of the trial in windows of the old shares' speed, from like windows as far as there are any, minus the gain
-    /// of the new shares.
+    /// Returns the cost of the trial in windows at the old shares' speed, from matching windows as far as there are
+    /// any, minus the gain of the new shares.
     pub fn lost_windows(&self) -> f64 {
         let old = self.before.plus(&self.again);
         let plain = || self.away.weighted_speed(&self.weights) / old.weighted_speed(&self.weights);
@@ -248,7 +252,8 @@ mod tests {
     const LENGTHS: AbTestLengths =
         AbTestLengths { warmup_windows: 1, measure_windows: 2, lines: Some(25), lines_behind: None };
 
-    /// Runs a trial to its end: cycles for 1000 instructions by window and arm, 10 misses in each window.
+    /// Runs a trial to its end, with these cycles per 1000 instructions by window and arm, and 10 misses in each
+    /// window.
     fn tried(cycles: impl Fn(u32, AbArm) -> u64) -> (AbTestStatus, Vec<AbArm>) {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         let mut arms = Vec::new();
@@ -274,7 +279,7 @@ mod tests {
         assert_eq!([AbArm::Old, AbArm::New, AbArm::OldAgain].map(count), [4, 3 + 12, 3 + 4]);
     }
 
-    /// Is a gain measured correctly through a drift, and a clear loss cut short?
+    /// Is a gain measured correctly in spite of a drift, and is a trial with a clear loss cut short?
     #[test]
     fn gains_are_measured_and_clear_losses_cut_short() {
         let faster = |window: u32, arm| if arm == AbArm::New { 1_800 } else { 2_000 } - 5 * u64::from(window);
@@ -289,8 +294,8 @@ mod tests {
         assert_eq!(arms.len(), 4 + 3 + 2);
     }
 
-    /// If unannounced phases differ widely in speed, does no gain measure as none and a gain as a gain, wherever the
-    /// arms fall?
+    /// If unannounced phases differ widely in speed, is no gain measured if there is none, and is a gain measured
+    /// correctly, wherever the arms fall?
     #[test]
     fn phases_do_not_decide() {
         for (faster, offset) in [(1.0, 0), (1.0, 3), (1.04, 0), (1.04, 2), (0.98, 5)] {
@@ -348,7 +353,7 @@ mod tests {
                 faster += u32::from(matches!(message, Some(AbTestStatus::Ratio(found)) if adopted(&found)));
             }
             let share = f64::from(faster) / f64::from(trials);
-            // The sampling error of so many trials is four in a thousand.
+            // The sampling error of this number of trials is four in a thousand.
             assert!(share <= 0.033, "{share} with autocorrelation {alike}");
         }
     }

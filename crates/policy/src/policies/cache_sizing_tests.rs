@@ -1,4 +1,4 @@
-//! The policy window by window, on a machine of two CPUs that share a cache of sixteen colors or ways.
+//! Tests of the policy window by window, on a machine of two CPUs that share a cache of sixteen colors or ways.
 
 use super::*;
 use crate::conformance::check_policy;
@@ -22,7 +22,7 @@ struct World {
     window: u64,
 }
 
-/// Misses per thousand instructions that fall by `step` at `units`.
+/// Misses per thousand instructions that step down at `units`.
 fn cliff(units: u64, from: f64, to: f64) -> Profile {
     let rate = |held: u64| Estimate::exact(if held >= units { to } else { from });
     let curve = (1..=16).map(|held| (BYTES * held / 16, rate(held))).collect();
@@ -129,8 +129,8 @@ impl World {
     }
 }
 
-/// Are several curves requested at once, so that no program delays the others, and is nothing divided before all are
-/// known?
+/// Are several curves requested at once, so that no program delays the others, and is nothing partitioned before all
+/// are known?
 #[test]
 fn curves_are_requested_before_a_cache_is_divided() {
     let mut world = World::new(COLORS, AT_ONCE);
@@ -168,8 +168,8 @@ fn space_goes_where_it_helps() {
     }
 }
 
-/// Runs so many windows, with the cycles of both programs for a million instructions, shared and divided. Returns the
-/// windows in which the cache was divided, and the reasons.
+/// Runs windows with the cycles of both programs per million instructions, shared and partitioned. Returns the number
+/// of windows in which the cache was partitioned, and the reasons.
 fn tried(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -> (usize, Vec<Reason>) {
     let (mut reasons, mut windows_divided) = (Vec::new(), 0);
     for _ in 0..windows {
@@ -181,14 +181,15 @@ fn tried(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -
     (windows_divided, reasons)
 }
 
-/// Is a division that makes the programs no faster tried for a while, dropped, and tried again with other co-runners?
+/// Is a partition that makes the programs no faster tried for some time, dropped, and tried again with other
+/// co-runners?
 #[test]
 fn a_partition_that_measures_no_faster_is_dropped() {
     for divided in [[4_000_000, 6_000_000], [2_990_000, 5_000_000]] {
         let mut world = World::needy_beside_stream(COLORS, "");
         let (windows_divided, reasons) = tried(&mut world, 24, [3_000_000, 5_000_000], divided);
         assert!((1..12).contains(&windows_divided), "{windows_divided}");
-        // A group of all programs with all colors: without it, pages would stay in the colors of the trial.
+        // A group of all programs with all colors; without it, pages would stay in the colors of the trial.
         assert_eq!(world.units(), ["0-15"], "{reasons:?}");
         assert!(reasons.iter().any(|reason| reason.text.contains("no faster")), "{reasons:?}");
         let newcomer = world.arrive();
@@ -203,7 +204,7 @@ fn a_partition_that_measures_no_faster_is_dropped() {
     }
 }
 
-/// Is a division that makes the programs faster kept?
+/// Is a partition that makes the programs faster kept?
 #[test]
 fn a_partition_that_measures_faster_stays() {
     let mut world = World::needy_beside_stream(COLORS, "");
@@ -212,12 +213,12 @@ fn a_partition_that_measures_faster_stays() {
     assert_eq!(reasons.iter().filter(|reason| reason.text.contains("faster: they are kept")).count(), 1);
 }
 
-/// Cycles for a million instructions of both, by the window, and whether the cache is divided.
+/// Cycles per million instructions of both programs, by the window, and by whether the cache is partitioned.
 type Cycles = fn(u64, bool) -> [u64; 2];
 
 /// A run of the needy program beside the stream under the policy's own parameters.
 struct SizingRun {
-    /// For each window: was the cache divided, and the sum of both speeds.
+    /// For each window, whether the cache was partitioned, and the sum of both speeds.
     windows: Vec<(bool, f64)>,
     said: Vec<Reason>,
 }
@@ -236,13 +237,13 @@ impl SizingRun {
         run
     }
 
-    /// Share of the windows from one on that were divided.
+    /// Returns the share of the windows from `window` on in which the cache was partitioned.
     fn divided_from(&self, window: usize) -> f64 {
         let windows = &self.windows[window..];
         windows.iter().filter(|(divided, _)| *divided).count() as f64 / windows.len() as f64
     }
 
-    /// Share of speed lost from a window on, against always having the better of the two.
+    /// Returns the share of speed lost from `window` on, relative to always having the better of the two.
     fn lost_from(&self, window: usize, cycles: Cycles) -> f64 {
         let speed =
             |index: usize, divided: bool| cycles(index as u64, divided).iter().map(|&each| 1e6 / each as f64).sum();
@@ -260,7 +261,7 @@ impl SizingRun {
     }
 }
 
-/// Does a partition that helps stay, and do repeated trials cost no more than the stated share?
+/// Does a partition that helps stay, and do repeated trials cost no more than the configured share?
 #[test]
 fn a_partition_that_helps_stays_and_its_trials_are_cheap() {
     let helps: Cycles = |_, divided| if divided { [2_000_000, 5_100_000] } else { [3_000_000, 5_000_000] };
@@ -270,7 +271,7 @@ fn a_partition_that_helps_stays_and_its_trials_are_cheap() {
     assert!(run.trials() > 2, "it was tried again: {:?}", run.said);
 }
 
-/// Do trials of a partition that never helps cost no more than the stated share, and become rarer?
+/// Do trials of a partition that never helps cost no more than the configured share, and become rarer?
 #[test]
 fn trials_that_never_help_become_rare() {
     let hurts: Cycles = |_, divided| if divided { [3_300_000, 5_200_000] } else { [3_000_000, 5_000_000] };
@@ -281,7 +282,7 @@ fn trials_that_never_help_become_rare() {
     assert!(tries(2_000..4_000) <= tries(0..2_000) && run.divided_from(2_000) < 0.02, "{}", run.divided_from(2_000));
 }
 
-/// Is a partition dropped after the programs changed to work that it hurts, and adopted again once it helps again?
+/// Is a partition dropped after the programs changed to work that it slows down, and adopted again once it helps again?
 #[test]
 fn a_partition_that_no_longer_helps_is_dropped() {
     const GOES_ON: u64 = 600;
@@ -300,7 +301,7 @@ fn a_partition_that_no_longer_helps_is_dropped() {
     assert!(run.said.iter().any(|reason| reason.text.contains("as fast without")), "{:?}", run.said);
 }
 
-/// Is a partition that no longer helps or hurts dropped in time, although no program runs slower than before?
+/// Is a partition that neither helps nor hurts any longer dropped in time, although no program runs slower than before?
 #[test]
 fn a_partition_has_to_prove_itself_again() {
     const GOES_ON: u64 = 600;
@@ -328,7 +329,7 @@ fn a_trial_ends_with_its_co_runners() {
 /// Are measured speeds used for the present state, whatever the forecast?
 #[test]
 fn the_present_is_measured_and_not_forecast() {
-    // Sharing costs the first program nothing here, although its curve predicts a loss.
+    // Here, sharing costs the first program nothing, although its curve predicts a loss.
     let mut world = World::needy_beside_stream(COLORS, AT_ONCE);
     world.runs_at(&[(1_000_000, 2_000_000, 1_000), (1_000_000, 5_000_000, 30_000)]);
     world.window();
@@ -336,7 +337,7 @@ fn the_present_is_measured_and_not_forecast() {
     assert!(world.before.shares.is_empty(), "{:?}", world.units());
 }
 
-/// Do shares stay as they are if copying would not be earned back in time?
+/// Do shares stay unchanged if copying would not pay off in time?
 #[test]
 fn copying_must_be_earned_back() {
     let mut world = World::needy_beside_stream(COLORS, "measure_windows = 0\npayback_ns = 1000000");
@@ -409,7 +410,7 @@ fn every_objective_conforms() {
     }
 }
 
-/// Does a goal that measurements show to be missed get more space than its curve asks for, until it is met, and is it
+/// Does a goal that measurements show to be missed get more space than its curve requires, until it is met, and is it
 /// reported if no space can meet it?
 #[test]
 fn a_goal_is_met_by_measurement() {

@@ -6,7 +6,7 @@ use cachemate_core::{
 
 const CPUS: u32 = 4;
 
-/// Four CPUs on one cache, tasks by their PCMRs, window after window.
+/// Four CPUs on one cache, with tasks by their PCMRs, window after window.
 struct CascFixture {
     policy: Box<dyn Policy>,
     topology: Topology,
@@ -106,7 +106,7 @@ fn the_first_threads_are_measured_in_rows() {
     }
 }
 
-/// Are greedy threads confined to few CPUs, while frugal ones may run on some CPU of every kind?
+/// Are greedy threads confined to a few CPUs, while frugal ones may run on some CPU of every kind?
 #[test]
 fn greedy_threads_are_confined_to_few_cpus() {
     let plan = CascFixture::new("", &KNOWN).step();
@@ -115,7 +115,7 @@ fn greedy_threads_are_confined_to_few_cpus() {
     assert!(plan.probes.is_empty());
 }
 
-/// Do greedy threads get CPUs of different cores (better form), where several contexts share a core?
+/// Do greedy threads get CPUs of different cores (better form) if several contexts share a core?
 #[test]
 fn greedy_threads_are_spread_over_cores() {
     let pcmrs = [2.0, 2.0, 2.0, 2.0, 40.0, 40.0, 40.0, 40.0].map(Some);
@@ -128,7 +128,7 @@ fn greedy_threads_are_spread_over_cores() {
     assert_eq!((cores("better"), cores("literal")), (vec![0, 1], vec![0, 1, 1]));
 }
 
-/// Does a newcomer wait on the first CPU beside known threads (literal), or get rows of its own (better)?
+/// Does a newcomer wait on the first CPU beside known threads (literal form), or get its own rows (better form)?
 #[test]
 fn newcomers_are_measured_as_the_form_says() {
     let mut pcmrs = KNOWN.to_vec();
@@ -141,7 +141,7 @@ fn newcomers_are_measured_as_the_form_says() {
     assert!(better.len() == 5 && better.iter().filter(|row| row.contains(&TaskId(6))).count() == 4, "{better:?}");
 }
 
-/// Is a thread measured again after a change of phase, and does it keep its CPUs meanwhile?
+/// Is a thread measured again after a change of phase, and does it keep its CPUs until then?
 #[test]
 fn a_phase_change_is_measured_and_changes_nothing_before() {
     let mut bench = CascFixture::new("", &KNOWN);
@@ -152,7 +152,7 @@ fn a_phase_change_is_measured_and_changes_nothing_before() {
     assert!(rows_of(&after).iter().any(|row| row.contains(&TaskId(5))));
 }
 
-/// Are all threads measured again when the cache's miss rate drifts, but not if it deviated from the start?
+/// Are all threads measured again if the cache's miss rate drifts, but not if it deviated from the start?
 #[test]
 fn a_drifting_miss_rate_is_measured_again() {
     let mut bench = CascFixture::new("drift_windows = 3", &KNOWN);

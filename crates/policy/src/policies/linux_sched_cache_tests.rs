@@ -1,4 +1,4 @@
-//! Each rule of the kernel's alone, on two caches of four CPUs.
+//! Tests of each rule of the kernel separately, on two caches of four CPUs.
 
 use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
 use cachemate_core::{Ability, CacheLevel, CpuId, Observation, Profiles, TaskId};
@@ -21,7 +21,7 @@ impl SchedCacheFixture {
         SchedCacheFixture { policy, topology: last_level_caches(2, 4, CacheLevel::L3, 8 << 20), window: 0, before }
     }
 
-    /// One window with these run times: (process, CPU, percent of the window). Returns affinities, by cache.
+    /// Runs one window with these run times: (process, CPU, percent of the window). Returns affinities, by cache.
     fn step(&mut self, threads: &[(u32, u32, u64)]) -> Vec<Option<u32>> {
         let tasks = threads.iter().enumerate().map(|(id, &(process, cpu, percent))| TaskSample {
             on_cpu_ns: vec![(CpuId(cpu), percent * WINDOW_NS / 100)],
@@ -77,7 +77,7 @@ fn one_thread_or_too_many_are_left_alone() {
     assert_eq!(SchedCacheFixture::new("aggr_tolerance = 0").step(&[(1, 0, 40), (1, 4, 30)]), [None; 2]);
 }
 
-/// Does a footprint beyond the cache count with two memory nodes, and not with one?
+/// Does a footprint beyond the cache count with two memory nodes, but not with one?
 #[test]
 fn a_large_footprint_counts_with_numa_balancing() {
     let tasks = || {
@@ -94,10 +94,10 @@ fn a_large_footprint_counts_with_numa_balancing() {
     assert_eq!(bench.decide(tasks()), [None; 2]);
 }
 
-/// Is a thread kept out of a cache that others keep busy, unless its present cache is as busy?
+/// Is a thread not admitted to a cache that others keep busy, unless its present cache is as busy?
 #[test]
 fn a_full_cache_admits_no_thread() {
-    // Process 1 ran most on cache 0, whose other CPUs process 2's threads use fully.
+    // Process 1 ran most on cache 0, whose other CPUs the threads of process 2 use fully.
     let threads = [(1, 0, 60), (1, 4, 40), (2, 1, 100), (2, 2, 100), (2, 3, 60)];
     assert_eq!(SchedCacheFixture::new("").step(&threads)[..2], [Some(0), None]);
     let both_full = [(1, 0, 60), (1, 4, 50), (2, 1, 100), (2, 2, 100), (3, 5, 100), (3, 6, 100)];

@@ -45,7 +45,7 @@ fn capabilities(samples: bool) -> Capabilities {
 struct ClusteringFixture {
     policy: Box<dyn Policy>,
     can_sample: bool,
-    /// Delivered with the next window, once.
+    /// The answer to deliver once, in the next window.
     answer: Option<ProbeResult>,
     /// Number of first threads whose stalls are not counted.
     without_stalls: u32,
@@ -69,8 +69,8 @@ impl ClusteringFixture {
         }
     }
 
-    /// One window: eight threads, alternately on the chips, with this share of cycles stalled on remote caches; threads
-    /// `0, 1, 4, 5` and `2, 3, 6, 7` share data, if `sampled`.
+    /// Runs one window: eight threads, alternately on the chips, with this share of cycles stalled on remote caches;
+    /// threads `0, 1, 4, 5` and `2, 3, 6, 7` share data, if `sampled`.
     fn step(&mut self, remote_percent: u64, sampled: Option<u32>) -> Decision {
         self.window += 1;
         let mut tasks: Vec<TaskSample> = (0..8).map(|id| task(id, remote_percent)).collect();
@@ -186,7 +186,7 @@ fn without_stalls_remote_hits_begin_a_round() {
     assert!(!begins("remote_hit_cycles = 100.0", 1) && begins("remote_hit_cycles = 100.0", 2));
 }
 
-/// Does a round end with each cluster on one chip, and stay so without further evidence?
+/// Does a round end with each cluster on one chip, and does this stay so without further evidence?
 #[test]
 fn sharing_threads_end_up_on_one_chip() {
     for method in ["one-pass", "co-clusters"] {
@@ -205,7 +205,7 @@ fn sharing_threads_end_up_on_one_chip() {
     }
 }
 
-/// Does every thread get a context of its own, cores first, with `spread`?
+/// With `spread`, does every thread get its own context, cores first?
 #[test]
 fn spread_gives_every_thread_a_context() {
     let mut bench = ClusteringFixture::new("within_chip = \"spread\"");
@@ -218,7 +218,7 @@ fn spread_gives_every_thread_a_context() {
     assert_ne!(core(0), core(1), "the first two of a cluster are on different cores");
 }
 
-/// Is the sampling rate what the overhead allows?
+/// Is the sampling rate the one that the overhead allows?
 #[test]
 fn the_rate_follows_from_the_overhead() {
     // 8 threads x 30 000 remote accesses of 2 µs in 8 CPU-seconds: 6 % of the time if all were sampled.
@@ -229,7 +229,7 @@ fn the_rate_follows_from_the_overhead() {
     assert_eq!((one_in(""), one_in("overhead_share = 0.01"), one_in("one_in = 17")), (3, 10, 17));
 }
 
-/// Does the rate follow the overhead while a round lasts, with the same probe and for the remaining samples?
+/// Does the rate follow the overhead during a round, with the same probe and for the remaining samples?
 #[test]
 fn the_rate_follows_the_overhead_while_a_round_lasts() {
     let mut bench = ClusteringFixture::new("samples = 10000");
@@ -248,7 +248,7 @@ fn the_rate_follows_the_overhead_while_a_round_lasts() {
     }
 }
 
-/// Is a round abandoned once its stalls are gone, so that the next one has a filter of its own?
+/// Is a round abandoned once its stalls are gone, so that the next one has its own filter?
 #[test]
 fn a_round_is_abandoned_once_the_stalls_are_gone() {
     let mut bench = ClusteringFixture::new("");
@@ -281,7 +281,7 @@ fn clusters_that_unbalance_the_chips_are_reported() {
     assert!(decision.reasons[..2].iter().all(|why| why.text.contains("not placed together")));
 }
 
-/// Do rounds without result become ever rarer, until the stalls grow?
+/// Do rounds without a result become ever rarer, until the stalls grow?
 #[test]
 fn rounds_without_result_back_off() {
     let mut bench = ClusteringFixture::new("");
@@ -301,7 +301,7 @@ fn rounds_without_result_back_off() {
     assert!(began.len() >= 2, "a round that times out is tried again: {began:?}");
 }
 
-/// Are wrong parameters refused by name?
+/// Are invalid parameters refused by name?
 #[test]
 fn wrong_parameters_are_refused() {
     for (text, name) in [

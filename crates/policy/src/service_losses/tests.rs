@@ -43,8 +43,8 @@ fn no_forecast(_: &Profile, _: &Profile) -> Option<Estimate> {
     None
 }
 
-/// Is the batch service, which runs as a loop of short programs, named as the cause of the store's loss with its measured
-/// share, and not the quiet service beside them, six windows after its start?
+/// Is the batch service, which runs as a loop of short programs, named as the cause of the store's loss with its
+/// measured share, six windows after its start? Is the quiet service beside them not named?
 #[test]
 fn the_cause_is_named_with_its_measured_share() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
@@ -71,8 +71,8 @@ fn the_cause_is_named_with_its_measured_share() {
     assert_eq!(reports[0].service, store, "the one that loses most comes first");
 }
 
-/// Does the share of a loop of short programs hardly depend on where in the loop it is read, although a window ends in each
-/// gap between two programs?
+/// Does the share of a loop of short programs hardly depend on the position in the loop at which it is read, although a
+/// window ends in each gap between two programs?
 #[test]
 fn a_gap_between_two_programs_hardly_changes_the_share() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
@@ -98,7 +98,7 @@ fn a_gap_between_two_programs_hardly_changes_the_share() {
     assert!(low.unwrap() > 0.45 && high.unwrap() < 0.52, "{low:?} to {high:?}");
 }
 
-/// Is a slowdown without counters unknown with its reason, and forecast as soon as profiles tell?
+/// Is a slowdown without counters unknown with its reason, and forecast as soon as profiles are sufficient?
 #[test]
 fn without_counters_a_forecast_or_a_reason_stands() {
     let topology = last_level_caches(1, 2, CacheLevel::L3, 1 << 23);
@@ -121,7 +121,7 @@ fn without_counters_a_forecast_or_a_reason_stands() {
     assert!(report_of(&alone, &store).losses.iter().all(|loss| loss.source == LossSource::Forecast));
 }
 
-/// Is a slowdown against the solo speed divided among co-runners that never stop, by their forecasts?
+/// Is a slowdown relative to the solo speed divided among co-runners that never stop, by their forecasts?
 #[test]
 fn a_measured_slowdown_is_attributed() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);

@@ -1,10 +1,10 @@
-//! Every solver against all assignments.
+//! Tests of every solver against all assignments.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Every assignment with even loads, up to the order of CPUs and caches as far as that is cheap to detect.
+/// Returns every assignment with even loads, up to the order of CPUs and caches as far as that is cheap to detect.
 fn every_seating(programs: usize, seats: &Seats) -> Vec<Seating> {
     fn go(program: usize, programs: usize, limits: (usize, usize), here: &mut Seating, all: &mut Vec<Seating>) {
         let (least, more) = limits;
@@ -59,7 +59,7 @@ const SHAPES: [&[u32]; 9] = [&[2, 2], &[2, 2, 2], &[3, 3], &[4, 4], &[1, 3], &[2
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Are best and worst those of enumeration, for every shape, with idle CPUs, with CPUs that take turns, and with
+    /// Do best and worst match enumeration, for every shape, with idle CPUs, with CPUs that take turns, and with
     /// negative costs?
     #[test]
     fn best_and_worst_equal_brute_force(
@@ -103,7 +103,7 @@ proptest! {
         prop_assert!(exact::can_solve(programs, &seats), "{programs} on {cpus:?}");
     }
 
-    /// Is the minimum-weight perfect matching of twelve programs (and of odd counts) that of brute force?
+    /// Does the minimum-weight perfect matching of twelve programs (and of odd counts) match brute force?
     #[test]
     fn matchings_up_to_twelve_equal_brute_force(programs in 1usize..=12, matrix in costs(12, -0.3)) {
         let matrix: Vec<Vec<f64>> = matrix[..programs].iter().map(|row| row[..programs].to_vec()).collect();
@@ -126,7 +126,7 @@ proptest! {
         prop_assert!((solved.total - optimum).abs() < 1e-9, "{} {optimum}", solved.total);
     }
 
-    /// Is the exact mean the mean of many drawn assignments, for every shape?
+    /// Does the exact mean match the mean of many drawn assignments, for every shape?
     #[test]
     fn the_random_mean_is_that_of_drawn_assignments(shape in 0..SHAPES.len(), programs in 2usize..=6, matrix in costs(6, -0.5)) {
         let seats = seats(SHAPES[shape]);
@@ -140,7 +140,7 @@ proptest! {
     }
 }
 
-/// Is the exact mean that of the enumeration, if every assignment can be listed with its weight?
+/// Does the exact mean match enumeration, if every assignment can be listed with its weight?
 #[test]
 fn the_random_mean_is_exact_on_two_pairs() {
     let matrix = vec![

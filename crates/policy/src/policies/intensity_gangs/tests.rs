@@ -30,8 +30,8 @@ struct ProbedHost {
     profiles: Profiles,
     window: u64,
     penalty_cycles: f64,
-    /// Processor time of a probe of intensity, and of one of sensitivity; and the time that the task is kept off its
-    /// CPU.
+    /// Processor time of a probe of intensity, and of one of sensitivity, with the time for which the task is kept off
+    /// its CPU.
     costs_ns: [(u64, u64); 2],
 }
 
@@ -113,7 +113,7 @@ impl ProbedHost {
         decision
     }
 
-    /// Gives the tasks curves that fall at so many bytes.
+    /// Gives the tasks curves that fall at these sizes in bytes.
     fn knows_footprints(&mut self, footprints: &[(u32, u64)]) {
         for &(task, bytes) in footprints {
             let curve = vec![(bytes / 2, Estimate::exact(40.0)), (bytes, Estimate::exact(0.0))];
@@ -132,10 +132,10 @@ impl ProbedHost {
     }
 }
 
-/// Two chases and two streams, in this order of arrival: 0 and 2 are the victims.
+/// Two chases and two streams, in order of arrival: 0 and 2 are the victims.
 const MIX: [(f64, Option<f64>); 4] = [(0.05, Some(2.0)), (0.7, Some(0.1)), (0.05, Some(2.0)), (0.7, Some(0.1))];
 
-/// Are victims and aggressors in different gangs, once all were probed?
+/// Are victims and aggressors in different gangs, once all have been probed?
 #[test]
 fn victims_and_aggressors_are_separated_in_time() {
     let mut host = ProbedHost::new(&MIX, 60.0);
@@ -143,7 +143,7 @@ fn victims_and_aggressors_are_separated_in_time() {
     assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
 }
 
-/// Do turns follow the law if footprints are known, last 50 ms if not, and have the stated length if there is one?
+/// Do turns follow the law if footprints are known, last 50 ms if not, and have the configured length if there is one?
 #[test]
 fn turns_follow_the_law_if_footprints_are_known() {
     let slice_ns = |host: &mut ProbedHost| {
@@ -176,8 +176,8 @@ fn turns_that_pay_off_too_late_are_refused() {
     );
 }
 
-/// Does the initial profiling end if probes cost what they cost on a host (four brackets of six samples of a few tens
-/// of milliseconds; five phases of 150 ms, in one of which the task is kept off its CPU)?
+/// Does the initial profiling end if probes cost as much as on a host (four brackets of six samples of a few tens of
+/// milliseconds; five phases of 150 ms, in one of which the task is kept off its CPU)?
 #[test]
 fn initial_profiling_ends_at_the_costs_of_a_host() {
     let mut host = ProbedHost::new(&MIX, 60.0);
@@ -207,7 +207,7 @@ fn without_harm_or_without_evidence_nothing_is_done() {
     assert!(ProbedHost::new(&MIX[..2], 60.0).gangs(30).is_empty(), "a CPU for each");
 }
 
-/// Is a number of samples refused from which no intensity follows?
+/// Is a number of samples that gives no intensity refused?
 #[test]
 fn too_few_samples_are_refused() {
     let refused = build("samples = 2", 1).err().expect("too few").to_string();

@@ -12,12 +12,12 @@ const CONFIG: GuardConfig = GuardConfig {
     waits_for_reference: false,
 };
 
-/// Pins task 0 to CPU 1 from window 7 on, for ever.
+/// Pins task 0 to CPU 1 from window 7 on, forever.
 fn insists() -> impl Policy {
     ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 7 { pinned(&[(0, 1)]) } else { idle() })
 }
 
-/// Windows in which the decision was in force, if its speed is `factor` times that before, with some noise.
+/// Returns the windows in which the decision was in force, if its speed is `factor` times that before, with some noise.
 fn held(factor: f64, noise: f64, config: impl Into<Option<GuardConfig>>, windows: u64) -> Vec<usize> {
     let mut generator = SplitMix64::new(1);
     let machine = |_, plan: &Plan| {
@@ -168,8 +168,8 @@ fn guarded_policies_conform() {
     }
 }
 
-/// Is a policy that acts at once on a live host held back, with the reason, until there is a reference; is its decision
-/// then judged; and does it act in the end if no speed can be measured?
+/// Is a policy that acts at once on a live host held back, with the reason, until there is a reference? Is its decision
+/// then judged, and does it act in the end if no speed can be measured?
 #[test]
 fn nothing_is_changed_before_it_can_be_compared() {
     let config = GuardConfig { waits_for_reference: true, ..CONFIG };
@@ -184,7 +184,7 @@ fn nothing_is_changed_before_it_can_be_compared() {
     };
     let judged = decisions(true, 0.5);
     let held = windows_with(&judged, &pinned(&[(0, 1)]));
-    // Nothing of window 0 counts, because all processes arrived in it; windows 1 and 2 are the reference.
+    // Window 0 does not count, because all processes arrived in it; windows 1 and 2 are the reference.
     assert_eq!(held[0], 2, "{held:?}");
     assert!(
         judged[..2].iter().all(|decision| decision.reasons[0].text.starts_with("no change yet")),

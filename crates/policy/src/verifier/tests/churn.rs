@@ -1,6 +1,7 @@
 use super::*;
 
-/// Processes that live for `lives_ns`, one created each `every_ns`, as reported by a machine that checks once a second.
+/// Processes that live for `lives_ns`, one created every `every_ns`, as reported by a machine that checks once a
+/// second.
 fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSample> {
     let (start, end) = (window * SECOND_NS, (window + 1) * SECOND_NS);
     let mut seen = Vec::new();
@@ -17,7 +18,7 @@ fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSample>
     seen
 }
 
-/// From window 40 on, all processes stay confined to one CPU, newcomers included.
+/// From window 40 on, all processes are confined to one CPU, including newcomers.
 fn squeezes() -> impl Policy {
     ScriptedPolicy(|view: &View<'_>| {
         let there = view.observation.tasks.iter().filter(|task| !task.exited);
@@ -40,13 +41,13 @@ fn halved_under_churn(every_ns: u64, lives_ns: u64) -> Vec<usize> {
     windows_with(&decisions, &pinned(&[(0, 0), (1, 0)]))
 }
 
-/// Is a halving of speed rolled back, although a short process arrives each 1.4 s, or a thousand in a minute?
+/// Is a halving of speed rolled back, although a short process arrives every 1.4 s, or a thousand in a minute?
 #[test]
 fn arrivals_and_exits_do_not_switch_the_guard_off() {
     for (every_ns, lives_ns) in [(1_400_000_000, 500_000_000), (60_000_000, 1_200_000_000), (60_000_000, 300_000_000)] {
         let held = halved_under_churn(every_ns, lives_ns);
         assert!(held.starts_with(&[40, 41, 42, 43, 44, 45]), "{held:?}");
-        // Six windows of the first trial, and of the next after 60 and after 120 windows.
+        // Six windows of the first trial, and of the next ones after 60 and after 120 windows.
         assert!(held.len() <= 3 * 6, "{every_ns}: {held:?}");
     }
 }

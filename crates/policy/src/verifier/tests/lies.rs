@@ -1,8 +1,8 @@
 use super::*;
 use cachemate_core::SplitMix64;
 
-/// One change in window 20; its verdicts, by the speeds of honest programs and of misreporting ones. The honest ones
-/// belong to user 1 if the others do, else to a user each.
+/// Returns the verdicts on one change in window 20, by the speeds of honest programs and of misreporting ones. The
+/// honest ones belong to user 1 if the others do, otherwise to a user each.
 fn verdicts_of(honest: &[f64], mut lies: impl FnMut() -> Vec<f64>, liar_user: u32) -> usize {
     let policy =
         ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 20 { pinned(&[(0, 0)]) } else { idle() });
@@ -19,7 +19,7 @@ fn verdicts_of(honest: &[f64], mut lies: impl FnMut() -> Vec<f64>, liar_user: u3
     verdicts(&run(policy, GuardConfig::default(), 60, machine)).len()
 }
 
-/// Does a program that claims to be a thousand times faster hide that others were halved, with one process or with
+/// If a program claims to be a thousand times faster, does it hide that others were halved, with one process or with
 /// nine, for which the mean of the reported logarithms would be a gain?
 #[test]
 fn a_misreporting_program_hides_no_harm() {
@@ -34,7 +34,7 @@ fn a_misreporting_program_hides_no_harm() {
     assert_eq!(verdicts_of(&[0.7, 0.7, 0.7], || vec![1000.0], 2), 1);
 }
 
-/// Does one that claims to be a thousand times slower veto a gain of the others?
+/// If a program claims to be a thousand times slower, does it veto a gain of the others?
 #[test]
 fn a_misreporting_program_vetoes_no_gain() {
     assert_eq!(verdicts_of(&[1.4, 1.4, 1.4], || vec![0.001], 2), 0);

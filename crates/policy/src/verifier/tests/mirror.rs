@@ -1,4 +1,4 @@
-//! Mirror images, compared with an exhaustive search over exchanges of like places.
+//! Tests of mirror images against an exhaustive search over exchanges of like places.
 
 use super::super::cooldown::{CooldownReason, PlanCooldown};
 use super::super::live_tasks::{LiveTasks, same_placement};
@@ -85,7 +85,8 @@ fn orders(places: usize) -> Vec<Vec<usize>> {
     orders(places - 1).into_iter().flat_map(put).collect()
 }
 
-/// New places of each cache and CPU, for every exchange that preserves nodes, packages and properties of caches.
+/// Returns the new places of each cache and CPU, for every exchange that preserves nodes, packages and properties of
+/// caches.
 fn exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
     let place = |cache: usize| {
         let first = topology.caches[cache].cpus.first().unwrap();

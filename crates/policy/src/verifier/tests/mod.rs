@@ -1,4 +1,4 @@
-//! The guard on machines defined by a rule: the tasks of a window and their speeds, given the plan in force.
+//! Tests of the guard on machines defined by a rule: the tasks of a window and their speeds, given the plan in force.
 
 mod basics;
 mod chance;
@@ -41,7 +41,7 @@ pub fn pinned(places: &[(u32, u32)]) -> Plan {
     Plan { affinity: allowed, ..idle() }
 }
 
-/// A process with one thread of the same number, which reports so much work.
+/// A process with one thread of the same number, which reports this work.
 pub fn program(id: u32, user: Option<u32>, work: f64) -> TaskSample {
     TaskSample { user, progress: (work > 0.0).then_some(work), ..TaskSample::new(TaskId(id), ProcessId(id)) }
 }
@@ -61,7 +61,7 @@ pub fn topology() -> Topology {
     Topology { cpus: (0..4).map(cpu).collect(), caches: vec![cache(0), cache(1)], ..Topology::default() }
 }
 
-/// The decisions of all windows. `machine` gives the live tasks and their profiles under the plan in force.
+/// Returns the decisions of all windows. `machine` gives the live tasks and their profiles under the plan in force.
 pub fn run_with_profiles(
     policy: impl Policy,
     config: impl Into<Option<GuardConfig>>,
@@ -112,20 +112,20 @@ pub fn run(
     run_with_profiles(policy, config, windows, |window, plan| (machine(window, plan), Profiles::new()))
 }
 
-/// Windows in which a decision has `plan` for the tasks that it names.
+/// Returns the windows in which a decision has `plan` for the tasks that it names.
 pub fn windows_with(decisions: &[Decision], plan: &Plan) -> Vec<usize> {
     let says =
         |decision: &Decision| plan.affinity.iter().all(|(task, cpus)| decision.plan.affinity.get(task) == Some(cpus));
     (0..decisions.len()).filter(|&window| says(&decisions[window])).collect()
 }
 
-/// Windows in which a plan was rolled back by a measurement, rather than refused on cooldown.
+/// Returns the windows in which a plan was rolled back because of a measurement, rather than refused on cooldown.
 pub fn verdicts(decisions: &[Decision]) -> Vec<usize> {
     let is_rollback = |reason: &Reason| reason.kind == ReasonKind::RolledBack;
     (0..decisions.len()).filter(|&window| decisions[window].reasons.iter().any(is_rollback)).collect()
 }
 
-/// A normal deviate (sum of twelve uniform ones).
+/// Returns a normal deviate (sum of twelve uniform ones).
 pub fn normal(generator: &mut cachemate_core::SplitMix64) -> f64 {
     (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0
 }

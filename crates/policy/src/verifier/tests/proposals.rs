@@ -43,7 +43,7 @@ fn new_plan() -> Plan {
     pinned(&[(0, 0), (1, 2)])
 }
 
-/// The decisions and verdicts if the new plan, proposed in window 10, gives speeds of this factor.
+/// Returns the decisions and verdicts if the new plan, proposed in window 10, changes speeds by this factor.
 fn proposed(
     method: VerificationMethod,
     factor: f64,
@@ -61,8 +61,8 @@ fn proposed(
     (decisions, verdicts)
 }
 
-/// Is a proposed plan kept if it is faster in a trial and the plan before restored if it is not, with or without the
-/// guard; does the policy get the verdict; and does the plan alternate until then?
+/// Is a proposed plan kept if it is faster in a trial, and the previous plan restored otherwise, with or without the
+/// guard? Does the policy get the verdict, and do the plans alternate until then?
 #[test]
 fn a_trial_keeps_what_is_faster() {
     for guard in [None, Some(GuardConfig::default())] {
@@ -95,7 +95,7 @@ fn a_monitored_plan_is_rolled_back_if_it_is_slower() {
     }
 }
 
-/// Does an arrival end a trial with the plan before, and monitoring with the new one?
+/// Does an arrival end a trial with the previous plan, and monitoring with the new one?
 #[test]
 fn an_arrival_ends_a_trial() {
     for (method, is_kept) in [(TRIAL, false), (VerificationMethod::Monitoring, true)] {
@@ -105,8 +105,8 @@ fn an_arrival_ends_a_trial() {
     }
 }
 
-/// Does a plan that failed stay on cooldown, so that the same proposal is refused by the guard and the policy can know
-/// it beforehand, whereas the roll-back of released turns pauses no policy?
+/// Does a plan that failed stay on cooldown, so that the guard refuses the same proposal and the policy can know it
+/// beforehand, whereas the roll-back of released turns pauses no policy?
 #[test]
 fn the_policy_can_ask_for_the_cooldown() {
     let run_plans = |bad: Plan, good: Plan| {
@@ -131,8 +131,8 @@ fn the_policy_can_ask_for_the_cooldown() {
     assert_eq!(run_plans(idle(), Plan { gangs: vec![turns], ..idle() }), (true, false));
 }
 
-/// Is a program that becomes slower because its phase changes at the same time as the plan no reason for a roll-back,
-/// whereas a slower one in the same phase, or in a recurring one, is?
+/// If a program becomes slower because its phase changes at the same time as the plan, is the plan kept, whereas a
+/// slower program in the same phase, or in a recurring one, causes a roll-back?
 #[test]
 fn windows_of_different_phases_are_not_compared() {
     let rolled_back = |phase_after: u32, kind: Option<u32>| {

@@ -29,7 +29,7 @@ fn modeled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
     (seen.collect(), profiles)
 }
 
-/// Windows in which a victim ran beside a stream.
+/// Returns the windows in which a victim ran beside a stream.
 fn harmed(decisions: &[Decision]) -> Vec<usize> {
     let rate = |sample: &TaskSample| sample.counts.get(CounterEvent::Instructions).unwrap();
     let slow = |decision: &Decision| modeled_lab(&decision.plan).0[..2].iter().any(|victim| rate(victim) < 1e8);
@@ -131,7 +131,7 @@ fn small_losses_do_not_ratchet() {
     }
 }
 
-/// After a loss of a part of an earlier gain, is the earlier plan restored, rather than the first one?
+/// After the loss of a part of an earlier gain, is the earlier plan restored, rather than the first one?
 #[test]
 fn a_gain_is_the_new_reference() {
     let (better, worse) = (pinned(&[(0, 1)]), pinned(&[(0, 2)]));

@@ -1,4 +1,4 @@
-//! Trials of the policy itself, which the guard leaves alone.
+//! Tests of a policy's own trials, which the guard does not judge.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn new_plan() -> Plan {
     pinned(&[(0, 0), (1, 1)])
 }
 
-/// Two programs, the first of which the new plan makes slower by this share, or faster.
+/// Two programs, the first of which the new plan makes slower (or faster) by this share.
 fn programs(plan: &Plan, loss: f64, goal: Option<Goal>) -> Vec<TaskSample> {
     let is_new = plan.affinity.get(&TaskId(0)) == new_plan().affinity.get(&TaskId(0));
     let work = if is_new { 1000.0 * (1.0 - loss) } else { 1000.0 };
@@ -29,7 +29,7 @@ fn legs(window: u64, verification: Verification) -> (Plan, Verification) {
     (if is_new { new_plan() } else { idle() }, verification)
 }
 
-/// Is a trial of a slower plan left to its own verdict, whereas the same plan is rolled back without one?
+/// Is a trial of a slower plan left to its own verdict, whereas the same plan without a trial is rolled back?
 #[test]
 fn a_trial_is_left_to_its_own_verdict() {
     let verdicts_with = |verification: Verification| {
@@ -40,7 +40,7 @@ fn a_trial_is_left_to_its_own_verdict() {
     assert!(!verdicts_with(Verification::BeforeAndAfter).is_empty());
 }
 
-/// Does a trial that breaks a goal end, and with it the plan?
+/// If a trial breaks a goal, does it end, and the plan with it?
 #[test]
 fn a_trial_that_breaks_a_goal_ends() {
     let goal = Some(Goal { max_slowdown: Some(0.1), ..Goal::default() });
@@ -50,13 +50,14 @@ fn a_trial_that_breaks_a_goal_ends() {
     assert!(windows_with(&decisions, &new_plan()).len() < 10);
 }
 
-/// Is a plan that a trial found faster the reference of the next change, so that going back is a loss?
+/// Does a plan that a trial found faster become the reference of the next change, so that returning to the old plan is
+/// a loss?
 #[test]
 fn a_measured_plan_is_the_next_reference() {
     let verdicts_with = |verification: Verification| {
         let policy = TestingPolicy(|window| match window {
             0..10 => (idle(), Verification::BeforeAndAfter),
-            // Too short to be compared with the state before.
+            // Too short to be compared with the previous state.
             10 => (new_plan(), Verification::Trial),
             11 => (new_plan(), verification.clone()),
             12..14 => (new_plan(), Verification::BeforeAndAfter),
@@ -72,8 +73,8 @@ fn a_measured_plan_is_the_next_reference() {
     );
 }
 
-/// Is a plan that a trial found faster rolled back if it halves one program and gains the other little, by the windows
-/// of both plans in the trial?
+/// Is a plan that a trial found faster rolled back if it halves the speed of one program and gains the other little, by
+/// the windows of both plans in the trial?
 #[test]
 fn a_measured_plan_that_harms_one_program_is_rolled_back() {
     let verdicts_with = |loss: f64| {
@@ -84,7 +85,7 @@ fn a_measured_plan_that_harms_one_program_is_rolled_back() {
             _ => (new_plan(), Verification::BeforeAndAfter),
         });
         verdicts(&run(policy, GuardConfig::default(), 60, |window, plan| {
-            // All programs become slower in the middle, which is no effect of either plan.
+            // All programs become slower in the middle, which is not an effect of either plan.
             let phase = if window < 30 { 1.0 } else { 0.95 };
             let slower = |task: TaskSample| TaskSample { progress: task.progress.map(|work| phase * work), ..task };
             programs(plan, loss, None).into_iter().map(slower).collect()

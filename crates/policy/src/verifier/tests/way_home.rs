@@ -1,10 +1,11 @@
-//! Does the guard return threads to their caches on a kernel that leaves them in place when an affinity is widened?
+//! Tests whether the guard returns threads to their caches on a kernel that leaves them in place when an affinity is
+//! widened.
 
 use std::collections::BTreeMap;
 
 use super::*;
 
-/// Placement of four programs: an affinity moves them, its absence leaves them in place. Two victims on one cache and
+/// Placement of four programs: an affinity moves them, and without one they stay in place. Two victims on one cache and
 /// two streams on the other run at full speed; any other placement halves the speed of the victims.
 struct StickyKernel {
     cpus: BTreeMap<u32, u32>,

@@ -72,7 +72,7 @@ fn coverage() -> BenchRow {
         let says = |confines: Option<bool>| match confines {
             Some(true) => "yes",
             Some(false) => "no",
-            None => "not told",
+            None => "unknown",
         };
         let last = map.last_level.map_or("none", |last| says(last.is_partitioned));
         format!("private cache: {}, last level: {last}", says(map.private.is_partitioned))

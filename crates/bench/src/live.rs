@@ -67,7 +67,7 @@ impl LiveBench {
         let start = Instant::now();
         let all = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
         let mut host = host::survey_host(false)?;
-        let folder = tempfile::tempdir().context("no folder to work in")?;
+        let folder = tempfile::tempdir().context("cannot create a working directory")?;
         let wants = |part: BenchPart| self.only.is_empty() || self.only.contains(&part);
         let mut rows = Vec::new();
         let mut place = match two_cpus(&host.topology) {
@@ -171,8 +171,11 @@ fn measured_cache(place: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
         Ok(reloader) => {
             let (bytes, reported_bytes) = (reloader.cache_bytes().min(place.cache_bytes), place.cache_bytes);
             let size = cachemate_report::text::size_text;
-            let measured =
-                format!("{} (told {}); programs and probes are sized by it", size(bytes), size(reported_bytes));
+            let measured = format!(
+                "{} (reported: {}); it determines the sizes of programs and probes",
+                size(bytes),
+                size(reported_bytes)
+            );
             rows.push(BenchRow::new("a-b", WHAT, "", measured, BenchVerdict::Reported));
             Some(bytes)
         }
@@ -189,7 +192,7 @@ fn two_cpus(topology: &Topology) -> Result<((CpuId, CpuId), u64), String> {
             return Ok(((first.id, second.id), size));
         }
     }
-    Err("the kernel says that no two cores share a last-level cache".to_string())
+    Err("according to the kernel, no two cores share a last-level cache".to_string())
 }
 
 fn render(result: &LiveJson) -> String {

@@ -66,7 +66,7 @@ fn share(place: &BenchHost, page: bool) -> anyhow::Result<Option<f64>> {
     let viewer_count = viewers.into_iter().filter_map(|viewer| viewer.join().ok()).filter(|bytes| *bytes > 0).count();
     anyhow::ensure!(
         viewer_count == if page { VIEWERS } else { 0 },
-        "{viewer_count} of {VIEWERS} viewers of the page were told anything"
+        "{viewer_count} of {VIEWERS} viewers of the page received data"
     );
     Ok(after.zip(before).map(|(after, before)| after.saturating_sub(before) as f64 / 1e9 / seconds))
 }
@@ -100,11 +100,7 @@ fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
         return Ok(BenchRow::not_shown("c", &title, "a daemon ended".to_string()));
     };
     if bytes.len() < VIEWERS || bytes.contains(&0) {
-        return Ok(BenchRow::not_shown(
-            "c",
-            &title,
-            format!("{} of {VIEWERS} viewers were told anything", bytes.len()),
-        ));
+        return Ok(BenchRow::not_shown("c", &title, format!("{} of {VIEWERS} viewers received data", bytes.len())));
     }
     let kibibytes = bytes.iter().sum::<usize>() as f64 / VIEWERS as f64 / seconds / 1024.0;
     let measured = format!(

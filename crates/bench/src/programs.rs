@@ -41,7 +41,7 @@ impl Actor {
     fn start(place: &BenchHost, name: &str, mut command: Command) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt;
         let dir = place.folder.join("progress");
-        std::fs::create_dir_all(&dir).with_context(|| format!("{}: cannot be made", dir.display()))?;
+        std::fs::create_dir_all(&dir).with_context(|| format!("{}: cannot be created", dir.display()))?;
         let report = dir.join(format!("of-{name}"));
         // A new file, because an existing one may belong to another process.
         let _ = std::fs::remove_file(&report);

@@ -69,7 +69,7 @@ pub fn make(folder: &Path, request_value: &Value, run: &str, stop: &AtomicBool) 
     let failed = |message: String| RunError::Failed(message);
     let request: ReproRequest =
         serde_json::from_value(request_value.clone()).map_err(|error| failed(error.to_string()))?;
-    let no_such = || failed(format!("'{run}' is no run of the experiments"));
+    let no_such = || failed(format!("'{run}' is not a run of the experiments"));
     let (nth, name) = run.split_once(':').ok_or_else(no_such)?;
     let nth: usize = nth.parse().map_err(|_| no_such())?;
     let experiments = cachemate_repro::experiments();

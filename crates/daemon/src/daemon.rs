@@ -300,7 +300,7 @@ fn end_log(log: &mut Option<RunLogWriter>, why: &str, say: &dyn Fn(&str)) {
     match log.take().map(RunLogWriter::finish) {
         None => {}
         Some(Ok(())) => say(&format!("the run log ends here: {why}")),
-        Some(Err(error)) => say(&format!("the run log has no end: {error}")),
+        Some(Err(error)) => say(&format!("the run log could not be closed: {error}")),
     }
 }
 

@@ -57,18 +57,18 @@ fn check_write_access(path: &Path) -> anyhow::Result<()> {
 /// Checks that a directory exists or can be created.
 fn check_folder(path: &Path) -> anyhow::Result<()> {
     if path.as_os_str().is_empty() {
-        bail!("found an empty path, expected a folder");
+        bail!("found an empty path, expected a directory");
     }
     let there = path.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
     for path in there {
         match path.metadata() {
             Ok(found) if found.is_dir() => return check_write_access(path),
-            Ok(_) => bail!("{} is no folder", path.display()),
+            Ok(_) => bail!("{} is not a directory", path.display()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error).with_context(|| format!("{}", path.display())),
         }
     }
-    bail!("no folder on the way to it")
+    bail!("no parent directory exists")
 }
 
 /// The directory that contains a file.
@@ -97,7 +97,7 @@ fn check_log_file(path: &Path) -> anyhow::Result<()> {
         Ok(found) if found.is_dir() => bail!("is a folder"),
         Ok(_) => check_write_access(path),
         Err(_) if folder.is_dir() => check_write_access(folder),
-        Err(_) => bail!("{} is no folder", folder.display()),
+        Err(_) => bail!("{} is not a directory", folder.display()),
     }
 }
 

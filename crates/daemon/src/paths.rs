@@ -53,7 +53,7 @@ pub(crate) fn actuation_lock_paths() -> anyhow::Result<LockPaths> {
         false if own.is_dir() => own,
         false => self::path_from_variable("XDG_STATE_HOME", ".local/state").join("cachemate"),
     });
-    std::fs::create_dir_all(&dir).with_context(|| format!("{}: the folder cannot be made", dir.display()))?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("{}: the directory cannot be created", dir.display()))?;
     let root_acts = path_variable("CACHEMATE_LOCK_DIR").unwrap_or_else(|| PathBuf::from(ROOT)).join("root-acts");
     Ok(LockPaths { lock: dir.join(format!("cachemate-acting-{user}.lock")), root_acts })
 }
@@ -82,7 +82,7 @@ pub fn make_private_dir(path: &Path) -> anyhow::Result<()> {
         .recursive(true)
         .mode(0o700)
         .create(path)
-        .with_context(|| format!("{}: the folder cannot be made", path.display()))
+        .with_context(|| format!("{}: the directory cannot be created", path.display()))
 }
 
 /// The numeric id of a user of this host, from `/etc/passwd`.

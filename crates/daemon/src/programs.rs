@@ -60,7 +60,7 @@ impl ProgramGroup {
         over: Arc<AtomicBool>,
     ) -> anyhow::Result<Self> {
         std::fs::create_dir_all(progress_dir)
-            .with_context(|| format!("{}: the folder cannot be made", progress_dir.display()))?;
+            .with_context(|| format!("{}: the directory cannot be created", progress_dir.display()))?;
         let mut running: Vec<RunningChild> = Vec::new();
         for (index, command) in commands.iter().enumerate() {
             match spawn(command, &progress_dir.join(format!("program-{index}")), progress_dir) {

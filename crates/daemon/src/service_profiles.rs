@@ -42,7 +42,7 @@ impl ProfileStore {
         let mut stored = ServiceProfiles::default();
         match self.try_read() {
             Ok(profiles) => stored.restore(profiles),
-            Err(error) => say(&format!("{}: {error}; profiles are learned anew", self.path.display())),
+            Err(error) => say(&format!("{}: {error}; learning profiles from scratch", self.path.display())),
         }
         stored
     }

@@ -72,7 +72,7 @@ impl Drop for ControlSocket {
 pub(crate) fn serve(path: &Path, shared: SharedStatus) -> anyhow::Result<ControlSocket> {
     let shown = path.display();
     if let Some(dir) = path.parent().filter(|dir| !cachemate_files::exists(dir)) {
-        std::fs::create_dir_all(dir).with_context(|| format!("{}: the folder cannot be made", dir.display()))?;
+        std::fs::create_dir_all(dir).with_context(|| format!("{}: the directory cannot be created", dir.display()))?;
     }
     if UnixStream::connect(path).is_ok() {
         bail!("{shown}: another daemon listens there");

@@ -150,7 +150,7 @@ impl Manifest {
         }
         if tasks.len() != header.tasks {
             let problem =
-                format!("damaged: found {} tasks, expected {} as its first line says", tasks.len(), header.tasks);
+                format!("damaged: found {} tasks, expected {} as stated in its first line", tasks.len(), header.tasks);
             return Err(SweepError::file(&path, problem));
         }
         Ok(Manifest { header, tasks })

@@ -42,7 +42,7 @@ impl MergeSummary {
 /// No directory, directories of different sweeps, a directory that cannot be read, a file that cannot be written.
 pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
     let Some((first, others)) = stores.split_first() else {
-        return Err(SweepError::Refused("no folder to merge".to_string()));
+        return Err(SweepError::Refused("no directory to merge".to_string()));
     };
     let manifest = first.manifest()?;
     for other in others {
@@ -94,7 +94,7 @@ fn check_same(manifest: &Manifest, other: &Store) -> Result<(), SweepError> {
         return Err(SweepError::Refused(format!("{shown}: made by version {found}, expected {expected}")));
     }
     if theirs.tasks != manifest.tasks {
-        return Err(SweepError::Refused(format!("{shown}: its manifest has other tasks than the first folder's")));
+        return Err(SweepError::Refused(format!("{shown}: its tasks differ from those of the first directory")));
     }
     Ok(())
 }

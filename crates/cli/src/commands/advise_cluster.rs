@@ -236,7 +236,7 @@ fn pod_service(
 
 fn names(known: &ClusterKnowledge) -> String {
     let names: Vec<&str> = known.profiles.keys().take(20).map(String::as_str).collect();
-    if names.is_empty() { "the profiles of a folder, which has none".to_string() } else { names.join(", ") }
+    if names.is_empty() { "a profile, but the directory has none".to_string() } else { names.join(", ") }
 }
 
 fn service_kind(

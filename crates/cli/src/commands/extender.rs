@@ -75,7 +75,7 @@ impl ExtenderArgs {
             let text = format!("--listen: found {}, expected a loopback address, or --allow-remote", self.listen);
             return Err(UsageError(text).into());
         }
-        let folder = self.knowledge.as_deref().context("--knowledge: expected a folder")?;
+        let folder = self.knowledge.as_deref().context("--knowledge: expected a directory")?;
         let mut reported = BTreeMap::new();
         refresh(session, folder, &state, &mut reported).context("nothing was served")?;
         let (address, server) = runtime

@@ -92,7 +92,7 @@ impl ProfileArgs {
     ) -> anyhow::Result<(ProfiledInput, anyhow::Result<()>)> {
         let name = profile_name(&self.command[0]);
         self.refuse(&name)?;
-        let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let folder = tempfile::tempdir().context("cannot create a temporary directory")?;
         let recording = folder.path().join(format!("{name}.cmt"));
         let recorded = self.how.record(session, &self.command, &recording, false)?;
         session.note(&format!("{}: {}", self.command[0], recorded.ended));

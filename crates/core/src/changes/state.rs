@@ -134,7 +134,7 @@ impl MachineState {
                 }
                 match self.classes.remove(class) {
                     Some(had) if had == *masks => Ok(()),
-                    _ => Err("there is no such class, or its masks are others"),
+                    _ => Err("there is no such class, or its masks differ"),
                 }
             }
             ChangeKind::Colors { process, from, to } => {
@@ -185,7 +185,7 @@ pub(super) fn is_below(group: &str, above: &str) -> bool {
 
 fn swap<T: PartialEq + Clone>(current: &mut T, from: &T, to: &T) -> Result<(), &'static str> {
     if current != from {
-        return Err("it is not as the change says that it was");
+        return Err("its current state differs from the change's initial state");
     }
     current.clone_from(to);
     Ok(())

@@ -85,7 +85,7 @@ pub fn recorded_run() -> (RunHeader, Vec<WindowRecord>) {
         config().first_window,
     );
     let mut records = Vec::new();
-    while let Some(record) = turns.step().expect("the plan is one that may be told") {
+    while let Some(record) = turns.step().expect("the plan is valid") {
         records.push(record);
     }
     (header, records)

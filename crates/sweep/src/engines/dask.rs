@@ -149,7 +149,7 @@ impl TaskEngine for Dask {
         match ended {
             Ok(None) if heard.at.elapsed() > SILENCE => {}
             Ok(None) if heard.workers == Some(0) => {
-                return EngineStatus::Stuck("dask has no worker: tasks wait".to_string());
+                return EngineStatus::Stuck("dask has no worker, so tasks wait".to_string());
             }
             Ok(None) => return EngineStatus::Working { waiting: None, running: Some(heard.left) },
             Ok(Some(_)) | Err(_) => {

@@ -91,7 +91,7 @@ impl Slurm {
         command.args(["-h", "-r", "-a", "-o", "%T %r", "--name", &self.name]);
         let called = call(&mut command, DEADLINE).map_err(|error| error.to_string())?;
         if called.code != Some(0) {
-            return Err(called.err.lines().next().unwrap_or("squeue said nothing").to_string());
+            return Err(called.err.lines().next().unwrap_or("squeue printed no message").to_string());
         }
         let split = |line: &str| line.split_once(' ').map(|(state, why)| (state.to_string(), why.trim().to_string()));
         Ok(called.out.lines().filter_map(split).collect())

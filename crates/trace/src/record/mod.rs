@@ -423,7 +423,7 @@ const MAX_LOG_BYTES: u64 = 16 << 20;
 fn valgrind_failed(program: &str, log: &Path) -> TraceError {
     let log_text = cachemate_files::read_text_limited(log, MAX_LOG_BYTES).unwrap_or_default();
     let lines: Vec<&str> = log_text.lines().filter(|line| !line.trim().is_empty()).take(6).collect();
-    let message = if lines.is_empty() { "it said nothing".to_string() } else { lines.join(" / ") };
+    let message = if lines.is_empty() { "it printed no message".to_string() } else { lines.join(" / ") };
     TraceError::Recorder { why: format!("valgrind could not run '{program}': {message}"), remedy: None }
 }
 

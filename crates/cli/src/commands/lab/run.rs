@@ -97,7 +97,7 @@ impl LabRunArgs {
         let script = script(SCRIPT)?;
         let machine = cachemate_spec::load_machine(&self.machine)?;
         let config = super::config::text(&machine, super::config::ProcessorOptions::default())?;
-        let job = tempfile::tempdir().context("no folder for temporary files")?;
+        let job = tempfile::tempdir().context("cannot create a temporary directory")?;
         self.write_job(job.path(), &config)?;
         session.note("booting the modeled machine; each second of the guest takes ten seconds or more");
         let binary = std::env::current_exe().context("this command's own file")?;

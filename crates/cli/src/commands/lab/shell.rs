@@ -29,7 +29,7 @@ impl LabShellArgs {
         let script = script(SCRIPT)?;
         let machine = cachemate_spec::load_machine(&self.machine)?;
         let config = super::config::text(&machine, self.processor)?;
-        let job = tempfile::tempdir().context("no folder for temporary files")?;
+        let job = tempfile::tempdir().context("cannot create a temporary directory")?;
         let file = job.path().join("machine");
         cachemate_files::replace(&file, config.as_bytes())
             .with_context(|| format!("{}: cannot be written", file.display()))?;

@@ -113,7 +113,7 @@ pub fn machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Res
     }
     Ok(MachineSpec {
         name: name.to_string(),
-        description: format!("{name}: {} CPUs, as its kernel tells", cpus.len()),
+        description: format!("{name}: {} CPUs, as its kernel reports them", cpus.len()),
         sources: vec![
             "host: CPUs, cores, packages, memory nodes; caches with sizes, ways, lines and sharers, from sysfs"
                 .to_string(),

@@ -104,7 +104,7 @@ pub fn render(measured: &ProbedTopology) -> String {
         table.row([format!("{}-{}", pair.cpus.0, pair.cpus.1), time, pair.says.to_string()]);
     }
     format!(
-        "{}the measurement says that these share: {}\nthe kernel says that these share: {}{}\n",
+        "{}shared according to the measurement: {}\nshared according to the kernel: {}{}\n",
         table.text(),
         measured.groups.join(" | "),
         measured.declared.join(" | "),

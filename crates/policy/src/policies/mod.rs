@@ -75,7 +75,7 @@ pub const ENTRIES: &[PolicyEntry] = &[
     },
     PolicyEntry {
         name: "best-by-matrix",
-        about: "the assignment with the least sum of measured pairwise slowdowns",
+        about: "uses the assignment with the smallest sum of measured pairwise slowdowns",
         needs: &[],
         harms_by_design: false,
         build: best_by_matrix::build,
@@ -152,14 +152,14 @@ pub const ENTRIES: &[PolicyEntry] = &[
     },
     PolicyEntry {
         name: "service-level",
-        about: "the smallest share with which a program reaches a rate of work for each client",
+        about: "gives a program the smallest share with which it reaches a rate of work per client",
         needs: &[],
         harms_by_design: false,
         build: service_level::build,
     },
     PolicyEntry {
         name: "static-partition",
-        about: "gives each process stated colors or ways at stated times",
+        about: "gives each process configured colors or ways at configured times",
         needs: &[],
         harms_by_design: false,
         build: static_partition::build,
@@ -173,7 +173,7 @@ pub const ENTRIES: &[PolicyEntry] = &[
     },
     PolicyEntry {
         name: "worst-by-matrix",
-        about: "the assignment with the greatest sum of measured pairwise slowdowns",
+        about: "uses the assignment with the largest sum of measured pairwise slowdowns",
         needs: &[],
         harms_by_design: true,
         build: worst_by_matrix::build,

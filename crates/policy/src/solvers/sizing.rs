@@ -61,7 +61,7 @@ pub enum ClaimError {
         expected: u32,
     },
     /// A cost is infinite or not a number.
-    #[error("claim {claim} has a cost that is no number")]
+    #[error("claim {claim} has a cost that is not a number")]
     NoNumber {
         /// Position of the claim in the list.
         claim: usize,

@@ -106,7 +106,7 @@ impl AttachedProbe {
             AttachedKind::Activity { level, .. } => probes.activity.iter().any(|activity| activity.level == *level),
         };
         if is_taken {
-            return Err((RefusalReason::Busy, "another probe of this kind is on the task".to_string()));
+            return Err((RefusalReason::Busy, "the task already has a probe of this kind".to_string()));
         }
         match &self.kind {
             AttachedKind::Trace { entries, code, .. } => {

@@ -1,4 +1,4 @@
-"""Questions to the installed wheel. The command's own answers are the oracle where `CACHEMATE` names it."""
+"""Questions to the installed wheel. The command's own results are the oracle if `CACHEMATE` names it."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def open_recording(name: str) -> cachemate.Trace:
 
 
 def command(*arguments: object, cwd: Path | None = None) -> Any:
-    """The command's answer."""
+    """The result of the command."""
     assert COMMAND is not None
     words = [COMMAND, *(str(argument) for argument in arguments), "--json"]
     return json.loads(subprocess.run(words, check=True, capture_output=True, cwd=cwd).stdout)
@@ -55,7 +55,7 @@ def programs() -> list[cachemate.Profile]:
 
 
 def test_a_sweep_misses_below_its_size_and_hits_above() -> None:
-    """Is the curve of a sweep over n lines the one of theory: all misses below n, first touches only from n on?"""
+    """Is the curve of a sweep over n lines as in theory: only misses below n, only first touches from n on?"""
     curve = cachemate.mrc(cachemate.Trace.from_numpy(sweep(1000, 10)), sizes=[999 * 64, 1000 * 64, 64_000_000])
     assert curve.sizes.dtype == np.uint64 and curve.misses_per_access.dtype == np.float64
     assert curve.misses_per_access.tolist() == [1.0, 0.1, 0.1]
@@ -64,7 +64,7 @@ def test_a_sweep_misses_below_its_size_and_hits_above() -> None:
 
 
 def test_instructions_give_misses_per_instruction() -> None:
-    """With two instructions an access: are there half as many misses per instruction as per access?"""
+    """With two instructions per access: are there half as many misses per instruction as per access?"""
     addresses = sweep(1000, 10)
     trace = cachemate.Trace.from_numpy(addresses, instructions=np.full(len(addresses), 2, dtype=np.uint64))
     curve = cachemate.mrc(trace)
@@ -86,7 +86,7 @@ def test_any_layout_of_integers_is_read() -> None:
 
 
 def test_a_sample_has_error_bars_that_hold() -> None:
-    """Does the exact curve lie within a sample's error bars, nearly everywhere?"""
+    """Is the exact curve within a sample's error bars, nearly everywhere?"""
     rng = np.random.default_rng(1)
     addresses = (rng.zipf(1.2, 400_000) % 50_000).astype(np.uint64) * np.uint64(64)
     trace = cachemate.Trace.from_numpy(addresses)
@@ -97,13 +97,13 @@ def test_a_sample_has_error_bars_that_hold() -> None:
 
 
 def test_threads_change_nothing() -> None:
-    """Is the curve the same bits with two threads?"""
+    """Does the curve have the same bits with two threads?"""
     one, two = (cachemate.mrc(open_recording("gzip"), threads=threads) for threads in (1, 2))
     assert np.array_equal(one.misses_per_access, two.misses_per_access)
 
 
 def test_a_file_and_its_array_are_one_trace() -> None:
-    """Are the addresses of a recording an array whose curve is the recording's, and those of an array itself?"""
+    """Are the addresses of a recording an array with the same curve, and those of an array the array itself?"""
     trace = open_recording("gzip")
     addresses = trace.addresses()
     assert addresses.dtype == np.uint64 and len(addresses) == trace.accesses
@@ -117,7 +117,7 @@ def test_a_file_and_its_array_are_one_trace() -> None:
 
 @needs_the_command
 def test_curves_are_the_commands() -> None:
-    """Is a curve the command's, bit by bit, exact and sampled?"""
+    """Is a curve the same as the command's, bit by bit, exact and sampled?"""
     for options, words in (({}, []), ({"sample": 0.05, "seed": 3}, ["--sample-rate", 0.05, "--seed", 3])):
         answer = command("mrc", recording("gzip"), *words)
         curve = cachemate.mrc(open_recording("gzip"), **options)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def test_curves_are_the_commands() -> None:
 
 @needs_the_command
 def test_profiles_predictions_and_plans_are_the_commands(programs: list[cachemate.Profile]) -> None:
-    """Are profile file, matrix and plan the command's on the same recordings?"""
+    """Are profile file, matrix and plan the same as the command's for the same recordings?"""
     files = [recording(name) for name in NAMES]
     for program, file in zip(programs, files):
         assert program.to_dict() == command("profile", file, "--machine", MACHINE)
@@ -152,7 +152,7 @@ def test_profiles_predictions_and_plans_are_the_commands(programs: list[cachemat
 
 
 def test_a_plan_gives_reasons_and_beats_the_worst(programs: list[cachemate.Profile]) -> None:
-    """Has every program a CPU of its own and a reason, and is the plan no worse than the worst?"""
+    """Does every program have its own CPU and a reason, and is the plan no worse than the worst one?"""
     plan = cachemate.plan(programs, MACHINE)
     assert [program["name"] for program in plan.programs] == NAMES
     assert len({program["cpu"] for program in plan.programs}) == 4
@@ -166,7 +166,7 @@ def test_a_plan_gives_reasons_and_beats_the_worst(programs: list[cachemate.Profi
 
 
 def test_a_profile_goes_through_a_file(tmp_path: Path, programs: list[cachemate.Profile]) -> None:
-    """Is a profile the same after it was written and read, and never written over another by accident?"""
+    """Is a profile the same after writing and reading, and does it never overwrite another one by accident?"""
     programs[0].write(tmp_path / "gzip.json")
     again = cachemate.Profile.read(tmp_path / "gzip.json")
     assert again.to_dict() == programs[0].to_dict()
@@ -176,7 +176,7 @@ def test_a_profile_goes_through_a_file(tmp_path: Path, programs: list[cachemate.
 
 
 def test_errors_name_the_place(tmp_path: Path) -> None:
-    """Does every error name the place, the value found and the value expected?"""
+    """Does every error give the place, the value found and the value expected?"""
     (tmp_path / "odd.u64").write_bytes(b"123")
     with pytest.raises(cachemate.CachemateError, match="odd.u64"):
         cachemate.mrc(cachemate.Trace.open(tmp_path / "odd.u64"))
@@ -206,7 +206,7 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
 
 
 def test_curves_and_matrices_are_drawn(programs: list[cachemate.Profile]) -> None:
-    """Does a plot show the values that the object has, and go into given axes?"""
+    """Does a plot show the values of the object, and use the given axes?"""
     matplotlib = pytest.importorskip("matplotlib", reason="not shown here: no Matplotlib")
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -224,7 +224,7 @@ def test_curves_and_matrices_are_drawn(programs: list[cachemate.Profile]) -> Non
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="not shown here: no Valgrind")
 def test_a_program_is_recorded(tmp_path: Path) -> None:
-    """Is a recorded program a trace, limited as asked, and does its failure warn?"""
+    """Is a recorded program a trace, limited as requested, and does its failure cause a warning?"""
     trace = cachemate.record(["true"], tmp_path / "true.cmt", max_accesses=5000)
     assert trace.name == "true" and trace.accesses is not None and 0 < trace.accesses <= 5000
     with pytest.raises(cachemate.CachemateError, match="true.cmt"):
@@ -239,7 +239,7 @@ def test_a_program_is_recorded(tmp_path: Path) -> None:
 
 
 def test_an_array_is_not_copied_as_a_whole() -> None:
-    """Does a curve of 32 M accesses need less memory than half of their array?"""
+    """Does a curve of 32 M accesses need less memory than half of the array?"""
     script = textwrap.dedent("""
         import numpy as np, resource, cachemate
         addresses = np.tile(np.arange(1024, dtype=np.uint64) * np.uint64(64), 1 << 15)
@@ -288,8 +288,8 @@ RUN = f"""
     ids=["a curve", "a run", "an own policy"],
 )
 def test_ctrl_c_ends_a_long_call(work: str) -> None:
-    """Does Ctrl-C end a long call as it ends Python code?"""
-    # A test that runs in the background inherits that the signal is ignored, and so would its child.
+    """Does Ctrl-C end a long call in the same way as Python code?"""
+    # A test in the background inherits an ignored signal, and so would its child.
     script = textwrap.dedent("""
         import signal, time, numpy as np, cachemate
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -314,7 +314,7 @@ def test_ctrl_c_ends_a_long_call(work: str) -> None:
 
 
 def test_a_scenario_is_the_same_every_time(tmp_path: Path) -> None:
-    """Are two runs of a seed equal, and is a recorded run read back window by window?"""
+    """Are two runs with the same seed equal, and is a recorded run read back window by window?"""
     first = cachemate.simulate(SCENARIO, log=tmp_path / "run.jsonl")
     assert first == cachemate.simulate(SCENARIO) != cachemate.simulate(SCENARIO, seed=2)
     log = cachemate.RunLog(tmp_path / "run.jsonl")
@@ -331,7 +331,7 @@ def test_a_scenario_is_the_same_every_time(tmp_path: Path) -> None:
 
 @needs_the_command
 def test_a_run_is_the_commands(tmp_path: Path) -> None:
-    """Are results and run log of a scenario those of the command?"""
+    """Are results and run log of a scenario the same as the command's?"""
     answer = command("sim", SCENARIO, "-o", tmp_path / "command.jsonl")
     own = cachemate.simulate(SCENARIO, log=tmp_path / "own.jsonl")
     assert own.pop("windows") == answer["windows"] and own == answer["results"]
@@ -339,7 +339,7 @@ def test_a_run_is_the_commands(tmp_path: Path) -> None:
 
 
 def test_an_own_policy_decides(tmp_path: Path) -> None:
-    """Is a plan of Python code with NumPy's numbers applied, and is it in the log with its reasons?"""
+    """Is a plan from Python code with NumPy numbers applied, and is it in the log with its reasons?"""
 
     def apart(view: cachemate.View) -> cachemate.Answer:
         assert threading.current_thread() is threading.main_thread()
@@ -391,7 +391,7 @@ length = { cycles = 300_000 }\n[[programs]]\nprogram = "mcf"\n[[programs]]\nprog
 
 
 def test_pictures_hold_no_markup_of_names() -> None:
-    """Do notebooks show pictures, in which a name is a name?"""
+    """Do notebooks show pictures in which a name is plain text?"""
     addresses = sweep(1000, 10)
     trace = cachemate.Trace.from_numpy(
         addresses, instructions=np.full(len(addresses), 2, dtype=np.uint64), name="<script>x</script>"

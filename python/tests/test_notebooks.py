@@ -1,4 +1,4 @@
-"""Do the notebooks run from the first cell to the last?"""
+"""Do the notebooks run from the first to the last cell?"""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Is a curve in Python as fast as the command's on the same trace?
 
-Processor time of the call beside that of the whole command, alternating, medians of pairs. The target is 1.05. More than
-1.3 is an error: on a busy machine two equal programs differ, too.
+CPU time of the call relative to that of the whole command, alternating, as medians of pairs. The target is 1.05. More
+than 1.3 is an error, because on a busy machine even two equal programs differ.
 """
 
 import os
@@ -27,7 +27,7 @@ print(time.process_time() - start)
 
 
 def command_s(trace: Path) -> float:
-    """Processor time, which a busy machine changes less than the clock."""
+    """CPU time, which a busy machine affects less than wall-clock time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     words = [str(COMMAND), "--quiet", "mrc", "--json", "--threads", "1", str(trace)]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)

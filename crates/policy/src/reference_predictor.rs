@@ -3,13 +3,13 @@
 //! Problem: predict miss ratios, IPC and slowdown under a plan before it is tried, for any mix of affinity, gangs and
 //! shares. Method, which is StatCC's idea (papers BS 2b) on miss-rate curves:
 //! 1. *Co-residency.* Tasks in gangs run while their gang does; schedules on other CPUs are out of step, so their tasks
-//!   are met in proportion to their CPU share. The other tasks are spread over their allowed CPUs by load, as by a
-//!   balancing scheduler, and take turns if a CPU has several.
+//!    are met in proportion to their CPU share. The other tasks are spread over their allowed CPUs by load, as by a
+//!    balancing scheduler, and take turns if a CPU has several.
 //! 2. *Occupancy.* On a shared cache, a task's space is proportional to the lines that it brings in, and it brings in
-//!   fewer lines the more it holds: space_i = space * f_i / sum of f, f_i = presence_i * misses_i(space_i) per cycle.
-//!   Misses slow a task down, so its rate depends on the result too; both are solved together, with damping.
+//!    fewer lines the more it holds: space_i = space * f_i / sum of f, f_i = presence_i * misses_i(space_i) per cycle.
+//!    Misses slow a task down, so its rate depends on the result too; both are solved together, with damping.
 //! 3. *Shares.* Ways or colors limit the space for which a task competes; tasks of other shares compete in the overlap
-//!   only.
+//!    only.
 //!
 //! Curves come from the profile, or from its reuse times by StatStack. Speed: CPI = solo CPI + stalls per instruction,
 //! from the stall curve if there is one (papers CP-4), otherwise added misses times the penalty.

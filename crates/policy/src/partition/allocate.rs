@@ -4,9 +4,9 @@
 //! operator's goals, find groups and their numbers of units. Method:
 //! 1. *Pool.* Programs whose speed hardly depends on space go into one partition (thesis 5.4, footnote 9).
 //! 2. *Lanes.* With more programs than CPUs, programs that never run together may have the same units: programs of
-//!   similar demand form a time-share group, with a penalty for running together (thesis 7.3).
+//!    similar demand form a time-share group, with a penalty for running together (thesis 7.3).
 //! 3. *Sizes* come from the exact solver, or from lookahead if the solver would take long; floors follow from the
-//!   goals.
+//!    goals.
 //!
 //! Properties: deterministic; ties break by order of arrival; floors that do not fit together are lowered, largest
 //! first; lowered floors and the cost of floors to other programs are reported.

@@ -3,14 +3,14 @@
 //! Problem: programs on one cache displace lines of other programs without reusing their own; a partition helps only if
 //! its sizes are right and kept up to date, and if it is worth its cost. Method, for each cache:
 //! 1. Request a trace of every process without a curve in its present phase, a few at once. A phase of a known kind has
-//!   the curve of that kind, so if kinds of phases are known, a trace waits until the phase proves to be new.
+//!    the curve of that kind, so if kinds of phases are known, a trace waits until the phase proves to be new.
 //! 2. Once all processes have a curve, [`allocate`] sizes the shares. The predictor forecasts the performance of all
-//!   processes under these shares, under the present ones, and without any. The best of the three is taken if it gains
-//!   enough and, if pages have to be copied, pays for the copying in time; a goal that is missed now is reason enough.
-//!   Measured speeds under the present shares replace their forecast.
+//!    processes under these shares, under the present ones, and without any. The best of the three is taken if it gains
+//!    enough and, if pages have to be copied, pays for the copying in time; a goal that is missed now is reason enough.
+//!    Measured speeds under the present shares replace their forecast.
 //! 3. Put the shares on trial: old, new, old again, with speeds measured in each ([`crate::partition::ab_test`]). New
-//!   shares are dropped unless they measure better by the smallest gain; shares in force are tested again from time to
-//!   time ([`crate::partition::share_controller`]).
+//!    shares are dropped unless they measure better by the smallest gain; shares in force are tested again from time to
+//!    time ([`crate::partition::share_controller`]).
 //!
 //! Properties: without evidence nothing changes; a single process is confined only for the sake of a goal; newcomers
 //! are unrestricted until their curve is known; two programs of one time-share group have a penalty. Tasks are not

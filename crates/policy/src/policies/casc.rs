@@ -5,14 +5,14 @@
 //! the highest PCMR that it accepts ([`crate::solvers::bucketization`]), and allow a thread the CPUs that accept it.
 //! 1. *Initial measurement*: n + 1 rows of n of the first n + 1 threads, each without one of them.
 //! 2. *Newcomers*. Literal form: on the cache's first CPU, beside known threads (secondary measurement). Better form:
-//!   in rows like the first ones, several newcomers at a time, completed with known threads, so that no estimate rests
-//!   on an earlier one and newcomers are measured as accurately as the first threads.
+//!    in rows like the first ones, several newcomers at a time, completed with known threads, so that no estimate rests
+//!    on an earlier one and newcomers are measured as accurately as the first threads.
 //! 3. *Length, chosen online* (better form): rows are measured again, twice as long, while the intervals of estimates
-//!   are wider than `max_error`.
+//!    are wider than `max_error`.
 //! 4. *Repetition*: if a thread's phase changed; if the cache's miss rate drifts from the expected one for several
-//!   windows, relative to its initial deviation; and, if configured, in turn at fixed times.
+//!    windows, relative to its initial deviation; and, if configured, in turn at fixed times.
 //! 5. *Bucketization*, literal or better; the better form bounds the spread of run times, and spreads the CPUs for
-//!   threads that miss much over the cores.
+//!    threads that miss much over the cores.
 //!
 //! Properties: threads need not run together, so CPUs are not synchronized; every thread has a CPU; on machines with
 //! several caches, each is handled by itself. Without evidence, a thread keeps its CPUs.

@@ -4,9 +4,9 @@
 //! service a speed (work by processor time) and the presence of every other service on its caches (CPUs). Three sources
 //! of evidence are used, in this order:
 //! 1. *Measured.* A regression of the speed on the presences separates co-runners that come and go. It needs windows
-//!   with and without a co-runner, and an effect of more than two standard errors.
+//!    with and without a co-runner, and an effect of more than two standard errors.
 //! 2. *Attributed.* If the whole slowdown relative to the solo speed is measured, but not its causes, it is divided
-//!   among the co-runners by their forecast losses.
+//!    among the co-runners by their forecast losses.
 //! 3. *Forecast.* The reference predictor, or sensitivity times intensity, from profiles alone.
 //!
 //! Properties: pure; missing evidence gives a missing value with its reason; short programs count for their service.

@@ -174,13 +174,12 @@ pub struct RandomTotals {
 /// Number of assignments drawn for the spread.
 const SAMPLES: u32 = 1000;
 
-/// Totals of random assignments with even loads.
+/// Returns the totals of random assignments with even loads.
 ///
 /// The mean needs no enumeration, because every ordered pair of programs is equally likely to meet. It is the sum of
-/// all costs times the expected share of time that one program of a pair meets the other on its cache. With c CPUs on a
-/// cache that share is the sum over caches of c (c - 1) over CPUs (n - 1) if every CPU is busy; if some are idle, it is
-/// over CPUs (CPUs
-/// - 1).
+/// all costs times the expected share of time for which one program of a pair meets the other on its cache. For c CPUs
+/// on a cache and C CPUs in total, that share is the sum over caches of c (c - 1) / (C (n - 1)) if every CPU is busy; if
+/// some are idle, it is that sum over C (C - 1).
 pub fn random(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTotals {
     let (programs, cpus) = (costs.len(), seats.cpus());
     if programs < 2 || cpus < 2 {

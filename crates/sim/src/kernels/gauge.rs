@@ -1,9 +1,9 @@
 //! milc: staggered lattice QCD, with the accesses of the public program's loops.
 //!
 //! Layout (MILC 6, `ks_imp_dyn/lattice.h`, as 433.milc builds it: double precision, temporary vectors and links): a
-//! site has 1808 bytes; its four links take 576 from byte 112 on, its momenta the next 320, two work matrices the last
-//! 288. The fat and long links are stored separately, four matrices of 144 bytes per site; vectors of 48 bytes,
-//! pointers and neighbor tables are in their own arrays. Even sites come first.
+//! site has 1808 bytes; its four links take 576 from byte 112 on, its momenta the next 320, and its two work matrices
+//! the last 288 bytes. The fat and long links are stored separately, four matrices of 144 bytes per site; vectors of 48
+//! bytes, pointers and neighbor tables are in their own arrays. Even sites come first.
 //!
 //! Method: conjugate gradient (`dslash` on contiguous links), fermion force, gauge force and fat links (strided by a
 //! site) take the shares of time that were published for the program. In the program, each loop passes over the whole

@@ -178,8 +178,8 @@ const SAMPLES: u32 = 1000;
 ///
 /// The mean needs no enumeration, because every ordered pair of programs is equally likely to meet. It is the sum of
 /// all costs times the expected share of time for which one program of a pair meets the other on its cache. For c CPUs
-/// on a cache and C CPUs in total, that share is the sum over caches of c (c - 1) / (C (n - 1)) if every CPU is busy; if
-/// some are idle, it is that sum over C (C - 1).
+/// on a cache and C CPUs in total, that share is the sum over caches of c (c - 1), divided by C (n - 1) if every CPU is
+/// busy, and by C (C - 1) if some are idle.
 pub fn random(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTotals {
     let (programs, cpus) = (costs.len(), seats.cpus());
     if programs < 2 || cpus < 2 {

@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! BASE/reference-set       frames of known colors (this module's header, then pages)
-//! BASE/ledger              one byte a frame of the host: 0 unknown, else its color + 1
+//! BASE/ledger              one byte per frame of the host: 0 if unknown, else its color + 1
 //! BASE/PID/wanted          the colors allowed to process PID, 16 hexadecimal digits, `a` (all pages move) or `n` (new ones
 //!                          only), and a newline
-//! BASE/PID/status          what its agent did: lines of `name number`, the first and the last the same
+//! BASE/PID/status          its agent's counters: lines of `name number`, the first and the last one equal
 //! ```
 //! `wanted` has a fixed width, so that one write replaces it whole and the restore journal can restore it like any control
 //! file. Everything else is written by one side only.
 
-/// Bytes of a page; other page sizes are refused when colors are discovered.
+/// Size of a page in bytes; a host with another page size is rejected when colors are discovered.
 pub const PAGE_BYTES: usize = 4096;
-/// Colors that a mask of 64 bits can hold; more are refused when they are discovered.
+/// Maximum number of colors, which fit a mask of 64 bits; a host with more is rejected when colors are discovered.
 pub const MAX_COLORS: u32 = 64;
 /// First eight bytes of the reference set.
 pub const KIT_MAGIC: u64 = u64::from_le_bytes(*b"cmcolor1");

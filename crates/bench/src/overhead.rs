@@ -1,4 +1,4 @@
-//! (c) The processor time of the daemon, and its effect on unmanaged programs.
+//! (c) The CPU time of the daemon, and its effect on unmanaged programs.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,7 @@ const COUNTED: u64 = 30;
 const ROUNDS: usize = 15;
 const BLOCK: Duration = Duration::from_millis(2000);
 const SETTLE: Duration = Duration::from_millis(400);
-/// Time before the measurement. At its start a daemon uses half a second of processor time to survey the host, which is no
+/// Time before the measurement. At its start, a daemon uses half a second of CPU time to survey the host, which is not
 /// part of the cost of managing and takes several seconds on a busy host.
 const STARTED_WITHIN: Duration = Duration::from_secs(30);
 
@@ -234,7 +234,7 @@ impl BenchDaemon {
         Ok(BenchDaemon(command.spawn().context("the daemon cannot be started")?))
     }
 
-    /// Processor time of all its threads, to the nanosecond: clock ticks are 0.03 % of what is counted.
+    /// CPU time of all its threads, to the nanosecond, because clock ticks are 0.03 % of the measured time.
     fn cpu_time_ns(&self) -> Option<u64> {
         let mut sum = 0;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.0.id())).ok()? {

@@ -69,7 +69,7 @@ pub struct DaemonStatus {
     pub window_ns: u64,
     /// Time since the start.
     pub running_ns: u64,
-    /// Processor time of the daemon, its probes and its guardian: the cost of cachemate on every front end.
+    /// CPU time of the daemon, its probes and its guardian: the cost of cachemate on every front end.
     pub cpu_ns: u64,
     /// Last-level caches.
     pub caches: Vec<CacheStatus>,
@@ -356,7 +356,7 @@ pub struct Watcher {
     reasons: BTreeMap<TaskId, Vec<String>>,
     /// Threads that wait for a CPU, with the time since they began to wait.
     waiting_ns: BTreeMap<TaskId, u64>,
-    /// Processor time of each guardian so far, by its process id.
+    /// CPU time of each guardian so far, by its process id.
     guardians_cpu_ns: BTreeMap<u32, u64>,
 }
 

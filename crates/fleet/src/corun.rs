@@ -138,7 +138,7 @@ impl CoRunSolver {
         self.host.last_level().map_or(0.0, |last| last.size_bytes as f64)
     }
 
-    /// Bandwidth that the caches of one memory node share, in bytes a cycle.
+    /// Bandwidth that the caches of one memory node share, in bytes per cycle.
     pub fn node_bytes_per_cycle(&self) -> f64 {
         self.host.memory.bytes_per_cycle
     }

@@ -83,7 +83,7 @@ pub struct FleetHost {
     pub services: u32,
     /// The state that the node publishes.
     pub state: NodeCacheState,
-    /// Memory traffic at the last evaluation, in bytes a second.
+    /// Memory traffic at the last evaluation, in bytes per second.
     pub memory_bytes_per_second: f64,
 }
 

@@ -1,10 +1,10 @@
 //! A run as an HTML page.
 //!
-//! Problem: some users prefer a picture to tables and want to see the programs of each cache, and the reasons for
-//! their placement, during a run and afterwards. Method: one function, [`SnapshotBuilder::snapshot`], turns each turn
-//! of the loop into a [`Snapshot`]; the daemon sends snapshots as they come, and [`recording`] makes them from a run
-//! log. One page ([`html`]) shows both. Properties: the page is one file that loads nothing; its scripts run under a
-//! content policy of their hashes; a program's name is always plain text.
+//! Problem: some users prefer a picture to tables and want to see the programs of each cache, and the reasons for their
+//! placement, during a run and afterward. Method: one function, [`SnapshotBuilder::snapshot`], turns each iteration of
+//! the loop into a [`Snapshot`]; the daemon sends snapshots as they arise, and [`recording`] makes them from a run log.
+//! One page ([`html`]) shows both. Properties: the page is one file that loads nothing; its scripts run under a content
+//! policy that lists their hashes; a program's name is always plain text.
 
 #![warn(missing_docs)]
 

@@ -30,7 +30,7 @@ use cachemate_daemon::programs::{ProgramExit, ProgramGroup};
 ///
 /// Commands are separated by ':::'. A program that maps the file named in CACHEMATE_PROGRESS and counts its work in the first
 /// eight bytes is compared by work per second, other programs by run time. Only these programs are managed, and the host is
-/// restored afterwards. Standard output is that of the programs: the summary, also with --json, goes to standard error, and
+/// restored afterward. Standard output is that of the programs: the summary, also with --json, goes to standard error, and
 /// --quiet omits it. If a program fails, the exit code is 1.
 #[derive(Args)]
 pub struct RunArgs {

@@ -241,7 +241,7 @@ mod tests {
     fn stream() -> Vec<u8> {
         [
             chunk(7, NO_THREAD, 0, FLAG_START, b"/bin/a\0x\0"),
-            // gap 2, 8 bytes, store, +64; then gap 0, size 3 spelt out, load, -1.
+            // gap 2, 8 bytes, store, +64; then gap 0, size 3 spelled out, load, -1.
             chunk(7, 0, 2, 0, &[2 << 4 | 3 << 1 | 1, 0x80, 1, 7 << 1, 3, 1]),
             chunk(7, NO_THREAD, 0, FLAG_START, b"/bin/b\0"),
             chunk(7, 3, 1, 0, &[1 << 4, 2]),

@@ -4,7 +4,7 @@
 mod browser;
 mod common;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
@@ -206,11 +206,27 @@ fn recorded() -> tempfile::TempDir {
     copy
 }
 
-/// The data in a page.
-fn data(page: &str, id: &str) -> Value {
-    let start = format!("<script type=\"application/json\" id=\"{id}\">");
-    let text = page.split_once(&start).unwrap().1.split_once("</script>").unwrap().0;
-    serde_json::from_str(text).unwrap()
+/// The header in a page.
+fn head(page: &str) -> Value {
+    serde_json::from_str(element(page, "head")).unwrap()
+}
+
+fn element<'a>(page: &'a str, id: &str) -> &'a str {
+    let (_, rest) = page.split_once(&format!("\" id=\"{id}\">")).unwrap();
+    rest.split_once("</script>").unwrap().0
+}
+
+/// The windows in a page, as any user of the file can unpack them.
+fn windows(page: &str) -> Value {
+    let mut unpack = Command::new("sh");
+    unpack.args(["-c", "base64 -d | gzip -d"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut unpack = unpack.spawn().unwrap();
+    let mut input = unpack.stdin.take().unwrap();
+    let text = element(page, "windows").to_string();
+    let writer = std::thread::spawn(move || input.write_all(text.as_bytes()).unwrap());
+    let output = unpack.wait_with_output().unwrap();
+    writer.join().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 /// Does a run of the simulated machine become one page that contains every window and the ground truth, and does it
@@ -221,12 +237,12 @@ fn a_recording_becomes_a_page() {
     let args = ["dashboard", "run.jsonl.zst", "--truth", "truth.json", "-o", "run.html"];
     let message = run(folder.path(), &args).ok().out;
     let page = std::fs::read_to_string(folder.path().join("run.html")).unwrap();
-    let windows = data(&page, "windows");
+    let windows = windows(&page);
     let count = windows.as_array().unwrap().len();
     assert!(count >= 2 && message.contains(&format!("{count} windows")), "{message}");
     let replayed = run(folder.path(), &["replay", "run.jsonl.zst", "--json"]).json();
     assert_eq!(replayed["windows"], json!(count), "as many as a replay finds");
-    let head = data(&page, "head");
+    let head = head(&page);
     assert_eq!((&head["policy"], &head["source"]), (&json!("dio"), &json!("run.jsonl.zst")));
     assert_eq!(head["truth"]["programs"].as_array().unwrap().len(), 4);
     assert!(head["truth"]["evicted"].as_array().unwrap().iter().any(|row| row[2].as_u64() > Some(0)), "{head}");
@@ -248,6 +264,29 @@ fn a_recording_becomes_a_page() {
     assert_eq!(browser.eval("document.getElementById('s-truth').hidden"), json!(false));
     browser.picture("recording.png");
     assert_eq!(browser.complaints, Vec::<String>::new());
+}
+
+/// Does a run of the interval machine stand beside its own account, program by program, and is the account of another run
+/// refused by the name that it expects?
+#[test]
+fn an_interval_run_has_its_truth() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut scenario = "name = \"two\"\nmachine = \"xeon-x5365-4\"\nsimulator = \"interval\"\nseed = 3\n\
+                        length = { ns = 2_000_000_000 }\npolicy = { name = \"dio\" }\n"
+        .to_string();
+    for program in ["mcf-2006", "povray"] {
+        scenario.push_str(&format!("[[programs]]\nprogram = \"{program}\"\n"));
+    }
+    std::fs::write(folder.path().join("s.toml"), &scenario).unwrap();
+    let answer = run(folder.path(), &["sim", "s.toml", "-o", "run.jsonl", "--json"]).ok().out;
+    std::fs::write(folder.path().join("truth.json"), &answer).unwrap();
+    std::fs::write(folder.path().join("other.json"), answer.replace("povray", "gamess")).unwrap();
+    run(folder.path(), &["dashboard", "run.jsonl", "--truth", "truth.json", "-o", "run.html"]).ok();
+    let head = head(&std::fs::read_to_string(folder.path().join("run.html")).unwrap());
+    let programs = head["truth"]["programs"].as_array().unwrap();
+    assert!(programs.len() == 2 && programs[0]["mpki"].as_f64() > programs[1]["mpki"].as_f64(), "{head}");
+    let refused = run(folder.path(), &["dashboard", "run.jsonl", "--truth", "other.json", "-o", "x.html"]);
+    assert!(refused.code == Some(1) && refused.err.contains("found 'gamess', expected 'povray'"), "{}", refused.err);
 }
 
 /// Is a file that is not a recording rejected with the place, and a truncated one shown up to its end?
@@ -272,5 +311,5 @@ fn a_broken_recording_is_told() {
     std::fs::write(folder.path().join("cut.jsonl.zst"), &whole[..whole.len() - 9]).unwrap();
     run(folder.path(), &["dashboard", "cut.jsonl.zst", "-o", "cut.html"]).ok();
     let page = std::fs::read_to_string(folder.path().join("cut.html")).unwrap();
-    assert!(data(&page, "head")["cut_off"].as_str().unwrap().contains("cut.jsonl.zst"));
+    assert!(head(&page)["cut_off"].as_str().unwrap().contains("cut.jsonl.zst"));
 }

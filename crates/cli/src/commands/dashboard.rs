@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use cachemate_core::CacheLevel;
 use cachemate_page::{GroundTruth, ProgramTruth, RecordedRun, html, recording};
 use cachemate_sim::results::{RunResults, TaskResults};
@@ -55,7 +55,23 @@ impl DashboardArgs {
 struct RecordedTruth {
     scenario: String,
     seed: u64,
-    results: RunResults,
+    results: TruthResults,
+}
+
+/// Results of either simulated machine.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TruthResults {
+    Cycle(Box<RunResults>),
+    Interval { jobs: Vec<IntervalTruth> },
+}
+
+/// One program on the interval machine, in the order of the scenario.
+#[derive(Deserialize)]
+struct IntervalTruth {
+    name: String,
+    instr_per_cycle: Option<f64>,
+    mpki: Option<f64>,
 }
 
 fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<GroundTruth> {
@@ -64,7 +80,14 @@ fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<Gro
         .with_context(|| format!("{shown}: cannot be read"))?;
     let answer: RecordedTruth = serde_json::from_str(&text)
         .with_context(|| format!("{shown}: expected the output of 'cachemate sim --json'"))?;
-    let results = answer.results;
+    let source = format!("{}, seed {}", answer.scenario, answer.seed);
+    let results = match answer.results {
+        TruthResults::Cycle(results) => results,
+        TruthResults::Interval { jobs } => {
+            let programs = interval_truth(&jobs, run).with_context(|| format!("{shown}: of another run"))?;
+            return Ok(GroundTruth { source, programs, evicted: Vec::new() });
+        }
+    };
     let contended = |level: CacheLevel, cache: u32| {
         run.head.caches.iter().any(|head| head.cache == cache) && level != CacheLevel::L1Data
     };
@@ -81,7 +104,22 @@ fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<Gro
             programs.push(true_program(task.process.0, &threads.collect::<Vec<_>>()));
         }
     }
-    Ok(GroundTruth { source: format!("{}, seed {}", answer.scenario, answer.seed), programs, evicted })
+    Ok(GroundTruth { source, programs, evicted })
+}
+
+fn interval_truth(jobs: &[IntervalTruth], run: &RecordedRun) -> anyhow::Result<Vec<ProgramTruth>> {
+    let mut programs = Vec::new();
+    for (program, job) in (0..).zip(jobs) {
+        let mut samples = run.snapshots.iter().flat_map(|snapshot| &snapshot.programs);
+        // A program that arrived after the last window is in none.
+        let Some(sample) = samples.find(|one| one.program == program) else { continue };
+        if sample.name != job.name {
+            bail!("program {program}: found '{}', expected '{}'", job.name, sample.name);
+        }
+        let (instr_per_cycle, mpki) = (job.instr_per_cycle, job.mpki);
+        programs.push(ProgramTruth { program, instr_per_cycle, mpki, evicted_by_others_share: None });
+    }
+    Ok(programs)
 }
 
 /// All threads of one program together.

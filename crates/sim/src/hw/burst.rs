@@ -8,8 +8,8 @@ use cachemate_core::{Access, AccessKind, BatchEnd, CacheLevel};
 
 use super::caches::{CacheRequest, Caches};
 use super::context::{HwContext, OutstandingMiss, StallSource, UnattributedTicks};
+use super::core_kind::{ANY, AnyCore, CoreKind, WatchedCore};
 use super::fast_path::quick_fetch;
-use super::l1_variant::ANY;
 use super::pipeline::{ContextRun, CoreEnvironment, CoreFrontEnd};
 use super::thread::HwThread;
 
@@ -43,8 +43,6 @@ pub(crate) enum SlowPathCause {
     Early,
     /// The access must take the slow path.
     Memory,
-    /// The access is not a plain hit; the fast path handles it itself.
-    Beyond,
 }
 
 /// A run in progress. It can be suspended whenever the fast path has ended, and resumed there.
@@ -69,8 +67,6 @@ pub(crate) struct Burst {
     pub room: usize,
     /// Whether the current access was held at its tick, because it is not a plain hit.
     pub was_early: bool,
-    /// Position of the access's line in the L1.
-    pub place: Option<usize>,
     pub page: u64,
     pub frame: u64,
     /// L1 hits of data and of code that have not been added to the counters yet.
@@ -153,16 +149,18 @@ impl Burst {
 }
 
 impl CoreFrontEnd {
-    /// Runs one context. On return, `ready` and `wait` of the context describe the next event.
+    /// Does the same as [`CoreFrontEnd::execute`] for a thread whose probes observe every access.
     #[inline(never)]
-    pub fn execute<const WATCHED: bool>(
-        &mut self,
-        burst: &mut Burst,
-        around: &mut CoreEnvironment<'_>,
-    ) -> BurstOutcome {
+    pub fn execute_watched(&mut self, burst: &mut Burst, around: &mut CoreEnvironment<'_>) -> BurstOutcome {
+        self.execute::<WatchedCore>(burst, around)
+    }
+
+    /// Runs one context. On return, `ready` and `wait` of the context describe the next event.
+    #[inline(always)]
+    pub fn execute<K: CoreKind>(&mut self, burst: &mut Burst, around: &mut CoreEnvironment<'_>) -> BurstOutcome {
         let Some(mut thread) = burst.thread.take() else { return BurstOutcome::Yield };
         let outcome = loop {
-            let event = self.run_fast_path::<WATCHED>(burst, &mut thread, around);
+            let event = self.run_fast_path::<K>(burst, &mut thread, around);
             if event == SlowPathCause::Waits {
                 break BurstOutcome::Blocked;
             }
@@ -170,7 +168,7 @@ impl CoreFrontEnd {
                 self.contexts[burst.run.nth].ready = burst.t;
                 break BurstOutcome::Held;
             }
-            if let Some(outcome) = self.run_slow_path::<WATCHED>(event, burst, &mut thread, around) {
+            if let Some(outcome) = self.run_slow_path(event, burst, &mut thread, around) {
                 break outcome;
             }
         };
@@ -199,7 +197,7 @@ impl CoreFrontEnd {
 
     /// Handles the event that ended the fast path. `Some` if the run ends too.
     #[inline(never)]
-    fn run_slow_path<const WATCHED: bool>(
+    fn run_slow_path(
         &mut self,
         event: SlowPathCause,
         burst: &mut Burst,
@@ -213,19 +211,18 @@ impl CoreFrontEnd {
             None => (SlowPathCause::BatchEnd, Access::compute(0)),
         };
         match event {
-            SlowPathCause::Memory => self.memory::<WATCHED>(access, burst, thread, around),
+            SlowPathCause::Memory => self.memory(access, burst, thread, around),
             SlowPathCause::Waits => Some(BurstOutcome::Blocked),
             SlowPathCause::Early => Some(BurstOutcome::Held),
-            SlowPathCause::Beyond => None,
-            SlowPathCause::Budget => self.wait_or_unpark::<WATCHED>(burst, thread, around),
-            SlowPathCause::Fetch => self.fetch::<WATCHED>(burst, thread, around),
-            SlowPathCause::Jump => self.handle_jump::<WATCHED>(access, burst, thread, around),
-            SlowPathCause::Compute => self.compute::<WATCHED>(access, burst, thread, around),
+            SlowPathCause::Budget => self.wait_or_unpark(burst, thread, around),
+            SlowPathCause::Fetch => self.fetch(burst, thread, around),
+            SlowPathCause::Jump => self.handle_jump(access, burst, thread, around),
+            SlowPathCause::Compute => self.compute(access, burst, thread, around),
             SlowPathCause::BatchEnd if thread.turn != BatchEnd::More && !context.parked.is_empty() => {
-                self.drain::<WATCHED>(burst, thread, around)
+                self.drain(burst, thread, around)
             }
             SlowPathCause::BatchEnd => batch_end(burst, thread, context),
-            SlowPathCause::Depends => self.defer_access::<WATCHED>(access, burst, thread, around),
+            SlowPathCause::Depends => self.defer_access(access, burst, thread, around),
             SlowPathCause::Translate => {
                 if burst.must_wait(context) {
                     return Some(BurstOutcome::Held);
@@ -240,7 +237,7 @@ impl CoreFrontEnd {
         }
     }
 
-    fn handle_jump<const WATCHED: bool>(
+    fn handle_jump(
         &mut self,
         access: Access,
         burst: &mut Burst,
@@ -259,14 +256,14 @@ impl CoreFrontEnd {
             }
             None
         } else if thread.fetch_left == 0 {
-            self.fetch::<WATCHED>(burst, thread, around)
+            self.fetch(burst, thread, around)
         } else {
-            self.wait_or_unpark::<WATCHED>(burst, thread, around)
+            self.wait_or_unpark(burst, thread, around)
         }
     }
 
     /// Handles the end of time or window, or a deferred access that is due.
-    fn wait_or_unpark<const WATCHED: bool>(
+    fn wait_or_unpark(
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
@@ -274,12 +271,12 @@ impl CoreFrontEnd {
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         if context.next_parked <= burst.t && burst.t < burst.run.limit {
-            return self.unpark::<WATCHED>(burst, thread, around);
+            return self.unpark(burst, thread, around);
         }
         burst.exceeds_budget(context)
     }
 
-    fn compute<const WATCHED: bool>(
+    fn compute(
         &mut self,
         access: Access,
         burst: &mut Burst,
@@ -294,7 +291,7 @@ impl CoreFrontEnd {
         context.issued += done;
         burst.skip += done;
         if done < remaining {
-            return self.wait_or_unpark::<WATCHED>(burst, thread, around);
+            return self.wait_or_unpark(burst, thread, around);
         }
         burst.skip = 0;
         thread.position += 1;
@@ -302,7 +299,7 @@ impl CoreFrontEnd {
     }
 
     /// Fetches the next line of code. `Some` if the context cannot continue at once.
-    fn fetch<const WATCHED: bool>(
+    fn fetch(
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
@@ -313,9 +310,9 @@ impl CoreFrontEnd {
         let address = thread.next_code;
         let (page_shift, t) = (around.page_shift, burst.t);
         let unit = &mut around.caches.units[l1i];
-        if quick_fetch::<WATCHED, ANY>(unit, thread, page_shift, t) {
+        if quick_fetch(unit, thread, page_shift, t, ANY, burst.watched) {
             burst.fetches += 1;
-            if WATCHED {
+            if burst.watched {
                 thread.report_code_line(unit.line_shift, t, around.sampling);
             }
             return None;
@@ -343,7 +340,7 @@ impl CoreFrontEnd {
         let place = unit.store.find(ask.address >> unit.line_shift);
         let probed = !(thread.probes.activity.is_empty() && thread.probes.trace.is_none());
         let before = probed.then_some(thread.counters.levels);
-        let answer = around.caches.first_level(l1i, place, &ask, &mut thread.counters);
+        let answer = around.caches.first_level::<AnyCore>(l1i, place, &ask, &mut thread.counters);
         let mut traced = super::sampling::SampleEffect { ticks: 0, full: false };
         if let Some(before) = &before {
             thread.probes.observe_path(l1i, ask.address, before, &thread.counters.levels, around.caches);
@@ -354,7 +351,7 @@ impl CoreFrontEnd {
             }
         }
         thread.charge_fetch(line_bytes);
-        if WATCHED {
+        if burst.watched {
             thread.report_code_line(line_bytes.ilog2(), t, around.sampling);
         }
         if answer.ready_tick <= late {

@@ -192,23 +192,20 @@ impl CacheUnit {
         self.is_victim() || self.history.get(line) != 0
     }
 
-    /// Returns the reason why the line is missing for this task.
-    #[inline]
-    pub fn miss_cause(&self, line: u64, task: u16) -> MissCause {
-        match self.history.get(line) {
+    /// Counts a demand miss of a task, with its cause, for the task and for the cache. Returns whether the line has been
+    /// here before.
+    #[inline(always)]
+    pub fn miss(&mut self, line: u64, task: u16, counters: &mut TaskCounters) -> bool {
+        let last = self.history.get(line);
+        let cause = match last {
             0 => self.first_miss,
             LOST_TO_STORE => MissCause::Coherence,
             evictor if evictor - 2 == task => MissCause::Own,
             _ => MissCause::InterTask,
-        }
-    }
-
-    /// Counts a demand miss of a task, with its cause, for the task and for the cache.
-    #[inline(always)]
-    pub fn miss(&mut self, line: u64, task: u16, counters: &mut TaskCounters) {
-        let cause = self.miss_cause(line, task) as usize;
+        } as usize;
         counters.levels[self.level as usize].misses[cause] += 1;
         self.counters.demand.misses[cause] += 1;
+        last != 0
     }
 
     /// Records that the line has just left. If `evictor` is `None`, a store elsewhere took it.

@@ -10,6 +10,7 @@ use cachemate_core::{CacheLevel, MachineSpec, MachineSpecError, SplitMix64, Writ
 
 use super::HwOptions;
 use super::cache_unit::{CacheUnit, DataOrigin, ROOT};
+use super::core_kind::ANY;
 use super::counters::{MissCause, TaskCounters};
 use super::dram::Dram;
 use super::line_table::LineTable;
@@ -317,7 +318,7 @@ impl Caches {
     pub fn fill(&mut self, index: usize, meta: LineMeta, ask: &CacheRequest, counters: &mut TaskCounters) {
         let unit = &mut self.units[index];
         let mask = unit.mask_of(ask.class);
-        let evicted = unit.store.insert(ask.address >> unit.line_shift, meta, mask);
+        let evicted = unit.store.insert(ask.address >> unit.line_shift, meta, mask, ANY);
         unit.record_arrival(meta.owner());
         if let Some(evicted) = evicted {
             self.evict(index, evicted, ask, counters);

@@ -80,7 +80,7 @@ impl HwContext {
 
 impl CoreFrontEnd {
     /// Handles an access that needs the value of a pending load: defers it, or waits if it cannot be deferred.
-    pub fn defer_access<const WATCHED: bool>(
+    pub fn defer_access(
         &mut self,
         access: Access,
         burst: &mut Burst,
@@ -100,13 +100,13 @@ impl CoreFrontEnd {
             return wait_for_value(burst, thread, context);
         }
         if context.next_parked <= burst.t {
-            return self.unpark::<WATCHED>(burst, thread, around);
+            return self.unpark(burst, thread, around);
         }
         context.wait_for_parked()
     }
 
     /// Issues all deferred accesses before the operating system is called.
-    pub fn drain<const WATCHED: bool>(
+    pub fn drain(
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
@@ -114,13 +114,13 @@ impl CoreFrontEnd {
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         if context.next_parked <= burst.t {
-            return self.unpark::<WATCHED>(burst, thread, around);
+            return self.unpark(burst, thread, around);
         }
         context.wait_for_parked()
     }
 
     /// Issues deferred accesses that are due. `Some` if the run ends.
-    pub fn unpark<const WATCHED: bool>(
+    pub fn unpark(
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
@@ -157,7 +157,7 @@ impl CoreFrontEnd {
         self.contexts[nth].parked.remove(at);
         let nearest = t + around.caches.units[self.l1d].latency;
         let before = burst.probed.then_some(thread.counters.levels);
-        let seen = self.access_caches::<WATCHED>(parked.access, frame, burst, thread, around);
+        let seen = self.access_caches(parked.access, frame, burst, thread, around);
         let wait = StallSource { served: seen.answer.served, queue: seen.answer.queue, joined };
         self.contexts[nth].wake_dependents(parked, seen.answer.ready_tick, seen.answer.ready_tick > nearest, wait);
         self.report_access(parked.access, &seen, &before, false, burst, thread, around)

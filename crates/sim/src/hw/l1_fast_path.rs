@@ -8,6 +8,7 @@ use cachemate_core::{CacheLevel, WritePolicy};
 
 use super::cache_unit::{CacheUnit, DataOrigin, ROOT};
 use super::caches::{CacheRequest, CacheResponse, Caches};
+use super::core_kind::CoreKind;
 use super::counters::TaskCounters;
 use super::store::{EXCLUSIVE, LineMeta, MODIFIED, PENDING, SHARED, SHARER_BITS, SPECIAL};
 
@@ -20,6 +21,31 @@ impl CacheUnit {
         let asks_others = others & (store | self.children_own);
         let upgrades = store & ((meta.state() == SHARED) | (self.write == WritePolicy::Through));
         !((meta.0 & SPECIAL != 0) | asks_others | upgrades | self.is_victim())
+    }
+
+    /// Handles a hit that affects no other cache: gives the line to a child, whose line length and bit are `to`, or takes
+    /// a store that goes through (`None`). The line's data may still be in transit.
+    #[inline(always)]
+    fn give_plain_line(&mut self, line: u64, place: usize, to: Option<(u64, u32)>, tick: u64) -> CacheResponse {
+        let mut meta = self.store.meta(place);
+        let (mut ready_tick, mut served) = (tick + self.latency, DataOrigin::Hit(self.level));
+        let exclusive = meta.state() >= EXCLUSIVE;
+        if meta.0 & PENDING != 0 {
+            match self.pending.pending_fill(line) {
+                Some((done, from)) if done > ready_tick => (ready_tick, served) = (done, from),
+                _ => meta.0 &= !PENDING,
+            }
+        }
+        let mut queue = 0;
+        match to {
+            Some((bytes, bit)) => {
+                queue = self.transfer_out(tick, bytes);
+                meta = meta.with_sharers(meta.sharers() | bit);
+            }
+            None => meta = meta.as_store(true),
+        }
+        self.store.set_meta(place, meta);
+        CacheResponse { ready_tick: ready_tick + queue, queue, served, exclusive, dirty: false }
     }
 }
 
@@ -62,10 +88,10 @@ impl Caches {
         })
     }
 
-    /// The part of [`Caches::first_level`] that the next cache serves. `None` if the request must take the slow path;
-    /// in that case nothing was done.
+    /// Handles a request whose line the L1 lacks, or a plain store that goes through the L1. `None` if the request must
+    /// take the slow path; in that case nothing was done.
     #[inline(always)]
-    pub fn access_next_level(
+    pub fn access_next_level<K: CoreKind>(
         &mut self,
         l1: usize,
         place: Option<usize>,
@@ -78,55 +104,55 @@ impl Caches {
         }
         let behind = self.units[l1].parent;
         let [first, second] = self.units.get_disjoint_mut([l1, behind]).ok()?;
-        let through = ask.store & (first.write == WritePolicy::Through);
+        let writes_through = K::WRITE.unwrap_or(first.write) == WritePolicy::Through;
+        let through = ask.store & writes_through;
         if place.is_some_and(|place| !through | (first.store.meta(place).0 & SPECIAL != 0)) {
             return None;
         }
-        let far = ask.address >> second.line_shift;
-        let at = second.store.find(far)?;
-        let meta = second.store.meta(at);
-        if !second.is_plain(meta, first.bit, ask.store) {
+        let (far, line) = (ask.address >> second.line_shift, ask.address >> first.line_shift);
+        let place_behind = second.store.find(far);
+        let plain = |at| second.is_plain(LineMeta(second.store.meta(at).0 & !PENDING), first.bit, ask.store);
+        if !place_behind.map_or(place.is_none() & !second.is_victim(), plain) {
             return None;
         }
-        let line = ask.address >> first.line_shift;
         counters.levels[first.level as usize].references += 1;
         first.counters.demand.references += 1;
         counters.levels[second.level as usize].references += 1;
         second.counters.demand.references += 1;
-        second.store.touch(far, at);
-        let exclusive = meta.state() >= EXCLUSIVE;
-        let mut answer = CacheResponse {
-            ready_tick: ask.at + second.latency,
-            queue: 0,
-            served: DataOrigin::Hit(second.level),
-            exclusive,
-            dirty: false,
-        };
-        if through {
-            second.store.set_meta(at, meta.as_store(true));
-            if let Some(place) = place {
-                first.store.touch(line, place);
-                answer.ready_tick = answer.ready_tick.max(ask.at + first.latency);
-                return Some(answer);
+        if place.is_none() {
+            first.miss(line, ask.task, counters);
+        }
+        let mut answer = match place_behind {
+            Some(at) => {
+                second.store.touch(far, at);
+                let (bytes, bit) = (1 << first.line_shift, first.bit);
+                second.give_plain_line(far, at, (!through).then_some((bytes, bit)), ask.at)
             }
-            first.miss(line, ask.task, counters);
-        } else {
-            first.miss(line, ask.task, counters);
-            answer.queue = second.transfer_out(ask.at, 1 << first.line_shift);
-            answer.ready_tick += answer.queue;
-            second.store.set_meta(at, meta.with_sharers(meta.sharers() | first.bit));
+            None => {
+                let was_cached = second.miss(far, ask.task, counters);
+                self.miss(behind, l1, far, was_cached, &CacheRequest { through, ..*ask }, counters)
+            }
+        };
+        let first = &mut self.units[l1];
+        if let Some(place) = place {
+            first.store.touch(line, place);
+            answer.ready_tick = answer.ready_tick.max(ask.at + first.latency);
+            return Some(answer);
+        }
+        if !through {
             let state = match () {
                 () if ask.store => MODIFIED,
-                () if first.level == CacheLevel::L1Instruction || first.write == WritePolicy::Through => SHARED,
-                () if exclusive => EXCLUSIVE,
+                () if first.level == CacheLevel::L1Instruction || writes_through => SHARED,
+                () if answer.dirty => MODIFIED,
+                () if answer.exclusive => EXCLUSIVE,
                 () => SHARED,
             };
             let filled = LineMeta(LineMeta::new(state, 0, ask.task).0 | PENDING);
-            let evicted = first.store.insert(line, filled, first.mask_of(ask.class));
+            let evicted = first.store.insert(line, filled, first.mask_of(ask.class), K::DATA);
             first.record_arrival(ask.task);
             first.pending.add(line, answer.ready_tick, answer.served, ask.at);
             if let Some(evicted) = evicted {
-                if evicted.meta.state() == MODIFIED {
+                if !writes_through && evicted.meta.state() == MODIFIED {
                     self.evict(l1, evicted, ask, counters);
                 } else {
                     first.record_eviction(evicted.line, evicted.meta, Some(ask.task));
@@ -134,7 +160,10 @@ impl Caches {
             }
         }
         if self.units[l1].prefetcher.is_some() {
-            self.prefetch_after(l1, line, ask, counters);
+            self.note_prefetches(l1, line, ask);
+        }
+        if !self.due.is_empty() {
+            self.start_prefetches(ask, counters);
         }
         Some(answer)
     }

@@ -8,6 +8,7 @@ mod burst;
 mod cache_unit;
 mod caches;
 mod context;
+mod core_kind;
 mod counters;
 mod deferred;
 mod dram;
@@ -15,7 +16,7 @@ mod fast_path;
 mod first_touch;
 mod host_prefetch;
 mod l1_fast_path;
-mod l1_variant;
+
 mod line_table;
 mod page_index;
 mod pipeline;

@@ -12,7 +12,9 @@ use super::burst::{Burst, BurstOutcome};
 use super::cache_unit::DataOrigin;
 use super::caches::Caches;
 use super::context::{HwContext, OutstandingMiss};
-use super::l1_variant;
+use super::core_kind::{
+    AnyCore, BackCore, CoreKind, CoreKindName, InOrderThroughCore, LRU_2, LRU_4, LRU_8, WindowThroughCore,
+};
 use super::sampling::SamplingUnit;
 use super::{Charge, FrameProvider, StopReason};
 
@@ -21,6 +23,9 @@ use super::{Charge, FrameProvider, StopReason};
 pub(crate) const RUN_AHEAD_CYCLES: u64 = 400;
 /// Length of a context's turn while others are ready.
 const TURN_CYCLES: u64 = 32;
+/// Number of bits below a tick that order equal ticks, and the tick of a context that is never ready.
+const ORDER_BITS: u32 = 8;
+const NEVER_READY: u64 = u64::MAX >> ORDER_BITS;
 /// Number of cores whose cache state mostly fits the host's second cache.
 const CORES_WITHOUT_HINTS: u32 = 8;
 
@@ -62,9 +67,7 @@ pub(crate) struct CoreFrontEnd {
     pub in_order: bool,
     /// Whether instructions that do not need the value of a load may overtake it.
     pub loads_pass: bool,
-    /// Shapes of the L1s, for data and for code.
-    pub shape: usize,
-    pub code_shape: usize,
+    pub kind: CoreKindName,
     /// Whether the core's second level may serve accesses that others do not notice.
     pub owns_next: bool,
     /// Whether there are so many caches that the host's caches do not hold their state.
@@ -90,6 +93,20 @@ pub(crate) struct Core {
     pub next: u64,
 }
 
+/// The two smallest keys of tick and order: in turn after the last context, with the last one itself at the end. The
+/// next context is unpredictable, so the loop has no branches.
+#[inline(always)]
+fn two_least_keys(ready: &[u64], last: usize) -> (u64, u64) {
+    let (mut first, mut second) = (u64::MAX, u64::MAX);
+    for (at, &tick) in ready.iter().enumerate() {
+        let order = at + if at > last { 0 } else { ready.len() } - last - 1;
+        let key = tick.min(NEVER_READY) << ORDER_BITS | order as u64;
+        second = second.min(first.max(key));
+        first = first.min(key);
+    }
+    (first, second)
+}
+
 impl Core {
     pub fn new(machine: &MachineSpec, number: u32, l1d: usize, l1i: Option<usize>) -> Self {
         let first = number * machine.contexts_per_core;
@@ -102,10 +119,6 @@ impl Core {
         let contexts: Vec<HwContext> = cpus.map(|cpu| HwContext::new(CpuId(cpu), nearest)).collect();
         let ready = vec![u64::MAX; contexts.len()];
         let package = number / machine.cores_per_package;
-        let shape = |level| {
-            let cache = machine.caches.iter().find(|cache| cache.level == level);
-            cache.map_or(l1_variant::ANY, |cache| l1_variant::variant_of(machine, cache))
-        };
         let front = CoreFrontEnd {
             contexts,
             l1d,
@@ -113,8 +126,7 @@ impl Core {
             package,
             in_order,
             loads_pass,
-            shape: shape(CacheLevel::L1Data),
-            code_shape: shape(CacheLevel::L1Instruction),
+            kind: CoreKindName::of(machine),
             owns_next: false,
             hints: machine.cores() > CORES_WITHOUT_HINTS,
             window,
@@ -147,24 +159,36 @@ impl Core {
     /// is. `u64::MAX` means never.
     #[inline]
     fn pick(&self) -> (usize, u64, u64) {
-        let (last, ends) = self.turn;
-        let (before, rest) = self.ready.split_at(last);
-        let of_last = rest[0];
-        let (mut best, mut ready, mut other) = (last, u64::MAX, u64::MAX);
-        // In turn after the last context, with the last one itself at the end.
-        let mut see = |at: usize, tick: u64| {
-            other = other.min(tick.max(ready));
-            best = if tick < ready { at } else { best };
-            ready = ready.min(tick);
+        let ((last, ends), count) = (self.turn, self.ready.len());
+        let (first, second) = match <&[u64; 4]>::try_from(self.ready.as_slice()) {
+            Ok(ready) => two_least_keys(ready, last),
+            Err(_) => two_least_keys(&self.ready, last),
         };
-        rest[1..].iter().zip(last + 1..).for_each(|(&tick, at)| see(at, tick));
-        before.iter().zip(0..).for_each(|(&tick, at)| see(at, tick));
-        let goes_on = of_last <= self.now && self.now < ends;
-        if goes_on || of_last < ready { (last, of_last, ready) } else { (best, ready, other.min(of_last)) }
+        let tick = |key: u64| if key >> ORDER_BITS == NEVER_READY { u64::MAX } else { key >> ORDER_BITS };
+        let order = (first & ((1 << ORDER_BITS) - 1)) as usize;
+        let of_last = self.ready[last];
+        if of_last <= self.now && self.now < ends {
+            return (last, of_last, tick(if order + 1 == count { second } else { first }));
+        }
+        let at = last + 1 + order;
+        (if at < count { at } else { at - count }, tick(first), tick(second))
     }
 
     /// Runs until the bounds. `Some` if a thread needs the operating system.
+    #[inline]
     pub fn advance(&mut self, bounds: RunBounds, around: &mut CoreEnvironment<'_>) -> Option<StopReason> {
+        match self.front.kind {
+            CoreKindName::Any => self.advance_as::<AnyCore>(bounds, around),
+            CoreKindName::InOrderThrough => self.advance_as::<InOrderThroughCore>(bounds, around),
+            CoreKindName::WindowThrough => self.advance_as::<WindowThroughCore>(bounds, around),
+            CoreKindName::Back2 => self.advance_as::<BackCore<LRU_2>>(bounds, around),
+            CoreKindName::Back4 => self.advance_as::<BackCore<LRU_4>>(bounds, around),
+            CoreKindName::Back8 => self.advance_as::<BackCore<LRU_8>>(bounds, around),
+        }
+    }
+
+    #[inline(never)]
+    fn advance_as<K: CoreKind>(&mut self, bounds: RunBounds, around: &mut CoreEnvironment<'_>) -> Option<StopReason> {
         loop {
             // The turn may be over while another context is ready.
             if self.burst.thread.is_some() && self.burst.t >= self.turn.1.max(self.burst.run.other) {
@@ -181,8 +205,8 @@ impl Core {
             self.burst.run.limit = bounds.end.min(self.turn.1.max(self.burst.run.other));
             self.burst.run.shared = bounds.shared;
             let outcome = match self.burst.watched {
-                true => self.front.execute::<true>(&mut self.burst, around),
-                false => self.front.execute::<false>(&mut self.burst, around),
+                true => self.front.execute_watched(&mut self.burst, around),
+                false => self.front.execute::<K>(&mut self.burst, around),
             };
             self.now = self.burst.t;
             let held = matches!(outcome, BurstOutcome::Held);
@@ -274,6 +298,7 @@ impl CoreFrontEnd {
 
     /// Frees the registers of misses that have returned; this is checked only when it matters. Returns whether there is
     /// room now.
+    #[inline(never)]
     pub fn reclaim_mshrs(&mut self, nth: usize, t: u64) -> bool {
         self.contexts.iter_mut().for_each(|context| context.retire(t));
         self.contexts[nth].mshrs_in_use < self.free_mshrs(nth)

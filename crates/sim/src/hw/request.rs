@@ -4,6 +4,7 @@ use cachemate_core::{CacheLevel, Inclusion, WritePolicy};
 
 use super::cache_unit::{DataOrigin, ROOT};
 use super::caches::{CacheRequest, CacheResponse, Caches, SnoopAction, SnoopResult};
+use super::core_kind::CoreKind;
 use super::counters::TaskCounters;
 use super::store::{ALL_SHARERS, EXCLUSIVE, LineMeta, MODIFIED, PENDING, PREFETCHED, SHARED, SHARER_BITS, SPECIAL};
 
@@ -13,8 +14,8 @@ const STORE_BYTES: u64 = 8;
 impl Caches {
     /// Handles a request at an L1 that is not a plain hit there. Counts the reference and its consequences. `place` is
     /// the line's position in the L1.
-    #[inline(never)]
-    pub fn first_level(
+    #[inline(always)]
+    pub fn first_level<K: CoreKind>(
         &mut self,
         l1: usize,
         place: Option<usize>,
@@ -22,7 +23,7 @@ impl Caches {
         counters: &mut TaskCounters,
     ) -> CacheResponse {
         self.first_level_prefetches = 0;
-        if let Some(answer) = self.access_next_level(l1, place, ask, counters) {
+        if let Some(answer) = self.access_next_level::<K>(l1, place, ask, counters) {
             return answer;
         }
         self.access_slow(l1, place, ask, counters)
@@ -42,14 +43,6 @@ impl Caches {
             self.start_prefetches(ask, counters);
         }
         answer
-    }
-
-    /// Runs an L1's prefetcher after a miss there.
-    pub fn prefetch_after(&mut self, l1: usize, line: u64, ask: &CacheRequest, counters: &mut TaskCounters) {
-        self.note_prefetches(l1, line, ask);
-        if !self.due.is_empty() {
-            self.start_prefetches(ask, counters);
-        }
     }
 
     fn demand(
@@ -166,7 +159,13 @@ impl Caches {
         match place.filter(|&place| !victim || unit.store.meta(place).sharers() & sector != 0) {
             Some(place) if victim => self.hit_victim(index, child, place, ask, counters),
             Some(place) => self.hit(index, child, line, place, ask, counters),
-            None => self.miss(index, child, line, ask, counters),
+            None => {
+                if !ask.prefetch {
+                    self.units[index].miss(line, ask.task, counters);
+                }
+                let known = self.units[index].was_cached(line);
+                self.miss(index, child, line, known, ask, counters)
+            }
         }
     }
 
@@ -331,17 +330,17 @@ impl Caches {
         answer
     }
 
-    fn miss(
+    /// Fetches a line that the cache at `at` lacks too; the miss has been counted. `was_cached` is the result of
+    /// [`CacheUnit::was_cached`].
+    pub fn miss(
         &mut self,
         at: usize,
         child: usize,
         line: u64,
+        was_cached: bool,
         ask: &CacheRequest,
         counters: &mut TaskCounters,
     ) -> CacheResponse {
-        if !ask.prefetch {
-            self.units[at].miss(line, ask.task, counters);
-        }
         let unit = &self.units[at];
         let (span, victim, parent) = (unit.line_shift, unit.is_victim(), unit.parent);
         if ask.through && unit.write == WritePolicy::Through {
@@ -350,7 +349,7 @@ impl Caches {
         let mut sharers = self.units[child].bit;
         let below = self.units[child].line_shift;
         let mut held = SnoopResult::default();
-        if unit.inclusion != Inclusion::Inclusive && unit.children.len() > 1 && unit.was_cached(line) {
+        if unit.inclusion != Inclusion::Inclusive && unit.children.len() > 1 && was_cached {
             let action = if ask.store { SnoopAction::Take } else { SnoopAction::Share };
             held = self.siblings(at, child, !0, ask, if victim { below } else { span }, action);
         }
@@ -432,7 +431,7 @@ impl Caches {
 
     /// Records the lines that the prefetchers expect next after a demand miss, or after the first hit on a prefetched
     /// line.
-    fn note_prefetches(&mut self, index: usize, line: u64, ask: &CacheRequest) {
+    pub fn note_prefetches(&mut self, index: usize, line: u64, ask: &CacheRequest) {
         if let Some(fetcher) = &mut self.units[index].prefetcher {
             let room = if fetcher.is_adaptive() {
                 self.dram.free_room_permille(ask.address, ask.package, ask.at)
@@ -444,7 +443,8 @@ impl Caches {
     }
 
     /// Starts prefetches, as far as bus and memory have room for them.
-    fn start_prefetches(&mut self, ask: &CacheRequest, counters: &mut TaskCounters) {
+    #[inline(never)]
+    pub fn start_prefetches(&mut self, ask: &CacheRequest, counters: &mut TaskCounters) {
         let due = std::mem::take(&mut self.due);
         for &(at, line) in &due {
             let unit = &self.units[at];

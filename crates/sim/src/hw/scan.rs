@@ -70,30 +70,28 @@ fn index_of_oldest(ages: &[u32]) -> usize {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1")]
 fn least_avx2(ages: &[u32]) -> usize {
-    match ages.len() {
-        8 => least_of_8(ages.as_chunks().0),
-        16 => least_of_8(ages.as_chunks().0),
+    match (ages.first_chunk(), ages.last_chunk()) {
+        (Some(first), Some(last)) if ages.len() <= 16 => least_of_two(first, last, ages.len() - 8),
         _ => index_of_oldest(ages),
     }
 }
 
-/// Returns the first of the smallest words of whole vectors.
+/// Returns the first of the smallest words of two vectors, the second of which begins at `second_at`. They may overlap.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1")]
 #[inline]
-fn least_of_8(ages: &[[u32; 8]]) -> usize {
+fn least_of_two(first: &[u32; 8], second: &[u32; 8], second_at: usize) -> usize {
     use core::arch::x86_64::*;
     // SAFETY: the unaligned loads read the 32 bytes of each array.
-    let load = |eight: &[u32; 8]| unsafe { _mm256_loadu_si256(eight.as_ptr().cast()) };
-    let all = ages.iter().map(load).fold(_mm256_set1_epi32(-1), |a, b| _mm256_min_epu32(a, b));
+    let (first, second) =
+        unsafe { (_mm256_loadu_si256(first.as_ptr().cast()), _mm256_loadu_si256(second.as_ptr().cast())) };
+    let all = _mm256_min_epu32(first, second);
     let halves = _mm_min_epu32(_mm256_castsi256_si128(all), _mm256_extracti128_si256::<1>(all));
     let pairs = _mm_min_epu32(halves, _mm_shuffle_epi32::<0b01_00_11_10>(halves));
     let minimum = _mm_min_epu32(pairs, _mm_shuffle_epi32::<0b10_11_00_01>(pairs));
     let minimum = _mm256_broadcastd_epi32(minimum);
-    let equal =
-        |eight: &[u32; 8]| _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(load(eight), minimum))) as u32;
-    let least_ways = ages.iter().zip(0..).fold(0, |ways, (eight, nth)| ways | equal(eight) << (8 * nth));
-    least_ways.trailing_zeros() as usize
+    let equal = |eight| _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(eight, minimum))) as u32;
+    (equal(first) | equal(second) << second_at).trailing_zeros() as usize
 }
 
 /// The method of searching for the smallest age of a set.

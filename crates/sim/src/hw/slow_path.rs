@@ -5,6 +5,7 @@ use cachemate_core::{Access, AccessKind, WritePolicy};
 use super::burst::{Burst, BurstOutcome};
 use super::caches::{CacheRequest, CacheResponse, Caches};
 use super::context::{HwContext, StallSource};
+use super::core_kind::AnyCore;
 use super::counters::{LEVELS, LevelCounts};
 use super::pipeline::{CoreEnvironment, CoreFrontEnd};
 use super::sampling::{Miss, SampleEffect};
@@ -22,7 +23,7 @@ pub(super) type PriorCounts = Option<[LevelCounts; LEVELS]>;
 impl CoreFrontEnd {
     /// Handles an access that goes beyond the L1, or waits there.
     #[inline(never)]
-    pub fn memory<const WATCHED: bool>(
+    pub fn memory(
         &mut self,
         access: Access,
         burst: &mut Burst,
@@ -49,7 +50,7 @@ impl CoreFrontEnd {
         burst.room = self.free_mshrs(nth);
         let nearest = burst.t + around.caches.units[self.l1d].latency;
         let before = burst.probed.then_some(thread.counters.levels);
-        let seen = self.access_caches::<WATCHED>(access, burst.frame, burst, thread, around);
+        let seen = self.access_caches(access, burst.frame, burst, thread, around);
         let context = &mut self.contexts[nth];
         burst.skip_one(thread, context);
         let wait = StallSource { served: seen.answer.served, queue: seen.answer.queue, joined };
@@ -69,7 +70,7 @@ impl CoreFrontEnd {
     }
 
     /// Sends the access to the L1 and beyond, at the burst's tick. `frame` is the address of its frame.
-    pub(super) fn access_caches<const WATCHED: bool>(
+    pub(super) fn access_caches(
         &mut self,
         access: Access,
         frame: u64,
@@ -88,13 +89,13 @@ impl CoreFrontEnd {
             package: self.package,
         };
         let unit = &around.caches.units[self.l1d];
-        if WATCHED {
+        if burst.watched {
             let line = ask.address >> unit.line_shift;
             let (set, sets) = (unit.store.set_of(line), unit.store.all_sets());
             thread.probes.observe_access(access.address() >> unit.line_shift, burst.t, set, sets, around.sampling);
         }
         let place = unit.store.find(ask.address >> unit.line_shift);
-        let answer = around.caches.first_level(self.l1d, place, &ask, &mut thread.counters);
+        let answer = around.caches.first_level::<AnyCore>(self.l1d, place, &ask, &mut thread.counters);
         SlowAccess { ask, answer }
     }
 

@@ -10,8 +10,8 @@
 
 use cachemate_core::{CacheSpec, ReplacementPolicy, SplitMix64};
 
+use super::core_kind;
 use super::host_prefetch::{HOST_LINE_WORDS, prefetch};
-use super::l1_variant;
 use super::page_index::SetBits;
 use super::scan::{MinAgeScan, equal_4, equal_mask, position};
 
@@ -209,15 +209,15 @@ impl TagStore {
     }
 
     /// Handles an access that affects only this cache: its state, and its place in the order of use. For any other
-    /// access, nothing is done, and the error contains the line's position, if it is present. `SHAPE` is that of the
+    /// access, nothing is done, and the error contains the line's position, if it is present. `shape` is that of the
     /// cache.
     #[inline(always)]
-    pub fn hit<const SHAPE: usize>(&mut self, line: u64, store: bool, through: bool) -> Result<(), Option<usize>> {
-        let lru = !l1_variant::is_random(SHAPE);
-        if SHAPE == l1_variant::ANY || (lru && self.clock == u32::MAX) {
+    pub fn hit(&mut self, line: u64, store: bool, through: bool, shape: usize) -> Result<(), Option<usize>> {
+        let lru = !core_kind::is_random(shape);
+        if shape == core_kind::ANY || (lru && self.clock == u32::MAX) {
             return self.try_hit(line, store, through);
         }
-        let (layout, ways) = (&self.layout, l1_variant::ways(SHAPE));
+        let (layout, ways) = (&self.layout, core_kind::ways(shape));
         let words_per_set = if lru { 3 * ways } else { 2 * ways };
         let set = (line & layout.low | line >> layout.shift & layout.high) as usize;
         let base = layout.first + set * words_per_set;
@@ -359,6 +359,20 @@ impl TagStore {
         }
     }
 
+    /// Does the same as [`TagStore::victim`] for a known shape.
+    #[inline(always)]
+    fn known_victim(&mut self, base: usize, mask: Option<u64>, shape: usize) -> usize {
+        let ways = core_kind::ways(shape);
+        if let Some(mask) = mask {
+            return self.masked_victim(base, mask);
+        }
+        if core_kind::is_random(shape) {
+            let empty = equal_mask(&self.words[base..base + ways], 0);
+            return if empty != 0 { empty.trailing_zeros() as usize } else { self.draw_below(ways as u64) };
+        }
+        self.oldest(base)
+    }
+
     fn masked_victim(&mut self, base: usize, mask: u64) -> usize {
         let allowed = |way: &usize| mask >> way & 1 == 1;
         let words = &self.words[base..base + self.layout.words_per_set];
@@ -386,16 +400,18 @@ impl TagStore {
     }
 
     /// Inserts an absent line as the most recent one, and returns the evicted line.
-    #[inline]
-    pub fn insert(&mut self, line: u64, meta: LineMeta, mask: Option<u64>) -> Option<EvictedLine> {
+    #[inline(always)]
+    pub fn insert(&mut self, line: u64, meta: LineMeta, mask: Option<u64>, shape: usize) -> Option<EvictedLine> {
         let base = self.layout.set_start(line);
-        let way = self.victim(base, mask);
+        let way = if shape == core_kind::ANY { self.victim(base, mask) } else { self.known_victim(base, mask, shape) };
         let place = base + way;
         let old = self.words[place];
         let evicted = (old != 0).then(|| EvictedLine { line: self.line_of(old, line), meta: self.meta(place) });
         self.words[place] = self.layout.tag(line);
         self.set_meta(place, meta);
-        self.touch(line, place);
+        if !core_kind::is_random(shape) {
+            self.touch(line, place);
+        }
         evicted
     }
 

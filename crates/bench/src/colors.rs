@@ -59,7 +59,7 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
 
 /// Number of colors of the reference set; without a usable one, the shipped command discovers the colors now.
 fn known_colors(place: &BenchHost) -> anyhow::Result<u32> {
-    if let Err(ColorError::NoKit(_) | ColorError::BadKit(..)) = reference_set::open(Path::new(BASE)) {
+    if let Err(ColorError::NoReferenceSet(_) | ColorError::BadReferenceSet(..)) = reference_set::open(Path::new(BASE)) {
         run_and_read(&place.command, &["--quiet", "page-color", "discover", "--memory", "64M"])?;
     }
     Ok(reference_set::open(Path::new(BASE))?.kit.colors())

@@ -147,7 +147,7 @@ pub fn open(found: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::Result<
     let mut capabilities: Capabilities = capabilities(&found.capability_survey, partitions, window.as_nanos() as u64);
     let (colors, color_partitions) = match colors::partitions(&found.topology) {
         Ok(color_partitions) => {
-            (Support::Yes { note: Some(colors::describe_units(&color_partitions)) }, color_partitions)
+            (Support::Yes { note: Some(colors::describe_partitions(&color_partitions)) }, color_partitions)
         }
         Err(missing) => (Support::No { reason: missing.why, remedy: Some(missing.remedy) }, Vec::new()),
     };

@@ -207,10 +207,10 @@ impl CoRunSolver {
             let large = engine.capacity_lines() - small;
             engine.divide(0, &[(large, 0), (small, 1)], &[large, small], confined);
         }
-        let second = engine.hertz;
-        engine.run(SETTLING_SECONDS * second);
+        let cycles_per_second = engine.hertz;
+        engine.run(SETTLING_SECONDS * cycles_per_second);
         let start: Vec<_> = slots.iter().map(|&(_, slot)| *engine.task_totals(slot)).collect();
-        engine.run((SETTLING_SECONDS + MEASURED_SECONDS) * second);
+        engine.run((SETTLING_SECONDS + MEASURED_SECONDS) * cycles_per_second);
         let mut sums = vec![(0.0, 0.0, 0.0); key.members.len()];
         for (&(member, slot), before) in slots.iter().zip(&start) {
             let now = engine.task_totals(slot);
@@ -220,7 +220,7 @@ impl CoRunSolver {
             sum.1 += now.instructions - before.instructions;
             sum.2 += lines(FILLS) + lines(WRITEBACKS);
         }
-        let elapsed = MEASURED_SECONDS * second;
+        let elapsed = MEASURED_SECONDS * cycles_per_second;
         let speed = |(cycles, instructions, lines): (f64, f64, f64)| MemberSpeed {
             cycles_per_instr: (cycles / instructions.max(1.0)) as f32,
             bytes_per_cycle: (lines * self.line_bytes / elapsed) as f32,

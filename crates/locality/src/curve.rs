@@ -161,7 +161,7 @@ impl MissRateCurve {
 
 /// The conversion of stack distances in a fully associative cache to LRU positions of a set-associative one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Folding {
+pub enum SetMapping {
     /// Lines are spread evenly: each way is one n-th of the cache.
     Even,
     /// Lines fall into sets at random: each of d lines is in the same set with probability 1 / sets (Smith 1978; Hill
@@ -171,7 +171,7 @@ pub enum Folding {
 
 /// Returns the accesses by LRU position 1..=ways of a cache of `sets` x `ways` lines, then its misses, for SDC, Animal
 /// and Pain. The length is ways + 1, the sum is the histogram's accesses. `None` without sets or ways.
-pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding: Folding) -> Option<Vec<f64>> {
+pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding: SetMapping) -> Option<Vec<f64>> {
     if sets == 0 || ways == 0 {
         return None;
     }
@@ -179,7 +179,7 @@ pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding
     let mut positions = vec![0.0; ways + 1];
     positions[ways] = histogram.cold_count() as f64;
     for &(distance, count) in histogram.counts() {
-        if folding == Folding::Even || sets == 1 {
+        if folding == SetMapping::Even || sets == 1 {
             positions[((distance / sets) as usize).min(ways)] += count as f64;
         } else {
             add_binomial(distance, count as f64, 1.0 / sets as f64, &mut positions);
@@ -290,7 +290,7 @@ mod tests {
             ways in 1u32..20,
         ) {
             let histogram = DistanceHistogram::new(5, counts.clone());
-            for folding in [Folding::Even, Folding::Hashed] {
+            for folding in [SetMapping::Even, SetMapping::Hashed] {
                 let positions = fold_to_ways(&histogram, sets, ways, folding).unwrap();
                 prop_assert_eq!(positions.len(), ways as usize + 1);
                 prop_assert!((positions.iter().sum::<f64>() - histogram.accesses() as f64).abs() < 1e-6);
@@ -325,7 +325,8 @@ mod tests {
             set.retain(|&other| other != line);
             set.push(line);
         }
-        let folded = fold_to_ways(&DistanceHistogram::new(cold, counts), sets as u64, ways, Folding::Hashed).unwrap();
+        let folded =
+            fold_to_ways(&DistanceHistogram::new(cold, counts), sets as u64, ways, SetMapping::Hashed).unwrap();
         for (at, (folded, exact)) in folded.iter().zip(&exact).enumerate() {
             assert!((folded - exact).abs() < 0.03 * lines.len() as f64, "position {at}: {folded}, exact {exact}");
         }

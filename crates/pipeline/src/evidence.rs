@@ -3,7 +3,7 @@
 use std::fmt;
 
 use cachemate_core::{Ability, Capabilities, EvidenceKind, Profiler, Support};
-use cachemate_policy::policies::{self, Needs};
+use cachemate_policy::policies::{self, RequiredEvidence};
 
 /// Evidence that a policy or a profiler does without on this machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,7 +33,7 @@ pub fn missing_evidence(
     profilers: &[Box<dyn Profiler>],
     capabilities: &Capabilities,
 ) -> Vec<UnavailableEvidence> {
-    let needs: Needs = policies::needs_by_name(policy);
+    let needs: RequiredEvidence = policies::needs_by_name(policy);
     let refusal = |kind: &EvidenceKind| refusal(*kind, capabilities);
     let of_policy = needs.iter().filter_map(|any| {
         let refusals: Option<Vec<(String, Option<String>)>> = any.iter().map(refusal).collect();

@@ -7,7 +7,7 @@
 use cachemate_core::{CpuSet, Decision, Plan, Reason, ReasonKind, TaskId, View, WindowLength};
 use serde::Deserialize;
 
-use crate::load_balance::{Bin, TaskLoad, balance_centrally, exchange};
+use crate::load_balance::{CacheCapacity, TaskLoad, balance_centrally, exchange};
 use crate::placement;
 use crate::policies::{ParameterError, ParameterRange};
 
@@ -106,7 +106,7 @@ struct SeatedTask {
 /// A cache's CPUs and its position in the list of bins.
 struct CacheBin {
     cpus: CpuSet,
-    place: Bin,
+    place: CacheCapacity,
 }
 
 impl IntensityBalancer {
@@ -138,7 +138,7 @@ impl IntensityBalancer {
         let mean = known.iter().sum::<f64>() / known.len() as f64;
         let seated = self.seat_tasks(view, &rates, mean, &domains);
         let pieces: Vec<TaskLoad> = seated.iter().map(|seated| seated.piece).collect();
-        let places: Vec<Bin> = domains.iter().map(|domain| domain.place).collect();
+        let places: Vec<CacheCapacity> = domains.iter().map(|domain| domain.place).collect();
         let bins = self.even_out(&places, pieces.clone());
         let mut why = Vec::new();
         for (nth, seated) in seated.iter().enumerate().filter(|(_, seated)| seated.movable) {
@@ -151,7 +151,7 @@ impl IntensityBalancer {
         Decision::new(plan, why)
     }
 
-    fn even_out(&mut self, places: &[Bin], mut pieces: Vec<TaskLoad>) -> Vec<usize> {
+    fn even_out(&mut self, places: &[CacheCapacity], mut pieces: Vec<TaskLoad>) -> Vec<usize> {
         let worth_moving = self.parameters.worth_moving;
         if self.parameters.form == BalancingForm::Central {
             return balance_centrally(places, &pieces, worth_moving);
@@ -193,7 +193,7 @@ fn domains(view: &View<'_>) -> Vec<CacheBin> {
         let cache = view.topology.caches.iter().find(|cache| Some(cache.id) == seats.cache)?;
         let first = seats.cpus.first()?;
         let package = view.topology.cpus.iter().find(|cpu| cpu.id == *first)?.package;
-        let place = Bin { seats: seats.cpus.len(), package };
+        let place = CacheCapacity { seats: seats.cpus.len(), package };
         Some(CacheBin { cpus: cache.cpus.intersection(&online), place })
     };
     seats.iter().filter_map(domain).collect()

@@ -92,7 +92,10 @@ pub fn profile(
     let way_bytes = last.size_bytes / u64::from(last.ways);
     let run = |ways: u32, prefetch: bool| {
         let options = SimOptions { prefetch, ..options.clone() };
-        Ok::<_, ReproError>(stretches(&books(job, &narrow_machine(machine, ways), &options, lengths)?, lengths))
+        Ok::<_, ReproError>(stretches(
+            &cumulative_counts(job, &narrow_machine(machine, ways), &options, lengths)?,
+            lengths,
+        ))
     };
     let aided: Vec<Vec<RunningSums>> = sizes.iter().map(|&ways| run(ways, true)).collect::<Result<_, _>>()?;
     // Prefetchers are also disabled at the smallest size, a quarter and the whole cache.
@@ -188,7 +191,7 @@ fn narrow_machine(machine: &MachineSpec, ways: u32) -> MachineSpec {
 }
 
 /// The cumulative counts at every reading, from the start on.
-fn books(
+fn cumulative_counts(
     job: &WorkloadJob,
     machine: &MachineSpec,
     options: &SimOptions,

@@ -13,7 +13,7 @@ use cachemate_core::{Goal, MachineSpec, PolicyConfig, PromiseReport, PromiseStat
 use cachemate_interval::{IntervalJob, IntervalMachine, Options};
 use serde::{Deserialize, Serialize};
 
-use crate::auto::{Family, draw};
+use crate::auto::{MixFamily, draw};
 use crate::interval::plan_search::{PlanTruth, max_slowdown};
 use crate::interval::whatif::pipeline;
 use crate::setup::failed;
@@ -118,14 +118,16 @@ fn load(machine: &str) -> Result<MachineSpec, ReproError> {
 /// The mixes of one machine: half of them pairs of contending kinds, half with more data than fits.
 fn mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result<Vec<PromiseMix>, ReproError> {
     let spec = load(machine)?;
-    let families = [Family::Contention, Family::Space, Family::Null];
+    let families = [MixFamily::Contention, MixFamily::Space, MixFamily::Null];
     let mut all = Vec::new();
     for index in 0..u64::from(count) {
         let seed = seed.wrapping_mul(1_000_003).wrapping_add(index);
         let mut generator = SplitMix64::new(seed ^ 0x970);
         let family = families[generator.draw_below(families.len() as u64) as usize];
         let drawn = draw::mix(&spec, family, seed, length_ns);
-        let Some(mut jobs) = drawn.or_else(|| draw::mix(&spec, Family::Contention, seed, length_ns)) else { continue };
+        let Some(mut jobs) = drawn.or_else(|| draw::mix(&spec, MixFamily::Contention, seed, length_ns)) else {
+            continue;
+        };
         let mut order: Vec<usize> = (0..jobs.len()).collect();
         generator.shuffle(&mut order);
         let promises = 1 + generator.draw_below(3) as usize;

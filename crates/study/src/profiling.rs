@@ -2,7 +2,7 @@
 
 use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, MachineSpec, PhaseParameters, Profile};
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, PositionProfile, Replacement};
-use cachemate_locality::curve::{Folding, fold_to_ways};
+use cachemate_locality::curve::{SetMapping, fold_to_ways};
 use cachemate_locality::phases::phases;
 use cachemate_locality::reuse::ReuseSampler;
 use cachemate_locality::stack::{DistanceHistogram, StackDistances};
@@ -268,7 +268,7 @@ pub fn profile_for_target(file: &ProfileFile, target: ProfileTarget) -> Result<P
     };
     let histogram = DistanceHistogram::new(histogram.cold, histogram.buckets.iter().copied());
     let sets = target.size_bytes / u64::from(target.line_bytes) / u64::from(target.ways);
-    let folded = fold_to_ways(&histogram, sets, target.ways, Folding::Hashed);
+    let folded = fold_to_ways(&histogram, sets, target.ways, SetMapping::Hashed);
     profile.locality.stack_positions = folded.map(|counts| trace_fact(counts.into_iter().map(per_mega).collect()));
     Ok(profile)
 }

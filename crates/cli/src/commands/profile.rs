@@ -36,7 +36,7 @@ pub struct ProfileArgs {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
-    how: RecordArgs,
+    record: RecordArgs,
     #[command(flatten)]
     json: JsonArg,
     /// A program to record and profile, with its arguments, after --
@@ -50,7 +50,7 @@ impl ProfileArgs {
         let target = machine.as_ref().map(ProfileTarget::from_machine).transpose()?;
         let (program, whole) = match &self.file {
             Some(file) => {
-                self.refuse(&profile_name(file))?;
+                self.check_output_free(&profile_name(file))?;
                 load_partial(session, file, target)?
             }
             None => self.record_and_load(session, target)?,
@@ -76,7 +76,7 @@ impl ProfileArgs {
     }
 
     /// Rejects, before the work, an output file that could not be written after it.
-    fn refuse(&self, name: &str) -> anyhow::Result<()> {
+    fn check_output_free(&self, name: &str) -> anyhow::Result<()> {
         match &self.output {
             Some(path) => refuse_existing(path, self.force),
             None if self.json.json || self.file.as_deref().is_some_and(|file| file.ends_with(".json")) => Ok(()),
@@ -91,10 +91,10 @@ impl ProfileArgs {
         target: Option<ProfileTarget>,
     ) -> anyhow::Result<(ProfiledInput, anyhow::Result<()>)> {
         let name = profile_name(&self.command[0]);
-        self.refuse(&name)?;
+        self.check_output_free(&name)?;
         let folder = tempfile::tempdir().context("cannot create a temporary directory")?;
         let recording = folder.path().join(format!("{name}.cmt"));
-        let recorded = self.how.record(session, &self.command, &recording, false)?;
+        let recorded = self.record.record(session, &self.command, &recording, false)?;
         session.note(&format!("{}: {}", self.command[0], recorded.ended));
         let recording_end = recorded.ended;
         let cut_short = recording_end == RecordingEnd::Interrupted;

@@ -27,10 +27,10 @@ impl fmt::Display for ChangeKind {
                 write!(out, "create class of service {}", class.0)
             }
             ChangeKind::CreateClass { class, masks } => {
-                write!(out, "create class of service {} with {}", class.0, ways(masks))
+                write!(out, "create class of service {} with {}", class.0, ways_text(masks))
             }
             ChangeKind::Schemata { class, from, to } => {
-                write!(out, "give class of service {} {} (was {})", class.0, ways(to), ways(from))
+                write!(out, "give class of service {} {} (was {})", class.0, ways_text(to), ways_text(from))
             }
             ChangeKind::Member { task, name, from, to } => {
                 write!(out, "put task {} '{name}' in {} (was in {})", task.0, class_text(*to), class_text(*from))
@@ -49,7 +49,7 @@ fn cpus(cpus: &CpuSet) -> String {
     if cpus.is_empty() { "the CPUs of its parent".to_string() } else { format!("CPUs {cpus}") }
 }
 
-fn ways(masks: &WayMasks) -> String {
+fn ways_text(masks: &WayMasks) -> String {
     let text = |(cache, mask): (&crate::CacheId, &crate::IndexSet)| format!("ways {mask} of cache {}", cache.0);
     match masks.is_empty() {
         true => "all ways".to_string(),

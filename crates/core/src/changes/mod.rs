@@ -24,7 +24,7 @@ pub use classes::{ServiceClass, ShareKey, assign_class_ids};
 pub use derive::{ChangeList, derive_changes};
 pub use execute::{ChangeOutcome, StaleChange, refused_items, run, undo};
 pub use masks::{MaskConstraints, UnsupportedMask, nearest_mask};
-pub use state::{ActuationLimits, MachineState, TaskState, Tracked};
+pub use state::{ActuationLimits, MachineState, TaskState, TrackedObject};
 
 /// Index of a change in its list, from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]

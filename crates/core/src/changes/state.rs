@@ -9,7 +9,7 @@ use crate::{CacheId, CpuSet, GangSchedule, IndexSet, ProcessId, TaskId};
 
 /// An object that is changed and restored.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Tracked<T> {
+pub struct TrackedObject<T> {
     /// The value in force.
     #[serde(alias = "now")]
     pub current: T,
@@ -17,10 +17,10 @@ pub struct Tracked<T> {
     pub original: T,
 }
 
-impl<T: Clone> Tracked<T> {
+impl<T: Clone> TrackedObject<T> {
     /// An object that was never changed.
     pub fn untouched(value: T) -> Self {
-        Tracked { current: value.clone(), original: value }
+        TrackedObject { current: value.clone(), original: value }
     }
 }
 
@@ -38,9 +38,9 @@ pub struct TaskState {
     /// The confined group that contains it and limits its affinity.
     pub group: Option<String>,
     /// Its affinity; `None` if it could not be read, or if no change of it was made or requested.
-    pub affinity: Option<Tracked<CpuSet>>,
+    pub affinity: Option<TrackedObject<CpuSet>>,
     /// Its weight; `None` under the same conditions as the affinity.
-    pub weight: Option<Tracked<f64>>,
+    pub weight: Option<TrackedObject<f64>>,
     /// The class of cachemate that contains the task; `None` if there is none.
     pub class: Option<ServiceClassId>,
     /// The reason for which the task cannot join a class: it is in a class of another tool.
@@ -70,14 +70,14 @@ pub struct MachineState {
     /// Tasks in order of arrival.
     pub tasks: Vec<TaskState>,
     /// CPUs by confined group; the empty set stands for the parent's CPUs.
-    pub groups: BTreeMap<String, Tracked<CpuSet>>,
+    pub groups: BTreeMap<String, TrackedObject<CpuSet>>,
     /// Classes of cachemate.
     pub classes: BTreeMap<ServiceClassId, WayMasks>,
     /// Ways that another tool uses exclusively.
     #[serde(alias = "taken_ways")]
     pub reserved_ways: BTreeMap<CacheId, IndexSet>,
     /// Colors by process, for processes whose pages can be colored.
-    pub colors: BTreeMap<ProcessId, Tracked<Option<ColorAssignment>>>,
+    pub colors: BTreeMap<ProcessId, TrackedObject<Option<ColorAssignment>>>,
     /// Ascending by their CPUs, which are disjoint.
     pub gangs: Vec<GangSchedule>,
     /// Limits on changes, in which machines differ.

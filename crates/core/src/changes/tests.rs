@@ -35,17 +35,17 @@ fn start() -> MachineState {
         name: format!("t{at}"),
         movable: at != 5,
         group: (at == 4).then(|| "/a/b".to_string()),
-        affinity: Some(Tracked::untouched(all.clone())),
-        weight: Some(Tracked::untouched(1.0)),
+        affinity: Some(TrackedObject::untouched(all.clone())),
+        weight: Some(TrackedObject::untouched(1.0)),
         class: None,
         class_owner: None,
         no_idle_turns: None,
     };
-    let group = |name: &str| (name.to_string(), Tracked::untouched(all.clone()));
+    let group = |name: &str| (name.to_string(), TrackedObject::untouched(all.clone()));
     MachineState {
         tasks: (0..TASKS).map(task).collect(),
         groups: ["/a", "/a/b", "/c"].map(group).into(),
-        colors: (0..TASKS / 2).map(|process| (ProcessId(process), Tracked::untouched(None))).collect(),
+        colors: (0..TASKS / 2).map(|process| (ProcessId(process), TrackedObject::untouched(None))).collect(),
         limits: ActuationLimits { seats_are_affinities: true, ..ActuationLimits::default() },
         ..MachineState::default()
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{
     ActiveShare, ActuationLimits, AppliedPlan, CacheId, Change, ChangeKind, ColorAssignment, CpuId, CpuSet,
     GangSchedule, IndexSet, MachineState, PageMigration, PendingItem, Plan, PlanItem, ProcessId, RefusalReason,
-    RefusedItem, ShareMember, TaskId, TaskState, Tracked, Units, derive_changes, refused_items, run,
+    RefusedItem, ShareMember, TaskId, TaskState, TrackedObject, Units, derive_changes, refused_items, run,
 };
 
 use super::{IntervalMachine, IntervalTask, cache_parts};
@@ -81,8 +81,8 @@ impl IntervalMachine {
                 name: self.jobs[known.job].job.name.clone(),
                 movable: !known.fixed,
                 group: None,
-                affinity: Some(Tracked { current: sched.allowed.clone(), original: all.clone() }),
-                weight: Some(Tracked { current: sched.weight, original: 1.0 }),
+                affinity: Some(TrackedObject { current: sched.allowed.clone(), original: all.clone() }),
+                weight: Some(TrackedObject { current: sched.weight, original: 1.0 }),
                 class: known.class,
                 class_owner: None,
                 no_idle_turns: None,
@@ -90,7 +90,7 @@ impl IntervalMachine {
         };
         let colors = |known: &IntervalTask| {
             let now = self.colors.get(&known.process).cloned();
-            (known.process, Tracked { current: now, original: None })
+            (known.process, TrackedObject { current: now, original: None })
         };
         let colored = self.spec.pages.colors.is_some();
         let groups = self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);

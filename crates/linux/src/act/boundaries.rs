@@ -27,7 +27,7 @@ pub(crate) fn cut_to_boundaries(
     let mut refused = Vec::new();
     for task in tasks.iter().filter(|task| !task.exited && !task.fixed) {
         let Some(wanted) = plan.affinity.get(&task.task) else { continue };
-        let cut = match cut(kernel, task, wanted, actuator) {
+        let cut = match clip_to_boundaries(kernel, task, wanted, actuator) {
             Ok(None) => continue,
             Ok(Some(cut)) => cut,
             // One that has exited is found to be so by the change itself.
@@ -60,7 +60,7 @@ struct BoundedCpus {
 }
 
 /// `None` = the plan is inside the thread's boundaries, or asks for nothing new.
-fn cut(
+fn clip_to_boundaries(
     kernel: &dyn Kernel,
     task: &ManagedThread,
     wanted: &CpuSet,

@@ -15,7 +15,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 pub use cachemate_core::CpusetGroup;
-use cachemate_core::{CpuSet, PlanItem, RefusalReason, RefusedItem, Tracked};
+use cachemate_core::{CpuSet, PlanItem, RefusalReason, RefusedItem, TrackedObject};
 
 use crate::act::desired_state::{DesiredState, refusal};
 use crate::kernel::group_dirs::{CPUSET_FILE, all_members};
@@ -28,7 +28,7 @@ use crate::safety::object_state::{partition_kind, read_state};
 #[derive(Default, Debug)]
 pub struct CpusetGroups {
     /// CPUs of each group by its path below the root of the hierarchy, with a leading slash.
-    pub cpus: BTreeMap<String, Tracked<CpuSet>>,
+    pub cpus: BTreeMap<String, TrackedObject<CpuSet>>,
     /// The control file of each, by the same names.
     pub files: BTreeMap<String, PathBuf>,
     /// Groups that the operator wants confined, by the same names.
@@ -123,7 +123,7 @@ impl CpusetGroups {
             }
         };
         let original = originals.get(&object).and_then(cpus_in_state).unwrap_or_else(|| now.clone());
-        self.cpus.insert(name.clone(), Tracked { current: now, original });
+        self.cpus.insert(name.clone(), TrackedObject { current: now, original });
         self.files.insert(name, file);
         true
     }
@@ -351,7 +351,10 @@ mod tests {
         let both = [group("/a/b/", "0-1"), group("a", "0-3")];
         let cpusets = read_groups(&host, &both, &BTreeMap::new());
         let all: CpuSet = (0..8).collect();
-        assert_eq!(cpusets.cpus, ["/a", "/a/b"].map(|name| (name.to_string(), Tracked::untouched(all.clone()))).into());
+        assert_eq!(
+            cpusets.cpus,
+            ["/a", "/a/b"].map(|name| (name.to_string(), TrackedObject::untouched(all.clone()))).into()
+        );
         let threads = [(5, "/a"), (6, "/a/b"), (7, "/a/b")].map(|(tid, name)| (tid, name.to_string()));
         assert_eq!(cpusets.threads, threads.into());
         for name in ["/a", "/a/b"] {
@@ -362,7 +365,7 @@ mod tests {
         let originals = BTreeMap::from([(file("a/b/cpuset.cpus"), ObjectState::Text("0-5".into()))]);
         let dropped = read_groups(&host, &both[1..], &originals);
         let original: CpuSet = (0..6).collect();
-        assert_eq!(dropped.cpus["/a/b"], Tracked { current: all, original });
+        assert_eq!(dropped.cpus["/a/b"], TrackedObject { current: all, original });
         assert_eq!(dropped.confined.len(), 1);
         assert!(read_groups(&host, &[], &BTreeMap::new()).cpus.is_empty());
         let nowhere = read_groups(&crate::fake_tests::FakeHost::default(), &both, &BTreeMap::new());

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use crate::act::actuator::GuardianCommand;
     use crate::safety::journal::ObjectState;
-    use cachemate_core::Tracked;
+    use cachemate_core::TrackedObject;
 
     const NAME: &str = "/system.slice/db.service";
     const FILE: &str = "/sys/fs/cgroup/system.slice/db.service/cpuset.cpus";
@@ -130,7 +130,7 @@ mod tests {
     fn groups(current: &str) -> CpusetGroups {
         let mut groups = CpusetGroups::default();
         groups.confined.push(CpusetGroup { cgroup: NAME.into(), cpus: cpus("0") });
-        groups.cpus.insert(NAME.into(), Tracked { current: cpus(current), original: cpus("0-3") });
+        groups.cpus.insert(NAME.into(), TrackedObject { current: cpus(current), original: cpus("0-3") });
         groups.files.insert(NAME.into(), FILE.into());
         groups
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::{AccessSample, CpuId, CpuSet, DataSource, TaskId};
 
-use crate::sense::sampling::records::{Raw, RingContents, source};
+use crate::sense::sampling::records::{RawSample, RingContents, source};
 use crate::sense::sampling::{Facility, PerfSampler, SamplingTarget};
 
 /// Length of one stretch of sampling.
@@ -44,7 +44,8 @@ pub(crate) fn sample_stretch(
     samplers.iter().for_each(PerfSampler::stop);
     samplers.iter_mut().for_each(|sampler| sampler.drain(&mut read));
     // Sampling by CPU covers all threads; events of unmanaged threads are dropped.
-    let theirs: Vec<Raw> = read.samples.into_iter().filter(|raw| subjects.threads.contains_key(&raw.tid)).collect();
+    let theirs: Vec<RawSample> =
+        read.samples.into_iter().filter(|raw| subjects.threads.contains_key(&raw.tid)).collect();
     let events = theirs.iter().map(|raw| raw.period).sum();
     let samples = theirs.iter().filter_map(|raw| subjects.sample(raw));
     Ok((samples.filter(|sample| !remote_only || sample.source == DataSource::RemoteCache).collect(), events))
@@ -65,7 +66,7 @@ fn open(facility: &Facility, subjects: &SampledThreads<'_>, period: u64) -> io::
 }
 
 impl SampledThreads<'_> {
-    fn sample(&self, raw: &Raw) -> Option<AccessSample> {
+    fn sample(&self, raw: &RawSample) -> Option<AccessSample> {
         Some(AccessSample {
             task: *self.threads.get(&raw.tid)?,
             virtual_line: raw.address / u64::from(self.line_bytes.max(1)),
@@ -89,11 +90,17 @@ mod tests {
         let threads = BTreeMap::from([(41, TaskId(3))]);
         let online = CpuSet::default();
         let subjects = SampledThreads { threads: &threads, online: &online, line_bytes: 64, origin_ns: 400 };
-        let raw =
-            Raw { tid: 41, time_ns: 1_000, address: 0x1044, period: 7, latency_cycles: 0, data_source: 0x6810_0442 };
+        let raw = RawSample {
+            tid: 41,
+            time_ns: 1_000,
+            address: 0x1044,
+            period: 7,
+            latency_cycles: 0,
+            data_source: 0x6810_0442,
+        };
         let sample = subjects.sample(&raw).unwrap();
         assert_eq!((sample.task, sample.virtual_line, sample.at_ns), (TaskId(3), 0x41, 600));
         assert_eq!((sample.source, sample.latency_cycles), (DataSource::Cache(CacheLevel::L2), None));
-        assert_eq!(subjects.sample(&Raw { tid: 5, ..raw }), None);
+        assert_eq!(subjects.sample(&RawSample { tid: 5, ..raw }), None);
     }
 }

@@ -155,7 +155,7 @@ fn ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
 /// Page colors as a daemon would see them, with its rights, which may be fewer than those of the user of `doctor`.
 fn page_colors(topology: &Topology) -> CapabilityCheck {
     let outcome = match colors::partitions(topology) {
-        Ok(divided) => Ok(colors::describe_units(&divided)),
+        Ok(divided) => Ok(colors::describe_partitions(&divided)),
         Err(missing) => Err((missing.why, Some(missing.remedy))),
     };
     capability("page colors", outcome, "caches are divided by ways or not at all")

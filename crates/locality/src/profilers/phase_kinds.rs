@@ -30,8 +30,8 @@ impl FeatureRange {
     /// Returns the distance of a value over the allowed distance.
     fn distance(&self, value: f64) -> f64 {
         let share = |share: f64| share * self.mean.abs();
-        let may = (TIMES_AS_FAR * self.farthest).clamp(share(NEAR_SHARE), share(FAR_SHARE)).max(NEAR);
-        (value - self.mean).abs() / may
+        let max_distance = (TIMES_AS_FAR * self.farthest).clamp(share(NEAR_SHARE), share(FAR_SHARE)).max(NEAR);
+        (value - self.mean).abs() / max_distance
     }
 }
 

@@ -60,12 +60,12 @@ struct PhaseState {
 
 impl PhaseState {
     /// Handles one interval: do these signals report a change that has not been reported yet?
-    fn is_new_change(&mut self, tell: [bool; 2], history: usize) -> bool {
+    fn is_new_change(&mut self, reports: [bool; 2], history: usize) -> bool {
         let (signals_before, left_before) = self.reported;
-        let any = tell[0] || tell[1];
-        let again = (tell[0] && signals_before[0]) || (tell[1] && signals_before[1]);
+        let any = reports[0] || reports[1];
+        let again = (reports[0] && signals_before[0]) || (reports[1] && signals_before[1]);
         let news = any && (left_before == 0 || again);
-        self.reported = if news { (tell, history) } else { (signals_before, left_before.saturating_sub(1)) };
+        self.reported = if news { (reports, history) } else { (signals_before, left_before.saturating_sub(1)) };
         news
     }
 }

@@ -71,8 +71,8 @@ pub fn survival_curve_with_reach(
     let (least, most) = known.map_or((1.0, guessed), |known| (known, known));
     let lines_of = |size_bytes: u64| size_bytes as f64 / line_bytes as f64;
     let fit = match counted.point {
-        None => Fit { rate: logged * least, stretch: 1.0, shift: 0.0 },
-        Some((size, rate)) => Fit::fit_through(&survival, logged, least, most, lines_of(size), rate),
+        None => SurvivalFit { rate: logged * least, stretch: 1.0, shift: 0.0 },
+        Some((size, rate)) => SurvivalFit::fit_through(&survival, logged, least, most, lines_of(size), rate),
     };
     let point = |&size: &u64| (size, fit.hits_within(&survival, lines_of(size)));
     let curve = MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()?;
@@ -81,15 +81,15 @@ pub fn survival_curve_with_reach(
 
 /// The conversion of the logged accesses' survival to a miss rate.
 #[derive(Clone, Copy, Debug)]
-struct Fit {
+struct SurvivalFit {
     rate: f64,
     stretch: f64,
     shift: f64,
 }
 
-impl Fit {
+impl SurvivalFit {
     fn fit_through(survival: &SurvivalCurve, logged: f64, least: f64, most: f64, lines: f64, measured: f64) -> Self {
-        let mut fit = Fit { rate: logged * least, stretch: 1.0, shift: 0.0 };
+        let mut fit = SurvivalFit { rate: logged * least, stretch: 1.0, shift: 0.0 };
         let surviving = survival.survival_at(lines);
         if surviving > 0.0 {
             fit.rate = (measured / surviving).clamp(logged * least, logged * most);
@@ -100,7 +100,7 @@ impl Fit {
             let (mut low, mut high) = (1.0, most);
             for _ in 0..30 {
                 let middle = 0.5 * (low + high);
-                let below = Fit { stretch: middle, ..fit }.hits_within(survival, lines) < measured;
+                let below = SurvivalFit { stretch: middle, ..fit }.hits_within(survival, lines) < measured;
                 if below { low = middle } else { high = middle }
             }
             fit.stretch = low;

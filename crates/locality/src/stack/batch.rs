@@ -8,15 +8,15 @@ pub(super) const LINE_BITS: u32 = 43;
 
 /// (old slot, new slot) of the accesses of a batch that were not cold, in order.
 #[derive(Debug)]
-pub(super) struct Pairs {
+pub(super) struct SlotPairs {
     old: [u32; BATCH],
     new: [u32; BATCH],
     pub(super) len: usize,
 }
 
-impl Pairs {
+impl SlotPairs {
     pub(super) fn new() -> Self {
-        Pairs { old: [0; BATCH], new: [0; BATCH], len: 0 }
+        SlotPairs { old: [0; BATCH], new: [0; BATCH], len: 0 }
     }
     pub(super) fn clear(&mut self) {
         self.len = 0;

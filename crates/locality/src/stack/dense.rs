@@ -4,7 +4,7 @@
 //! most half full. A batch first resolves all leaves and prefetches their memory, then reads and replaces, so that the
 //! misses overlap.
 
-use super::batch::{BATCH, LINE_BITS, Pairs};
+use super::batch::{BATCH, LINE_BITS, SlotPairs};
 use crate::hash::mix;
 use crate::simd::prefetch;
 
@@ -38,7 +38,7 @@ impl DenseFinder {
     }
 
     #[inline(always)]
-    pub(super) fn find(&mut self, lines: &[u64], first_slot: u32, pairs: &mut Pairs) {
+    pub(super) fn find(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
         let mut cells = [0usize; BATCH];
         let cells = &mut cells[..lines.len()];
         for (cell, &line) in cells.iter_mut().zip(lines) {

@@ -1,7 +1,7 @@
 //! The single-threaded engine.
 
 use super::StackError;
-use super::batch::{BATCH, Pairs};
+use super::batch::{BATCH, SlotPairs};
 use super::counter::DeadSlotCounter;
 use super::histogram::DistanceHistogram;
 use super::slot_allocator::{FinderLimits, SlotAllocator};
@@ -15,7 +15,7 @@ pub struct StackDistances {
     side: SlotAllocator,
     counter: DeadSlotCounter,
     tally: Tally,
-    pairs: Pairs,
+    pairs: SlotPairs,
     waiting: PendingAccesses,
 }
 
@@ -93,7 +93,7 @@ impl StackDistances {
             side,
             counter,
             tally: Tally::new(),
-            pairs: Pairs::new(),
+            pairs: SlotPairs::new(),
             waiting: PendingAccesses::new(),
         }
     }
@@ -147,13 +147,13 @@ fn run_batches(
     side: &mut SlotAllocator,
     counter: &mut DeadSlotCounter,
     tally: &mut Tally,
-    pairs: &mut Pairs,
+    pairs: &mut SlotPairs,
     space: u32,
     mut lines: &[u64],
 ) -> Result<(), StackError> {
     loop {
         let done = dispatch!(simd, run_all_batches(
-            side: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut Pairs, space: u32, lines: &[u64]
+            side: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut SlotPairs, space: u32, lines: &[u64]
         ) -> usize);
         lines = &lines[done..];
         if lines.is_empty() {
@@ -171,7 +171,7 @@ unsafe fn run_all_batches<L: Lanes>(
     side: &mut SlotAllocator,
     counter: &mut DeadSlotCounter,
     tally: &mut Tally,
-    pairs: &mut Pairs,
+    pairs: &mut SlotPairs,
     space: u32,
     lines: &[u64],
 ) -> usize {

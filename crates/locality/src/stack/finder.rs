@@ -5,7 +5,7 @@
 //! are in use, which would cost the dense form about 300 bytes each. [`Finder`] starts dense and takes the better form,
 //! with a factor of two between switching and switching again.
 
-use super::batch::Pairs;
+use super::batch::SlotPairs;
 use super::dense::DenseFinder;
 use super::sparse::SparseFinder;
 use crate::simd::Lanes;
@@ -72,7 +72,7 @@ impl Finder {
     /// Gives the lines the slots `first_slot..`, in order; `pairs` receives the old and the new slot of those that
     /// occurred before. At most [`super::batch::BATCH`] lines, below 2^[`super::batch::LINE_BITS`]; slots are above 0.
     #[inline(always)]
-    pub(super) unsafe fn find<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut Pairs) {
+    pub(super) unsafe fn find<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
         pairs.clear();
         match &mut self.table {
             FinderTable::Dense(dense) => dense.find(lines, first_slot, pairs),

@@ -7,7 +7,7 @@
 //! per range. The owner can thus compute the distance. The histograms of the owners are added up.
 
 use super::StackError;
-use super::batch::{BATCH, Pairs};
+use super::batch::{BATCH, SlotPairs};
 use super::counter::DeadSlotCounter;
 use super::exact::PendingAccesses;
 use super::histogram::DistanceHistogram;
@@ -29,7 +29,7 @@ const RING: usize = 32;
 pub struct ParallelStackDistances {
     simd: Simd,
     side: SlotAllocator,
-    pairs: Pairs,
+    pairs: SlotPairs,
     waiting: PendingAccesses,
     owners: Vec<CountingWorker>,
     /// Number of slots of one owner, as a power of two; the last owner has the rest.
@@ -77,7 +77,7 @@ impl ParallelStackDistances {
         let mut engine = ParallelStackDistances {
             simd,
             side,
-            pairs: Pairs::new(),
+            pairs: SlotPairs::new(),
             waiting: PendingAccesses::new(),
             owners,
             range_bits: 0,

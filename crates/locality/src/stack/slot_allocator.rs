@@ -1,7 +1,7 @@
 //! The finding half of the engine: it assigns slots, renames wide lines, and compacts when slots run out.
 
 use super::StackError;
-use super::batch::{BATCH, Pairs};
+use super::batch::{BATCH, SlotPairs};
 use super::finder::{Finder, FinderKind};
 use super::rename::Renamer;
 use crate::simd::{Lanes, Simd, dispatch};
@@ -60,7 +60,7 @@ impl SlotAllocator {
 
     /// Finds one batch; [`Self::is_full`] must not hold.
     #[inline(always)]
-    pub(super) unsafe fn find<L: Lanes>(&mut self, space: u32, lines: &[u64], pairs: &mut Pairs) {
+    pub(super) unsafe fn find<L: Lanes>(&mut self, space: u32, lines: &[u64], pairs: &mut SlotPairs) {
         let slot = self.next_slot as u32;
         self.next_slot += lines.len();
         // SAFETY: the caller guarantees that the processor has `L`.

@@ -6,7 +6,7 @@
 //! so a bucket that is not full ends a search. The table doubles at a load of 0.7, or when an entry would lie too far
 //! from home.
 
-use super::batch::{BATCH, LINE_BITS, Pairs};
+use super::batch::{BATCH, LINE_BITS, SlotPairs};
 use crate::hash::mix_bits;
 use crate::simd::{Lanes, Portable, U32x16, prefetch};
 use std::collections::BTreeSet;
@@ -62,7 +62,7 @@ impl SparseFinder {
     }
 
     #[inline(always)]
-    pub(super) unsafe fn find<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut Pairs) {
+    pub(super) unsafe fn find<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
         if Self::bucket_bits_for(self.lines + lines.len()) > self.bucket_bits {
             self.grow();
         }

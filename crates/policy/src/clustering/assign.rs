@@ -21,9 +21,9 @@ pub struct Chip {
 
 /// A thread to place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Movable {
+pub struct ThreadToPlace {
     /// The thread's present chip, if any.
-    pub on: Option<usize>,
+    pub chip: Option<usize>,
     /// Whether the thread cannot be moved; it is then counted in its chip's `fixed`.
     pub stays: bool,
 }
@@ -86,7 +86,7 @@ impl ChipLoads<'_> {
 /// Places clusters and unclustered threads (both lists of indices into `threads`) on the chips. `limit` is the largest
 /// allowed difference between chips, as a share of the fuller one (0.25 in the thesis).
 pub fn assign(
-    threads: &[Movable],
+    threads: &[ThreadToPlace],
     clusters: &[Vec<usize>],
     unclustered: &[usize],
     chips: &[Chip],
@@ -112,21 +112,21 @@ pub fn assign(
     }
     let all: Vec<usize> = (0..chips.len()).collect();
     to_least_loaded(&moving(unclustered), &all, threads, &mut loads, &mut assignment.chip_of);
-    threads.iter().zip(&mut assignment.chip_of).filter(|(thread, _)| thread.stays).for_each(|(t, chip)| *chip = t.on);
+    threads.iter().zip(&mut assignment.chip_of).filter(|(thread, _)| thread.stays).for_each(|(t, chip)| *chip = t.chip);
     assignment
 }
 
 /// Returns the chips of a cluster: the first single chip that keeps the balance, otherwise as few chips as possible.
 fn chips_for(
     members: &[usize],
-    threads: &[Movable],
+    threads: &[ThreadToPlace],
     loads: &ChipLoads<'_>,
     size: usize,
     rest: usize,
     limit: f64,
 ) -> Vec<usize> {
     let count = |chip: usize, stays: bool| {
-        members.iter().filter(|&&at| threads[at].on == Some(chip) && threads[at].stays >= stays).count()
+        members.iter().filter(|&&at| threads[at].chip == Some(chip) && threads[at].stays >= stays).count()
     };
     let order = loads.order(|chip| count(chip, false));
     let bound = (0..loads.chips.len()).filter(|&chip| count(chip, true) > 0).max_by_key(|&chip| count(chip, true));
@@ -142,12 +142,12 @@ fn chips_for(
 fn to_least_loaded(
     members: &[usize],
     onto: &[usize],
-    threads: &[Movable],
+    threads: &[ThreadToPlace],
     loads: &mut ChipLoads<'_>,
     chip_of: &mut [Option<usize>],
 ) {
     for &thread in members {
-        let order = loads.order(|chip| usize::from(threads[thread].on == Some(chip)));
+        let order = loads.order(|chip| usize::from(threads[thread].chip == Some(chip)));
         if let Some(&chip) = order.iter().find(|chip| onto.contains(chip)) {
             loads.threads[chip] += 1;
             chip_of[thread] = Some(chip);
@@ -176,7 +176,7 @@ mod tests {
         let clusters: Vec<Vec<usize>> = sizes.iter().map(next).collect();
         let all = sizes.iter().sum::<usize>() + unclustered;
         let rest: Vec<usize> = (all - unclustered..all).collect();
-        assign(&vec![Movable::default(); all], &clusters, &rest, chips, LIMIT)
+        assign(&vec![ThreadToPlace::default(); all], &clusters, &rest, chips, LIMIT)
     }
 
     fn loads(assignment: &Assignment, chips: usize) -> Vec<usize> {
@@ -215,8 +215,8 @@ mod tests {
     /// Do threads that cannot be moved attract their cluster?
     #[test]
     fn fixed_threads_draw_their_cluster() {
-        let fixed = Movable { on: Some(1), stays: true };
-        let threads = [vec![fixed], vec![Movable::default(); 7]].concat();
+        let fixed = ThreadToPlace { chip: Some(1), stays: true };
+        let threads = [vec![fixed], vec![ThreadToPlace::default(); 7]].concat();
         let clusters = [vec![0, 1, 2, 3], vec![4, 5, 6, 7]];
         let chips = [Chip { cpus: 4, fixed: 0 }, Chip { cpus: 4, fixed: 1 }];
         let assignment = assign(&threads, &clusters, &[], &chips, LIMIT);
@@ -226,10 +226,11 @@ mod tests {
     /// Does a balanced assignment stay unchanged?
     #[test]
     fn a_balanced_assignment_stays() {
-        let threads: Vec<Movable> = (0..16).map(|t| Movable { on: Some(1 - t / 4 % 2), stays: false }).collect();
+        let threads: Vec<ThreadToPlace> =
+            (0..16).map(|t| ThreadToPlace { chip: Some(1 - t / 4 % 2), stays: false }).collect();
         let clusters: Vec<Vec<usize>> = (0..4).map(|c| (c * 4..c * 4 + 4).collect()).collect();
         let assignment = assign(&threads, &clusters, &[], &chips(2), LIMIT);
-        assert!(threads.iter().zip(&assignment.chip_of).all(|(thread, chip)| thread.on == *chip), "{assignment:?}");
+        assert!(threads.iter().zip(&assignment.chip_of).all(|(thread, chip)| thread.chip == *chip), "{assignment:?}");
     }
 
     proptest! {

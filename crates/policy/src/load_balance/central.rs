@@ -1,10 +1,10 @@
 //! The centralized sort: all tasks in one list, placed from the heaviest down.
 
-use super::{Bin, BinLoads, SeatQuota, TaskLoad, package_sums, unevenness};
+use super::{BinLoads, CacheCapacity, SeatQuota, TaskLoad, package_sums, unevenness};
 
 /// Returns a bin for every task. The present assignment stays, with newcomers on the lightest bins that have a free
 /// CPU, unless a new one lowers the [`unevenness`] by more than `worth_moving` or loads per CPU have become uneven.
-pub fn balance_centrally(places: &[Bin], pieces: &[TaskLoad], worth_moving: f64) -> Vec<usize> {
+pub fn balance_centrally(places: &[CacheCapacity], pieces: &[TaskLoad], worth_moving: f64) -> Vec<usize> {
     if places.is_empty() {
         return Vec::new();
     }
@@ -17,7 +17,11 @@ pub fn balance_centrally(places: &[Bin], pieces: &[TaskLoad], worth_moving: f64)
 }
 
 /// Places the tasks that keep their bin first, then the others, heaviest first, each on the lightest bin with room.
-fn place_heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&TaskLoad) -> bool) -> Vec<usize> {
+fn place_heaviest_first(
+    places: &[CacheCapacity],
+    pieces: &[TaskLoad],
+    keeps: impl Fn(&TaskLoad) -> bool,
+) -> Vec<usize> {
     let rule = SeatQuota::of(places, pieces.len());
     let mut loads = BinLoads::empty(places);
     let current_bin = |piece: &TaskLoad| piece.at.filter(|_| keeps(piece));
@@ -46,7 +50,7 @@ fn place_heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&Tas
 /// Moves the same groups to the bins that hold most of their members. The heaviest group goes first, to the package
 /// with the smallest sum so far, and there to the bin with most of its members. Only bins with equally many CPUs are
 /// exchanged, and groups with a task that cannot move stay.
-fn match_bins(places: &[Bin], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
+fn match_bins(places: &[CacheCapacity], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
     let loads = BinLoads::of(places, pieces, groups);
     let stuck = |group: usize| pieces.iter().zip(groups).any(|(piece, &owner)| owner == group && piece.stuck);
     let mut named: Vec<Option<usize>> = (0..places.len()).map(|group| stuck(group).then_some(group)).collect();

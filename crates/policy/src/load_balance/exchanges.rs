@@ -6,7 +6,7 @@
 //! all pairs, so d ≤ n m / 2, or d ≤ gap + m / 2. A free CPU adds moves of single tasks; then d is at most the lightest
 //! task of the heavier bin, plus m.
 
-use super::{Bin, BinLoads, SeatQuota, TaskLoad};
+use super::{BinLoads, CacheCapacity, SeatQuota, TaskLoad};
 
 /// Returns the pairs of a round, by the circle method: all pairs meet once in `places - 1` rounds (`places` rounds if
 /// odd, with one bin pausing in each).
@@ -28,7 +28,7 @@ pub(super) fn tournament_pairs(places: usize, round: u64) -> Vec<(usize, usize)>
 
 /// Runs one round, and returns a bin for every task. An exchange is made if it lowers the difference of the two sums by
 /// more than `worth_moving` times their mean. Newcomers go to the lightest bin with a free CPU.
-pub fn exchange(places: &[Bin], pieces: &[TaskLoad], round: u64, worth_moving: f64) -> Vec<usize> {
+pub fn exchange(places: &[CacheCapacity], pieces: &[TaskLoad], round: u64, worth_moving: f64) -> Vec<usize> {
     let mut bins = settle(places, pieces);
     let rule = SeatQuota::of(places, pieces.len());
     let mut counts = BinLoads::of(places, pieces, &bins).counts;
@@ -59,7 +59,7 @@ pub(super) fn max_distance(pieces: &[TaskLoad], tasks: usize, mean_sum: f64, wor
     (range + margin / 2.0).max(tasks as f64 * margin / 2.0)
 }
 
-fn settle(places: &[Bin], pieces: &[TaskLoad]) -> Vec<usize> {
+fn settle(places: &[CacheCapacity], pieces: &[TaskLoad]) -> Vec<usize> {
     let rule = SeatQuota::of(places, pieces.len());
     let mut loads = BinLoads::empty(places);
     for piece in pieces {
@@ -84,7 +84,7 @@ fn settle(places: &[Bin], pieces: &[TaskLoad]) -> Vec<usize> {
 
 /// A meeting of two bins: their tasks and the number of tasks for each CPU, but nothing about the other bins.
 struct PairwiseExchange<'a> {
-    places: &'a [Bin],
+    places: &'a [CacheCapacity],
     pieces: &'a [TaskLoad],
     rule: SeatQuota,
     sides: [(usize, Vec<usize>); 2],

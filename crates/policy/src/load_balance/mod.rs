@@ -24,7 +24,7 @@ pub use exchanges::exchange;
 
 /// A last-level cache: the number of its usable CPUs (one per core while that is enough), and its package.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Bin {
+pub struct CacheCapacity {
     pub seats: usize,
     pub package: u32,
 }
@@ -48,14 +48,14 @@ struct BinLoads {
 }
 
 impl BinLoads {
-    fn empty(places: &[Bin]) -> Self {
+    fn empty(places: &[CacheCapacity]) -> Self {
         BinLoads { sums: vec![0.0; places.len()], counts: vec![0; places.len()] }
     }
     fn add(&mut self, place: usize, weight: f64) {
         self.sums[place] += weight;
         self.counts[place] += 1;
     }
-    fn of(places: &[Bin], pieces: &[TaskLoad], bins: &[usize]) -> Self {
+    fn of(places: &[CacheCapacity], pieces: &[TaskLoad], bins: &[usize]) -> Self {
         let mut loads = BinLoads::empty(places);
         pieces.iter().zip(bins).for_each(|(piece, &place)| loads.add(place, piece.weight));
         loads
@@ -72,18 +72,18 @@ struct SeatQuota {
 }
 
 impl SeatQuota {
-    fn of(places: &[Bin], tasks: usize) -> Self {
+    fn of(places: &[CacheCapacity], tasks: usize) -> Self {
         let seats: usize = places.iter().map(|place| place.seats).sum();
         SeatQuota { least: tasks / seats.max(1), more: tasks % seats.max(1) }
     }
-    fn has_room(&self, place: &Bin, count: usize, more_taken: usize) -> bool {
+    fn has_room(&self, place: &CacheCapacity, count: usize, more_taken: usize) -> bool {
         count < self.least * place.seats || (more_taken < self.more && count < (self.least + 1) * place.seats)
     }
-    fn more_taken(&self, places: &[Bin], counts: &[usize]) -> usize {
+    fn more_taken(&self, places: &[CacheCapacity], counts: &[usize]) -> usize {
         places.iter().zip(counts).map(|(place, &count)| count.saturating_sub(self.least * place.seats)).sum()
     }
-    fn is_within_quota(&self, places: &[Bin], counts: &[usize]) -> bool {
-        let fits = |(place, &count): (&Bin, &usize)| {
+    fn is_within_quota(&self, places: &[CacheCapacity], counts: &[usize]) -> bool {
+        let fits = |(place, &count): (&CacheCapacity, &usize)| {
             (self.least * place.seats..=(self.least + 1) * place.seats).contains(&count)
         };
         places.iter().zip(counts).all(fits)
@@ -92,13 +92,13 @@ impl SeatQuota {
 
 /// Returns the standard deviation of the sums over their mean, of bins and, if they differ from bins, of packages. 0 if
 /// all sums are 0.
-pub fn unevenness(places: &[Bin], pieces: &[TaskLoad], bins: &[usize]) -> f64 {
+pub fn unevenness(places: &[CacheCapacity], pieces: &[TaskLoad], bins: &[usize]) -> f64 {
     let sums = BinLoads::of(places, pieces, bins).sums;
     variation(&sums) + package_sums(places, &sums).map_or(0.0, |sums| variation(&sums))
 }
 
 /// Returns the sums of the packages; `None` if each package has one bin, or all bins are in one package.
-fn package_sums(places: &[Bin], sums: &[f64]) -> Option<Vec<f64>> {
+fn package_sums(places: &[CacheCapacity], sums: &[f64]) -> Option<Vec<f64>> {
     let mut packages: Vec<u32> = places.iter().map(|place| place.package).collect();
     packages.sort_unstable();
     packages.dedup();

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::exchanges::{max_distance, tournament_pairs};
 use super::*;
 
-fn alike(places: usize, seats: usize) -> Vec<Bin> {
-    vec![Bin { seats, package: 0 }; places]
+fn alike(places: usize, seats: usize) -> Vec<CacheCapacity> {
+    vec![CacheCapacity { seats, package: 0 }; places]
 }
 fn newcomers(weights: &[f64]) -> Vec<TaskLoad> {
     weights.iter().map(|&weight| TaskLoad { weight, at: None, stuck: false }).collect()
@@ -14,15 +14,15 @@ fn newcomers(weights: &[f64]) -> Vec<TaskLoad> {
 fn moved(pieces: &[TaskLoad], bins: &[usize]) -> Vec<TaskLoad> {
     pieces.iter().zip(bins).map(|(piece, &at)| TaskLoad { at: Some(at), ..*piece }).collect()
 }
-fn sums(places: &[Bin], pieces: &[TaskLoad], bins: &[usize]) -> Vec<f64> {
+fn sums(places: &[CacheCapacity], pieces: &[TaskLoad], bins: &[usize]) -> Vec<f64> {
     BinLoads::of(places, pieces, bins).sums
 }
-fn counts(places: &[Bin], bins: &[usize]) -> Vec<usize> {
+fn counts(places: &[CacheCapacity], bins: &[usize]) -> Vec<usize> {
     (0..places.len()).map(|place| bins.iter().filter(|&&other| other == place).count()).collect()
 }
 
 /// Runs rounds of exchanges until a whole tournament changes nothing.
-fn exchanged_to_the_end(places: &[Bin], mut pieces: Vec<TaskLoad>, worth_moving: f64) -> (Vec<usize>, u64) {
+fn exchanged_to_the_end(places: &[CacheCapacity], mut pieces: Vec<TaskLoad>, worth_moving: f64) -> (Vec<usize>, u64) {
     let (mut at, mut quiet, mut round) = (Vec::new(), 0, 0);
     while quiet < places.len().max(2) {
         let next = exchange(places, &pieces, round, worth_moving);
@@ -38,7 +38,7 @@ fn exchanged_to_the_end(places: &[Bin], mut pieces: Vec<TaskLoad>, worth_moving:
 /// Are the eight programs of one workload paired as by hand: the heaviest with the lightest, and both sockets equally?
 #[test]
 fn pairs_are_folded_and_sockets_evened_out() {
-    let places: Vec<Bin> = [0, 0, 1, 1].map(|package| Bin { seats: 2, package }).to_vec();
+    let places: Vec<CacheCapacity> = [0, 0, 1, 1].map(|package| CacheCapacity { seats: 2, package }).to_vec();
     let pieces = newcomers(&[8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]);
     let at = balance_centrally(&places, &pieces, 0.0);
     assert_eq!(sums(&places, &pieces, &at), vec![9.0; 4]);
@@ -136,8 +136,8 @@ proptest! {
         seats in prop::collection::vec(1usize..5, 1..5),
         start in any::<u64>(),
     ) {
-        let places: Vec<Bin> =
-            seats.iter().enumerate().map(|(index, &seats)| Bin { seats, package: index as u32 / 2 }).collect();
+        let places: Vec<CacheCapacity> =
+            seats.iter().enumerate().map(|(index, &seats)| CacheCapacity { seats, package: index as u32 / 2 }).collect();
         let mut generator = cachemate_core::SplitMix64::new(start);
         let mut pieces = newcomers(&weights);
         for piece in &mut pieces {

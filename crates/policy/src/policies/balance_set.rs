@@ -296,14 +296,14 @@ impl CacheRotation {
     /// Forms the gangs again if the set of tasks has changed or more is known.
     fn group(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, seed: u64, why: &mut Vec<Reason>) {
         let tasks: Vec<TaskId> = domain.tasks.iter().map(|sample| sample.task).collect();
-        let from: Vec<(TaskId, Option<TaskModel>)> =
+        let inputs: Vec<(TaskId, Option<TaskModel>)> =
             tasks.iter().map(|task| (*task, self.known.get(task).cloned())).collect();
-        if from == self.formed_from {
+        if inputs == self.formed_from {
             return;
         }
         let size = domain.cpus.count() as usize;
-        let known: Vec<Option<TaskModel>> = from.iter().map(|(_, known)| known.clone()).collect();
-        self.formed_from = from;
+        let known: Vec<Option<TaskModel>> = inputs.iter().map(|(_, known)| known.clone()).collect();
+        self.formed_from = inputs;
         let Some(model) = model(&known, domain, parameters) else {
             self.gangs = Vec::new();
             return;

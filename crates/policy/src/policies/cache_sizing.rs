@@ -269,8 +269,8 @@ impl CacheSizing {
                 let untold = |profile: &cachemate_core::Profile| {
                     phase_kinds_known && profile.phase_number > 0 && profile.phase.kind.is_none()
                 };
-                let is = |profile| untold(profile) || profile.misses_per_kilo_instr().is_some();
-                view.profiles.get(&task.task).is_some_and(is)
+                let is_known = |profile| untold(profile) || profile.misses_per_kilo_instr().is_some();
+                view.profiles.get(&task.task).is_some_and(is_known)
             };
             !present.tasks.iter().any(known)
         });

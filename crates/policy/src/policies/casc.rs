@@ -27,7 +27,7 @@ use serde::Deserialize;
 
 use super::{ParameterError, ParameterRange};
 use crate::llc_placement::{LlcTasks, StickyPlacement};
-use crate::solvers::bucketization::{BucketThread, Buckets, Rules, bucketize};
+use crate::solvers::bucketization::{BucketThread, BucketizationRules, Buckets, bucketize};
 
 /// The two forms of the algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -106,8 +106,8 @@ impl Parameters {
         self.form == CascForm::Better
     }
 
-    fn rules(&self) -> Rules {
-        Rules {
+    fn rules(&self) -> BucketizationRules {
+        BucketizationRules {
             better: self.is_better_form(),
             threshold: self.threshold,
             threshold_step: self.threshold_step,

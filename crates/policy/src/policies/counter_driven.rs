@@ -54,7 +54,7 @@ struct CounterDriven {
 }
 
 /// Misses relative to the mean of all tasks.
-struct Misses<'a> {
+struct RelativeMisses<'a> {
     penalty_weight: f64,
     tasks: BTreeMap<TaskId, f64>,
     refills: &'a ReloadCosts,
@@ -81,7 +81,7 @@ impl Policy for CounterDriven {
         let samples = view.observation.tasks.iter().filter_map(|task| refills.misses_per_sample(task.task));
         let (sum, count) = samples.fold((0.0, 0.0), |(sum, count), misses| (sum + misses, count + 1.0));
         let misses_per_sample = if count > 0.0 { sum / count } else { 0.0 };
-        self.scheduler.decide(view, &Misses { penalty_weight, tasks, refills, misses_per_sample })
+        self.scheduler.decide(view, &RelativeMisses { penalty_weight, tasks, refills, misses_per_sample })
     }
 }
 
@@ -96,7 +96,7 @@ impl CounterDriven {
     }
 }
 
-impl CoRunCost for Misses<'_> {
+impl CoRunCost for RelativeMisses<'_> {
     fn has_evidence(&self, task: TaskId) -> bool {
         self.tasks.contains_key(&task)
     }

@@ -171,14 +171,14 @@ fn reason(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason
 impl IntensityGangs {
     /// Carries the plan in force over, without exited tasks and without gangs that lack a member.
     fn carry_over(&self, view: &View<'_>, plan: &mut Plan) {
-        let there: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
-        plan.affinity.retain(|task, _| there.contains(task));
+        let movable: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
+        plan.affinity.retain(|task, _| movable.contains(task));
         plan.weights.clear();
         plan.penalties.clear();
         let members = plan.gangs.iter().flat_map(|s| &s.gangs).flat_map(|gang| &gang.members);
         let mut ganged: Vec<TaskId> = members.map(|(task, _)| *task).collect();
         ganged.sort_unstable();
-        let mut all = there.clone();
+        let mut all = movable.clone();
         all.sort_unstable();
         if ganged != all {
             plan.gangs.clear();
@@ -349,17 +349,17 @@ impl IntensityGangs {
             // Sensitivity is measured beside the strongest aggressor, and scaled by the measured intensity of the other
             // tasks.
             let stream = |task| ProbeKind::Neighbor { task, neighbor: Neighbor::Stream };
-            let has =
+            let has_fact =
                 |task: &TaskId, value: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(value);
             let without_intensity = active.iter().find(|task| {
                 due(self.intensity_asked.get(task))
-                    && (again > 0 || !has(task, |profile| profile.contention.intensity.is_some()))
+                    && (again > 0 || !has_fact(task, |profile| profile.contention.intensity.is_some()))
             });
             // If no task's intensity is known, sensitivity decides nothing.
-            let known = active.iter().any(|task| has(task, |profile| profile.contention.intensity.is_some()));
+            let known = active.iter().any(|task| has_fact(task, |profile| profile.contention.intensity.is_some()));
             let without_sensitivity = active.iter().filter(|_| known).find(|task| {
                 due(self.sensitivity_asked.get(task))
-                    && (again > 0 || !has(task, |profile| profile.contention.sensitivity.is_some()))
+                    && (again > 0 || !has_fact(task, |profile| profile.contention.sensitivity.is_some()))
             });
             let probe_kind =
                 without_intensity.map(|task| evicted(*task)).or_else(|| without_sensitivity.map(|task| stream(*task)));

@@ -31,7 +31,7 @@ pub use crate::parameters::{ParameterError, ParameterRange, parameters};
 type PolicyBuilder = fn(&str, u64) -> Result<Box<dyn Policy>, ParameterError>;
 
 /// Required evidence: one kind of each inner list is sufficient.
-pub type Needs = &'static [&'static [EvidenceKind]];
+pub type RequiredEvidence = &'static [&'static [EvidenceKind]];
 
 /// One policy of the registry.
 pub struct PolicyEntry {
@@ -40,7 +40,7 @@ pub struct PolicyEntry {
     /// A one-line description.
     pub about: &'static str,
     /// Evidence without which the policy decides nothing.
-    pub needs: Needs,
+    pub needs: RequiredEvidence,
     /// Whether the policy is a control that does harm on purpose, and is therefore exempt from promises.
     pub harms_by_design: bool,
     build: PolicyBuilder,
@@ -191,7 +191,7 @@ pub fn profile_recall_by_name(name: &str) -> Option<Box<dyn ProfileRecall>> {
 }
 
 /// Returns the evidence that the policy called `name` needs; empty for unknown names.
-pub fn needs_by_name(name: &str) -> Needs {
+pub fn needs_by_name(name: &str) -> RequiredEvidence {
     ENTRIES.iter().find(|entry| entry.name == name).map_or(&[], |entry| entry.needs)
 }
 

@@ -23,7 +23,7 @@ use cachemate_locality::shmap::SharingCriteria;
 use serde::Deserialize;
 
 use super::{ParameterError, ParameterRange};
-use crate::clustering::assign::{Assignment, Chip, Movable, assign};
+use crate::clustering::assign::{Assignment, Chip, ThreadToPlace, assign};
 use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
 
 /// Parameters, with the thesis's values where it states any.
@@ -444,7 +444,7 @@ impl ThreadClustering {
         self.placed = placed;
         self.clusters.retain(|task, _| !placing.tasks.contains(task));
         let first = self.clusters.values().max().map_or(0, |last| last + 1);
-        self.clusters.extend(placing.together(&assignment, first));
+        self.clusters.extend(placing.placed_clusters(&assignment, first));
         (self.wait, self.waited, self.unchanged_at) = (SETTLING_WINDOWS, 0, None);
         why.extend(placing.reasons(&assignment, &domains, round));
         true
@@ -520,7 +520,7 @@ impl ThreadClustering {
 /// Threads, clusters and chips by number, for [`assign`].
 struct ClusterAssignmentInput {
     tasks: Vec<TaskId>,
-    threads: Vec<Movable>,
+    threads: Vec<ThreadToPlace>,
     clusters: Vec<Vec<usize>>,
     unclustered: Vec<usize>,
     chips: Vec<Chip>,
@@ -556,7 +556,7 @@ impl ClusterAssignmentInput {
         }
         ClusterAssignmentInput {
             tasks: threads.iter().map(|task| task.task).collect(),
-            threads: threads.iter().map(|task| Movable { on: on(task), stays: task.unmovable }).collect(),
+            threads: threads.iter().map(|task| ThreadToPlace { chip: on(task), stays: task.unmovable }).collect(),
             clusters: members,
             unclustered: (0..threads.len()).filter(|&index| clusters[index].is_none()).collect(),
             chips: (0..domains.len()).map(|index| Chip { cpus: domains[index].count(), fixed: fixed(index) }).collect(),
@@ -600,7 +600,7 @@ impl ClusterAssignmentInput {
             for &index in members {
                 let partners = members.iter().filter(|&&other| other != index);
                 let brought = |other: &&usize| {
-                    self.threads[**other].on != self.threads[index].on
+                    self.threads[**other].chip != self.threads[index].chip
                         && assignment.chip_of[**other].is_some()
                         && assignment.chip_of[**other] == assignment.chip_of[index]
                 };
@@ -612,7 +612,7 @@ impl ClusterAssignmentInput {
     }
 
     /// Returns the clusters that have a chip, by thread, numbered from `first` on.
-    fn together(&self, assignment: &Assignment, first: usize) -> BTreeMap<TaskId, usize> {
+    fn placed_clusters(&self, assignment: &Assignment, first: usize) -> BTreeMap<TaskId, usize> {
         let held = (0..self.clusters.len()).filter(|&cluster| assignment.chip_of_cluster[cluster].is_some());
         let members = held.enumerate().flat_map(|(number, at)| self.clusters[at].iter().map(move |&t| (t, number)));
         members.map(|(thread, number)| (self.tasks[thread], first + number)).collect()

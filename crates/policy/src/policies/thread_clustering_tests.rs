@@ -2,7 +2,7 @@
 
 use cachemate_core::*;
 
-use super::{Chip, Movable};
+use super::{Chip, ThreadToPlace};
 use crate::policies::build;
 use crate::reference_predictor::ReferencePredictor;
 
@@ -320,7 +320,7 @@ fn wrong_parameters_are_refused() {
 fn the_removed_stall_is_that_of_joined_partners() {
     let placing = super::ClusterAssignmentInput {
         tasks: (0..4).map(TaskId).collect(),
-        threads: (0..4).map(|id| Movable { on: Some(id % 2), stays: false }).collect(),
+        threads: (0..4).map(|id| ThreadToPlace { chip: Some(id % 2), stays: false }).collect(),
         clusters: vec![vec![0, 1]],
         unclustered: vec![2, 3],
         chips: vec![Chip { cpus: 4, fixed: 0 }; 2],

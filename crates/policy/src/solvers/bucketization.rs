@@ -27,7 +27,7 @@ pub struct BucketThread {
 
 /// Constraints of bucketization.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Rules {
+pub struct BucketizationRules {
     /// Whether the better form of the algorithm is used; otherwise that of the paper.
     pub better: bool,
     /// Threshold in misses per 100 references.
@@ -68,7 +68,7 @@ fn level(pcmr: f64) -> u32 {
 ///
 /// Literal form: a higher threshold ends the same descent earlier, and the lower the CPUs' limits, the sooner a CPU
 /// idles. The thresholds are therefore tried from the highest down, in one descent, instead of each from the start.
-pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &Rules) -> Buckets {
+pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &BucketizationRules) -> Buckets {
     let top = threads.iter().map(|thread| level(thread.pcmr)).max().unwrap_or(0);
     let mut state = BucketSearch::new(threads, cpus, top, rules);
     if rules.better {
@@ -94,7 +94,7 @@ pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &Rules) -> Bucket
 }
 
 struct BucketSearch<'a> {
-    rules: &'a Rules,
+    rules: &'a BucketizationRules,
     /// Levels of the threads, in ascending order.
     levels: Vec<u32>,
     max_pcmr: Vec<u32>,
@@ -103,7 +103,7 @@ struct BucketSearch<'a> {
 }
 
 impl<'a> BucketSearch<'a> {
-    fn new(threads: &[BucketThread], cpus: usize, top: u32, rules: &'a Rules) -> Self {
+    fn new(threads: &[BucketThread], cpus: usize, top: u32, rules: &'a BucketizationRules) -> Self {
         let mut levels: Vec<u32> = threads.iter().map(|thread| level(thread.pcmr)).collect();
         levels.sort_unstable();
         let weighted = rules.better && threads.iter().all(|thread| thread.refs_rate.is_some_and(|rate| rate > 0.0));
@@ -250,21 +250,21 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LITERAL: Rules = Rules {
+    const LITERAL: BucketizationRules = BucketizationRules {
         better: false,
         threshold: 15.0,
         threshold_step: 1.25,
         runnable_per_cpu: 1,
         max_run_time_variation: None,
     };
-    const BETTER: Rules = Rules { better: true, ..LITERAL };
+    const BETTER: BucketizationRules = BucketizationRules { better: true, ..LITERAL };
 
     fn threads(pcmrs: &[f64]) -> Vec<BucketThread> {
         pcmrs.iter().map(|&pcmr| BucketThread { pcmr, refs_rate: None }).collect()
     }
 
     /// The algorithm as written in the paper: one step at a time, with all counts repeated.
-    fn plainly(threads: &[BucketThread], cpus: usize, rules: &Rules) -> (Vec<u32>, f64) {
+    fn plainly(threads: &[BucketThread], cpus: usize, rules: &BucketizationRules) -> (Vec<u32>, f64) {
         let levels: Vec<u32> = threads.iter().map(|thread| thread.pcmr.max(0.0).ceil() as u32).collect();
         let top = levels.iter().copied().max().unwrap_or(0);
         let mut threshold = rules.threshold;
@@ -301,7 +301,7 @@ mod tests {
         fn shortcuts_change_nothing(
             pcmrs in prop::collection::vec(-5.0f64..70.0, 0..14), cpus in 1usize..6, threshold in 1.0f64..40.0, m in 1u32..3,
         ) {
-            let rules = Rules { threshold, runnable_per_cpu: m, ..LITERAL };
+            let rules = BucketizationRules { threshold, runnable_per_cpu: m, ..LITERAL };
             let buckets = bucketize(&threads(&pcmrs), cpus, &rules);
             prop_assert_eq!((buckets.max_pcmr, buckets.threshold), plainly(&threads(&pcmrs), cpus, &rules));
         }
@@ -338,10 +338,10 @@ mod tests {
             let threads = threads(&pcmrs);
             let mut levels: Vec<u32> = pcmrs.iter().map(|&pcmr| level(pcmr)).collect();
             levels.sort_unstable();
-            let rules = Rules { max_run_time_variation: Some(bound), threshold: 1.0, ..BETTER };
+            let rules = BucketizationRules { max_run_time_variation: Some(bound), threshold: 1.0, ..BETTER };
             let buckets = bucketize(&threads, cpus, &rules);
             prop_assert!(run_time_variation(&levels, &buckets.max_pcmr).unwrap() <= bound + 1e-9);
-            let rules = Rules { max_run_time_variation: Some(0.0), ..rules };
+            let rules = BucketizationRules { max_run_time_variation: Some(0.0), ..rules };
             let buckets = bucketize(&threads, cpus, &rules);
             let all = fair_shares(&levels, &buckets.max_pcmr);
             prop_assert!(all.iter().all(|share| (share - all[0]).abs() < 1e-9));
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn the_papers_threads_meet_their_threshold() {
         let figure_4 = [1.0, 0.0, 3.0, 5.0, 11.0, 9.0, 15.0, 12.0, 16.0];
-        let rules = Rules { threshold: 8.5, ..BETTER };
+        let rules = BucketizationRules { threshold: 8.5, ..BETTER };
         let buckets = bucketize(&threads(&figure_4), 4, &rules);
         assert!(buckets.rate <= 8.5, "{buckets:?}");
         assert!((0..4).filter(|&cpu| buckets.can_admit(cpu, 16.0)).count() <= 2, "{buckets:?}");
@@ -383,7 +383,7 @@ mod tests {
         let two = |rate: f64| {
             [BucketThread { pcmr: 2.0, refs_rate: Some(1.0) }, BucketThread { pcmr: 60.0, refs_rate: Some(rate) }]
         };
-        let rules = Rules { threshold: 0.0, ..BETTER };
+        let rules = BucketizationRules { threshold: 0.0, ..BETTER };
         let rate = |greedy: f64| bucketize(&two(greedy), 2, &rules).rate;
         assert!((rate(1.0) - 31.0).abs() < 1e-9 && (rate(0.1) - 8.0 / 1.1).abs() < 1e-9, "{} {}", rate(1.0), rate(0.1));
     }

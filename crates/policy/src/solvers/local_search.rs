@@ -198,9 +198,9 @@ impl HillClimb<'_> {
         };
         let shared = |sum: f64, load: f64| if load > 0.0 { sum / load } else { 0.0 };
         let ((here, load), (there, other_load)) = (all(from), all(to));
-        let leaves = felt(from) + shared(here, load) - shared(here - seen(program, from), load - 1.0);
+        let loss_of_leaving = felt(from) + shared(here, load) - shared(here - seen(program, from), load - 1.0);
         let joins = felt(to) + shared(there + seen(program, to), other_load + 1.0) - shared(there, other_load);
-        leaves - joins
+        loss_of_leaving - joins
     }
 
     fn cache_total(&self, cache: usize) -> f64 {

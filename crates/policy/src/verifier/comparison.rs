@@ -6,7 +6,7 @@ use cachemate_core::{ProcessId, TaskSample, View};
 
 use super::noise::{difference, spread, student_bound};
 use super::speeds::{ProcessSpeed, WindowSpeeds, live_processes};
-use super::verdict::{Floor, ProcessChange, goal_of};
+use super::verdict::{GoalChange, ProcessChange, goal_of};
 use crate::work_metric::{WorkMetric, promised_work};
 
 /// A proxy is not used if it varies more than this from window to window (standard deviation of its logarithm).
@@ -46,12 +46,12 @@ pub fn changes<'a>(
             log_ratio: difference.value,
             standard_error: difference.standard_error,
             degrees_of_freedom: difference.degrees_of_freedom,
-            floor: Floor::default(),
+            floor: GoalChange::default(),
         };
         let limit = goal.max_slowdown.filter(|limit| limit.is_finite() && *limit >= 0.0);
-        let slower = limit.map_or(Floor::default(), |limit| floor(&sides, &change, libm::log1p(limit)));
+        let slower = limit.map_or(GoalChange::default(), |limit| floor(&sides, &change, libm::log1p(limit)));
         let rate = promised_log_rate(process, &view.observation.tasks);
-        let too_little = rate.map_or(Floor::default(), |(work, log_rate)| rate_floor(&sides, work, log_rate));
+        let too_little = rate.map_or(GoalChange::default(), |(work, log_rate)| rate_floor(&sides, work, log_rate));
         Some(ProcessChange { floor: slower.or(too_little), ..change })
     };
     live_processes(&view.observation.tasks).into_iter().filter_map(change).collect()
@@ -70,7 +70,7 @@ fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(W
 
 /// Was a goal met on either side? Speeds relative to solo decide if they are known. Otherwise, a slowdown by more than
 /// the goal allows certainly misses it, because no program was faster before than alone.
-fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64) -> Floor {
+fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64) -> GoalChange {
     let broken = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_over_solo).collect();
         // Compared with the solo speed, which has no noise here.
@@ -79,11 +79,11 @@ fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64
         Some(difference.value + bound * difference.standard_error < -log_limit)
     };
     match (broken(&sides[0]), broken(&sides[1])) {
-        (Some(broken_before), Some(broken_after)) => Floor { broken_before, broken_after },
+        (Some(broken_before), Some(broken_after)) => GoalChange { broken_before, broken_after },
         _ => {
             let bound = student_bound(BROKEN_BY_CHANCE, change.degrees_of_freedom);
             let broken_after = change.log_ratio + bound * change.standard_error < -log_limit;
-            Floor { broken_before: false, broken_after }
+            GoalChange { broken_before: false, broken_after }
         }
     }
 }
@@ -101,7 +101,7 @@ fn promised_log_rate(process: ProcessId, samples: &[TaskSample]) -> Option<(Work
 }
 
 /// Was the rate on either side certainly below the promised one? Without counts, neither is known.
-fn rate_floor(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) -> Floor {
+fn rate_floor(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) -> GoalChange {
     let broken = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
         let difference = difference(&vec![log_rate; logs.len()], &logs, logs.len())?;
@@ -109,7 +109,7 @@ fn rate_floor(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) 
         Some(difference.value + bound * difference.standard_error < 0.0)
     };
     let sure = |side: &Vec<&ProcessSpeed>| broken(side).unwrap_or(false);
-    Floor { broken_before: sure(&sides[0]), broken_after: sure(&sides[1]) }
+    GoalChange { broken_before: sure(&sides[0]), broken_after: sure(&sides[1]) }
 }
 
 /// Returns the same changes, relative to the baseline.

@@ -122,11 +122,11 @@ impl Trial {
             return None;
         }
         self.in_leg = 0;
-        let over = self.blocks.next_leg();
+        let is_block_complete = self.blocks.next_leg();
         if self.blocks.is_new() != before {
             self.settling = self.warmup_windows;
         }
-        if !over {
+        if !is_block_complete {
             return None;
         }
         let [old, new] = std::mem::take(&mut self.sides);

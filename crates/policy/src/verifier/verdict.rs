@@ -27,7 +27,7 @@ const HARMED_FROM: f64 = 0.1;
 
 /// Whether a process's goal was met before and after a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Floor {
+pub struct GoalChange {
     pub broken_before: bool,
     pub broken_after: bool,
 }
@@ -44,7 +44,7 @@ pub struct ProcessChange {
     pub log_ratio: f64,
     pub standard_error: f64,
     pub degrees_of_freedom: f64,
-    pub floor: Floor,
+    pub floor: GoalChange,
 }
 
 impl ProcessChange {
@@ -91,7 +91,7 @@ impl GuardVerdict {
         let lost_most = lost(libm::log1p(-HARMED_FROM))
             .reduce(|most, change| if change.log_ratio < most.log_ratio { change } else { most });
         let not_made_up_for = lost_most.is_some() && sure_value(changes, objective) <= ALIKE;
-        let floors_broken: i64 = changes.iter().map(|change| change.floor).map(Floor::newly_broken).sum();
+        let floors_broken: i64 = changes.iter().map(|change| change.floor).map(GoalChange::newly_broken).sum();
         let is_harmful = floors_broken > 0 || floors_broken == 0 && not_made_up_for;
         GuardVerdict {
             worse: is_harmful || floors_broken == 0 && all_slower,
@@ -106,10 +106,10 @@ impl GuardVerdict {
     }
 }
 
-impl Floor {
+impl GoalChange {
     /// Combines two floors: a goal is missed if either is.
-    pub fn or(self, other: Floor) -> Floor {
-        Floor {
+    pub fn or(self, other: GoalChange) -> GoalChange {
+        GoalChange {
             broken_before: self.broken_before || other.broken_before,
             broken_after: self.broken_after || other.broken_after,
         }

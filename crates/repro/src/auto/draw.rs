@@ -10,7 +10,7 @@ use serde::Serialize;
 /// The property that a mix exercises.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Family {
+pub enum MixFamily {
     /// Threads that share data, with room for all.
     Sharing,
     /// Programs that reuse data, beside streams.
@@ -32,31 +32,31 @@ pub enum Family {
 }
 
 /// All families.
-pub const FAMILIES: [Family; 9] = [
-    Family::Sharing,
-    Family::Contention,
-    Family::Overcommitted,
-    Family::Space,
-    Family::Floors,
-    Family::Crossed,
-    Family::Phased,
-    Family::Arrivals,
-    Family::Null,
+pub const FAMILIES: [MixFamily; 9] = [
+    MixFamily::Sharing,
+    MixFamily::Contention,
+    MixFamily::Overcommitted,
+    MixFamily::Space,
+    MixFamily::Floors,
+    MixFamily::Crossed,
+    MixFamily::Phased,
+    MixFamily::Arrivals,
+    MixFamily::Null,
 ];
 
-impl Family {
+impl MixFamily {
     /// The name as shown to users and used in file names.
     pub fn name(self) -> &'static str {
         match self {
-            Family::Sharing => "sharing",
-            Family::Contention => "contention",
-            Family::Overcommitted => "overcommitted",
-            Family::Space => "space",
-            Family::Floors => "floors",
-            Family::Crossed => "crossed",
-            Family::Phased => "phased",
-            Family::Arrivals => "arrivals",
-            Family::Null => "null",
+            MixFamily::Sharing => "sharing",
+            MixFamily::Contention => "contention",
+            MixFamily::Overcommitted => "overcommitted",
+            MixFamily::Space => "space",
+            MixFamily::Floors => "floors",
+            MixFamily::Crossed => "crossed",
+            MixFamily::Phased => "phased",
+            MixFamily::Arrivals => "arrivals",
+            MixFamily::Null => "null",
         }
     }
 }
@@ -198,12 +198,12 @@ impl MixGenerator<'_> {
         self.shuffle_jobs(jobs)
     }
 
-    fn mix(&mut self, family: Family, length_ns: u64) -> Vec<IntervalJob> {
+    fn mix(&mut self, family: MixFamily, length_ns: u64) -> Vec<IntervalJob> {
         let on = self.on;
         let tasks = on.cores().min(TASKS_AT_MOST);
         let cores = on.cores_per_cache as f64;
         match family {
-            Family::Null => {
+            MixFamily::Null => {
                 let kind = self.generator.draw_below(3);
                 let make = |draw: &mut Self, at: usize| match kind {
                     0 => job(&format!("quiet-{at}"), draw.draw_quiet()),
@@ -215,16 +215,16 @@ impl MixGenerator<'_> {
                 };
                 (0..tasks).map(|at| make(self, at)).collect()
             }
-            Family::Contention => self.draw_both(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2),
-            Family::Space => {
+            MixFamily::Contention => self.draw_both(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2),
+            MixFamily::Space => {
                 let streams = on.caches.min(tasks / 2).max(1);
                 self.draw_both(tasks - streams, (0.4 / cores, 1.2 / cores), streams)
             }
-            Family::Overcommitted => {
+            MixFamily::Overcommitted => {
                 let cpus = on.cpus.min(TASKS_AT_MOST);
                 self.draw_both(cpus, (0.5 / cores, 0.95 / cores), cpus)
             }
-            Family::Floors => {
+            MixFamily::Floors => {
                 let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / cores, 1.2 / cores), tasks / 2);
                 let goal = Goal { max_slowdown: Some(0.15), ..Goal::default() };
                 if let Some(first) = jobs.iter_mut().find(|job| job.name.starts_with("keeper")) {
@@ -232,7 +232,7 @@ impl MixGenerator<'_> {
                 }
                 jobs
             }
-            Family::Sharing => {
+            MixFamily::Sharing => {
                 // Quiet programs come first, so that the threads of a process do not happen to fill a cache exactly.
                 let threads = on.cores_per_cache.min(4);
                 let first = 1 + self.generator.draw_below(on.cores_per_cache as u64 - 1) as usize;
@@ -247,7 +247,7 @@ impl MixGenerator<'_> {
                 }
                 jobs
             }
-            Family::Crossed => {
+            MixFamily::Crossed => {
                 let threads = on.cores_per_cache.clamp(2, 3) as u32;
                 let clusters = (tasks / 2 / threads as usize).max(1) as u32;
                 let rest_threads = tasks.saturating_sub((clusters * threads) as usize);
@@ -259,14 +259,14 @@ impl MixGenerator<'_> {
                 ));
                 self.shuffle_jobs(jobs)
             }
-            Family::Phased => {
+            MixFamily::Phased => {
                 let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2);
                 for job in &mut jobs {
                     self.add_phases(job, length_ns);
                 }
                 jobs
             }
-            Family::Arrivals => {
+            MixFamily::Arrivals => {
                 let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2);
                 for job in jobs.iter_mut().skip(tasks / 2) {
                     job.start_ns = self.generator.draw_below(length_ns / 2);
@@ -305,15 +305,15 @@ fn job(name: &str, phase: ProgramPhase) -> IntervalJob {
 }
 
 /// The programs of one mix; `None` if the machine has no data cache, or the family does not apply to it.
-pub fn mix(machine: &MachineSpec, family: Family, seed: u64, length_ns: u64) -> Option<Vec<IntervalJob>> {
+pub fn mix(machine: &MachineSpec, family: MixFamily, seed: u64, length_ns: u64) -> Option<Vec<IntervalJob>> {
     let on = Measures::from_machine(machine)?;
     let divides = machine.pages.colors.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());
     let useless = match family {
-        Family::Space => !divides,
-        Family::Sharing | Family::Crossed => on.caches < 2 || on.cores_per_cache < 2,
-        Family::Contention | Family::Phased | Family::Arrivals => on.cores() < 2,
-        Family::Overcommitted => on.cores_per_cache < 2,
-        Family::Floors | Family::Null => false,
+        MixFamily::Space => !divides,
+        MixFamily::Sharing | MixFamily::Crossed => on.caches < 2 || on.cores_per_cache < 2,
+        MixFamily::Contention | MixFamily::Phased | MixFamily::Arrivals => on.cores() < 2,
+        MixFamily::Overcommitted => on.cores_per_cache < 2,
+        MixFamily::Floors | MixFamily::Null => false,
     };
     let mut draw =
         MixGenerator { on: &on, generator: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)) };

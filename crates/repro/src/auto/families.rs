@@ -4,7 +4,7 @@ use cachemate_core::MachineSpec;
 use cachemate_interval::IntervalJob;
 use serde::{Deserialize, Serialize};
 
-use super::draw::{FAMILIES, Family, mix};
+use super::draw::{FAMILIES, MixFamily, mix};
 use super::run::{AutoContender, ContenderRun, run};
 use crate::{ExperimentContext, ReproError};
 
@@ -61,7 +61,7 @@ pub enum ScoreKind {
 /// One mix with all its measurements.
 #[derive(Clone, Debug)]
 pub struct AutoMix {
-    pub family: Family,
+    pub family: MixFamily,
     pub machine: String,
     pub seed: u64,
     /// Scores by machine seed, then by contender.

@@ -14,7 +14,7 @@ mod run;
 
 use crate::Experiment;
 
-pub use draw::{FAMILIES, Family};
+pub use draw::{FAMILIES, MixFamily};
 pub use run::{AutoContender, ContenderRun, run};
 
 /// Machines of the development mixes: no way masks and few caches; many small caches behind one bus; way masks and

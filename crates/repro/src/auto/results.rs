@@ -5,7 +5,7 @@ use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
 use super::MACHINES;
 use super::bounds::bounds;
-use super::draw::{FAMILIES, Family};
+use super::draw::{FAMILIES, MixFamily};
 use super::families::{AutoMix, ScoreKind, contender_list, run_all, singles};
 use super::run::AutoContender;
 use crate::setup::failed;
@@ -58,7 +58,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 /// All findings.
 fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Finding>, ReproError> {
     let all: Vec<&AutoMix> = mixes.iter().collect();
-    let family_mixes = |family: Family| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();
+    let family_mixes = |family: MixFamily| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();
     let best = |mix: &AutoMix| gain(mix, mix.best_single());
     let mut findings = vec![
         finding(
@@ -84,7 +84,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             "the same on crossed mixes",
             "%",
             minimum_target(2.0),
-            lower_bound(&gains_over(&family_mixes(Family::Crossed), best)),
+            lower_bound(&gains_over(&family_mixes(MixFamily::Crossed), best)),
             context,
         ),
         below_default(context, mixes),
@@ -93,11 +93,11 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             "where nothing is to be gained, over the default: lower 95 % bound",
             "%",
             minimum_target(-0.5),
-            lower_bound(&gains_over(&family_mixes(Family::Null), |mix| gain(mix, 0))),
+            lower_bound(&gains_over(&family_mixes(MixFamily::Null), |mix| gain(mix, 0))),
             context,
         ),
     ];
-    findings.push(floors(context, &family_mixes(Family::Floors)));
+    findings.push(floors(context, &family_mixes(MixFamily::Floors)));
     findings.push(behind_finding(context, "worst slowdown over the default's, largest over mixes", &all));
     findings.extend(FAMILIES.iter().flat_map(|&family| family_findings(context, family, &family_mixes(family))));
     findings.extend(baselines(context, &all));
@@ -113,7 +113,7 @@ fn behind_finding(context: &ExperimentContext<'_>, subject: &str, mixes: &[&Auto
 }
 
 /// The findings of one family, by kind: against the best single mechanism in hindsight, and against the default.
-fn family_findings(context: &ExperimentContext<'_>, family: Family, mixes: &[&AutoMix]) -> Vec<Finding> {
+fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[&AutoMix]) -> Vec<Finding> {
     if mixes.is_empty() {
         return Vec::new();
     }
@@ -121,14 +121,14 @@ fn family_findings(context: &ExperimentContext<'_>, family: Family, mixes: &[&Au
     let against_best =
         |kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(kind, auto, mix.best_single()))));
     let against_default = |kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(kind, auto, 0))));
-    let target = if family == Family::Crossed { 2.0 } else { -1.0 };
+    let target = if family == MixFamily::Crossed { 2.0 } else { -1.0 };
     let label = |metric_title: &str| format!("{name}: {metric_title}: lower 95 % bound");
     let weighted = label("weighted speed-up against the best single mechanism in hindsight");
     let mut findings = vec![
         finding("AUTO-8", &weighted, "%", minimum_target(target), against_best(ScoreKind::WeightedSpeedup), context),
         behind_finding(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
     ];
-    let minimum = if family == Family::Null { -0.5 } else { -1.0 };
+    let minimum = if family == MixFamily::Null { -0.5 } else { -1.0 };
     let title = label("weighted speed-up over the default");
     findings.push(finding(
         "AUTO-8",
@@ -216,7 +216,7 @@ fn points(mixes: &[AutoMix]) -> Vec<DataPoint> {
 }
 
 fn figure(mixes: &[AutoMix]) -> ResultFigure {
-    let mean_gain = |at: usize, family: &Family| {
+    let mean_gain = |at: usize, family: &MixFamily| {
         let values: Vec<f64> =
             mixes.iter().filter(|mix| mix.family == *family).map(|mix| mean(&mix.gains(at, 0))).collect();
         cachemate_report::figure::ChartBar {
@@ -225,7 +225,7 @@ fn figure(mixes: &[AutoMix]) -> ResultFigure {
         }
     };
     let shown: Vec<usize> = singles().chain([contender_list().len() - 1]).collect();
-    let group = |family: &Family| BarGroup {
+    let group = |family: &MixFamily| BarGroup {
         name: family.name().to_string(),
         bars: shown.iter().map(|&at| mean_gain(at, family)).collect(),
     };

@@ -20,7 +20,7 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use super::stretch::{InstructionSpan, Stretch, read};
+use super::stretch::{InstructionSpan, ReuseTimesByFilter, read};
 use crate::niagara::groups::{GROUPS, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task};
 use crate::niagara::{CONTEXTS, NiagaraSetting, SCALE, jobs, ratio};
 use crate::setup::{Workload, WorkloadJob, failed};
@@ -211,25 +211,27 @@ fn judge(
         let history_instr = (u128::from(task.instructions) * u128::from(cycles.0) / u128::from(cycles.1)) as u64;
         read(job, InstructionSpan { history_instr, instr: task.instructions }, LOCATIONS)
     };
-    let did: Vec<Stretch> = workload.jobs.iter().zip(&run_results.tasks).map(stretch).collect::<Result<_, _>>()?;
+    let reuse_by_job: Vec<ReuseTimesByFilter> =
+        workload.jobs.iter().zip(&run_results.tasks).map(stretch).collect::<Result<_, _>>()?;
     let refs: Vec<f64> =
         run_results.tasks.iter().map(references).collect::<Option<_>>().ok_or_else(|| failed("BS-5")("no L2"))?;
     let all_refs: f64 = refs.iter().sum();
     let measured = 100.0 * ratio(run_results).ok_or_else(|| failed("BS-5")("the cache had no references"))?;
     // Times are counted in accesses of their own kind, and so are rates; misses are relative to references of the L2.
-    let composed = |value: &dyn Fn(&Stretch) -> (&ReuseTimes, f64), as_fast: bool| -> Result<f64, ReproError> {
-        let accesses: Vec<f64> = did.iter().map(|stretch| value(stretch).1).collect();
-        let rate = |index: usize| if as_fast { mean(&accesses) } else { accesses[index] };
-        let at_rates: Vec<ReuseAtRate<'_>> =
-            did.iter().enumerate().map(|(index, stretch)| (value(stretch).0, rate(index))).collect();
-        let ratios = shared_ratios(&at_rates, lines, case.by)?;
-        Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / all_refs)
-    };
+    let composed =
+        |value: &dyn Fn(&ReuseTimesByFilter) -> (&ReuseTimes, f64), as_fast: bool| -> Result<f64, ReproError> {
+            let accesses: Vec<f64> = reuse_by_job.iter().map(|stretch| value(stretch).1).collect();
+            let rate = |index: usize| if as_fast { mean(&accesses) } else { accesses[index] };
+            let at_rates: Vec<ReuseAtRate<'_>> =
+                reuse_by_job.iter().enumerate().map(|(index, stretch)| (value(stretch).0, rate(index))).collect();
+            let ratios = shared_ratios(&at_rates, lines, case.by)?;
+            Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / all_refs)
+        };
     let part = (lines / CONTEXTS as u64).max(1);
-    let on_part = |(stretch, refs): (&Stretch, &f64)| {
+    let on_part = |(stretch, refs): (&ReuseTimesByFilter, &f64)| {
         Ok(100.0 * solo_ratio(&stretch.watched, part, case.by)? * stretch.all.accesses / refs)
     };
-    let average = did.iter().zip(&refs).map(on_part).collect::<Result<Vec<f64>, ReproError>>()?;
+    let average = reuse_by_job.iter().zip(&refs).map(on_part).collect::<Result<Vec<f64>, ReproError>>()?;
     let pair = |form, expected| RatioPair { form: Name(form), measured, expected };
     Ok(vec![
         pair(WATCHED, composed(&|s| (&s.watched, s.all.accesses), false)?),

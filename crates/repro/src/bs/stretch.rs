@@ -26,7 +26,7 @@ pub struct InstructionSpan {
 }
 
 /// Reuse times, each with the number of accesses from which they come.
-pub struct Stretch {
+pub struct ReuseTimesByFilter {
     pub all: CountedReuse,
     /// Reuse times without code.
     pub data: CountedReuse,
@@ -56,14 +56,14 @@ impl CountedReuse {
 }
 
 /// A quarter of a first-level cache, the share of one of four threads: random replacement, four ways.
-struct Quarter {
+struct QuarterL1 {
     sets: Vec<[u64; 4]>,
     random: SplitMix64,
 }
 
-impl Quarter {
+impl QuarterL1 {
     fn new(lines: usize) -> Self {
-        Quarter { sets: vec![[u64::MAX; 4]; lines / 4], random: SplitMix64::new(1) }
+        QuarterL1 { sets: vec![[u64::MAX; 4]; lines / 4], random: SplitMix64::new(1) }
     }
     fn access(&mut self, line: u64, fill: bool) -> bool {
         let count = self.sets.len() as u64;
@@ -85,11 +85,11 @@ struct LastTouch {
 }
 
 struct StretchReader {
-    stretch: Stretch,
+    stretch: ReuseTimesByFilter,
     sampler: ReuseSampler,
     last: HashMap<u64, LastTouch>,
-    l1_data: Quarter,
-    l1_code: Quarter,
+    l1_data: QuarterL1,
+    l1_code: QuarterL1,
     next_code: u64,
     fetched: u64,
 }
@@ -138,17 +138,17 @@ impl StretchReader {
 
 /// # Errors
 /// As [`WorkloadJob::threads`]; a program that ends earlier.
-pub fn read(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<Stretch, ReproError> {
+pub fn read(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<ReuseTimesByFilter, ReproError> {
     let mut source = job.threads(0)?.into_iter().next().ok_or_else(|| failed(&job.name)("no thread"))?;
     // About three instructions per access; each location stands for this many accesses.
     let one_in = (span.instr / 3 / u64::from(locations)).max(1) as u32;
     let none = || CountedReuse::default();
     let mut reader = StretchReader {
-        stretch: Stretch { all: none(), data: none(), behind: none(), watched: ReuseTimes::new() },
+        stretch: ReuseTimesByFilter { all: none(), data: none(), behind: none(), watched: ReuseTimes::new() },
         sampler: ReuseSampler::new(one_in, job.seed),
         last: HashMap::new(),
-        l1_data: Quarter::new(128),
-        l1_code: Quarter::new(128),
+        l1_data: QuarterL1::new(128),
+        l1_code: QuarterL1::new(128),
         next_code: 0,
         fetched: u64::MAX,
     };

@@ -99,46 +99,46 @@ impl Testbed {
     /// Cycles per instruction of every job relative to running alone, in the jobs' order.
     fn slowdowns(
         &self,
-        by: PlacementSource,
+        source: PlacementSource,
         jobs: &[WorkloadJob],
         matrix: Option<&[Vec<f64>]>,
         seed: u64,
     ) -> Result<Slowdowns, ReproError> {
         let options = SimOptions { seed, ..self.bench.options.clone() };
         let workload = self.bench.workload(options, jobs.to_vec());
-        let deciding = match by {
+        let deciding = match source {
             PlacementSource::Default => None,
-            _ => Some(self.run_deciding(by, &workload, matrix)?),
+            _ => Some(self.policy_config(source, &workload, matrix)?),
         };
         let work = self.bench.work(jobs)?;
-        let done = match deciding {
+        let run = match deciding {
             None => run_request::joint_run(&workload, &work, None)?,
             Some(config) => steered::run_together_under(&workload, &work, config)?,
         };
-        if let Some((job, _)) = jobs.iter().zip(&done.rates).find(|(_, rates)| !rates.finished) {
+        if let Some((job, _)) = jobs.iter().zip(&run.rates).find(|(_, rates)| !rates.finished) {
             let why = format!(
                 "under '{}' it did not finish its work in {} times the time",
-                by.name(),
+                source.name(),
                 work::GIVES_UP_AFTER_TIMES
             );
             return Err(failed(&job.name)(why));
         }
-        let times = self.speeds_over_alone(jobs, done.rates.iter().map(|rates| rates.instr_per_cycle))?;
-        let moves = done.results.tasks.iter().map(|task| task.migrations).sum::<u64>() as f64;
+        let times = self.slowdowns_from_speeds(jobs, run.rates.iter().map(|rates| rates.instr_per_cycle))?;
+        let moves = run.results.tasks.iter().map(|task| task.migrations).sum::<u64>() as f64;
         let cpus = caches(&workload.machine.topology())?;
-        Ok(Slowdowns { times, moves, coscheduled: coscheduled(jobs, &cpus, &done.results.tasks) })
+        Ok(Slowdowns { times, moves, coscheduled: coscheduled(jobs, &cpus, &run.results.tasks) })
     }
 
-    fn speeds_over_alone(
+    fn slowdowns_from_speeds(
         &self,
         jobs: &[WorkloadJob],
-        together: impl Iterator<Item = f64>,
+        co_run_speeds: impl Iterator<Item = f64>,
     ) -> Result<Vec<f64>, ReproError> {
         let slowdown = |(job, speed): (&WorkloadJob, f64)| Ok(self.bench.solo_rates(job)?.instr_per_cycle / speed);
-        jobs.iter().zip(together).map(slowdown).collect()
+        jobs.iter().zip(co_run_speeds).map(slowdown).collect()
     }
 
-    fn run_deciding(
+    fn policy_config(
         &self,
         by: PlacementSource,
         workload: &Workload,
@@ -174,11 +174,11 @@ fn coscheduled(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[TaskResults
         task.on_cpu_cycles.iter().filter(|(cpu, _)| cpus.contains(cpu)).map(|(_, cycles)| cycles).sum()
     };
     let home = |task: &TaskResults| (0..caches.len()).max_by_key(|&index| cycles_on(task, &caches[index]));
-    let below = |at: usize| {
+    let programs_on_cache = |at: usize| {
         let here = jobs.iter().zip(tasks).filter(|(_, task)| home(task) == Some(at));
         here.map(|(job, _)| job.kernel.as_str()).collect::<Vec<&str>>().join(" + ")
     };
-    (0..caches.len()).map(below).collect::<Vec<String>>().join(", ")
+    (0..caches.len()).map(programs_on_cache).collect::<Vec<String>>().join(", ")
 }
 
 /// The programs of a workload, `copies` of each, with different inputs.
@@ -198,7 +198,7 @@ fn shuffle_arrivals(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
 }
 
 /// The slowdowns of the jobs' programs, in the jobs' order.
-fn ordered_costs(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
+fn pair_costs_by_job(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
     let place = |job: &WorkloadJob| WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
     let seats = jobs.iter().map(place).collect::<Vec<usize>>();
     matrix.pair_costs(&seats).cost
@@ -208,7 +208,7 @@ fn percent_above(time: f64, base: f64) -> f64 {
     100.0 * (time / base - 1.0)
 }
 
-fn number(workload: usize) -> String {
+fn workload_name(workload: usize) -> String {
     format!("workload {}", workload + 1)
 }
 
@@ -217,16 +217,16 @@ pub(super) fn four_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding>
     // A quick run of all eight takes three minutes, more than half of the budget of all quick runs together.
     let workloads: Vec<usize> = context.pick_of_three(vec![0], vec![0, 1], (0..8).collect());
     context.report_progress(&format!("{} workloads, every schedule and two policies", workloads.len()));
-    let outcomes = findings_at_scale(context, SCALE.scale_of(context), &workloads, &context.seeds)?;
+    let outcomes = figures_at_scale(context, SCALE.scale_of(context), &workloads, &context.seeds)?;
     let mut findings = four_core_findings(context, &workloads, &outcomes);
     if !context.quick {
         context.report_progress(&format!("the same at a time scale of 1/{SECOND_SCALE}, first seed"));
-        let again = findings_at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
+        let again = figures_at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
         for &workload in &workloads {
             for (name, pick) in SERIES {
                 let values = values_of_workload(&again, workload, pick);
                 let series = format!("{name}, scale 1/{SECOND_SCALE}");
-                findings[0].points.push(DataPoint::over_values(series, number(workload), &values));
+                findings[0].points.push(DataPoint::over_values(series, workload_name(workload), &values));
             }
         }
     }
@@ -237,7 +237,7 @@ pub(super) fn four_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding>
 type FigureGetter = fn(&WorkloadFigures) -> f64;
 
 const SERIES: [(&str, FigureGetter); 8] = [
-    ("di", |four| four.di_whole),
+    ("di", |figures| figures.di_whole),
     ("dio", |four| four.dio),
     ("random", |four| four.random),
     ("worst", |four| four.worst),
@@ -249,16 +249,16 @@ const SERIES: [(&str, FigureGetter); 8] = [
 /// Number of these series that are drawn, in percent above the optimum.
 const DRAWN: usize = 6;
 
-fn findings_at_scale(
+fn figures_at_scale(
     context: &ExperimentContext<'_>,
     scale: u64,
     workloads: &[usize],
     seeds: &[u64],
 ) -> Result<Vec<(usize, WorkloadFigures)>, ReproError> {
-    let room = Testbed::load(context, FOUR_CORES, scale)?;
+    let testbed = Testbed::load(context, FOUR_CORES, scale)?;
     let requests: Vec<(usize, u64)> =
         workloads.iter().flat_map(|&workload| seeds.iter().map(move |&seed| (workload, seed))).collect();
-    context.run_all(&requests, |&(workload, seed)| Ok((workload, workload_figures(&room, workload, seed)?)))
+    context.run_all(&requests, |&(workload, seed)| Ok((workload, workload_figures(&testbed, workload, seed)?)))
 }
 
 fn values_of_workload(found: &[(usize, WorkloadFigures)], workload: usize, pick: FigureGetter) -> Vec<f64> {
@@ -274,8 +274,9 @@ fn four_core_findings(
     for &workload in workloads {
         let values = SERIES.map(|(name, pick)| (name, values_of_workload(found, workload, pick)));
         let bars = values[..DRAWN].iter().map(|(_, values)| mean(values).into()).collect();
-        groups.push(BarGroup { name: number(workload), bars });
-        points.extend(values.iter().map(|(name, values)| DataPoint::over_values(*name, number(workload), values)));
+        groups.push(BarGroup { name: workload_name(workload), bars });
+        points
+            .extend(values.iter().map(|(name, values)| DataPoint::over_values(*name, workload_name(workload), values)));
     }
     let figure = BarChart {
         title: "Mean run time above the best schedule's, four cores".into(),
@@ -290,7 +291,8 @@ fn four_core_findings(
                 Programs arrive in an order drawn from the seed; the policies begin with what the default scheduler made \
                 of it. Moves = tasks that went to another CPU; a swap is two.";
     let missed = found.iter().filter(|(_, four)| four.di_whole > 2.0 || four.dio > 2.0);
-    let missed: Vec<String> = missed.map(|(workload, four)| format!("{}: {}", number(*workload), four.words)).collect();
+    let missed: Vec<String> =
+        missed.map(|(workload, four)| format!("{}: {}", workload_name(*workload), four.summary)).collect();
     let note = match missed.is_empty() {
         true => note.to_string(),
         false => format!("{note} More than 2 % above: {}.", missed.join("; ")),
@@ -332,7 +334,7 @@ struct WorkloadFigures {
     di_moves: f64,
     dio_moves: f64,
     /// Description of the best pairs, and of the policies' pairs.
-    words: String,
+    summary: String,
 }
 
 fn workload_figures(room: &Testbed, workload: usize, seed: u64) -> Result<WorkloadFigures, ReproError> {
@@ -345,11 +347,11 @@ fn workload_figures(room: &Testbed, workload: usize, seed: u64) -> Result<Worklo
         let order = [0, partner, others[0], others[1]];
         let pinned: Vec<(WorkloadJob, CpuId)> =
             order.iter().zip(&cpus).map(|(&job, &cpu)| (jobs[job].clone(), cpu)).collect();
-        let in_this_order: Vec<WorkloadJob> = pinned.iter().map(|(job, _)| job.clone()).collect();
+        let ordered_jobs: Vec<WorkloadJob> = pinned.iter().map(|(job, _)| job.clone()).collect();
         let speeds = room.bench.run_with(options.clone(), &pinned)?;
-        let names: Vec<&str> = in_this_order.iter().map(|job| job.kernel.as_str()).collect();
+        let names: Vec<&str> = ordered_jobs.iter().map(|job| job.kernel.as_str()).collect();
         let pairs = format!("{} + {}, {} + {}", names[0], names[1], names[2], names[3]);
-        let times = room.speeds_over_alone(&in_this_order, speeds.iter().map(|rates| rates.instr_per_cycle))?;
+        let times = room.slowdowns_from_speeds(&ordered_jobs, speeds.iter().map(|rates| rates.instr_per_cycle))?;
         schedules.push((mean(&times), pairs));
     }
     schedules.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -369,7 +371,7 @@ fn workload_figures(room: &Testbed, workload: usize, seed: u64) -> Result<Worklo
     };
     let next = percent_above(schedules[1], best);
     Ok(WorkloadFigures {
-        words: format!(
+        summary: format!(
             "seed {seed}, best {best_pairs} (the next {next:.1} % above), {}, {}, {}",
             describe_scheme("DI", &di),
             describe_scheme("DIO", &dio),
@@ -397,7 +399,7 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
     for (index, machine) in machines.iter().enumerate() {
         let room = Testbed::load(context, machine, SCALE.scale_of(context))?;
         for &workload in &workloads {
-            context.report_progress(&format!("{machine}, {}", number(workload)));
+            context.report_progress(&format!("{machine}, {}", workload_name(workload)));
             let programs = jobs(workload, 2, 1);
             // Both copies of a program share one row; running beside the other copy costs the same as beside itself.
             let matrix = CoRunMatrix::measure(context, &room.bench, &jobs(workload, 1, 1), true)?;
@@ -405,7 +407,7 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
                 context.seeds.iter().flat_map(|&seed| policies.map(|by| (seed, by))).collect();
             let times = context.run_all(&requests, |&(seed, by)| {
                 let jobs = shuffle_arrivals(&programs, seed);
-                let known = (by == PlacementSource::Optimal).then(|| ordered_costs(&matrix, workload, &jobs));
+                let known = (by == PlacementSource::Optimal).then(|| pair_costs_by_job(&matrix, workload, &jobs));
                 Ok(mean(&room.slowdowns(by, &jobs, known.as_deref(), seed)?.times))
             })?;
             for of_seed in times.chunks(policies.len()) {
@@ -431,9 +433,12 @@ fn eight_core_findings(
         let mut groups = Vec::new();
         for &workload in workloads {
             let values = policies.map(|by| gains[&(at, workload, by)].clone());
-            groups.push(BarGroup { name: number(workload), bars: values.iter().map(|v| mean(v).into()).collect() });
+            groups.push(BarGroup {
+                name: workload_name(workload),
+                bars: values.iter().map(|v| mean(v).into()).collect(),
+            });
             let named = policies.iter().zip(&values);
-            let place = format!("{machine}, {}", number(workload));
+            let place = format!("{machine}, {}", workload_name(workload));
             points.extend(named.map(|(by, values)| DataPoint::over_values(by.name(), place.clone(), values)));
         }
         let figure = BarChart {
@@ -516,7 +521,7 @@ pub(super) fn run_to_run_findings(context: &ExperimentContext<'_>) -> Result<Vec
     );
     let mut times: BTreeMap<(usize, String, PlacementSource), Vec<f64>> = BTreeMap::new();
     for &workload in &workloads {
-        context.report_progress(&format!("{}, {orders} orders of arrival", number(workload)));
+        context.report_progress(&format!("{}, {orders} orders of arrival", workload_name(workload)));
         let programs = jobs(workload, 2, 1);
         let requests: Vec<(u64, PlacementSource)> =
             seeds.iter().flat_map(|&seed| policies.iter().map(move |&by| (seed, by))).collect();
@@ -547,10 +552,10 @@ fn findings_by_program(
 ) -> Vec<Finding> {
     let mut points = Vec::new();
     let mut deviations: BTreeMap<PlacementSource, Vec<f64>> = BTreeMap::new();
-    let mut better: BTreeMap<PlacementSource, f64> = BTreeMap::new();
+    let mut best_gains: BTreeMap<PlacementSource, f64> = BTreeMap::new();
     let most = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
     for ((workload, name, by), values) in times {
-        let place = format!("{}, {name}", number(*workload));
+        let place = format!("{}, {name}", workload_name(*workload));
         let deviation = deviation_percent(values);
         deviations.entry(*by).or_default().push(deviation);
         points.push(DataPoint::over_values(format!("run time over alone, {}", by.name()), place.clone(), values));
@@ -558,7 +563,7 @@ fn findings_by_program(
         if *by != PlacementSource::Default {
             let default = &times[&(*workload, name.clone(), PlacementSource::Default)];
             let gain = percent_above(most(default), most(values));
-            let best = better.entry(*by).or_insert(f64::NEG_INFINITY);
+            let best = best_gains.entry(*by).or_insert(f64::NEG_INFINITY);
             *best = best.max(gain);
             points.push(DataPoint::over_values(
                 format!("worst case over the default's, {}, %", by.name()),
@@ -581,7 +586,7 @@ fn findings_by_program(
             format!("{name}'s deviation of single programs' run times over the default's, {} orders", seeds.len());
         findings.push(finding(title, "far lower", target, ratio(by)));
         let title = format!("{name}: a single program's worst case over the default's, greatest gain");
-        findings.push(finding(title, "up to 2x", ResultTarget::Shown, better[&by]));
+        findings.push(finding(title, "up to 2x", ResultTarget::Shown, best_gains[&by]));
     }
     findings[0].points = points;
     findings[0].note =

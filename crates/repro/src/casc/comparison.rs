@@ -18,7 +18,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let literal = cells(context, ThreadMix::Casc, &NiagaraPolicy::literal(), sizes)?;
     let mut all = points("casc", &better, sizes);
     all.extend(points(LITERAL, &literal, sizes));
-    let (bound, bound_words) = sensitivity::bound(context, sizes)?;
+    let (bound, bound_words) = sensitivity::gain_bound(context, sizes)?;
     all.extend(bound);
     if !context.quick {
         let phases = [("following phases", NiagaraPolicy::following_phases())];

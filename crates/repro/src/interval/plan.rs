@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use cachemate_core::{
-    Ability, ActuationLimits, Machine, MachineState, Observation, PartitionSupport, Plan, TaskId, TaskState, Tracked,
-    WindowRecord, derive_changes,
+    Ability, ActuationLimits, Machine, MachineState, Observation, PartitionSupport, Plan, TaskId, TaskState,
+    TrackedObject, WindowRecord, derive_changes,
 };
 use cachemate_interval::IntervalMachine;
 use serde::Serialize;
@@ -114,15 +114,15 @@ fn initial_state(seen: &Observation, machine: &IntervalMachine) -> MachineState 
         name: task.name.clone(),
         movable: !task.unmovable,
         group: None,
-        affinity: Some(Tracked::untouched(online.clone())),
-        weight: Some(Tracked::untouched(1.0)),
+        affinity: Some(TrackedObject::untouched(online.clone())),
+        weight: Some(TrackedObject::untouched(1.0)),
         class: None,
         class_owner: None,
         no_idle_turns: None,
     };
     let capabilities = machine.capabilities();
     let colored = capabilities.can(Ability::Colors);
-    let colors = here().filter(|_| colored).map(|task| (task.process, Tracked::untouched(None)));
+    let colors = here().filter(|_| colored).map(|task| (task.process, TrackedObject::untouched(None)));
     let groups = capabilities.partitions.iter().filter_map(|(_, partition)| match partition {
         PartitionSupport::Ways { max_groups, .. } => Some(*max_groups),
         PartitionSupport::Colors { .. } => None,

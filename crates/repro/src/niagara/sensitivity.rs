@@ -13,7 +13,7 @@ pub const SIZE_KB: u64 = 192;
 ///
 /// # Errors
 /// As [`gain_without_greedy`].
-pub fn bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<DataPoint>, String), ReproError> {
+pub fn gain_bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<DataPoint>, String), ReproError> {
     let settings: Vec<NiagaraSetting> = sizes
         .iter()
         .flat_map(|&kb| context.seeds.iter().map(move |&seed| (kb, seed)))
@@ -36,9 +36,9 @@ pub fn bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<Data
 /// One variation of the comparison: its name, the policy and setting, and the setting of the default.
 struct Variation {
     name: String,
-    who: NiagaraPolicy,
+    policy: NiagaraPolicy,
     on: NiagaraSetting,
-    against: NiagaraSetting,
+    baseline: NiagaraSetting,
 }
 
 /// Every figure of the comparison under variations, at one size: `who` at another time scale and against Solaris's time
@@ -50,29 +50,29 @@ pub fn variations(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,
     policy: &NiagaraPolicy,
-    more: &[(&str, NiagaraPolicy)],
+    extra_policies: &[(&str, NiagaraPolicy)],
 ) -> Result<Vec<DataPoint>, ReproError> {
     let mut all = Vec::new();
     for &seed in &context.seeds {
         let base = NiagaraSetting { mix, ..NiagaraSetting::new(SIZE_KB, seed, context) };
-        let same = |name: String, policy: &NiagaraPolicy, on: NiagaraSetting| Variation {
+        let against_itself = |name: String, policy: &NiagaraPolicy, on: NiagaraSetting| Variation {
             name,
-            who: policy.clone(),
+            policy: policy.clone(),
             on,
-            against: on,
+            baseline: on,
         };
-        all.push(same(format!("scale {SCALE}"), policy, base));
-        all.push(same(format!("scale {}", 2 * SCALE), policy, NiagaraSetting { scale: 2 * SCALE, ..base }));
+        all.push(against_itself(format!("scale {SCALE}"), policy, base));
+        all.push(against_itself(format!("scale {}", 2 * SCALE), policy, NiagaraSetting { scale: 2 * SCALE, ..base }));
         let name = format!("against Solaris' time sharing, scale {SOLARIS_SCALE}");
-        all.push(Variation { name, who: policy.clone(), on: base, against: base.with_solaris() });
-        all.extend(more.iter().map(|(name, policy)| same((*name).to_string(), policy, base)));
+        all.push(Variation { name, policy: policy.clone(), on: base, baseline: base.with_solaris() });
+        all.extend(extra_policies.iter().map(|(name, policy)| against_itself((*name).to_string(), policy, base)));
     }
     let measured = context.run_all(&all, |variation| {
         context.report_progress(&format!("{}, seed {}", variation.name, variation.on.seed));
-        if variation.on == variation.against {
-            measure(&variation.on, &variation.who)
+        if variation.on == variation.baseline {
+            measure(&variation.on, &variation.policy)
         } else {
-            measure_against(&variation.on, &variation.who, &variation.against)
+            measure_against(&variation.on, &variation.policy, &variation.baseline)
         }
     })?;
     let mut names: Vec<&str> = Vec::new();

@@ -40,14 +40,14 @@ const COMPUTING_CYCLES_PER_ENTRY: f64 = 5e-3 * 1.5e9 / LOG_ENTRIES;
 
 /// One program.
 #[derive(Serialize, Deserialize)]
-struct Cost {
+struct TracingCost {
     program: Name,
     phase_cycles: f64,
     /// Measured cycles for tracing, plus those for computing.
     cycles_per_entry: f64,
 }
 
-impl Cost {
+impl TracingCost {
     fn share(&self, entries: f64) -> f64 {
         100.0 * entries * self.cycles_per_entry / self.phase_cycles
     }
@@ -60,16 +60,16 @@ impl Cost {
     }
 }
 
-fn cost(program: &'static str, giga_cycles: f64, seed: u64) -> Result<Cost, ReproError> {
+fn cost(program: &'static str, giga_cycles: f64, seed: u64) -> Result<TracingCost, ReproError> {
     let workload = workload(program, seed)?;
     let traced = log(&workload, LogLengths { warm_up: 3e5, logged: 1e5 }, 1.0)?;
     let tracing = traced.cost_ns * 1e-9 * workload.machine.hertz as f64 / traced.entries() as f64;
     let cycles_per_entry = tracing + COMPUTING_CYCLES_PER_ENTRY;
-    Ok(Cost { program: Name(program), phase_cycles: giga_cycles * 1e9, cycles_per_entry })
+    Ok(TracingCost { program: Name(program), phase_cycles: giga_cycles * 1e9, cycles_per_entry })
 }
 
 /// Distance of the curve from a cut log to the real one, relative to its allowance (2, or 5 % of its maximum).
-fn cut_log_distance(cost: &Cost, seed: u64, warm_up: f64, colors: &[u32]) -> Result<[f64; 2], ReproError> {
+fn cut_log_distance(cost: &TracingCost, seed: u64, warm_up: f64, colors: &[u32]) -> Result<[f64; 2], ReproError> {
     let workload = workload(cost.program.0, seed)?;
     let traced = capture_log(&workload, warm_up, cost.entries() as u32)?;
     let real = real_curve(&workload, traced.from, traced.to, colors)?;
@@ -88,9 +88,9 @@ pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, 
         |item| format!("{item:?} {seed}"),
         |&(program, phase)| cost(program, phase, seed),
     )?;
-    let cut: Vec<&Cost> = costs.iter().filter(|cost| cost.is_cut()).collect();
+    let cut: Vec<&TracingCost> = costs.iter().filter(|cost| cost.is_cut()).collect();
     let (warm_up, colors) = context.pick((5e5, vec![4, 8, 12, COLORS]), (2e6, (1..=COLORS).collect()));
-    let items: Vec<(u64, &Cost)> =
+    let items: Vec<(u64, &TracingCost)> =
         context.seeds.iter().flat_map(|&seed| cut.iter().map(move |&cost| (seed, cost))).collect();
     let distances = context.run_all_stored(
         module_path!(),
@@ -104,7 +104,7 @@ pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, 
     Ok(vec![costs_finding(&costs, seed), cut_finding(context, &cut, &distances)])
 }
 
-fn costs_finding(costs: &[Cost], seed: u64) -> Finding {
+fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
     let worst = costs.iter().map(|cost| cost.share(cost.entries())).fold(0.0, f64::max);
     let mut points = Vec::new();
     for cost in costs {
@@ -136,12 +136,12 @@ fn costs_finding(costs: &[Cost], seed: u64) -> Finding {
     ))
 }
 
-fn cut_finding(context: &ExperimentContext<'_>, cut: &[&Cost], distances: &[[f64; 2]]) -> Finding {
+fn cut_finding(context: &ExperimentContext<'_>, cut: &[&TracingCost], distances: &[[f64; 2]]) -> Finding {
     let by_seed: Vec<&[[f64; 2]]> = distances.chunks(cut.len().max(1)).collect();
     let farthest = |rows: &[[f64; 2]]| rows.iter().map(|distance| distance[1]).fold(0.0, f64::max);
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(&by_seed).map(|(&seed, rows)| (seed, farthest(rows))).collect();
-    let point = |(at, cost): (usize, &&Cost)| {
+    let point = |(at, cost): (usize, &&TracingCost)| {
         let values: Vec<f64> = by_seed.iter().map(|rows| rows[at][0]).collect();
         DataPoint::over_values("distance, misses/1000 instructions", cost.program.0, &values)
     };

@@ -56,8 +56,9 @@ fn count_noticed(requests: &[f64], resized: usize, phases: usize) -> BoundaryCou
     let near = |at: f64, boundary: usize| (-1.0..=IN_TIME).contains(&after(at, boundary));
     let detected = (1..phases).filter(|&boundary| requests.iter().any(|&at| near(at, boundary))).count();
     // The first trace is no detection.
-    let lonely = requests.iter().skip(1).filter(|&&at| !(1..phases).any(|boundary| near(at, boundary))).count();
-    BoundaryCounts { noticed: detected, boundaries: phases - 1, without_boundary: lonely, resized }
+    let without_boundary =
+        requests.iter().skip(1).filter(|&&at| !(1..phases).any(|boundary| near(at, boundary))).count();
+    BoundaryCounts { noticed: detected, boundaries: phases - 1, without_boundary, resized }
 }
 
 fn run_managed(

@@ -5,7 +5,7 @@
 //! runs the program again without prefetching, or in order, for its real and its calculated curve.
 
 use cachemate_core::{CoreModel, CounterEvent, ProbeEvidence};
-use cachemate_locality::curve::{Folding, MissRateCurve, fold_to_ways};
+use cachemate_locality::curve::{MissRateCurve, SetMapping, fold_to_ways};
 use cachemate_locality::rapidmrc::{LogCounts, MissLog, Warmup, correct_repeats, survival_curve, trace_curve};
 use cachemate_locality::stack::{DistanceHistogram, StackDistances};
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
@@ -68,7 +68,7 @@ fn curve_in_sets(lines: &[u64], instructions: f64, folded: bool) -> Option<MissR
     let rate = |size: &u64| {
         let in_lines = size / LINE_BYTES;
         let misses = if folded {
-            *fold_to_ways(&histogram, in_lines / u64::from(WAYS), WAYS, Folding::Hashed)?.last()?
+            *fold_to_ways(&histogram, in_lines / u64::from(WAYS), WAYS, SetMapping::Hashed)?.last()?
         } else {
             histogram.misses_at(in_lines) as f64
         };

@@ -8,9 +8,10 @@ use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};
 
 use super::figures::figures as shmap_figures;
-use super::insight::{Insight, insights};
+use super::insight::{RoundAccuracy, insights};
 use super::setup::{
-    ClusterCase, ClusterSetting, PlacementRound, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, four, rounds,
+    ClusterCase, ClusterSetting, PlacementRound, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, paper_programs,
+    rounds,
 };
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
@@ -27,7 +28,7 @@ struct ClusterRun {
     first: Option<PlacementRound>,
     last: Option<PlacementRound>,
     /// Insight into the first round of sampling.
-    insight: Option<Insight>,
+    insight: Option<RoundAccuracy>,
 }
 
 fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ClusterRun, ReproError> {
@@ -56,8 +57,8 @@ fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Re
 
 /// Points of the first round of sampling, with the distance between the program's own groups in its shMaps.
 fn insight_points<'a>(case: &ClusterCase, found: impl Iterator<Item = &'a ClusterRun>) -> Vec<DataPoint> {
-    let all: Vec<&Insight> = found.filter_map(|found| found.insight.as_ref()).collect();
-    let point = |label: &str, value: &dyn Fn(&Insight) -> f64| {
+    let all: Vec<&RoundAccuracy> = found.filter_map(|found| found.insight.as_ref()).collect();
+    let point = |label: &str, value: &dyn Fn(&RoundAccuracy) -> f64| {
         DataPoint::over_values(label, case.name, &all.iter().map(|insight| value(insight)).collect::<Vec<f64>>())
     };
     vec![
@@ -110,7 +111,7 @@ fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
 
 pub(super) fn four_programs(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let title = "worst agreement of workers' clusters with the programs' own partition, four programs";
-    let finding = agreement_finding(context, &four(), title)?;
+    let finding = agreement_finding(context, &paper_programs(), title)?;
     Ok(vec![finding.with_note(format!(
         "Activation at 2 % so that all four are sampled; {SAMPLES_PER_THREAD} samples a thread and round. \"One pass\" is the thesis's scan on the \
          same shMaps of the first round. Why so many samples: of the warehouses' about one in twenty passes the filter, as \

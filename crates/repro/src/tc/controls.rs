@@ -7,13 +7,13 @@ use super::setup::{ClusterCase, ClusterSetting, SCALE, SMALL, ThreadPlacement, r
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 #[derive(Serialize, Deserialize)]
-struct Control {
+struct ControlOutcome {
     moved: f64,
     loss: f64,
     remote: f64,
 }
 
-fn control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<Control, ReproError> {
+fn control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ControlOutcome, ReproError> {
     let short = ClusterSetting::new(context, SMALL, case, seed);
     let setting = ClusterSetting { warm_up_windows: context.pick(3, 12), ..short };
     let truth = case.true_groups(seed)?;
@@ -21,7 +21,7 @@ fn control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Re
     let with = setting.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
     let moved = with.records.iter().map(|record| record.decision.plan.affinity.len()).max().unwrap_or(0);
     let loss = 1.0 - work_rate(&with.results, &truth) / work_rate(&alone, &truth);
-    Ok(Control { moved: moved as f64, loss: 100.0 * loss, remote: 100.0 * remote_share(&alone) })
+    Ok(ControlOutcome { moved: moved as f64, loss: 100.0 * loss, remote: 100.0 * remote_share(&alone) })
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
@@ -40,7 +40,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     )?;
     let mut points = Vec::new();
     for (index, case) in cases.iter().enumerate() {
-        let values = |value: fn(&Control) -> f64| -> Vec<f64> {
+        let values = |value: fn(&ControlOutcome) -> f64| -> Vec<f64> {
             items.iter().zip(&all).filter(|((number, _), _)| *number == index).map(|(_, found)| value(found)).collect()
         };
         points.push(DataPoint::over_values("threads placed", case.name, &values(|found| found.moved)));
@@ -51,11 +51,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             &values(|found| found.remote),
         ));
     }
-    let worst = |seed: u64, value: fn(&Control) -> f64| {
+    let worst = |seed: u64, value: fn(&ControlOutcome) -> f64| {
         let of_seed = items.iter().zip(&all).filter(|((_, index), _)| *index == seed);
         of_seed.map(|(_, found)| value(found)).fold(f64::NEG_INFINITY, f64::max)
     };
-    let per_seed = |value: fn(&Control) -> f64| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, value)) };
+    let per_seed =
+        |value: fn(&ControlOutcome) -> f64| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, value)) };
     let finding = |title, unit, target, per_seed: Vec<(u64, f64)>| {
         Finding::new("TC-CONTROLS", title, "not in the thesis", unit, target, &per_seed).time_scale(SCALE as f64)
     };

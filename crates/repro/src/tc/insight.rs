@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// One round of sampling, with its shMaps compared with the program's own groups.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Insight {
+pub(super) struct RoundAccuracy {
     /// Window of the last sampling result.
     pub window: u64,
     pub samples: usize,
@@ -27,7 +27,7 @@ pub(super) struct Insight {
 }
 
 /// All rounds of a run, in order.
-pub(super) fn insights(records: &[WindowRecord], truth: &[Option<u32>], entries: usize) -> Vec<Insight> {
+pub(super) fn insights(records: &[WindowRecord], truth: &[Option<u32>], entries: usize) -> Vec<RoundAccuracy> {
     let mut rounds: BTreeMap<ProbeId, (u64, u64, Vec<(TaskId, u64)>)> = BTreeMap::new();
     for record in records {
         for answer in &record.observation.probe_results {
@@ -41,7 +41,13 @@ pub(super) fn insights(records: &[WindowRecord], truth: &[Option<u32>], entries:
     rounds.into_values().map(|(window, events, samples)| insight(window, events, &samples, truth, entries)).collect()
 }
 
-fn insight(window: u64, events: u64, samples: &[(TaskId, u64)], truth: &[Option<u32>], entries: usize) -> Insight {
+fn insight(
+    window: u64,
+    events: u64,
+    samples: &[(TaskId, u64)],
+    truth: &[Option<u32>],
+    entries: usize,
+) -> RoundAccuracy {
     let mut maps = ShMaps::new(ShMapParameters { entries, ..ShMapParameters::default() });
     let passed = samples.iter().filter(|&&(task, address)| maps.touch(task, address, truth.len())).count();
     let none = vec![0u8; entries];
@@ -64,7 +70,7 @@ fn insight(window: u64, events: u64, samples: &[(TaskId, u64)], truth: &[Option<
         }
         sum as f64 / pairs.max(1) as f64
     };
-    Insight {
+    RoundAccuracy {
         window,
         samples: samples.len(),
         events,

@@ -3,11 +3,11 @@
 use cachemate_sim::kernels::Options;
 
 use super::placements::{AUTOMATIC, GAIN_LABEL, HAND, PlacementRuns, gain, per_seed, placements, reduction};
-use super::setup::{ClusterCase, LARGE, SCALE, SMALL, ThreadPlacement, four};
+use super::setup::{ClusterCase, LARGE, SCALE, SMALL, ThreadPlacement, paper_programs};
 use crate::{ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// Eight clusters of the same size as the small machine's.
-fn eight() -> Vec<ClusterCase> {
+fn eight_cluster_cases() -> Vec<ClusterCase> {
     let even_case = |name, kernel, threads| {
         let options = Options { groups: Some(8), threads: Some(threads), ..Options::default() };
         ClusterCase::new(name, kernel, options)
@@ -41,8 +41,8 @@ pub(super) fn eight_chips(context: &ExperimentContext<'_>) -> Result<Vec<Finding
         cases
     };
     let scale = SCALE * context.pick_of_three(8, 2, 1);
-    let small = PlacementRuns::make(context, SMALL, first(four()), three(context), scale)?;
-    let large = PlacementRuns::make(context, LARGE, first(eight()), three(context), scale)?;
+    let small = PlacementRuns::make(context, SMALL, first(paper_programs()), three(context), scale)?;
+    let large = PlacementRuns::make(context, LARGE, first(eight_cluster_cases()), three(context), scale)?;
     // The same program on both machines: scoreboards, warehouses.
     let more = |seed: usize| {
         let pair = |case: usize| gain(&large, case, AUTOMATIC, seed) - gain(&small, case, AUTOMATIC, seed);

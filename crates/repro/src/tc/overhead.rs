@@ -13,7 +13,9 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::machine::{COUNTER_TURN_NS, NominalClock};
 use serde::{Deserialize, Serialize};
 
-use super::setup::{ClusterCase, ClusterSetting, SCALE, SMALL, TURN_CYCLES, ThreadPlacement, four, work_rate};
+use super::setup::{
+    ClusterCase, ClusterSetting, SCALE, SMALL, TURN_CYCLES, ThreadPlacement, paper_programs, work_rate,
+};
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
@@ -67,7 +69,7 @@ fn setting(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Cl
 
 /// The paper's program for this figure.
 fn warehouses() -> ClusterCase {
-    four().swap_remove(1)
+    paper_programs().swap_remove(1)
 }
 
 #[derive(Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use super::setup::{
-    ClusterCase, ClusterSetting, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, four, remote_per_instr,
+    ClusterCase, ClusterSetting, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, paper_programs, remote_per_instr,
     remote_share, work_rate,
 };
 use crate::setup::ManagedRun;
@@ -201,7 +201,7 @@ impl PlacementRuns {
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let mut cases = four();
+    let mut cases = paper_programs();
     if context.quick {
         cases.truncate(2);
     }

@@ -19,7 +19,7 @@ use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, recording
 use serde::{Deserialize, Serialize};
 
 use super::figures::figures as shmap_figures;
-use super::insight::{Insight, insights};
+use super::insight::{RoundAccuracy, insights};
 use super::setup::{PlacementRound, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, rounds};
 use crate::recordings;
 use crate::setup::{build_pipeline, failed, run_under};
@@ -202,7 +202,7 @@ fn program(path: &Path, threads: &[RecordedThread]) -> Result<SimProgram, ReproE
 #[derive(Serialize, Deserialize)]
 struct RecordedRunResult {
     last: Option<PlacementRound>,
-    insight: Option<Insight>,
+    insight: Option<RoundAccuracy>,
     truth: Vec<Option<u32>>,
     remote_percent: f64,
 }

@@ -11,8 +11,8 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 
 use super::setup::{
-    ClusterCase, ClusterSetting, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, adjusted_rand_index, four,
-    shared_regions,
+    ClusterCase, ClusterSetting, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, adjusted_rand_index,
+    paper_programs, sharing_profiler,
 };
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget};
 
@@ -54,7 +54,7 @@ fn thin_samples(round: &[Observation], one_in: usize) -> Vec<Observation> {
 }
 
 fn clusters(round: &[Observation], threads: usize, entries: usize, method: ClusteringMethod) -> Clusters {
-    let mut profiler = OfflineProfiler::new(&[shared_regions(entries)]);
+    let mut profiler = OfflineProfiler::new(&[sharing_profiler(entries)]);
     for seen in round {
         profiler.update(seen);
     }
@@ -119,7 +119,7 @@ fn sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -
 }
 
 pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let mut cases = four();
+    let mut cases = paper_programs();
     if context.quick {
         cases.truncate(2);
     }
@@ -230,7 +230,7 @@ fn break_even(lead: &[(f64, f64)]) -> Option<f64> {
 }
 
 pub(super) fn phases(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let mut cases = four();
+    let mut cases = paper_programs();
     if context.quick {
         cases.truncate(1);
     }

@@ -7,7 +7,7 @@ use cachemate_core::{
     WindowLength, WindowRecord,
 };
 use cachemate_pipeline::{OfflineProfiler, Pipeline};
-use cachemate_policy::clustering::assign::{Chip, Movable, assign};
+use cachemate_policy::clustering::assign::{Chip, ThreadToPlace, assign};
 use cachemate_policy::policies;
 use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::SimOptions;
@@ -60,7 +60,7 @@ impl ClusterCase {
 }
 
 /// The four programs as the chapter ran them.
-pub(super) fn four() -> Vec<ClusterCase> {
+pub(super) fn paper_programs() -> Vec<ClusterCase> {
     let plain = |name, kernel| ClusterCase::new(name, kernel, Options::default());
     vec![
         plain("scoreboards", "scoreboards"),
@@ -139,9 +139,9 @@ impl ClusterSetting {
     }
 
     /// Parameters of every automatic run, before those of the placement.
-    pub fn parameters(&self, more: &str) -> Result<String, ReproError> {
+    pub fn parameters(&self, extra_parameters: &str) -> Result<String, ReproError> {
         let samples = self.samples_per_thread * self.case.true_groups(self.seed)?.len() as u64;
-        Ok(format!("window_cycles = {WINDOW_CYCLES}\nsamples = {samples}\n{more}"))
+        Ok(format!("window_cycles = {WINDOW_CYCLES}\nsamples = {samples}\n{extra_parameters}"))
     }
 
     pub fn run(&self, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
@@ -155,12 +155,13 @@ impl ClusterSetting {
     }
 
     pub fn policy(&self, placement: &ThreadPlacement) -> Result<Box<dyn Policy>, ReproError> {
-        let built = |name: &str, parameters: &str| policies::build(name, parameters, self.seed).map_err(failed(name));
+        let build_policy =
+            |name: &str, parameters: &str| policies::build(name, parameters, self.seed).map_err(failed(name));
         match placement {
-            ThreadPlacement::Default => built("default", ""),
-            ThreadPlacement::RoundRobin => built("round-robin", ""),
+            ThreadPlacement::Default => build_policy("default", ""),
+            ThreadPlacement::RoundRobin => build_policy("round-robin", ""),
             ThreadPlacement::Hand => Ok(Box::new(self.place_by_hand(&self.workload()?)?)),
-            ThreadPlacement::Automatic(more) => built("thread-clustering", &self.parameters(more)?),
+            ThreadPlacement::Automatic(more) => build_policy("thread-clustering", &self.parameters(more)?),
         }
     }
 
@@ -171,7 +172,7 @@ impl ClusterSetting {
 
     pub fn run_by(&self, policy: Box<dyn Policy>) -> Result<ManagedRun, ReproError> {
         let workload = self.workload()?;
-        let profilers = vec![shared_regions(self.entries)];
+        let profilers = vec![sharing_profiler(self.entries)];
         let first = WindowLength::Cycles { cycles: WINDOW_CYCLES };
         let config = workload.pipeline("thread placement", "", profilers, first);
         workload.run_managed(Pipeline::with_policy(config, policy))
@@ -186,7 +187,7 @@ impl ClusterSetting {
         let members = |group| (0..truth.len()).filter(|&thread| truth[thread] == Some(group)).collect();
         let clusters: Vec<Vec<usize>> = (0..groups).map(members).collect();
         let chips: Vec<Chip> = domains.iter().map(|cpus| Chip { cpus: cpus.count(), fixed: 0 }).collect();
-        let placed = assign(&vec![Movable::default(); truth.len()], &clusters, &[], &chips, BALANCE_LIMIT);
+        let placed = assign(&vec![ThreadToPlace::default(); truth.len()], &clusters, &[], &chips, BALANCE_LIMIT);
         let cpus = placed.chip_of.iter().enumerate();
         let allowed = cpus.filter_map(|(thread, chip)| Some((TaskId(thread as u32), domains[(*chip)?].clone())));
         Ok(HandPlacement(allowed.collect()))
@@ -194,7 +195,7 @@ impl ClusterSetting {
 }
 
 /// A profiler with this many counters for each thread and one filter for each process.
-pub(super) fn shared_regions(entries: usize) -> ProfilerConfig {
+pub(super) fn sharing_profiler(entries: usize) -> ProfilerConfig {
     let parameters = ShMapParameters { entries, ..ShMapParameters::default() };
     ProfilerConfig::Sharing { parameters, machine_wide: false }
 }
@@ -286,7 +287,7 @@ impl PlacementRound {
 /// All rounds of a run that placed threads. The profiler is pure, so the recorded observations yield the same maps
 /// again.
 pub(super) fn rounds(records: &[WindowRecord], threads: usize, entries: usize) -> Vec<PlacementRound> {
-    let mut profiler = OfflineProfiler::new(&[shared_regions(entries)]);
+    let mut profiler = OfflineProfiler::new(&[sharing_profiler(entries)]);
     let mut rounds = Vec::new();
     for record in records {
         let profiles = profiler.update(&record.observation);

@@ -13,8 +13,8 @@ use cachemate_sim::kernels::{self, RegionUsers};
 use cachemate_sim::machine::{RunLimit, SharedMemory, SimMachine, SimOptions, SimProgram};
 
 use super::setup::{
-    ClusterCase, ClusterSetting, PlacementRound, SCALE, SMALL, TURN_CYCLES, ThreadPlacement, WINDOW_CYCLES, four,
-    rounds,
+    ClusterCase, ClusterSetting, PlacementRound, SCALE, SMALL, TURN_CYCLES, ThreadPlacement, WINDOW_CYCLES,
+    paper_programs, rounds,
 };
 use crate::setup::{build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
@@ -111,7 +111,7 @@ fn across_agreement(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let mut cases = four();
+    let mut cases = paper_programs();
     // TC-2 itself has the register pair at this scale; quick runs omit both it and the longer scale.
     let quick = |variant: usize| variant == 1 || variant == VARIANTS.len();
     if context.quick {

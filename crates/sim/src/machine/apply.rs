@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cachemate_core::{
     ActiveShare, ActuationLimits, AppliedPlan, CacheShare, Change, ChangeKind, ColorAssignment, CpuId, CpuSet,
     GangSchedule, IndexSet, MachineState, PendingItem, Plan, PlanItem, RefusalReason, RefusedItem, ServiceClassId,
-    ShareMember, TaskId, TaskState, Tracked, Units, WayMasks, derive_changes, refused_items, run,
+    ShareMember, TaskId, TaskState, TrackedObject, Units, WayMasks, derive_changes, refused_items, run,
 };
 
 use super::SimMachine;
@@ -63,8 +63,8 @@ impl SimMachine {
                 name: known.name.clone(),
                 movable: !known.fixed,
                 group: None,
-                affinity: Some(Tracked { current: task.allowed.clone(), original: all.clone() }),
-                weight: Some(Tracked { current: task.weight, original: 1.0 }),
+                affinity: Some(TrackedObject { current: task.allowed.clone(), original: all.clone() }),
+                weight: Some(TrackedObject { current: task.weight, original: 1.0 }),
                 class: class.map(|class| ServiceClassId(class.into())),
                 class_owner: None,
                 no_idle_turns: None,
@@ -74,7 +74,7 @@ impl SimMachine {
         let colors = |&process: &usize| {
             let coloring = self.system.memory.coloring(process);
             let now = coloring.map(|now| ColorAssignment { allowed: now.allowed.clone(), migration: now.moving });
-            (self.process_id(process), Tracked { current: now, original: None })
+            (self.process_id(process), TrackedObject { current: now, original: None })
         };
         let colored = self.spec.pages.colors.is_some();
         let groups = self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);

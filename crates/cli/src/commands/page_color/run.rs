@@ -113,7 +113,7 @@ impl ColorRunArgs {
 fn known_colors(session: &Session) -> anyhow::Result<u32> {
     match reference_set::open(Path::new(reference_set::BASE)) {
         Ok(open) => Ok(open.kit.colors()),
-        Err(error @ (ColorError::NoKit(_) | ColorError::BadKit(..))) => {
+        Err(error @ (ColorError::NoReferenceSet(_) | ColorError::BadReferenceSet(..))) => {
             session.note(&format!("{error}: discovering"));
             Ok(discover::discover_colors(session, 64 << 20, Duration::from_secs(60), 1)?.colors)
         }

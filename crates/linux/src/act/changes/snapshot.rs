@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use cachemate_core::{
     ActuationLimits, ColorAssignment, CpuSet, CpusetGroup, GangSchedule, IndexSet, MachineState as Known,
     PageMigration, Plan, PlanItem, ProcessId, RefusedItem, ServiceClass, ServiceClassId, ShareMember, TaskId,
-    TaskState, Tracked, Units,
+    TaskState, TrackedObject, Units,
 };
 
 use crate::act::actuator::Actuator;
@@ -151,7 +151,7 @@ impl HostSnapshot {
         task: &ManagedThread,
         is_requested: bool,
         before: &AppliedHistory<'_>,
-    ) -> Option<Tracked<CpuSet>> {
+    ) -> Option<TrackedObject<CpuSet>> {
         let object = JournalObject::Affinity { pid: task.pid, thread: task.thread };
         let key = ThreadTarget { pid: task.pid, key: task.thread, original_nice: task.nice };
         self.threads.insert(task.task, key);
@@ -171,7 +171,9 @@ impl HostSnapshot {
         };
         let read = last.map_or_else(|| read_state(kernel, &object), |last| Ok(ObjectState::Cpus(last)));
         match self.record(kernel, PlanItem::Affinity(task.task), &object, read)? {
-            ObjectState::Cpus(now) => Some(Tracked { original: original.unwrap_or_else(|| now.clone()), current: now }),
+            ObjectState::Cpus(now) => {
+                Some(TrackedObject { original: original.unwrap_or_else(|| now.clone()), current: now })
+            }
             _ => None,
         }
     }
@@ -182,7 +184,7 @@ impl HostSnapshot {
         task: &ManagedThread,
         is_requested: bool,
         before: &AppliedHistory<'_>,
-    ) -> Option<Tracked<f64>> {
+    ) -> Option<TrackedObject<f64>> {
         let object = JournalObject::Nice { pid: task.pid, thread: task.thread };
         let original = match self.originals.get(&object) {
             Some(ObjectState::Nice(original)) => Some(*original),
@@ -203,7 +205,7 @@ impl HostSnapshot {
             Some((weight, of)) if *of == nice => *weight,
             _ => 1.25f64.powi(original - nice),
         };
-        Some(Tracked { current: now, original: 1.0 })
+        Some(TrackedObject { current: now, original: 1.0 })
     }
 
     /// Reads the colors of processes that have an agent: those that the plan mentions, and those that were recolored
@@ -240,7 +242,9 @@ impl HostSnapshot {
             let original = parse_colors(self.originals.get(&object).unwrap_or(&now));
             let (Some(now_colors), Some(original)) = (parse_colors(&now), original) else { continue };
             self.objects.insert(object, (item.unwrap_or(PlanItem::Plan), now));
-            self.state.colors.insert(task.process, Tracked { current: Some(now_colors), original: Some(original) });
+            self.state
+                .colors
+                .insert(task.process, TrackedObject { current: Some(now_colors), original: Some(original) });
             self.color_files.insert(task.process, file);
         }
     }

@@ -41,11 +41,11 @@ pub enum ColorError {
     Noisy(String),
     /// There is no reference set at this path.
     #[error("{0}: no colors are known on this host yet (cachemate page-color discover)")]
-    NoKit(PathBuf),
+    NoReferenceSet(PathBuf),
     /// A reference set of another version, or one in which frames of one label no longer have one color. Path and
     /// reason.
     #[error("{0}: {1} (cachemate page-color discover makes a new one)")]
-    BadKit(PathBuf, String),
+    BadReferenceSet(PathBuf, String),
     /// An unusable map: path and reason.
     #[error("{0}: {1}")]
     BadMap(PathBuf, String),
@@ -100,7 +100,7 @@ pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionSupport)
 }
 
 /// The result of [`partitions`] as a sentence.
-pub fn describe_units(partitions: &[(CacheId, PartitionSupport)]) -> String {
+pub fn describe_partitions(partitions: &[(CacheId, PartitionSupport)]) -> String {
     let unit_text = |(_, partition): &(CacheId, PartitionSupport)| match partition {
         PartitionSupport::Colors { colors, page_migration_ns: move_page_ns, .. } => Some((*colors, *move_page_ns)),
         _ => None,

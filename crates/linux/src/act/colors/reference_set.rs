@@ -95,7 +95,7 @@ pub fn open(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 /// As [`open`], but an invalid reference set is reported as noise.
 pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
     open_file(base, NEW).map_err(|error| match error {
-        ColorError::BadKit(_, why) => ColorError::Noisy(why),
+        ColorError::BadReferenceSet(_, why) => ColorError::Noisy(why),
         other => other,
     })
 }
@@ -139,7 +139,10 @@ fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     // SAFETY: the mapping is in the result together with the reference set, and lives as long.
     let kit = unsafe { ReferenceSet::new(mapped.start(), mapped.bytes()) };
     let Some(mut kit) = kit else {
-        return Err(ColorError::BadKit(base.join(name), "its table names pages that are not there".to_string()));
+        return Err(ColorError::BadReferenceSet(
+            base.join(name),
+            "its table names pages that are not there".to_string(),
+        ));
     };
     kit.touch();
     let calibration = kit.calibrate();
@@ -157,10 +160,10 @@ pub fn id(base: &Path) -> Result<u64, ColorError> {
 fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
     let path = base.join(name);
     let io = |source| ColorError::io(&path, source);
-    let bad = |problem: String| ColorError::BadKit(path.clone(), problem);
+    let bad = |problem: String| ColorError::BadReferenceSet(path.clone(), problem);
     let folder = TrustedDir::open_anchored(base, DirAccess::ReadOnly);
     let file = match folder.and_then(|folder| folder.file(Path::new(name), OFlags::RDONLY)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoKit(path)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoReferenceSet(path)),
         other => other.map_err(io)?,
     };
     let bytes = file.metadata().map_err(io)?.len() as usize;

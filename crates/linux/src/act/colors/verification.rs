@@ -110,7 +110,7 @@ pub(super) fn verify_reference_set(kit: &mut ReferenceSet, path: &Path) -> Resul
         "frames of {moved} of {} colors are no longer of one color, in {MOVED_ROUNDS} rounds each: the host moved them",
         colors.len()
     );
-    Err(ColorError::BadKit(path.to_path_buf(), problem))
+    Err(ColorError::BadReferenceSet(path.to_path_buf(), problem))
 }
 
 /// Numbers of frames that hold and that have moved, among the frames that are tested in this round.

@@ -22,13 +22,13 @@ fn monitor(group: &Path, domain: u32, name: &str) -> PathBuf {
 }
 
 /// A counter's value; the kernel writes `Unavailable` or `Error` if the hardware has no reading.
-fn number(kernel: &dyn Kernel, path: &Path) -> Option<u64> {
+fn read_counter(kernel: &dyn Kernel, path: &Path) -> Option<u64> {
     kernel.read(path).ok()?.trim().parse().ok()
 }
 
 /// Bytes of the last level that the group's lines occupy.
 pub fn occupancy_bytes(kernel: &dyn Kernel, group: &Path, domain: u32) -> Option<u64> {
-    number(kernel, &monitor(group, domain, "llc_occupancy"))
+    read_counter(kernel, &monitor(group, domain, "llc_occupancy"))
 }
 
 /// Traffic since the group's creation, as the monitors count it.
@@ -40,7 +40,7 @@ pub struct Traffic {
 
 impl Traffic {
     pub fn read(kernel: &dyn Kernel, group: &Path, domain: u32, counted: MonitoredEvents) -> Self {
-        let read_if_monitored = |is, name| if is { number(kernel, &monitor(group, domain, name)) } else { None };
+        let read_if_monitored = |is, name| if is { read_counter(kernel, &monitor(group, domain, name)) } else { None };
         Traffic {
             total_bytes: read_if_monitored(counted.total_bytes, "mbm_total_bytes"),
             local_bytes: read_if_monitored(counted.local_bytes, "mbm_local_bytes"),

@@ -11,7 +11,7 @@ use crate::kernel::{Kernel, LinuxHost};
 #[derive(Debug)]
 pub struct PinnedThread {
     tid: i32,
-    before: CpuSet,
+    previous_affinity: CpuSet,
     cpu_time_at_start_ns: u64,
 }
 
@@ -25,7 +25,7 @@ impl PinnedThread {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let before = host.affinity(tid)?;
         host.set_affinity(tid, &[cpu.0].into_iter().collect())?;
-        Ok(PinnedThread { tid, before, cpu_time_at_start_ns: thread_time_ns() })
+        Ok(PinnedThread { tid, previous_affinity: before, cpu_time_at_start_ns: thread_time_ns() })
     }
 
     /// Processor time of this thread since it was pinned.
@@ -37,7 +37,7 @@ impl PinnedThread {
 impl Drop for PinnedThread {
     fn drop(&mut self) {
         // A failure does no harm, because the thread is ours and about to end or to continue as before.
-        let _ = LinuxHost::new("/").set_affinity(self.tid, &self.before);
+        let _ = LinuxHost::new("/").set_affinity(self.tid, &self.previous_affinity);
     }
 }
 

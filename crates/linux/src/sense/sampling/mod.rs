@@ -27,7 +27,7 @@ const PAGE: usize = 4096;
 /// Pages of samples, a power of two: at 64 bytes each some two thousand.
 const DATA_PAGES: usize = 32;
 /// Minimum latency of a sampled load; faster loads hit the L1 and are of little interest.
-const LOAD_LATENCY_FROM_CYCLES: u64 = 3;
+const MIN_LOAD_LATENCY_CYCLES: u64 = 3;
 /// IBS counts in steps of sixteen, and at least nine steps.
 const IBS_STEP: u64 = 16;
 const IBS_LEAST: u64 = 0x90;
@@ -44,9 +44,9 @@ pub struct Facility {
     /// Allowed skid: 0 = any, 2 = none, which makes an Intel event a PEBS event.
     precise: u64,
     /// Whether the facility samples the kernel as well, because it cannot exclude it.
-    kernel_too: bool,
+    samples_kernel: bool,
     step: u64,
-    least: u64,
+    min_period: u64,
 }
 
 /// The three configuration words of perf_event_open(2).
@@ -71,9 +71,9 @@ pub fn find_facility(kernel: &dyn Kernel) -> Result<Facility, String> {
             config,
             leader: None,
             precise,
-            kernel_too,
+            samples_kernel: kernel_too,
             step: IBS_STEP,
-            least: IBS_LEAST,
+            min_period: IBS_LEAST,
         });
     }
     for device in ["cpu", "cpu_core"] {
@@ -81,10 +81,19 @@ pub fn find_facility(kernel: &dyn Kernel) -> Result<Facility, String> {
         let event = |name: &str| kernel.read(&Path::new(DEVICES).join(device).join("events").join(name)).ok();
         let Some(terms) = event("mem-loads") else { continue };
         let mut config = encode(kernel, device, &terms)?;
-        config.set_if_present(kernel, device, "ldlat", LOAD_LATENCY_FROM_CYCLES)?;
+        config.set_if_present(kernel, device, "ldlat", MIN_LOAD_LATENCY_CYCLES)?;
         let leader = event("mem-loads-aux").map(|terms| encode(kernel, device, &terms)).transpose()?;
         let name = "Intel PEBS load latency";
-        return Ok(Facility { name, kind, config, leader, precise: 2, kernel_too: false, step: 1, least: 1_000 });
+        return Ok(Facility {
+            name,
+            kind,
+            config,
+            leader,
+            precise: 2,
+            samples_kernel: false,
+            step: 1,
+            min_period: 1_000,
+        });
     }
     Err("neither AMD IBS nor Intel PEBS load latency is offered".to_string())
 }
@@ -151,7 +160,7 @@ pub enum SamplingTarget {
 impl Facility {
     /// The period nearest to `one_in` that the hardware accepts.
     pub fn period(&self, one_in: u64) -> u64 {
-        (one_in.max(self.least) / self.step).max(1) * self.step
+        (one_in.max(self.min_period) / self.step).max(1) * self.step
     }
 
     /// Tests the facility on this thread.
@@ -183,10 +192,10 @@ impl PerfSampler {
     ///
     /// # Errors
     /// The kernel's error: `EINVAL` if the facility samples whole CPUs only, `EACCES` without the required right.
-    pub fn open(facility: &Facility, whose: SamplingTarget, period: u64) -> io::Result<Self> {
-        let leader = facility.leader.map(|config| sampling_event(facility, config, None, whose, None)).transpose()?;
+    pub fn open(facility: &Facility, target: SamplingTarget, period: u64) -> io::Result<Self> {
+        let leader = facility.leader.map(|config| sampling_event(facility, config, None, target, None)).transpose()?;
         let group = leader.as_ref().map(AsRawFd::as_raw_fd);
-        let file = sampling_event(facility, facility.config, Some(period), whose, group)?;
+        let file = sampling_event(facility, facility.config, Some(period), target, group)?;
         let (length, protection) = (PAGE * (1 + DATA_PAGES), libc::PROT_READ | libc::PROT_WRITE);
         // SAFETY: a fresh shared mapping of the event's own buffer: one control page and a power of two of data pages.
         let ring = unsafe { libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
@@ -250,8 +259,8 @@ fn sampling_event(
     }
     attr.clockid = libc::CLOCK_MONOTONIC;
     attr.set_use_clockid(1);
-    attr.set_exclude_kernel(u64::from(!facility.kernel_too));
-    attr.set_exclude_hv(u64::from(!facility.kernel_too));
+    attr.set_exclude_kernel(u64::from(!facility.samples_kernel));
+    attr.set_exclude_hv(u64::from(!facility.samples_kernel));
     let (pid, cpu) = match whose {
         SamplingTarget::Thread(tid) => (tid, -1),
         SamplingTarget::Cpu(cpu) => (-1, cpu.0 as i32),
@@ -294,7 +303,7 @@ mod tests {
         device(&host, "cpu", &[("events/mem-loads", "event=0xcd,umask=0x1,ldlat=3\n")]);
         let skylake = find_facility(&host).unwrap();
         assert_eq!((skylake.kind, skylake.config, skylake.leader), (4, Config([0x1cd, 3, 0]), None));
-        assert_eq!((skylake.precise, skylake.kernel_too), (2, false));
+        assert_eq!((skylake.precise, skylake.samples_kernel), (2, false));
         device(&host, "cpu", &[("events/mem-loads-aux", "event=0x03,umask=0x82\n")]);
         assert_eq!(find_facility(&host).unwrap().leader, Some(Config([0x8203, 0, 0])), "Sapphire Rapids");
         device(&host, "ibs_op", &[("type", "11\n"), ("format/cnt_ctl", "config:19\n")]);
@@ -341,9 +350,9 @@ mod tests {
             config: Config([u64::from(perf::bindings::PERF_COUNT_SW_CPU_CLOCK), 0, 0]),
             leader: None,
             precise: 0,
-            kernel_too: false,
+            samples_kernel: false,
             step: 1,
-            least: 1,
+            min_period: 1,
         };
         let period = clock.period(200_000);
         let mut sampler = PerfSampler::open(&clock, SamplingTarget::Thread(0), period).unwrap();

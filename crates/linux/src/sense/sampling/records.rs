@@ -21,7 +21,7 @@ const MODE_USER: u16 = 2;
 
 /// One sample of a program's own access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Raw {
+pub struct RawSample {
     /// The thread that made the access.
     pub tid: i32,
     /// Its time on the monotonic clock.
@@ -40,7 +40,7 @@ pub struct Raw {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RingContents {
     /// Accesses by programs, with their addresses.
-    pub samples: Vec<Raw>,
+    pub samples: Vec<RawSample>,
     /// Records that the kernel had no room for.
     pub lost: u64,
     /// Events without an address, or from within the kernel.
@@ -91,7 +91,7 @@ fn word(record: &[u8], index: usize) -> u64 {
 fn sample(misc: u16, record: &[u8], into: &mut RingContents) {
     let field = |index: usize| word(record, 8 + 8 * index);
     let tid = (field(0).to_ne_bytes()[4..].try_into()).map_or(0, i32::from_ne_bytes);
-    let raw = Raw {
+    let raw = RawSample {
         tid,
         time_ns: field(1),
         address: field(2),
@@ -193,7 +193,7 @@ mod tests {
     fn a_ring_becomes_samples() {
         let mut read = RingContents::default();
         parse(&ring(), &mut read);
-        let want = Raw {
+        let want = RawSample {
             tid: 41,
             time_ns: 1_000,
             address: 0x7f12_3456_7840,

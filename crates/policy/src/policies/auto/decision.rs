@@ -61,7 +61,7 @@ impl ForecastRecord {
 
 /// The best candidate, compared with the plan in force.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Prospect {
+pub struct CandidateComparison {
     /// Whether the candidate is the plan in force.
     pub is_in_force: bool,
     /// Whether the candidate meets a goal that is missed now.
@@ -76,7 +76,7 @@ pub struct Prospect {
 
 /// The decision about the best candidate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Choice {
+pub enum CandidateVerdict {
     /// Drop the candidate.
     Keep,
     /// Put the candidate on trial.
@@ -87,14 +87,14 @@ pub enum Choice {
 
 /// Chooses between the plan in force and the best candidate. If every trial were canceled, trials would cost half of
 /// the gain and decide nothing, so without time for trials a likely plan is applied.
-pub fn decide(prospect: &Prospect, min_gain: f64) -> Choice {
+pub fn decide(prospect: &CandidateComparison, min_gain: f64) -> CandidateVerdict {
     let is_likely = prospect.probability >= LIKELY && prospect.gain >= min_gain;
     if prospect.is_in_force || !(prospect.mends_goal || is_likely) {
-        Choice::Keep
+        CandidateVerdict::Keep
     } else if prospect.mends_goal || prospect.probability >= MOST_LIKELY || !prospect.has_time_for_trial {
-        Choice::Adopt
+        CandidateVerdict::Adopt
     } else {
-        Choice::Try
+        CandidateVerdict::Try
     }
 }
 
@@ -102,20 +102,28 @@ pub fn decide(prospect: &Prospect, min_gain: f64) -> Choice {
 mod tests {
     use super::*;
 
-    const LIKELY_GAIN: Prospect =
-        Prospect { is_in_force: false, mends_goal: false, gain: 0.03, probability: 0.7, has_time_for_trial: true };
+    const LIKELY_GAIN: CandidateComparison = CandidateComparison {
+        is_in_force: false,
+        mends_goal: false,
+        gain: 0.03,
+        probability: 0.7,
+        has_time_for_trial: true,
+    };
 
     /// Does every condition lead to its choice?
     #[test]
     fn every_condition_leads_to_its_choice() {
         let table = [
-            (LIKELY_GAIN, Choice::Try),
-            (Prospect { is_in_force: true, mends_goal: true, ..LIKELY_GAIN }, Choice::Keep),
-            (Prospect { probability: 0.49, ..LIKELY_GAIN }, Choice::Keep),
-            (Prospect { gain: 0.009, ..LIKELY_GAIN }, Choice::Keep),
-            (Prospect { probability: 0.95, ..LIKELY_GAIN }, Choice::Adopt),
-            (Prospect { has_time_for_trial: false, ..LIKELY_GAIN }, Choice::Adopt),
-            (Prospect { mends_goal: true, gain: -0.1, probability: 0.0, ..LIKELY_GAIN }, Choice::Adopt),
+            (LIKELY_GAIN, CandidateVerdict::Try),
+            (CandidateComparison { is_in_force: true, mends_goal: true, ..LIKELY_GAIN }, CandidateVerdict::Keep),
+            (CandidateComparison { probability: 0.49, ..LIKELY_GAIN }, CandidateVerdict::Keep),
+            (CandidateComparison { gain: 0.009, ..LIKELY_GAIN }, CandidateVerdict::Keep),
+            (CandidateComparison { probability: 0.95, ..LIKELY_GAIN }, CandidateVerdict::Adopt),
+            (CandidateComparison { has_time_for_trial: false, ..LIKELY_GAIN }, CandidateVerdict::Adopt),
+            (
+                CandidateComparison { mends_goal: true, gain: -0.1, probability: 0.0, ..LIKELY_GAIN },
+                CandidateVerdict::Adopt,
+            ),
         ];
         for (prospect, expected) in table {
             assert_eq!(decide(&prospect, 0.01), expected, "{prospect:?}");

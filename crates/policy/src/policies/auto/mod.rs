@@ -27,7 +27,7 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use self::candidates::{AllowedMechanisms, Mechanism};
-use self::decision::{Choice, ForecastRecord};
+use self::decision::{CandidateVerdict, ForecastRecord};
 use self::evidence::probe_planner::{ProbeLimits, probes_leave_speeds_unchanged};
 use self::evidence::{KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
 use self::explain::ReportedForecasts;
@@ -297,7 +297,7 @@ impl Auto {
         self.searches.finish(input);
         self.lifecycle.forecast = Some(of_old.clone());
         let Some(Proposal { choice, new, old, speeds, gain, forecast }) = proposal else { return none };
-        let (event, method) = if choice == Choice::Try {
+        let (event, method) = if choice == CandidateVerdict::Try {
             self.trials += 1;
             let seed = self.seed ^ self.trials;
             (LifecycleEvent::LikelyGain, VerificationMethod::Trial { warmup_windows, leg_windows, seed })

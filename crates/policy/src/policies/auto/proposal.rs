@@ -6,7 +6,7 @@ use cachemate_core::{Forecast, Plan, ProcessId, Reason, ShareMember, SplitMix64,
 
 use super::Parameters;
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch};
-use super::decision::{Choice, ForecastRecord, Gain, Prospect, decide};
+use super::decision::{CandidateComparison, CandidateVerdict, ForecastRecord, Gain, decide};
 use super::evidence::TaskEvidence;
 use super::explain::{MechanismGain, ReportedForecasts, SearchReport};
 use super::model::decided_plan::DecidedPlan;
@@ -30,7 +30,7 @@ const MAX_DRAWS: usize = 8;
 
 /// A better plan, for a trial or for immediate use.
 pub struct Proposal {
-    pub choice: Choice,
+    pub choice: CandidateVerdict,
     pub new: DecidedPlan,
     /// The plan in force with all known tasks pinned to their sites.
     pub old: DecidedPlan,
@@ -91,7 +91,7 @@ impl PlanFinder<'_, '_> {
         unmet_goals::explain_unmet(problem, &candidates[0].layout, &best.layout, why);
         let new = self.plan_of(problem, &best.layout);
         let choice = decide(
-            &Prospect {
+            &CandidateComparison {
                 is_in_force: best.layout == held || new.is_same(&self.in_force.0),
                 mends_goal: unmet_goals::is_improvement(now.unmet_goals, best.score.unmet_goals),
                 gain: gain.middle,
@@ -112,12 +112,12 @@ impl PlanFinder<'_, '_> {
             singles: &self.single_gains(input, &judge, &held, &candidates),
         };
         let how = match choice {
-            Choice::Keep => {
+            CandidateVerdict::Keep => {
                 report.explain_unchanged(&self.evidence.probe_planner, reported, why);
                 return None;
             }
-            Choice::Try => "put to a trial",
-            Choice::Adopt => "applied",
+            CandidateVerdict::Try => "put to a trial",
+            CandidateVerdict::Adopt => "applied",
         };
         report.explain_change(how, &self.evidence.probe_planner, reported, why);
         let mut pinned = held.clone();

@@ -15,9 +15,9 @@ const TRIAL_NS: u64 = 100_000_000_000;
 
 /// Groups of programs and their numbers of colors.
 #[derive(Clone, PartialEq, Debug)]
-struct Division(Vec<(Vec<usize>, u32)>);
+struct ColorSplit(Vec<(Vec<usize>, u32)>);
 
-impl Division {
+impl ColorSplit {
     /// The colors of each of `count` programs, in contiguous ranges.
     fn lists(&self, count: usize) -> Vec<String> {
         let mut lists = vec![String::new(); count];
@@ -31,7 +31,7 @@ impl Division {
     }
 
     /// All divisions that one step leads to.
-    fn steps(&self) -> Vec<Division> {
+    fn steps(&self) -> Vec<ColorSplit> {
         let groups = self.0.len();
         let pairs = (0..groups).flat_map(|from| (0..groups).map(move |to| (from, to))).filter(|(from, to)| from != to);
         let mut all = Vec::new();
@@ -55,7 +55,10 @@ impl Division {
 }
 
 /// Climbs from `start`, each time to the best neighbor, and returns the best division.
-fn climb(start: Division, mut worth: impl FnMut(&Division) -> Result<f64, ReproError>) -> Result<Division, ReproError> {
+fn climb(
+    start: ColorSplit,
+    mut worth: impl FnMut(&ColorSplit) -> Result<f64, ReproError>,
+) -> Result<ColorSplit, ReproError> {
     let (mut best, mut most) = (start.clone(), worth(&start)?);
     loop {
         let mut ahead = None;
@@ -130,7 +133,7 @@ fn run_mix(
     };
     let claims: Vec<UnitClaim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;
     let sizes = allocate_exactly(&claims, COLORS, CostAggregate::Sum).map_err(failed("exact sizes"))?;
-    let start = Division(sizes.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
+    let start = ColorSplit(sizes.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
     let best = climb(start, |division| settled(&trial, &confining_policy(&division.lists(names.len()))))?;
     let colors = best.lists(names.len());
     let online = |policy: &&str| Ok(speedup(&outcome(context, &guard_query(&query), policy)?));
@@ -224,8 +227,8 @@ mod tests {
     /// Does the climb find the best division, clusters included, if there is a single maximum?
     #[test]
     fn the_climb_reaches_a_lone_summit() {
-        let start = Division(vec![(vec![0], 6), (vec![1], 5), (vec![2], 5)]);
-        let summit = Division(vec![(vec![0, 2], 14), (vec![1], 2)]);
+        let start = ColorSplit(vec![(vec![0], 6), (vec![1], 5), (vec![2], 5)]);
+        let summit = ColorSplit(vec![(vec![0, 2], 14), (vec![1], 2)]);
         let best = climb(start, |at| {
             let together = at.0.iter().any(|(members, _)| members.len() == 2 && !members.contains(&1));
             let second = at.0.iter().find(|(members, _)| members.contains(&1)).map_or(0, |(_, colors)| *colors);

@@ -66,7 +66,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let changing = query(server(&client, CLIENTS, Some((CLIENTS - FIRST_CLIENTS, half_ns))), 2 * half_ns);
     let by = format!("service-level:rate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
     let (managed, moves_seconds) = windows(context, &guard_query(&changing), &by)?;
-    let story = ServiceRun {
+    let service_run = ServiceRun {
         level,
         reachable: large.is_some(),
         small,
@@ -75,7 +75,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         static_small: windows(context, &changing, &fixed_policy(small))?.0,
         static_large: windows(context, &changing, &fixed_policy(large.unwrap_or(COLORS)))?.0,
     };
-    Ok(vec![finding(&story, moves_seconds, seed)])
+    Ok(vec![finding(&service_run, moves_seconds, seed)])
 }
 
 fn finding(story: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {

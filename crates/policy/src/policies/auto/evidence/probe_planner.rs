@@ -105,7 +105,7 @@ impl ProbePlanner {
         self.by_task.remove(&task);
     }
 
-    fn book(&mut self, view: &View<'_>) {
+    fn account_costs(&mut self, view: &View<'_>) {
         let answers = view.observation.probe_results.iter();
         self.spent_ns += answers.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();
         self.processor_ns += view.observation.span.elapsed_ns as f64 * f64::from(view.online().count());
@@ -131,7 +131,7 @@ impl ProbePlanner {
         terms: &ProbeLimits,
         share: bool,
     ) -> Vec<ProbeRequest> {
-        self.book(view);
+        self.account_costs(view);
         let present: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         self.by_task.retain(|task, _| present.contains(task));
         self.clusters.retain(|task, _| present.contains(task));

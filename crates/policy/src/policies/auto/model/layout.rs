@@ -85,9 +85,9 @@ impl SiteLayout {
         for share in &plan.shares {
             let Some(site) = problem.sites.iter().position(|site| site.cache == share.cache) else { continue };
             let is_member = |at: &usize| {
-                let scene_task = &problem.tasks[*at];
-                let named = share.members.contains(&ShareMember::Task(scene_task.task))
-                    || share.members.contains(&ShareMember::Process(scene_task.process));
+                let task = &problem.tasks[*at];
+                let named = share.members.contains(&ShareMember::Task(task.task))
+                    || share.members.contains(&ShareMember::Process(task.process));
                 named && layout.site_of[*at] == Some(site)
             };
             let members = (0..problem.tasks.len()).filter(is_member).collect();

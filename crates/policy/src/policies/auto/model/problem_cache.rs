@@ -68,9 +68,10 @@ impl ProblemCache {
         if !large || view.observation.window >= self.whole_at + REUSED_FOR || cache_sites(view) != self.problem.sites {
             return None;
         }
-        let then: BTreeMap<TaskId, (u32, bool)> =
+        let stored_stamps: BTreeMap<TaskId, (u32, bool)> =
             self.stamp.iter().map(|&(task, phase, known)| (task, (phase, known))).collect();
-        let known_stamps = stamp.iter().filter_map(|&(task, phase, known)| Some((then.get(&task)?, (phase, known))));
+        let known_stamps =
+            stamp.iter().filter_map(|&(task, phase, known)| Some((stored_stamps.get(&task)?, (phase, known))));
         let goals: BTreeMap<TaskId, _> = self
             .problem
             .tasks
@@ -87,7 +88,7 @@ impl ProblemCache {
             |task: &TaskId| view.profiles.contains_key(task) && speeds.observed_speed(*task, 64.0).is_some();
         let new: BTreeSet<TaskId> = stamp
             .iter()
-            .filter(|(task, _, known)| *known && !then.contains_key(task))
+            .filter(|(task, _, known)| *known && !stored_stamps.contains_key(task))
             .map(|(task, ..)| *task)
             .filter(can_be_known)
             .collect();

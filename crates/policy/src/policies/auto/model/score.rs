@@ -216,22 +216,23 @@ impl SiteState<'_> {
             })
             .collect();
         // A task in several partitions has the mean of its performances, weighted by its share of lines in each.
-        let mut fares = vec![TaskPerformance::NONE; present.len()];
+        let mut performances = vec![TaskPerformance::NONE; present.len()];
         for (part, bytes) in self.parts() {
             let occupants: Vec<CacheOccupant<'_>> =
                 part.iter().map(|&(at, inside)| CacheOccupant { in_part_share: inside, ..present[at] }).collect();
             for (&(at, inside), fare) in part.iter().zip(compose(&occupants, bytes, &lengths)) {
-                fares[at].add(fare, inside);
+                performances[at].add(fare, inside);
             }
         }
         let speed = |at: usize| {
-            let cycles = if fares[at].cycles_per_instr > 0.0 { fares[at].cycles_per_instr } else { f64::INFINITY };
+            let cycles =
+                if performances[at].cycles_per_instr > 0.0 { performances[at].cycles_per_instr } else { f64::INFINITY };
             let of_time = shares[at] / count as f64;
             let instr_per_cycle = of_time / cycles;
             let alone = wants[at] / programs[at].solo_cycles(self.site.bytes);
-            let misses = fares[at].misses_per_instr;
+            let misses = performances[at].misses_per_instr;
             let lines_per_cycle = instr_per_cycle * misses * programs[at].lines_per_miss;
-            let held_bytes = fares[at].held_bytes;
+            let held_bytes = performances[at].held_bytes;
             let over_alone = instr_per_cycle / alone.max(1e-12);
             let of_wanted = of_time / wants[at].max(1e-12);
             let is_asked = programs[at].rate.is_some();
@@ -466,14 +467,22 @@ fn whole(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Ve
         let mut traffic: BTreeMap<u32, f64> = BTreeMap::new();
         for (site, members) in members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
             let (cut, turns) = (&layout.partitions[site], layout.rotations[site].as_ref());
-            let apart = &aparts[site];
+            let split_shares = &aparts[site];
             let programs: Vec<&ProgramModel> =
                 members.iter().filter_map(|&index| problem.tasks[index].program.as_ref()).collect();
             let (site_here, cycles_per_ns) = (&problem.sites[site], problem.cycles_per_ns);
             let far = remote_cycles(site_here, &programs);
             let waits = &far.iter().zip(&queues[site]).map(|(far, queue)| far + queue).collect::<Vec<f64>>();
-            let here =
-                SiteState { site: site_here, members, programs: &programs, cycles_per_ns, apart, waits, cut, turns };
+            let here = SiteState {
+                site: site_here,
+                members,
+                programs: &programs,
+                cycles_per_ns,
+                apart: split_shares,
+                waits,
+                cut,
+                turns,
+            };
             let speeds = here.speeds();
             let sum: f64 = speeds.iter().map(|speed| speed.lines_per_cycle).sum();
             *traffic.entry(problem.sites[site].package).or_insert(0.0) += sum;

@@ -1,7 +1,7 @@
-//! The known name that was probably meant by an unknown one.
+//! Suggests the known name that the user of an unknown one probably meant.
 
-/// The candidate with the smallest edit distance to `name`, the first among equals. `None` if no candidate is close
-/// enough: more than a third of the letters differ, and neither begins with the other.
+/// The candidate with the smallest edit distance to `name`, the first of equally close ones. `None` if more than a
+/// third of the letters differ in every candidate, and neither name is a prefix of the other.
 pub fn nearest_name<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lowercase_name = name.to_lowercase();
     let mut best: Option<(usize, &str)> = None;

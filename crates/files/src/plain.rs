@@ -127,7 +127,7 @@ pub(crate) fn decode_text(path: &Path, content: Vec<u8>) -> io::Result<String> {
     })
 }
 
-/// A file that takes its name once it is whole. Dropped before [`FreshFile::commit`], it leaves nothing behind.
+/// A file that gets its name only when it is complete. If it is dropped before [`FreshFile::commit`], nothing remains.
 #[derive(Debug)]
 pub struct FreshFile {
     file: File,

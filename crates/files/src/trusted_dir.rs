@@ -160,7 +160,7 @@ impl TrustedDir {
         Ok(TrustedDir { file, path, access: self.access })
     }
 
-    /// Opens what lies at `rest`, along no link and never above this folder.
+    /// Opens the file or folder at `rest`, without following links and never above this folder.
     fn reach(&self, rest: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };

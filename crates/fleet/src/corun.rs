@@ -54,7 +54,7 @@ pub struct CoRunKey {
 /// Speed of one service.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct MemberSpeed {
-    /// Cycles per instruction on a CPU. Waits for a CPU do not count, because requests bound them rather than caches.
+    /// Cycles per instruction on a CPU. Excludes waits for a CPU, which depend on the requests and not on the cache.
     pub cycles_per_instr: f32,
     /// Memory traffic of all its threads, in both directions.
     pub bytes_per_cycle: f32,

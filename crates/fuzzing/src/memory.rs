@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's allocator, with the bytes in use and the most there ever were.
+/// The system's allocator, which also tracks the bytes in use and their maximum.
 pub struct CountingAllocator {
     now_bytes: AtomicUsize,
     peak_bytes: AtomicUsize,

@@ -72,7 +72,7 @@ mod tests {
 
     /// Is each kind of behavior classified correctly?
     #[test]
-    fn behaviours_get_their_classes() {
+    fn behaviors_get_their_classes() {
         let class = |positions: &[f64]| classify(positions, &AnimalThresholds::default());
         assert_eq!(class(&[400.0, 100.0, 100.0, 100.0, 200.0]), Some(Animal::Turtle));
         assert_eq!(class(&[90_000.0, 5000.0, 400.0, 100.0, 200.0]), Some(Animal::Sheep));

@@ -91,7 +91,7 @@ pub fn cpu_to_bytes(cache: u32) -> Vec<u8> {
     bytes
 }
 
-/// ns for which a higher class had the CPU, until `now_ns` of the monotonic clock.
+/// Time for which a higher scheduling class had the CPU, up to `now_ns` on the monotonic clock.
 pub fn stolen_time_ns(cpu: &[u8], now_ns: u64) -> Option<u64> {
     let since_ns = u64_at(cpu, 16)?;
     let open_ns = if since_ns > 0 { now_ns.saturating_sub(since_ns) } else { 0 };

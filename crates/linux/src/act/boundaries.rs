@@ -1,4 +1,4 @@
-//! CPUs beyond which the owner of a thread does not let it run: a plan is made anew inside them.
+//! The CPUs to which a thread's owner confines it. Plans are clipped to them.
 //!
 //! Problem: a batch system, a hypervisor's manager or a service manager gives threads masks, and an owner's cpuset ends
 //! where it wants. A plan that reaches beyond is refused by the kernel, or overwrites the owner's mask. Method: where a

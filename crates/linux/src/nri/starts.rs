@@ -5,7 +5,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Starts that wait at most; more are placed in their first window.
+/// Maximum number of waiting starts; any further container is placed in its first window.
 const MAX_WAITING: usize = 256;
 
 /// Starts that wait for the daemon; clones share them.
@@ -29,9 +29,9 @@ pub struct StartRequest {
 }
 
 impl StartRequest {
-    /// Whether the process is placed; the runtime goes on.
+    /// Reports whether the process has been placed, so that the runtime can continue.
     pub fn answer(self, is_placed: bool) {
-        // The plugin may not have waited so long.
+        // The plugin may have stopped waiting already.
         let _ = self.answer.try_send(is_placed);
     }
 }
@@ -51,7 +51,7 @@ impl ContainerStarts {
         outcome.recv_timeout(patience).unwrap_or(false)
     }
 
-    /// Waits for the next start, at most so long.
+    /// Waits for the next start, for at most `patience`.
     pub fn wait(&self, patience: Duration) -> Option<StartRequest> {
         let waiting = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.0.arrival.wait_timeout_while(waiting, patience, |waiting| waiting.is_empty());

@@ -103,7 +103,7 @@ fn expectation(plan: &PlanResult, paint: Paint) -> String {
         value(expected.worst)
     );
     let proof = match (plan.optimal, plan.gap) {
-        (true, _) => format!("the best there is by this scheme, proven ({})", plan.solver),
+        (true, _) => format!("optimal under this model, proven ({})", plan.solver),
         (false, Some(gap)) => format!("at most {} above the best ({})", value(Some(gap)), plan.solver),
         (false, None) => format!("not proven to be the best ({})", plan.solver),
     };
@@ -157,7 +157,7 @@ mod tests {
               mcf keeps away from milc: it would lose 48.0 % beside it.
               gamess is quiet.
             expected mean slowdown  this plan 2.31 %, best 2.31 %, random not known, worst 22.00 %
-            the best there is by this scheme, proven (matching)
+            optimal under this model, proven (matching)
         "#]]
         .assert_eq(&plan_boxes(&plan, Paint::PLAIN));
     }

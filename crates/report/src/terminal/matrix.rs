@@ -37,7 +37,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
         text.push('\n');
     }
     let unit = if percent { "percent of its solo run time lost" } else { "weight" };
-    text + &paint.style_faint(&format!("row suffers from column: {unit} (scheme {})", matrix.model)) + "\n"
+    text + &paint.style_faint(&format!("row slowed down by column: {unit} (model {})", matrix.model)) + "\n"
 }
 
 fn render_cell(value: Option<(String, f64)>, cell: usize, paint: Paint) -> String {
@@ -82,7 +82,7 @@ mod tests {
                    mcf  milc
             mcf    0.0  48.0█
             milc   2.3·    –
-            row suffers from column: percent of its solo run time lost (scheme sdc)
+            row slowed down by column: percent of its solo run time lost (model sdc)
         "#]]
         .assert_eq(&matrix_picture(&matrix(), Paint::PLAIN));
     }

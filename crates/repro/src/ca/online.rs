@@ -35,9 +35,9 @@ const WORKLOADS: [[&str; 4]; 8] = [
 
 /// Minimum time between decisions (CA 4.2): 10^9 cycles.
 const WINDOW_CYCLES: u64 = 1_000_000_000;
-/// Instructions from which on a task's counter reading is used, before scaling. There are so few that the program with
-/// most misses gives a reading in every window, even in its slowest phase. With 100 million, mcf-2006 stayed unknown
-/// for eight windows and counted as the mean.
+/// Minimum number of instructions in a counter reading, before scaling. It is low enough that even the program with the
+/// most misses yields a reading in every window of its slowest phase. With 100 million, mcf-2006 stayed unknown for
+/// eight windows and counted as the mean.
 const READING_INSTRUCTIONS: u64 = 5_000_000;
 /// The paper's "only two chips out of four" (CA 5.1), which does not say which two. One in each socket is an inference
 /// from 2.1.1: the mutual slowdowns of pairs add up to that of a schedule. On one bus they could not, because both pairs

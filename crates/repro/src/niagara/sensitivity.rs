@@ -41,8 +41,8 @@ struct Variation {
     baseline: NiagaraSetting,
 }
 
-/// Every figure of the comparison under variations, at one size: `who` at another time scale and against Solaris's time
-/// sharing, and any further ones that are named.
+/// Returns every metric of the comparison at one size: `policy` at two time scales and against Solaris's time sharing,
+/// and then each policy of `more`.
 ///
 /// # Errors
 /// As [`measure`].

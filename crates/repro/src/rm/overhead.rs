@@ -38,7 +38,7 @@ const MAX_SHARE: f64 = 0.02;
 /// full log.
 const COMPUTING_CYCLES_PER_ENTRY: f64 = 5e-3 * 1.5e9 / LOG_ENTRIES;
 
-/// One program.
+/// Cost of tracing one program.
 #[derive(Serialize, Deserialize)]
 struct TracingCost {
     program: Name,

@@ -42,7 +42,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "vertices of a strip, then its spans",
         unit: "triangles",
         threads: (1, 1),
-        make: |setup| setup.add_single_kernel(Rasteriser::new),
+        make: |setup| setup.add_single_kernel(Rasterizer::new),
     },
     KernelSpec {
         name: "sphinx",
@@ -57,7 +57,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "scoring (stream) and search (chase) alternate each frame",
         unit: "frames",
         threads: (1, 1),
-        make: |setup| setup.add_single_kernel(Recogniser::new),
+        make: |setup| setup.add_single_kernel(Recognizer::new),
     },
 ];
 
@@ -156,7 +156,7 @@ impl WorkloadKernel for MotionSearch {
     }
 }
 
-struct Rasteriser {
+struct Rasterizer {
     color: Region,
     depth: Region,
     texture: Region,
@@ -167,7 +167,7 @@ struct Rasteriser {
     rng: Rng,
 }
 
-impl Rasteriser {
+impl Rasterizer {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let side = libm::sqrt((bytes * 3 / 4 / 8) as f64) as u64;
@@ -178,7 +178,7 @@ impl Rasteriser {
         let vertices = setup.region("vertices", bytes - color.bytes - depth.bytes - texture.bytes, RegionUsers::All);
         let texels = libm::sqrt((texture.bytes / 4) as f64) as u64;
         let rng = setup.rng.clone();
-        Rasteriser { color, depth, texture, vertices, side, texels, triangles: 0, rng }
+        Rasterizer { color, depth, texture, vertices, side, texels, triangles: 0, rng }
     }
 
     fn span(&self, x: u64, y: u64, width: u64, texel: u64, out: &mut AccessEmitter) {
@@ -201,7 +201,7 @@ impl Rasteriser {
     }
 }
 
-impl WorkloadKernel for Rasteriser {
+impl WorkloadKernel for Rasterizer {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         // The mesh covers the screen strip by strip; vertices are streamed and transformed by their own code.
         let vertex = self.vertices.element_address(self.triangles % (self.vertices.bytes / 64), 64);
@@ -233,7 +233,7 @@ impl WorkloadKernel for Rasteriser {
 const SENONE_BYTES: u64 = 8 * 39 * 2 * 4;
 const STATE_BYTES: u64 = 64;
 
-struct Recogniser {
+struct Recognizer {
     senones: Region,
     tree: Region,
     senone_count: u64,
@@ -245,7 +245,7 @@ struct Recogniser {
     rng: Rng,
 }
 
-impl Recogniser {
+impl Recognizer {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         // The reference model has 6000 senones, a third of the memory; the tree and the language model take the rest.
@@ -254,7 +254,7 @@ impl Recogniser {
         let tree = setup.region("lexical tree", bytes - senones.bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let (at, salt) = (rng.bits(), rng.bits());
-        Recogniser { senones, tree, senone_count, next: 0, states_left: 0, at, frames: 0, salt, rng }
+        Recognizer { senones, tree, senone_count, next: 0, states_left: 0, at, frames: 0, salt, rng }
     }
 
     fn score(&self, senone: u64, out: &mut AccessEmitter) {
@@ -281,7 +281,7 @@ impl Recogniser {
     }
 }
 
-impl WorkloadKernel for Recogniser {
+impl WorkloadKernel for Recognizer {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if self.states_left > 0 {
             out.enter(16 + (self.states_left / 16) as u32 % 16);

@@ -32,8 +32,8 @@ pub enum ColorError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The host has no cache that colors can divide, or timing cannot show it; a further try does not help. The
-    /// reason, as a sentence.
+    /// The host has no cache that colors can divide, or timing cannot show it; trying again does not help. Contains the
+    /// reason as a sentence.
     #[error("pages have no colors here: {0}")]
     NoColors(String),
     /// Timing was too noisy; a quieter moment may help.

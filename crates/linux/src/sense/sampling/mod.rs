@@ -24,7 +24,7 @@ use records::{FIELDS, RingContents, parse, unroll};
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
 const PAGE: usize = 4096;
-/// Pages of samples, a power of two: at 64 bytes each some two thousand.
+/// Number of data pages, a power of two. They hold about two thousand samples of 64 bytes.
 const DATA_PAGES: usize = 32;
 /// Minimum latency of a sampled load; faster loads hit the L1 and are of little interest.
 const MIN_LOAD_LATENCY_CYCLES: u64 = 3;

@@ -1,5 +1,5 @@
 //! The shared parts of the multithreaded programs: groups of threads, the data on which each thread works, collectors.
-//!  Problem: thread clustering must find groups that share data from remote accesses alone, so the groups must come
+//! Problem: thread clustering must find groups that share data from remote accesses alone, so the groups must come
 //! from real sharing. The programs therefore have records that several threads read and write, in addition to private
 //! data, data of the whole process, and threads without a group.
 //!

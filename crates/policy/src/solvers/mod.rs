@@ -175,7 +175,7 @@ pub struct RandomTotals {
 const SAMPLES: u32 = 1000;
 
 /// Returns the totals of random assignments with even loads.
-///  The mean needs no enumeration, because every ordered pair of programs is equally likely to meet. It is the sum of
+/// The mean needs no enumeration, because every ordered pair of programs is equally likely to meet. It is the sum of
 /// all costs times the expected share of time for which one program of a pair meets the other on its cache. For c CPUs
 /// on a cache and C CPUs in total, the share is a sum over caches of c (c - 1). It is divided by C (n - 1) if every CPU
 /// is busy, and by C (C - 1) if some are idle.

@@ -25,6 +25,11 @@ fn browser(subject: &str) -> Option<(Browser, MutexGuard<'static, ()>)> {
     Some((browser?, turn))
 }
 
+/// Parts that scroll although no key reaches them.
+const SCROLLS_BY_KEYS: &str = "[...document.querySelectorAll('main *')].filter((part) => \
+    part.scrollWidth > part.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(part).overflowX) && \
+    part.tabIndex < 0 && !part.querySelector('button, [tabindex]')).map((part) => part.id || part.className)";
+
 const NAMES: [&str; 8] = ["gzip", "mcf", "libquantum", "povray", "postgres", "redis-server", "clang", "stream"];
 
 /// With four digits, as the builder of snapshots rounds.
@@ -171,6 +176,7 @@ fn the_page_fits_and_everything_has_a_name() {
         browser.picture(&format!("page-{width}-{scheme}.png"));
         let wide = browser.eval("document.documentElement.scrollWidth");
         assert!(wide.as_u64() <= Some(u64::from(width)), "{width} {scheme}: {wide}");
+        assert_eq!(browser.eval(SCROLLS_BY_KEYS), json!([]), "{width} {scheme}");
         papers.push(browser.eval("getComputedStyle(document.body).backgroundColor"));
     }
     assert_ne!(papers[0], papers[1], "light and dark differ");

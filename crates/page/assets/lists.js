@@ -93,7 +93,7 @@ export class Lists {
         el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((text, at) => el(at ? "td" : "th", at ? {} : { scope: "row" }, text))))));
       const most = [...truth.evicted].filter(([by, of]) => by !== of).sort((a, b) => b[2] - a[2]).slice(0, 8);
       return [el("p", { class: "soft" }, "Modeled: over the whole run, as counted by the simulated machine (" + truth.source + "). Observed: by the policy, in this window."),
-        el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Modeled and observed" }, table), el("ul", { class: "list" }, ...most.map(([by, of, lines]) => el("li", {}, nameOf(by) + " evicted " + lines + " lines of " + nameOf(of))))];
+        el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of modeled and observed figures" }, table), el("ul", { class: "list" }, ...most.map(([by, of, lines]) => el("li", {}, nameOf(by) + " evicted " + lines + " lines of " + nameOf(of))))];
     });
   }
 

@@ -442,3 +442,18 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
     );
     [first, second]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do the slopes of Table 1 yield the figures that stand beside ours?
+    #[test]
+    fn the_papers_slopes_yield_the_papers_figures() {
+        let slopes = PAPER.map(|(slope, _)| vec![slope]);
+        assert!((further_fall(&slopes)[0] - 0.128).abs() < 1e-9);
+        assert!((steepness(&slopes)[0] - 1.385).abs() < 1e-3);
+        let without_fall = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6].map(|slope| vec![slope]);
+        assert!(further_fall(&without_fall)[0] < 0.0);
+    }
+}

@@ -77,6 +77,8 @@ impl HeatMap {
         let bottom = title + rows * high;
         let label_room = if self.column_label.is_empty() { 4.0 } else { 24.0 };
         let width = (left_edge + columns * wide + 14.0).max(text_width(&self.title) * 1.2 + 24.0);
+        // The column label is centered below the cells and may be wider than they are.
+        let width = width.max(left_edge + columns * wide / 2.0 + text_width(&self.column_label) / 2.0 + 8.0);
         let roles = format!("{} {}", self.row_label, self.column_label);
         let mut svg = Svg::new(width, bottom + names_below + label_room, &[&self.title, &roles]);
         svg.text("t", (12.0, 22.0), Anchor::Start, &self.title);

@@ -13,6 +13,7 @@ mod found_values;
 mod links;
 mod locks;
 mod named_tests;
+mod policy_constants;
 mod prose;
 mod raw_markup;
 mod results;
@@ -34,6 +35,7 @@ const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
   ci-time report                 print the costs of this run beside .ci/times.json; fail on gross growth
   ci-time accept                 make this run's costs the record
   map                            draw the crates and their dependencies into docs/pictures/crates.svg
+  constants                      print the constants of the policy auto and of the verifier as a table
   results                        generate docs/results/ from its data
   results import FILE.json NAME  import repro's results.json as docs/results/data/NAME.jsonl, then generate";
 
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         ["ci-time", "report"] => ci_time::report(root),
         ["ci-time", "accept"] => ci_time::accept(root),
         ["map"] => crate_map::write(root),
+        ["constants"] => policy_constants::print(root),
         ["results"] => results::write(root),
         ["results", "import", file, name] => {
             results::import(root, Path::new(file), name).and_then(|()| results::write(root))

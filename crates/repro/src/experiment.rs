@@ -485,7 +485,7 @@ impl Experiment {
     /// Whether it is from no paper. Such experiments run only by id, because they last longer than all of the papers'
     /// together.
     pub fn is_ours(&self) -> bool {
-        self.ids.iter().all(|id| *id == "AUTO" || *id == "PROMISES" || id.starts_with("INTERVAL-"))
+        self.ids.iter().all(|id| ["AUTO", "PROMISES", "INTERVAL-"].iter().any(|ours| id.starts_with(ours)))
     }
 }
 

@@ -16,7 +16,7 @@ use cachemate_core::{
 use std::collections::BTreeMap;
 
 use super::demand_curve::MeasuredSpeed;
-use crate::verifier::noise::student_bound;
+use crate::verifier::noise::{Difference, student_bound};
 
 /// Does the probe stop, occupy or slow programs? Watch points and hardware contexts' own counters do not.
 fn is_disturbing(kind: &ProbeKind) -> bool {
@@ -25,7 +25,7 @@ fn is_disturbing(kind: &ProbeKind) -> bool {
 
 /// The counts of one process in one window.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct SpeedSample {
+pub struct SpeedSample {
     instructions: f64,
     cycles: f64,
     /// `None` means not counted, here and below.
@@ -60,7 +60,8 @@ fn stalls_beyond(level: CacheLevel) -> impl Iterator<Item = StallCause> {
     hits.chain([StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue])
 }
 
-fn incoming_rates(counts: &EventCounts, level: CacheLevel) -> Option<[f64; 3]> {
+/// Returns the accesses that reach the cache; `None` if not all of them were counted.
+pub fn incoming_accesses(counts: &EventCounts, level: CacheLevel) -> Option<[f64; 3]> {
     let misses = |level| counts.get(CounterEvent::Misses(level));
     Some([
         misses(CacheLevel::L1Data)?,
@@ -79,8 +80,19 @@ impl SpeedSample {
             cycles,
             misses: task.counts.get(CounterEvent::Misses(level)),
             stall_cycles: stalls.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles)),
-            comes: incoming_rates(&task.counts, level),
+            comes: incoming_accesses(&task.counts, level),
         })
+    }
+
+    /// Returns a window by its work a second, with the incoming accesses of each instruction.
+    pub fn from_rate(work_per_s: f64, incoming_per_instr: Option<[f64; 3]>) -> Self {
+        let comes = incoming_per_instr.map(|rates| rates.map(|rate| rate * work_per_s));
+        SpeedSample { instructions: work_per_s, cycles: 1.0, misses: None, stall_cycles: None, comes }
+    }
+
+    /// Returns the same window without its incoming accesses, so that it matches any other window.
+    pub fn of_any_kind(&self) -> Self {
+        SpeedSample { comes: None, ..*self }
     }
 
     fn plus(self, more: SpeedSample) -> Self {
@@ -183,38 +195,7 @@ impl SpeedRecord {
     /// Returns the speed of a process in this record and in another one over the same work, namely this record's
     /// windows of each kind that both records have. `None` if these hold too little of the work.
     pub fn match_speeds(&self, other: &SpeedRecord, process: ProcessId) -> Option<MatchedSpeeds> {
-        let (own_sample, other_sample) = (self.samples.get(&process)?, other.samples.get(&process)?);
-        let mut kinds: Vec<MatchedWindows<'_>> = Vec::new();
-        for (side, sample) in
-            own_sample.iter().map(|sample| (0, sample)).chain(other_sample.iter().map(|sample| (1, sample)))
-        {
-            match kinds.iter_mut().find(|kind| {
-                kind[0].iter().chain(&kind[1]).next().is_some_and(|kind_member| kind_member.matches(sample))
-            }) {
-                Some(kind) => kind[side].push(sample),
-                None => {
-                    kinds.push([Vec::new(), Vec::new()]);
-                    kinds.last_mut()?[side].push(sample);
-                }
-            }
-        }
-        let work: f64 = own_sample.iter().map(|sample| sample.instructions).sum();
-        kinds.retain(|kind| kind.iter().all(|side| !side.is_empty()));
-        let in_common: f64 = kinds.iter().map(|kind| instructions(&kind[0])).sum();
-        if in_common <= 0.0 || in_common < IN_COMMON * work {
-            return None;
-        }
-        let (noise, degrees_of_freedom) = noise(&kinds);
-        let mut alike = MatchedSpeeds { cycles_per_instr: [0.0; 2], variance: [0.0; 2], degrees_of_freedom };
-        for kind in &kinds {
-            let part = instructions(&kind[0]) / in_common;
-            for (side, samples) in kind.iter().enumerate() {
-                let cycles = part * cycles_per_instr(samples);
-                alike.cycles_per_instr[side] += cycles;
-                alike.variance[side] += noise * cycles * cycles / samples.len() as f64;
-            }
-        }
-        Some(alike)
+        match_samples(self.samples.get(&process)?, other.samples.get(&process)?)
     }
 
     /// Returns the sum of weighted speeds over that in another record, with weights in cycles per instruction; `None`
@@ -236,6 +217,41 @@ impl SpeedRecord {
     }
 }
 
+/// Returns the speed of a process in two series of windows over the same work, namely the first one's windows of each
+/// kind that both series have. `None` if these hold too little of the work.
+pub fn match_samples(own: &[SpeedSample], other: &[SpeedSample]) -> Option<MatchedSpeeds> {
+    let mut kinds: Vec<MatchedWindows<'_>> = Vec::new();
+    for (side, sample) in own.iter().map(|sample| (0, sample)).chain(other.iter().map(|sample| (1, sample))) {
+        match kinds
+            .iter_mut()
+            .find(|kind| kind[0].iter().chain(&kind[1]).next().is_some_and(|kind_member| kind_member.matches(sample)))
+        {
+            Some(kind) => kind[side].push(sample),
+            None => {
+                kinds.push([Vec::new(), Vec::new()]);
+                kinds.last_mut()?[side].push(sample);
+            }
+        }
+    }
+    let work: f64 = own.iter().map(|sample| sample.instructions).sum();
+    kinds.retain(|kind| kind.iter().all(|side| !side.is_empty()));
+    let in_common: f64 = kinds.iter().map(|kind| instructions(&kind[0])).sum();
+    if in_common <= 0.0 || in_common < IN_COMMON * work {
+        return None;
+    }
+    let (noise, degrees_of_freedom) = noise(&kinds);
+    let mut alike = MatchedSpeeds { cycles_per_instr: [0.0; 2], variance: [0.0; 2], degrees_of_freedom };
+    for kind in &kinds {
+        let part = instructions(&kind[0]) / in_common;
+        for (side, samples) in kind.iter().enumerate() {
+            let cycles = part * cycles_per_instr(samples);
+            alike.cycles_per_instr[side] += cycles;
+            alike.variance[side] += noise * cycles * cycles / samples.len() as f64;
+        }
+    }
+    Some(alike)
+}
+
 /// Speeds of one process over the same work in two records.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MatchedSpeeds {
@@ -243,6 +259,19 @@ pub struct MatchedSpeeds {
     /// Variances of the two speeds.
     variance: [f64; 2],
     degrees_of_freedom: f64,
+}
+
+impl MatchedSpeeds {
+    /// Returns the logarithm of the other speed over the own one.
+    pub fn difference(&self) -> Difference {
+        let [own, other] = self.cycles_per_instr;
+        let relative: f64 = (0..2).map(|side| self.variance[side] / self.cycles_per_instr[side].powi(2)).sum();
+        Difference {
+            value: libm::log(own / other),
+            standard_error: libm::sqrt(relative),
+            degrees_of_freedom: self.degrees_of_freedom,
+        }
+    }
 }
 
 /// A ratio of speeds with its standard error, which is infinite if no two windows matched.

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{ProcessId, TaskSample, View};
 
-use super::noise::{difference, spread, student_bound};
+use super::noise::{Difference, difference, spread, student_bound};
 use super::speeds::{ProcessSpeed, WindowSpeeds, live_processes};
 use super::verdict::{GoalChange, ProcessChange, goal_of};
+use crate::partition::speed_history::{SpeedSample, match_samples};
 use crate::work_metric::{WorkMetric, promised_work};
 
 /// A proxy is not used if it varies more than this from window to window (standard deviation of its logarithm).
@@ -22,7 +23,8 @@ pub struct CumulativeSpeedup {
 }
 
 /// Returns every live process that was measured on both sides in its present phase, in order of arrival. `compared` is
-/// the number of windows before the change that are compared; earlier ones are used for the noise.
+/// the number of windows before the change that are compared; earlier ones are used for the noise. A process whose
+/// phases are averaged is compared over like windows, or over all windows if too few are alike.
 pub fn changes<'a>(
     view: &View<'_>,
     before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
@@ -30,13 +32,13 @@ pub fn changes<'a>(
     compared: usize,
 ) -> Vec<ProcessChange> {
     let change = |process: ProcessId| {
-        let phase = after.iter().rev().find_map(|window| window.get(&process))?.phase;
-        let process_speeds = |windows: &mut dyn Iterator<Item = &'a WindowSpeeds>| -> Vec<&'a ProcessSpeed> {
-            windows.filter_map(|window| window.get(&process)).filter(|speed| speed.phase.is_like(phase)).collect()
-        };
-        let sides = [process_speeds(&mut before.clone()), process_speeds(&mut after.iter())];
+        let sides = windows_of_phase(process, before.clone(), after)?;
         let (work, before, after) = WorkMetric::BEST_FIRST.iter().find_map(|&work| common_metric(&sides, work))?;
-        let difference = difference(&before, &after, compared)?;
+        let difference = if has_averaged_phases(&sides) {
+            like_difference(&sides, work).or_else(|| whole_difference(&sides, work))?
+        } else {
+            difference(&before, &after, compared)?
+        };
         let goal = goal_of(process, &view.observation.tasks);
         let change = ProcessChange {
             process,
@@ -55,6 +57,68 @@ pub fn changes<'a>(
         Some(ProcessChange { floor: slower.or(too_little), ..change })
     };
     live_processes(&view.observation.tasks).into_iter().filter_map(change).collect()
+}
+
+/// Does a process whose phases are averaged lack like windows on the two sides, so that more are needed?
+pub fn lacks_like_windows<'a>(
+    processes: &[ProcessId],
+    before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
+    after: &'a [WindowSpeeds],
+) -> bool {
+    let lacks = |process: &ProcessId| {
+        let sides = windows_of_phase(*process, before.clone(), after).filter(has_averaged_phases)?;
+        let work = WorkMetric::BEST_FIRST.into_iter().find(|&work| common_metric(&sides, work).is_some())?;
+        Some(like_difference(&sides, work).is_none())
+    };
+    processes.iter().any(|process| lacks(process).unwrap_or(false))
+}
+
+/// Returns the windows of a process before and after, in the phase of its last window; `None` if it did not run after.
+fn windows_of_phase<'a>(
+    process: ProcessId,
+    mut before: impl Iterator<Item = &'a WindowSpeeds>,
+    after: &'a [WindowSpeeds],
+) -> Option<[Vec<&'a ProcessSpeed>; 2]> {
+    let phase = after.iter().rev().find_map(|window| window.get(&process))?.phase;
+    let process_speeds = |windows: &mut dyn Iterator<Item = &'a WindowSpeeds>| -> Vec<&'a ProcessSpeed> {
+        windows.filter_map(|window| window.get(&process)).filter(|speed| speed.phase.is_like(phase)).collect()
+    };
+    Some([process_speeds(&mut before), process_speeds(&mut after.iter())])
+}
+
+fn has_averaged_phases(sides: &[Vec<&ProcessSpeed>; 2]) -> bool {
+    sides.iter().all(|side| !side.is_empty() && side.iter().all(|speed| speed.has_averaged_phases()))
+}
+
+/// Returns the windows of both sides by their work, with the incoming accesses by which like windows are found.
+fn samples_of(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> [Vec<SpeedSample>; 2] {
+    [0, 1].map(|side| {
+        let sample = |speed: &&ProcessSpeed| {
+            Some(SpeedSample::from_rate(libm::exp(*speed.log_rates.get(&work)?), speed.incoming_per_instr))
+        };
+        sides[side].iter().filter_map(sample).collect()
+    })
+}
+
+/// Returns the difference over the same work, of which each side has to have most in common with the other: a program whose
+/// phases are averaged is in another phase in each window, and a few windows are no sample of them all.
+fn like_difference(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<Difference> {
+    if sides.iter().flatten().any(|speed| speed.incoming_per_instr.is_none()) {
+        return None;
+    }
+    let [before, after] = samples_of(sides, work);
+    match_samples(&after, &before)?;
+    // Without two windows of one phase, the noise is unknown.
+    match_samples(&before, &after)
+        .map(|speeds| speeds.difference())
+        .filter(|difference| difference.standard_error.is_finite())
+}
+
+/// Returns the difference over all work.
+fn whole_difference(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<Difference> {
+    let [before, after] =
+        samples_of(sides, work).map(|side| side.iter().map(SpeedSample::of_any_kind).collect::<Vec<_>>());
+    match_samples(&before, &after).map(|speeds| speeds.difference())
 }
 
 /// Returns the logarithms of one kind of work on both sides, if it measures speed on both. Work that is counted only

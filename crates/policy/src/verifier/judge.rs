@@ -4,11 +4,15 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, View};
 
-use super::comparison::{CumulativeSpeedup, changes, total_changes};
+use super::comparison::{CumulativeSpeedup, changes, lacks_like_windows, total_changes};
 use super::history::{History, PlanComparison, PlanRecord};
 use super::live_tasks::{LiveTasks, same_placement, set_placement};
+use super::speeds::live_processes;
 use super::trial::log_ratio;
 use super::verdict::{GuardVerdict, ProcessChange};
+
+/// Longest wait for windows of a program's fast phases, in multiples of the windows compared.
+const MAX_COMPARED: usize = 4;
 
 /// A change that made programs slower.
 pub struct Regression {
@@ -61,7 +65,12 @@ impl Judge<'_> {
             history.accept(after, None);
             return Judgement::Open;
         }
-        let of_reference = changes(view, history.reference.windows.iter(), &after, compared);
+        let before = history.reference.windows.iter();
+        let is_short = after.len() < MAX_COMPARED * compared;
+        if is_short && lacks_like_windows(&live_processes(&view.observation.tasks), before.clone(), &after) {
+            return Judgement::Open;
+        }
+        let of_reference = changes(view, before, &after, compared);
         let of_baseline = total_changes(&of_reference, &history.totals);
         let (local, total) = (self.verdict_on(&of_reference), self.verdict_on(&of_baseline));
         let measured = self.monitored.and_then(|change| measured_log_ratio(change, &of_reference));

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{CounterEvent, ProcessId, Profile, TaskSample, View};
+use cachemate_locality::profilers::AVERAGED;
 
+use crate::partition::speed_history::incoming_accesses;
 use crate::work_metric::{WorkMetric, metrics_of};
 
 /// Work of one process in one window.
@@ -16,6 +18,8 @@ pub struct ProcessSpeed {
     pub log_rates: BTreeMap<WorkMetric, f64>,
     /// Natural logarithm of the instructions per cycle over the solo value, if both are known.
     pub log_over_solo: Option<f64>,
+    /// Accesses of each instruction that reach the last-level cache, which no plan changes; `None` = not counted.
+    pub incoming_per_instr: Option<[f64; 3]>,
     /// Phase of the thread that has changed phase most often.
     pub phase: ProcessPhase,
 }
@@ -40,6 +44,13 @@ impl ProcessPhase {
     /// Is the program in the same phase in both, or in a recurring phase of the same kind?
     pub fn is_like(self, other: ProcessPhase) -> bool {
         self.number == other.number || self.kind.is_some() && self.kind == other.kind
+    }
+}
+
+impl ProcessSpeed {
+    /// Are the program's phases averaged, so that windows of the same number and kind may be of different phases?
+    pub fn has_averaged_phases(&self) -> bool {
+        self.phase.kind == Some(AVERAGED)
     }
 }
 
@@ -72,6 +83,7 @@ pub fn speeds_of(view: &View<'_>) -> WindowSpeeds {
         phase: ProcessPhase::from_threads(&threads, view),
         log_rates: log_rates(&threads, elapsed_ns),
         log_over_solo: log_over_solo(&threads, view),
+        incoming_per_instr: incoming_per_instr(&threads, view),
     };
     threads.into_iter().map(|(process, threads)| (process, speed(threads))).collect()
 }
@@ -107,4 +119,15 @@ fn log_over_solo(threads: &[&TaskSample], view: &View<'_>) -> Option<f64> {
     }
     let ratio = instructions / cycles / solo.value;
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
+}
+
+fn incoming_per_instr(threads: &[&TaskSample], view: &View<'_>) -> Option<[f64; 3]> {
+    let level = view.topology.last_level()?;
+    let (mut instructions, mut sums) = (0.0, [0.0; 3]);
+    for thread in threads.iter().filter(|thread| thread.has_run()) {
+        let accesses = incoming_accesses(&thread.counts, level)?;
+        instructions += thread.counts.get(CounterEvent::Instructions)?;
+        sums.iter_mut().zip(accesses).for_each(|(sum, more)| *sum += more);
+    }
+    (instructions > 0.0).then(|| sums.map(|sum| sum / instructions))
 }

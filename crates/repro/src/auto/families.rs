@@ -4,8 +4,10 @@ use cachemate_core::MachineSpec;
 use cachemate_interval::IntervalJob;
 use serde::{Deserialize, Serialize};
 
+use super::MACHINES;
 use super::draw::{FAMILIES, MixFamily, mix};
 use super::run::{AutoContender, ContenderRun, run};
+use crate::setup::failed;
 use crate::{ExperimentContext, ReproError};
 
 /// Machine seeds: the first chooses the best single mechanism, the others score.
@@ -149,19 +151,23 @@ fn score_run(jobs: &[IntervalJob], alone: &[SoloCourse], outcome: &ContenderRun,
     }
 }
 
-/// Draws and runs all mixes.
+/// Draws so many mixes of each family on each machine, and runs them under all contenders.
 ///
 /// # Errors
-/// A run that fails, or the interruption.
+/// An unknown machine, a run that fails, or the interruption.
 pub fn run_all(
     context: &ExperimentContext<'_>,
-    machines: &[MachineSpec],
     mixes: u32,
-    length_ns: u64,
+    contenders: &[AutoContender],
 ) -> Result<Vec<AutoMix>, ReproError> {
-    let contenders = contender_list();
+    let load = |name: &str| cachemate_spec::load_machine(name).map_err(failed(name));
+    let machines: Vec<MachineSpec> = match context.machine {
+        Some(name) => vec![load(name)?],
+        None => MACHINES.iter().map(|name| load(name)).collect::<Result<_, _>>()?,
+    };
+    let length_ns = context.pick(300, 900) * 1_000_000_000;
     let mut all = Vec::new();
-    for machine in machines {
+    for machine in &machines {
         for family in FAMILIES {
             for nth in 0..mixes {
                 let seed = context.seeds[0] * 1_000 + u64::from(nth);

@@ -6,6 +6,7 @@
 //! mix is chosen on one machine seed and scored on another. Properties: the same seed and machine give the same
 //! numbers; all mixes count; bounds are one-sided 95 %, by bootstrap over mixes ([`bounds`]).
 
+mod ablation;
 mod bounds;
 pub mod draw;
 mod families;
@@ -23,10 +24,18 @@ pub const MACHINES: [&str; 3] = ["opteron-2350", "xeon-x5365", "epyc-7742?cores_
 
 /// Experiments that are not from a paper.
 pub(crate) fn experiments() -> Vec<Experiment> {
-    vec![Experiment {
-        ids: &["AUTO"],
-        title: "the integrated policy against the default and every single mechanism, by families of mixes",
-        full_minutes: 30.0,
-        run: results::run,
-    }]
+    vec![
+        Experiment {
+            ids: &["AUTO"],
+            title: "the integrated policy against the default and every single mechanism, by families of mixes",
+            full_minutes: 30.0,
+            run: results::run,
+        },
+        Experiment {
+            ids: &["AUTO-ABLATION"],
+            title: "the gain that the integrated policy loses without one of its parts",
+            full_minutes: 75.0,
+            run: ablation::run,
+        },
+    ]
 }

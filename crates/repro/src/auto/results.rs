@@ -1,14 +1,11 @@
 //! AUTO: the targets of the integrated policy, and the results of the mixes against them.
 
-use cachemate_core::MachineSpec;
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
-use super::MACHINES;
 use super::bounds::bounds;
 use super::draw::{FAMILIES, MixFamily};
 use super::families::{AutoMix, ScoreKind, contender_list, run_all, singles};
 use super::run::AutoContender;
-use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 const PAPER: &str = "none built it; the thesis asks for it (7.3)";
@@ -44,14 +41,7 @@ fn minimum_target(target: f64) -> ResultTarget {
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let load = |name: &str| cachemate_spec::load_machine(name).map_err(failed(name));
-    let machines: Vec<MachineSpec> = match context.machine {
-        Some(name) => vec![load(name)?],
-        None => MACHINES.iter().map(|name| load(name)).collect::<Result<_, _>>()?,
-    };
-    let mixes = context.mixes.unwrap_or(context.pick(1, 2));
-    let length_ns = context.pick(300, 900) * 1_000_000_000;
-    let mixes = run_all(context, &machines, mixes, length_ns)?;
+    let mixes = run_all(context, context.mixes.unwrap_or(context.pick(1, 2)), &contender_list())?;
     findings(context, &mixes)
 }
 

@@ -34,12 +34,28 @@ use self::explain::ReportedForecasts;
 use self::lifecycle::{Lifecycle, LifecycleEvent};
 use self::model::decided_plan::DecidedPlan;
 use self::model::problem::cache_sites;
-use self::model::problem_cache::{SearchHistory, stamp};
+use self::model::problem_cache::{ProblemOptions, SearchHistory, stamp};
 pub use self::model::score::PlanObjective;
 use self::proposal::{PlanFinder, Proposal, SearchResult};
 use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange};
 use crate::verifier::trial::shortest_trial;
+
+/// A part of the policy, which an ablation leaves out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PolicyPart {
+    /// Models agree with the misses that are counted under the plan in force.
+    Evidence,
+    /// Plans combine mechanisms.
+    JointSearch,
+    /// A plan whose gain is not sure is tried before it is applied.
+    Trials,
+    /// Every phase of a task has a model of its own.
+    Phases,
+    /// Probes measure curves and sharing.
+    Probes,
+}
 
 /// Parameters; see the policy's page.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -49,6 +65,8 @@ pub struct Parameters {
     pub objective: PlanObjective,
     /// Mechanisms that the search may not use.
     pub disable: Vec<Mechanism>,
+    /// Parts to leave out.
+    pub ablate: Vec<PolicyPart>,
     /// Smallest forecast gain of a change, as a share.
     pub min_gain: f64,
     /// Share of processor time that probes may cost after the initial profiling.
@@ -74,6 +92,7 @@ impl Default for Parameters {
             window_ns: 1_000_000_000,
             objective: PlanObjective::default(),
             disable: Vec::new(),
+            ablate: Vec::new(),
             min_gain: 0.01,
             probe_share: 0.01,
             locations: 2_000,
@@ -102,6 +121,10 @@ impl Parameters {
         ])?;
         ParameterRange::PositiveShare.check([("min_gain", parsed.min_gain), ("probe_share", parsed.probe_share)])?;
         Ok(parsed)
+    }
+
+    fn has(&self, part: PolicyPart) -> bool {
+        !self.ablate.contains(&part)
     }
 
     fn allowed_mechanisms(&self, view: &View<'_>) -> AllowedMechanisms {
@@ -141,6 +164,8 @@ struct Auto {
 
 impl Policy for Auto {
     fn decide(&mut self, view: &View<'_>) -> Decision {
+        let averaged = (!self.parameters.has(PolicyPart::Phases)).then(|| phases::merge_phases(view.profiles));
+        let view = &View { profiles: averaged.as_ref().unwrap_or(view.profiles), ..*view };
         self.evidence.curves.observe(view);
         self.take_verdict(view);
         let mut reasons = Vec::new();
@@ -154,7 +179,7 @@ impl Policy for Auto {
         plan.window = WindowLength::Time { ns: self.parameters.window_ns.max(view.capabilities.min_window_ns) };
         plan.penalties.clear();
         // No probe runs while a change is being measured.
-        if is_counted && self.lifecycle.is_idle() {
+        if is_counted && self.lifecycle.is_idle() && self.parameters.has(PolicyPart::Probes) {
             let (limits, shares) = (self.parameters.probe_limits(), self.parameters.allowed_mechanisms(view));
             let TaskEvidence { probe_planner, speeds, curves, .. } = &mut self.evidence;
             plan.probes =
@@ -256,7 +281,9 @@ impl Auto {
         let steady = self.evidence.arrivals.steady_windows(view.observation.window);
         steady >= KNOWN_WINDOWS
             && (self.lifecycle.measured.is_enough() || self.searches.phase_changed && phases::are_kinds_known(view))
-            && (self.evidence.probe_planner.has_survey(view, &self.evidence.curves) || steady >= PATIENCE_WINDOWS)
+            && (!self.parameters.has(PolicyPart::Probes)
+                || self.evidence.probe_planner.has_survey(view, &self.evidence.curves)
+                || steady >= PATIENCE_WINDOWS)
     }
 
     /// Releases the partitions and turns of tasks whose phases have changed.
@@ -277,13 +304,17 @@ impl Auto {
         why: &mut Vec<Reason>,
     ) -> (LifecycleEvent, Option<Box<ProposedChange>>) {
         let none = (LifecycleEvent::NoBetterPlan, None);
-        let uses_nodes = !self.parameters.disable.contains(&Mechanism::MemoryNodes);
-        let Some(input) = self.searches.prepare(view, &plan.0, &mut self.evidence, uses_nodes) else {
+        let options = ProblemOptions {
+            uses_nodes: !self.parameters.disable.contains(&Mechanism::MemoryNodes),
+            uses_counts: self.parameters.has(PolicyPart::Evidence),
+        };
+        let Some(input) = self.searches.prepare(view, &plan.0, &mut self.evidence, options) else {
             return none;
         };
         let Parameters { warmup_windows, leg_windows, .. } = self.parameters;
         let trial_windows = shortest_trial(warmup_windows, leg_windows);
-        let has_time_for_trial = self.evidence.arrivals.has_time_for(trial_windows, view.observation.window);
+        let has_time_for_trial = self.parameters.has(PolicyPart::Trials)
+            && self.evidence.arrivals.has_time_for(trial_windows, view.observation.window);
         let finder = PlanFinder {
             parameters: &self.parameters,
             seed: self.seed,

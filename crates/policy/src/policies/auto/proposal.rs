@@ -4,7 +4,6 @@ use std::cell::Cell;
 
 use cachemate_core::{Forecast, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units, View};
 
-use super::Parameters;
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch};
 use super::decision::{CandidateComparison, CandidateVerdict, ForecastRecord, Gain, decide};
 use super::evidence::TaskEvidence;
@@ -17,6 +16,7 @@ use super::model::problem_cache::SearchInput;
 use super::model::score::{LayoutScore, LayoutScorer, PlanObjective, score, speeds, sum};
 use super::model::score_cache::{ErrorDraw, ScoreCache};
 use super::model::unmet_goals;
+use super::{Parameters, PolicyPart};
 use crate::partition::units::{PartitionUnits, pages_to_move};
 
 /// Placing newcomers may compute one in this many of the site scores of a decision.
@@ -83,7 +83,12 @@ impl PlanFinder<'_, '_> {
     ) -> Option<Proposal> {
         let (problem, memo) = (&input.problem, &input.memo);
         let (mut candidates, judge) = self.candidates(input, &held);
-        candidates.retain(|candidate| candidate.layout == held || self.is_allowed(&candidate.layout, problem));
+        let default = candidates[0].layout.clone();
+        let is_searched = |candidate: &CandidatePlan| {
+            let is_joint = candidate.mechanism.is_none() && candidate.layout != default;
+            self.is_allowed(&candidate.layout, problem) && (!is_joint || self.parameters.has(PolicyPart::JointSearch))
+        };
+        candidates.retain(|candidate| candidate.layout == held || is_searched(candidate));
         let best = self.best_candidate(&candidates, &judge, problem)?.clone();
         let now = score(problem, &held, memo);
         let gain = self.gain(input, &judge, &held, &best.layout);

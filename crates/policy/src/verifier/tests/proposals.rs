@@ -1,6 +1,7 @@
 //! Plans that a policy proposes: trials, monitoring, and the verdicts that the policy gets.
 
 use super::*;
+use cachemate_locality::profilers::AVERAGED;
 
 /// Proposes a plan once, keeps what the verifier keeps, and records the verdicts by window.
 struct ProposingPolicy<'a> {
@@ -148,4 +149,46 @@ fn windows_of_different_phases_are_not_compared() {
     };
     assert!(rolled_back(0, None) && rolled_back(2, Some(1)));
     assert!(!rolled_back(1, None));
+}
+
+/// If phases are too short to be followed, is a plan that slows all of them rolled back although the windows after the
+/// change are of a faster phase, and a plan without effect kept although they are of a slower one; and if nothing
+/// identifies like windows, does that hold for a large loss?
+#[test]
+fn short_phases_neither_hide_a_loss_nor_count_as_one() {
+    let cases = [
+        (0.9, 0, true, VerificationOutcome::Slower),
+        (1.0, 8, true, VerificationOutcome::NotSlower),
+        (0.4, 0, false, VerificationOutcome::Slower),
+        (1.0, 8, false, VerificationOutcome::NotSlower),
+    ];
+    for (factor, offset, is_identified, expected) in cases {
+        let mut verdicts = Vec::new();
+        let method = VerificationMethod::Monitoring;
+        let policy = ProposingPolicy { at: 10, plan: new_plan(), method, is_open: false, verdicts: &mut verdicts };
+        run_with_profiles(policy, GuardConfig::default(), 60, |window, plan| {
+            let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
+            // Eight windows fast and eight slow.
+            let is_fast = (window + 5 + offset) % 16 < 8;
+            let (work, incoming) = if is_fast { (1.5e9, 20.0) } else { (1e9, 60.0) };
+            let instructions = work * if is_new { factor } else { 1.0 } + (window * 7919 % 13) as f64 * 1e6;
+            let task = |id: u32| {
+                let reading = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
+                let accesses = instructions * incoming / 1000.0;
+                let mut counts = vec![reading(CounterEvent::Instructions, instructions)];
+                if is_identified {
+                    counts.push(reading(CounterEvent::Misses(CacheLevel::L1Data), accesses));
+                    counts.push(reading(CounterEvent::Misses(CacheLevel::L1Instruction), 0.0));
+                    counts.push(reading(CounterEvent::References(CacheLevel::L3), accesses));
+                }
+                let on_cpu_ns = vec![(CpuId(id), SECOND_NS)];
+                TaskSample { counts: EventCounts(counts), on_cpu_ns, ..program(id, None, 0.0) }
+            };
+            let phase = PhaseFacts { kind: Some(Fact::new(AVERAGED, FactSource::PhaseDetector, 0)) };
+            let profile = Profile { phase, ..Profile::default() };
+            ((0..2).map(task).collect(), (0..2).map(|id| (TaskId(id), profile.clone())).collect())
+        });
+        let outcomes: Vec<VerificationOutcome> = verdicts.iter().map(|verdict| verdict.1).collect();
+        assert_eq!(outcomes.first(), Some(&expected), "{factor} {is_identified}: {verdicts:?}");
+    }
 }

@@ -4,7 +4,7 @@
 //! force. If the kind of the phase is known, its curve and its speed are recalled, so that the next search can start at
 //! once. Properties: while no phase changes, nothing changes here.
 
-use cachemate_core::{Plan, ProcessId, ShareMember, TaskId, View};
+use cachemate_core::{Plan, ProcessId, Profiles, ShareMember, TaskId, View};
 
 use super::speeds::CurrentPhase;
 
@@ -20,6 +20,15 @@ pub fn current_phase(view: &View<'_>, task: TaskId) -> CurrentPhase {
 /// Are the kinds of all phases known? Until then, a window may span two phases.
 pub fn are_kinds_known(view: &View<'_>) -> bool {
     view.live_tasks().all(|sample| current_phase(view, sample.task).1.is_some())
+}
+
+/// Returns the profiles as if every task had one phase.
+pub fn merge_phases(profiles: &Profiles) -> Profiles {
+    let mut merged = profiles.clone();
+    for profile in merged.values_mut() {
+        (profile.phase_number, profile.phase.kind) = (0, None);
+    }
+    merged
 }
 
 /// Removes tasks from their partitions, and drops the gangs that contain them. Their CPUs stay.

@@ -5,8 +5,8 @@
 //! probe of each task, probes wait until all of them together have cost no more than that share of processor time. At
 //! most one probe that stops its task runs on a cache at a time. A task that does not answer in time is not probed
 //! again in the same phase. A log that was too short for the largest cache is recorded once more with more entries, as
-//! soon as its task has run long enough to pay for it. A task whose waits for memory are smaller than the smallest gain
-//! is not probed again.
+//! soon as its task has run long enough to pay for it and is in a phase of the same kind. A task whose waits for memory
+//! are smaller than the smallest gain is not probed again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +17,7 @@ use cachemate_core::{
 use cachemate_locality::shmap::SharingCriteria as Filter;
 
 use super::curves::CurveChecks;
+use super::phases::current_phase;
 use super::speeds::SpeedTracker;
 use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
 use crate::policies::auto::model::problem::{CacheSite, CpuSites};
@@ -51,6 +52,8 @@ struct TaskProbe {
 pub struct ProbePlanner {
     next: u32,
     by_task: BTreeMap<TaskId, TaskProbe>,
+    /// Kinds of phases with a first log and no longer one: a phase may end before it has paid for that.
+    first_logs: BTreeSet<(TaskId, u32)>,
     /// The pending request for samples of accesses to other caches, and its window.
     sharing: Option<(ProbeRequest, u64)>,
     /// Threads of the last samples, and the number of windows until they are sampled again.
@@ -103,6 +106,7 @@ impl ProbePlanner {
     /// Forgets the answers about a task, because they no longer describe its work.
     pub fn forget(&mut self, task: TaskId) {
         self.by_task.remove(&task);
+        self.first_logs.retain(|(other, _)| *other != task);
     }
 
     fn account_costs(&mut self, view: &View<'_>) {
@@ -134,6 +138,7 @@ impl ProbePlanner {
         self.account_costs(view);
         let present: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         self.by_task.retain(|task, _| present.contains(task));
+        self.first_logs.retain(|(task, _)| present.contains(task));
         self.clusters.retain(|task, _| present.contains(task));
         self.ran_ns.retain(|task, _| present.contains(task));
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
@@ -147,9 +152,15 @@ impl ProbePlanner {
                 view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(task_probe.probe.id));
             let late = now_ns.saturating_sub(task_probe.since_ns) > ANSWERED_WITHIN_NS;
             let known = curves.has_curve(view, *task);
-            let is_first = log_entries(&task_probe.probe).is_none_or(|entries| entries <= terms.trace_entries);
+            let entries = log_entries(&task_probe.probe);
+            let is_first = entries.is_none_or(|entries| entries <= terms.trace_entries);
             task_probe.answered |= answered;
             task_probe.over |= answered || refused || late || known && is_first;
+            if let (phase, Some(kind)) = current_phase(view, *task)
+                && (task_probe.answered, task_probe.phase, entries) == (true, phase, Some(terms.trace_entries))
+            {
+                self.first_logs.insert((*task, kind));
+            }
         }
         if let Some(probe) = self.promise_requests(view, sites, terms, now_ns) {
             // The rows of this probe keep other tasks off their CPUs, so no other probe would be answered.
@@ -237,8 +248,7 @@ impl ProbePlanner {
         let mut probes: Vec<ProbeRequest> = Vec::new();
         let mut stopped: Vec<Option<usize>> = Vec::new();
         for seen in view.movable_tasks() {
-            let profile = view.profiles.get(&seen.task);
-            let phase = profile.map_or(0, |profile| profile.phase_number);
+            let (phase, kind) = current_phase(view, seen.task);
             let has_run = seen.has_run();
             let current_site = seats.site_of_task(seen);
             let before = self.by_task.get(&seen.task);
@@ -248,15 +258,17 @@ impl ProbePlanner {
             let goes_on =
                 before.is_some_and(|earlier_probe| !earlier_probe.over && (earlier_probe.phase == phase || !known));
             let free = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&current_site) };
-            let is_short = |request: &&TaskProbe| {
+            let is_answer_short = |request: &TaskProbe| {
                 let first = log_entries(&request.probe) == Some(terms.trace_entries);
-                trace && request.answered && request.phase == phase && first
+                request.answered && request.phase == phase && first
             };
+            let is_kind_short = kind.is_some_and(|kind| self.first_logs.contains(&(seen.task, kind)));
+            let is_short = trace && (is_kind_short || before.is_some_and(is_answer_short));
             let waits = || memory_stall_share(speeds, seen.task).is_none_or(|share| share >= terms.min_gain);
             let curve = curves.profile(view, seen.task).and_then(Profile::misses_per_kilo_instr);
-            let longer = before.filter(is_short).filter(|_| waits()).zip(curve);
-            let longer = longer.filter(|(_, curve)| is_uncertain_at(curve, largest_bytes));
-            let longer = longer.map(|_| terms.trace_entries.saturating_mul(ENTRIES_FACTOR));
+            let is_uncertain = curve.is_some_and(|curve| is_uncertain_at(curve, largest_bytes));
+            let longer =
+                (is_short && is_uncertain && waits()).then(|| terms.trace_entries.saturating_mul(ENTRIES_FACTOR));
             let entries = longer.unwrap_or(terms.trace_entries);
             let cost_ns = f64::from(entries) * self.entry_ns.unwrap_or(ENTRY_NS);
             // Earlier probes of the task must be paid for as well.
@@ -276,6 +288,7 @@ impl ProbePlanner {
                 // The task must also run between its interrupts.
                 let probe = self.probe(probe_kind, terms.budget_ns.max((4.0 * cost_ns) as u64));
                 let task_probe = TaskProbe { phase, probe, since_ns: now_ns, over: false, answered: false };
+                self.first_logs.retain(|log| Some(*log) != kind.map(|kind| (seen.task, kind)));
                 self.by_task.insert(seen.task, task_probe);
             }
             stopped.push(current_site);
@@ -603,6 +616,76 @@ mod tests {
         };
         assert_eq!(waited(&[Ability::TraceAddresses]), [true, false, false]);
         assert_eq!(waited(&[Ability::Affinity]), [false; 3]);
+    }
+
+    /// Does a task whose phases end before they have paid for a longer log get one in a later phase of the kind, once
+    /// for each kind?
+    #[test]
+    fn a_longer_log_may_come_in_a_later_phase_of_its_kind() {
+        use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
+        use cachemate_core::{
+            AddressKind, CacheLevel, CpuId, Fact, FactSource, Plan, ProbeResult, Profiles, WindowLength,
+        };
+        const SIZE: u64 = 1 << 20;
+        let (topology, capabilities) =
+            (last_level_caches(1, 1, CacheLevel::L3, SIZE), capabilities(&[Ability::TraceAddresses]));
+        let limits = ProbeLimits {
+            share: 0.01,
+            min_gain: 0.01,
+            locations: 1,
+            trace_entries: 5_000,
+            budget_ns: 1,
+            samples_per_thread: 1,
+        };
+        let (mut planner, mut plan) = (ProbePlanner::default(), Plan::idle(WindowLength::Time { ns: 1 }));
+        let mut logs: Vec<(u32, u32)> = Vec::new();
+        for window in 0..40 {
+            let phase = window as u32 / 3;
+            let kind = phase % 2;
+            let mut seen = observation(window, 1);
+            seen.tasks[0].on_cpu_ns = vec![(CpuId(0), 1_000_000_000)];
+            seen.probe_results = plan
+                .probes
+                .iter()
+                .map(|probe| {
+                    logs.push((kind, log_entries(probe).unwrap()));
+                    let evidence = ProbeEvidence::Trace {
+                        task: TaskId(0),
+                        space: AddressKind::Physical,
+                        line_bytes: 64,
+                        lines: Vec::new(),
+                        code_positions: Vec::new(),
+                        lost: None,
+                        counts: cachemate_core::EventCounts::default(),
+                        elapsed_ns: 1,
+                    };
+                    ProbeResult { probe: probe.id, evidence, complete: true, cost_ns: Vec::new() }
+                })
+                .collect();
+            let mut profile = Profile { phase_number: phase, ..Profile::default() };
+            profile.phase.kind = Some(Fact::new(kind, FactSource::PhaseDetector, 0));
+            if logs.iter().any(|(logged, _)| *logged == kind) {
+                let unsure = Estimate { value: 5.0, low: 0.0, high: 10.0 };
+                let curve = vec![(SIZE / 2, Estimate::exact(9.0)), (SIZE, unsure)];
+                profile = profile.with_misses(CacheLevel::L3, curve, FactSource::Oracle);
+            }
+            let profiles: Profiles = [(TaskId(0), profile)].into();
+            let view = View {
+                topology: &topology,
+                capabilities: &capabilities,
+                observation: &seen,
+                profiles: &profiles,
+                previous_plan: &plan,
+                predictor: &NullPredictor,
+                verdicts: &(),
+            };
+            let sites = crate::policies::auto::model::problem::cache_sites(&view);
+            let evidence = (&SpeedTracker::default(), &CurveChecks::default());
+            let probes = planner.next(&view, &sites, evidence, &limits, false);
+            plan.probes = probes;
+        }
+        logs.sort_unstable();
+        assert_eq!(logs, [(0, 5_000), (0, 20_000), (1, 5_000), (1, 20_000)]);
     }
 
     /// Does a thread with few samples join threads that use the same regions, and does a thread with other regions not

@@ -49,6 +49,15 @@ pub struct SearchHistory {
     pub phase_changed: bool,
 }
 
+/// Contents of a problem.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProblemOptions {
+    /// The nodes of the tasks' memory.
+    pub uses_nodes: bool,
+    /// Misses and rates that are counted under the plan in force.
+    pub uses_counts: bool,
+}
+
 /// Number of windows between two searches for the same tasks.
 pub const LOOK_AGAIN_AFTER: u64 = 30;
 
@@ -157,12 +166,12 @@ impl SearchHistory {
         view: &View<'_>,
         in_force: &Plan,
         evidence: &mut TaskEvidence,
-        memory_nodes: bool,
+        options: ProblemOptions,
     ) -> Option<SearchInput> {
         let last = self.last.take();
         let stamp = self.searched_at.as_ref().map(|(stamp, _)| stamp);
         let new = last.as_ref().zip(stamp).and_then(|(last, stamp)| last.newcomers(view, stamp, &evidence.speeds));
-        let mut input = InputBuilder { view, in_force, evidence, memory_nodes };
+        let mut input = InputBuilder { view, in_force, evidence, options };
         match (last, new) {
             (Some(last), Some(new)) => input.with_newcomers(last, &new),
             (last, _) => input.rebuild(last),
@@ -175,7 +184,7 @@ struct InputBuilder<'a, 'v> {
     view: &'a View<'v>,
     in_force: &'a Plan,
     evidence: &'a mut TaskEvidence,
-    memory_nodes: bool,
+    options: ProblemOptions,
 }
 
 impl InputBuilder<'_, '_> {
@@ -186,13 +195,15 @@ impl InputBuilder<'_, '_> {
             lived_on: &self.evidence.default_site,
             split_tasks: &self.evidence.split_processes,
             curves: &self.evidence.curves,
-            memory_nodes: self.memory_nodes,
+            memory_nodes: self.options.uses_nodes,
         }
     }
 
-    /// Returns a speed counted under the plan in force; a recalled speed was counted under another plan.
+    /// Returns a speed counted under the plan in force; a recalled speed was counted under another plan. `None` if
+    /// counts are not used.
     fn count_now(&self, task: TaskId) -> Option<ObservedSpeed> {
-        self.evidence.speeds.observed_speed(task, 64.0).filter(|speed| speed.is_current_phase)
+        let speed = self.evidence.speeds.observed_speed(task, 64.0);
+        speed.filter(|speed| speed.is_current_phase && self.options.uses_counts)
     }
 
     /// Shifts the curves of these tasks to the measurements, and scales promised rates to them.

@@ -1,0 +1,89 @@
+//! The constants of the policy `auto` and of the verifier, as a table: name, value, and meaning with its source.
+//!
+//! Problem: a constant that no page lists is tuned unnoticed. Method: every constant outside of tests is read from the
+//! sources with the comment above it; a constant without one shares that of its predecessor. Properties: nothing is
+//! written twice, so the table cannot disagree with the code.
+
+use std::path::Path;
+
+use crate::source_tree::{self, SourceFile};
+
+/// Sources of the policy's decisions.
+const FOLDERS: [&str; 3] =
+    ["crates/policy/src/policies/auto/", "crates/policy/src/verifier/", "crates/policy/src/sequential_test.rs"];
+
+/// One constant.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct PolicyConstant {
+    name: String,
+    value: String,
+    meaning: String,
+}
+
+/// Prints the table.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn print(root: &Path) -> Result<(), String> {
+    let tree = source_tree::read(root).map_err(|error| format!("constants: {error}"))?;
+    println!("| constant | value | meaning | file |\n|---|---|---|---|");
+    let is_source = |file: &&SourceFile| {
+        let is_test = file.path.contains("/tests/") || file.path.ends_with("tests.rs");
+        FOLDERS.iter().any(|folder| file.path.starts_with(folder)) && file.has_ending("rs") && !is_test
+    };
+    for file in tree.files.iter().filter(is_source) {
+        for PolicyConstant { name, value, meaning } in read_constants(&file.text) {
+            println!("| `{name}` | {value} | {meaning} | {} |", file.path);
+        }
+    }
+    Ok(())
+}
+
+/// The numeric constants of a file up to its tests, in order.
+fn read_constants(text: &str) -> Vec<PolicyConstant> {
+    let mut constants: Vec<PolicyConstant> = Vec::new();
+    let mut comment: Vec<&str> = Vec::new();
+    let mut meaning = String::new();
+    for line in text.lines().map(str::trim).take_while(|line| *line != "#[cfg(test)]") {
+        if let Some(more) = line.strip_prefix("///") {
+            comment.push(more.trim());
+            continue;
+        }
+        if !comment.is_empty() {
+            meaning = std::mem::take(&mut comment).join(" ");
+        }
+        constants.extend(numeric_constant(line, &meaning));
+    }
+    constants
+}
+
+fn numeric_constant(line: &str, meaning: &str) -> Option<PolicyConstant> {
+    let (_, constant) =
+        line.split_once("const ").filter(|(before, _)| before.is_empty() || before.starts_with("pub"))?;
+    let (name, rest) = constant.split_once(": ")?;
+    let (kind, value) = rest.strip_suffix(';')?.split_once(" = ")?;
+    let is_number = ["f64", "u32", "u64", "usize"].contains(&kind);
+    is_number.then(|| PolicyConstant {
+        name: name.to_string(),
+        value: value.replace('|', "\\|"),
+        meaning: meaning.replace('|', "\\|"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are constants read with the comment above them, shared by those that follow, and tests left out?
+    #[test]
+    fn constants_have_the_comment_above_them() {
+        let text = "/// Longest wait\n/// in windows.\npub const WAIT: u64 = 2 * 3;\nconst PAUSE: f64 = 0.5;\n\
+                    /// A name.\nconst NAME: &str = \"x\";\nfn find() {}\n#[cfg(test)]\nconst HIDDEN: u32 = 1;\n";
+        let constant = |name: &str, value: &str| PolicyConstant {
+            name: name.to_string(),
+            value: value.to_string(),
+            meaning: "Longest wait in windows.".to_string(),
+        };
+        assert_eq!(read_constants(text), [constant("WAIT", "2 * 3"), constant("PAUSE", "0.5")]);
+    }
+}

@@ -100,8 +100,8 @@ fn samples_of(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> [Vec<SpeedSa
     })
 }
 
-/// Returns the difference over the same work, of which each side has to have most in common with the other: a program whose
-/// phases are averaged is in another phase in each window, and a few windows are no sample of them all.
+/// Returns the difference over the same work, if each side has most of its work in common with the other. A program
+/// whose phases are averaged is in another phase in each window, so that a few windows do not represent all phases.
 fn like_difference(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<Difference> {
     if sides.iter().flatten().any(|speed| speed.incoming_per_instr.is_none()) {
         return None;

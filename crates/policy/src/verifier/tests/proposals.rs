@@ -151,9 +151,9 @@ fn windows_of_different_phases_are_not_compared() {
     assert!(!rolled_back(1, None));
 }
 
-/// If phases are too short to be followed, is a plan that slows all of them rolled back although the windows after the
-/// change are of a faster phase, and a plan without effect kept although they are of a slower one; and if nothing
-/// identifies like windows, does that hold for a large loss?
+/// If phases are too short to be followed, is a plan that slows all of them rolled back although a faster phase follows?
+/// Is a plan without effect kept although a slower one follows? If nothing identifies like windows, does that hold for a
+/// large loss?
 #[test]
 fn short_phases_neither_hide_a_loss_nor_count_as_one() {
     let cases = [

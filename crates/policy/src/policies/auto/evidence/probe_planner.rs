@@ -623,9 +623,7 @@ mod tests {
     #[test]
     fn a_longer_log_may_come_in_a_later_phase_of_its_kind() {
         use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
-        use cachemate_core::{
-            AddressKind, CacheLevel, CpuId, Fact, FactSource, Plan, ProbeResult, Profiles, WindowLength,
-        };
+        use cachemate_core::{CacheLevel, CpuId, Fact, FactSource, Plan, ProbeResult, Profiles, WindowLength};
         const SIZE: u64 = 1 << 20;
         let (topology, capabilities) =
             (last_level_caches(1, 1, CacheLevel::L3, SIZE), capabilities(&[Ability::TraceAddresses]));
@@ -649,16 +647,7 @@ mod tests {
                 .iter()
                 .map(|probe| {
                     logs.push((kind, log_entries(probe).unwrap()));
-                    let evidence = ProbeEvidence::Trace {
-                        task: TaskId(0),
-                        space: AddressKind::Physical,
-                        line_bytes: 64,
-                        lines: Vec::new(),
-                        code_positions: Vec::new(),
-                        lost: None,
-                        counts: cachemate_core::EventCounts::default(),
-                        elapsed_ns: 1,
-                    };
+                    let evidence = ProbeEvidence::Rows(Vec::new());
                     ProbeResult { probe: probe.id, evidence, complete: true, cost_ns: Vec::new() }
                 })
                 .collect();
@@ -681,8 +670,7 @@ mod tests {
             };
             let sites = crate::policies::auto::model::problem::cache_sites(&view);
             let evidence = (&SpeedTracker::default(), &CurveChecks::default());
-            let probes = planner.next(&view, &sites, evidence, &limits, false);
-            plan.probes = probes;
+            plan.probes = planner.next(&view, &sites, evidence, &limits, false);
         }
         logs.sort_unstable();
         assert_eq!(logs, [(0, 5_000), (0, 20_000), (1, 5_000), (1, 20_000)]);

@@ -321,7 +321,10 @@ mod tests {
             let text = format!("turn 1\nown_start {start}\nown_bytes {bytes}\nturn 1\n");
             let agent = AgentReport::parse(&text).unwrap();
             let own = agent.own_addresses();
-            assert!(own.start % PAGE_BYTES == 0 && own.end % PAGE_BYTES == 0 && own.start <= own.end, "{own:?}");
+            assert!(
+                own.start.is_multiple_of(PAGE_BYTES) && own.end.is_multiple_of(PAGE_BYTES) && own.start <= own.end,
+                "{own:?}"
+            );
             let pid = std::process::id() as i32;
             let Ok(pages) = resident(pid, &ledger, 1, Some(&agent)) else {
                 crate::skip_test::report_unchecked("pages of a process", "its page map cannot be read");

@@ -4,7 +4,7 @@
 mod browser;
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,7 @@ use std::time::Duration;
 use browser::Browser;
 use browser::http::{ask, asked};
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, command, run, status_when};
+use common::{ChildGuard, command, page_element, page_windows, run, status_when};
 use serde_json::{Value, json};
 
 /// Names of programs, at most 15 bytes as in the kernel, that would have an effect if they were interpreted as markup.
@@ -208,25 +208,7 @@ fn recorded() -> tempfile::TempDir {
 
 /// The header in a page.
 fn head(page: &str) -> Value {
-    serde_json::from_str(element(page, "head")).unwrap()
-}
-
-fn element<'a>(page: &'a str, id: &str) -> &'a str {
-    let (_, rest) = page.split_once(&format!("\" id=\"{id}\">")).unwrap();
-    rest.split_once("</script>").unwrap().0
-}
-
-/// The windows in a page, as any user of the file can unpack them.
-fn windows(page: &str) -> Value {
-    let mut unpack = Command::new("sh");
-    unpack.args(["-c", "base64 -d | gzip -d"]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut unpack = unpack.spawn().unwrap();
-    let mut input = unpack.stdin.take().unwrap();
-    let text = element(page, "windows").to_string();
-    let writer = std::thread::spawn(move || input.write_all(text.as_bytes()).unwrap());
-    let output = unpack.wait_with_output().unwrap();
-    writer.join().unwrap();
-    serde_json::from_slice(&output.stdout).unwrap()
+    serde_json::from_str(page_element(page, "head")).unwrap()
 }
 
 /// Does a run of the simulated machine become one page that contains every window and the ground truth, and does it
@@ -237,7 +219,7 @@ fn a_recording_becomes_a_page() {
     let args = ["dashboard", "run.jsonl.zst", "--truth", "truth.json", "-o", "run.html"];
     let message = run(folder.path(), &args).ok().out;
     let page = std::fs::read_to_string(folder.path().join("run.html")).unwrap();
-    let windows = windows(&page);
+    let windows = page_windows(&page);
     let count = windows.as_array().unwrap().len();
     assert!(count >= 2 && message.contains(&format!("{count} windows")), "{message}");
     let replayed = run(folder.path(), &["replay", "run.jsonl.zst", "--json"]).json();

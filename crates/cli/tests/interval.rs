@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{interval_program, run};
+use common::{interval_program, page_windows, run};
 
 const SCENARIO: &str = "name = \"four\"\ndescription = \"two that reuse, two that stream\"\nmachine = \"xeon-x5365-4\"\n\
                         simulator = \"interval\"\nseed = 3\nlength = { ns = 300_000_000_000 }\npolicy = { name = \"dio\" }\n\
@@ -186,7 +186,8 @@ fn a_promised_rate_is_kept_or_it_is_said_why_not() {
         run(root, &["dashboard", "floor.log", "-o", "floor.html"]).ok();
         let jobs = found["results"]["jobs"].as_array().unwrap().clone();
         let slowdowns: Vec<f64> = jobs.iter().map(|job| job["slowdown"].as_f64().unwrap()).collect();
-        (slowdowns, std::fs::read_to_string(root.join("floor.html")).unwrap())
+        let page = std::fs::read_to_string(root.join("floor.html")).unwrap();
+        (slowdowns, page_windows(&page).to_string())
     };
     // Alone, a reuser executes 3.33e9 instructions per second, beside a streamer 2e9.
     let (free, _) = slowdowns(0.0, "");

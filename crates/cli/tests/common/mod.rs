@@ -4,6 +4,7 @@
 #[path = "../../../linux/src/skip_test.rs"]
 pub mod not_shown;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -168,4 +169,23 @@ pub fn interval_program(folder: &Path, name: &str, part: (u64, f64), whole: f64)
     let points = point(part) + &point((4 << 20, whole));
     let text = format!("name = \"{name}\"\n[[phases]]\nreferences_per_instr = 0.03\n{points}");
     std::fs::write(folder.join(format!("{name}.toml")), text).unwrap();
+}
+
+/// The content of a page's script element.
+pub fn page_element<'a>(page: &'a str, id: &str) -> &'a str {
+    let (_, rest) = page.split_once(&format!("\" id=\"{id}\">")).unwrap();
+    rest.split_once("</script>").unwrap().0
+}
+
+/// The windows in a page, as any user of the file can unpack them.
+pub fn page_windows(page: &str) -> Value {
+    let mut unpack = Command::new("sh");
+    unpack.args(["-c", "base64 -d | gzip -d"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut unpack = unpack.spawn().unwrap();
+    let mut input = unpack.stdin.take().unwrap();
+    let text = page_element(page, "windows").to_string();
+    let writer = std::thread::spawn(move || input.write_all(text.as_bytes()).unwrap());
+    let output = unpack.wait_with_output().unwrap();
+    writer.join().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
 }

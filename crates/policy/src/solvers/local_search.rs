@@ -9,9 +9,9 @@
 //! - *enough neighbors for all*: if all caches are equal, programs and idle turns of CPUs are the nodes of a complete
 //!   multipartite graph, in which every node meets the same number D of others. So the optimum is no less than the
 //!   cheapest choice of pairs in which every node is in D of them (a D-factor; quiet programs cannot be neighbors of
-//!   all programs), and that is no less than its Lagrangian dual: for any prices u, D Σ u_i + Σ over pairs
-//!   `min(0, w_ij - u_i - u_j)`. Subgradient steps raise it (Held and Karp); every step's value is a bound. It does not use that
-//!   neighbors form whole groups, which accounts for most of its gap.
+//!   all programs), and that is no less than its Lagrangian dual: for any prices u, D Σ u_i plus the sum over pairs of
+//!   `min(0, w_ij - u_i - u_j)`. Subgradient steps raise it (Held and Karp); every step's value is a bound. It does not
+//!   use that neighbors form whole groups, which accounts for most of its gap.
 //!
 //! A program that takes turns is met for 1/l of the time; if l may be one of two loads, the bound uses the more
 //! favorable one.

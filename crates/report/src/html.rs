@@ -75,7 +75,7 @@ impl StudyPage {
             h2 { "Pairwise slowdowns" }
             p.soft {
                 "Each row is a program, each column the neighbor on the same cache; the number is what the row's program is "
-                "expected to lose, in " (unit) ". Scheme: " (self.matrix.model) "."
+                "expected to lose, in " (unit) ". Model: " (self.matrix.model) "."
             }
             (self.matrix.heat_map().inline())
         }
@@ -249,7 +249,7 @@ fn plan_section(plan: &PlanResult) -> Markup {
 
 fn proof_text(plan: &PlanResult) -> String {
     match (plan.optimal, plan.gap) {
-        (true, _) => format!("The best assignment there is by scheme {}, proven ({}).", plan.model, plan.solver),
+        (true, _) => format!("Optimal under the model {}, proven ({}).", plan.model, plan.solver),
         (false, Some(gap)) => {
             format!(
                 "By scheme {}; at most {} above the best ({}).",

@@ -8,7 +8,7 @@ use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar};
 
 use super::bounds::bounds;
 use super::draw::{FAMILIES, MixFamily};
-use super::families::{AutoMix, ContenderScore, run_all};
+use super::families::{AutoMix, ScoreKind, run_all};
 use super::run::AutoContender;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
@@ -34,10 +34,8 @@ fn contender_list() -> Vec<AutoContender> {
 
 /// Gain of the whole policy over a contender, in percent: the mean over machine seeds.
 fn gain_over(mix: &AutoMix, contender: usize) -> f64 {
-    let percent = |scores: &Vec<ContenderScore>| {
-        100.0 * (scores[WHOLE].weighted_speedup / scores[contender].weighted_speedup - 1.0)
-    };
-    mean(&mix.did.iter().map(percent).collect::<Vec<f64>>())
+    let gains = mix.did.iter().map(|scores| scores[WHOLE].gain_over(&scores[contender], ScoreKind::WeightedSpeedup));
+    mean(&gains.collect::<Vec<f64>>())
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {

@@ -60,6 +60,19 @@ pub enum ScoreKind {
     WorstSlowdown,
 }
 
+impl ContenderScore {
+    /// Gain over another contender, in percent; in points for the worst slowdown, where less is better.
+    pub fn gain_over(&self, other: &Self, kind: ScoreKind) -> f64 {
+        let percent = |a: f64, b: f64| 100.0 * (a / b - 1.0);
+        match kind {
+            ScoreKind::WeightedSpeedup => percent(self.weighted_speedup, other.weighted_speedup),
+            ScoreKind::HarmonicMean => percent(self.harmonic_mean, other.harmonic_mean),
+            ScoreKind::Throughput => percent(self.instr_per_s, other.instr_per_s),
+            ScoreKind::WorstSlowdown => 100.0 * (self.worst_slowdown - other.worst_slowdown),
+        }
+    }
+}
+
 /// One mix with all its measurements.
 #[derive(Clone, Debug)]
 pub struct AutoMix {
@@ -76,19 +89,9 @@ impl AutoMix {
         self.gains_by(ScoreKind::WeightedSpeedup, contender, over)
     }
 
-    /// The same gain by another measure; in points for the worst slowdown, where less is better.
+    /// The same gain by another measure.
     pub fn gains_by(&self, kind: ScoreKind, contender: usize, over: usize) -> Vec<f64> {
-        let percent = |a: f64, b: f64| 100.0 * (a / b - 1.0);
-        let gain = |did: &Vec<ContenderScore>| {
-            let (own, over) = (&did[contender], &did[over]);
-            match kind {
-                ScoreKind::WeightedSpeedup => percent(own.weighted_speedup, over.weighted_speedup),
-                ScoreKind::HarmonicMean => percent(own.harmonic_mean, over.harmonic_mean),
-                ScoreKind::Throughput => percent(own.instr_per_s, over.instr_per_s),
-                ScoreKind::WorstSlowdown => 100.0 * (own.worst_slowdown - over.worst_slowdown),
-            }
-        };
-        self.did.iter().skip(1).map(gain).collect()
+        self.did.iter().skip(1).map(|did| did[contender].gain_over(&did[over], kind)).collect()
     }
 
     /// The single mechanism that was best on the first machine seed.

@@ -16,7 +16,7 @@ use crate::ci_time::{StageCost, append, process_cpu_s};
 /// Packages whose tests change this host, or fail if others change it meanwhile.
 const HOST_PACKAGES: [&str; 5] = ["agent", "bench", "cli", "daemon", "linux"];
 /// Programs of these packages that only read files and compute.
-const PURE_PROGRAMS: [&str; 10] = [
+const PURE_PROGRAMS: [&str; 11] = [
     "cli/convention",
     "cli/demo",
     "cli/foreign_files",
@@ -24,6 +24,7 @@ const PURE_PROGRAMS: [&str; 10] = [
     "cli/interrupt",
     "cli/interval",
     "cli/json",
+    "cli/readme",
     "cli/repro_engine",
     "cli/sweep",
     "cli/sweep_engines",

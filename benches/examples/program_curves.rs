@@ -157,25 +157,25 @@ fn print(name: &str, side: &CurveSide) {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let only: Vec<String> = std::env::args().skip(1).collect();
-    let wanted = |name: &str| only.is_empty() || only.iter().any(|name_part| name_part == name);
+    let name_parts: Vec<String> = std::env::args().skip(1).collect();
+    let is_selected = |name: &str| name_parts.is_empty() || name_parts.iter().any(|name_part| name_part == name);
     let sizes: Vec<String> = SIZES_KIB.iter().map(|kib| format!("{kib} KiB")).collect();
     println!("| program | instructions per access | past the filter | {} | code 16 KiB |", sizes.join(" | "));
     println!("|---|---|---|{}---|", "---|".repeat(sizes.len()));
     for (recording, family) in FAMILIES {
-        if !family.iter().any(|name| wanted(name)) {
+        if !family.iter().any(|name| is_selected(name)) {
             continue;
         }
         let (side, skip, accesses, filter) = recorded_curve(recording)?;
         print(&format!("*{recording}*, recorded"), &side);
-        for name in family.iter().filter(|name| wanted(name)) {
+        for name in family.iter().filter(|name| is_selected(name)) {
             assert!(programs().any(|spec| spec.name == *name), "a shipped program");
             print(&format!("`{name}`"), &simulated_curve(name, skip, accesses, filter)?);
         }
     }
     // Programs without a recorded relative run alone, over a window of the usual length.
     let related = |name: &str| FAMILIES.iter().any(|(_, family)| family.contains(&name));
-    for spec in programs().filter(|spec| !related(spec.name) && wanted(spec.name)) {
+    for spec in programs().filter(|spec| !related(spec.name) && is_selected(spec.name)) {
         print(&format!("`{}`", spec.name), &simulated_curve(spec.name, 30_000_000, 30_000_000, L1Filter::default())?);
     }
     Ok(())

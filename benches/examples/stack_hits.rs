@@ -58,10 +58,10 @@ fn main() -> Result<(), Box<dyn Error>> {
                 log.clear();
             }
         }
-        let (mut warm, mut whole) = (StackDistances::new(), StackDistances::new());
+        let (mut warm, mut full_log) = (StackDistances::new(), StackDistances::new());
         warm.push(&log[..LOG / 2])?;
-        whole.push(&log[..LOG])?;
-        let missed = whole.finish()?.misses_at(STACK_LINES) - warm.finish()?.misses_at(STACK_LINES);
+        full_log.push(&log[..LOG])?;
+        let missed = full_log.finish()?.misses_at(STACK_LINES) - warm.finish()?.misses_at(STACK_LINES);
         println!("| {name} | {measured} % | {:.0} % |", 100.0 - 100.0 * missed as f64 / (LOG / 2) as f64);
     }
     Ok(())

@@ -35,25 +35,25 @@ pub struct Contender<'a> {
     pub work: Box<dyn FnMut() -> u64 + 'a>,
     /// Index of the contender with which it is compared, and the minimum ratio of speeds, if there is a target.
     pub against: Option<(usize, Option<f64>)>,
-    pub most_bytes: Option<u64>,
+    pub max_bytes: Option<u64>,
     /// Target in millions of items per second on the machine for which the promise was made.
-    pub least_millions: Option<f64>,
+    pub min_millions: Option<f64>,
 }
 
 impl<'a> Contender<'a> {
     pub fn new(name: impl Into<String>, work: impl FnMut() -> u64 + 'a) -> Self {
-        Contender { name: name.into(), work: Box::new(work), against: None, most_bytes: None, least_millions: None }
+        Contender { name: name.into(), work: Box::new(work), against: None, max_bytes: None, min_millions: None }
     }
-    pub fn compare_with(mut self, other: usize, at_least: Option<f64>) -> Self {
-        self.against = Some((other, at_least));
+    pub fn compare_with(mut self, baseline: usize, at_least: Option<f64>) -> Self {
+        self.against = Some((baseline, at_least));
         self
     }
     pub fn with_min_millions(mut self, millions: Option<f64>) -> Self {
-        self.least_millions = millions;
+        self.min_millions = millions;
         self
     }
     pub fn with_max_bytes(mut self, bytes: u64) -> Self {
-        self.most_bytes = Some(bytes);
+        self.max_bytes = Some(bytes);
         self
     }
 }
@@ -105,8 +105,8 @@ pub fn compare(
             let (result, peak) = peak_bytes(&mut contenders[at].work);
             seconds[at].push(clock.now_s() - start);
             peaks[at] = peak.max(peaks[at]);
-            let before = results[at].replace(result);
-            assert!(before.is_none_or(|before| before == result), "{group} {input}: a result changed");
+            let earlier = results[at].replace(result);
+            assert!(earlier.is_none_or(|before| before == result), "{group} {input}: a result changed");
         }
         eprintln!("{group} {input}: round {} of {rounds}", round + 1);
     }
@@ -117,8 +117,8 @@ pub fn compare(
     }
     let row = |at: usize| {
         let contender = &contenders[at];
-        let ratios = contender.against.map(|(other, _)| {
-            let mut ratios: Vec<f64> = seconds[other].iter().zip(&seconds[at]).map(|(o, s)| o / s).collect();
+        let ratios = contender.against.map(|(baseline, _)| {
+            let mut ratios: Vec<f64> = seconds[baseline].iter().zip(&seconds[at]).map(|(o, s)| o / s).collect();
             ratios.sort_by(f64::total_cmp);
             ratios
         });
@@ -129,21 +129,21 @@ pub fn compare(
         let millions_per_s = items as f64 / median(&sorted) / 1e6;
         let bars = [
             speed_ratio_bar.map(|bar| speed_ratio.is_some_and(|ratio| ratio >= bar)),
-            contender.most_bytes.map(|most| peaks[at] <= most),
-            contender.least_millions.map(|least| millions_per_s >= least),
+            contender.max_bytes.map(|limit| peaks[at] <= limit),
+            contender.min_millions.map(|minimum| millions_per_s >= minimum),
         ];
         ResultRow {
             group: group.into(),
             input: input.into(),
             contender: contender.name.clone(),
             millions_per_s,
-            millions_per_s_bar: contender.least_millions,
-            against: contender.against.map(|(other, _)| contenders[other].name.clone()),
+            millions_per_s_bar: contender.min_millions,
+            against: contender.against.map(|(baseline, _)| contenders[baseline].name.clone()),
             speed_ratio,
             speed_ratio_bar,
             speed_ratio_range: ratios.map(|ratios| (ratios[0], ratios[ratios.len() - 1])),
             peak_bytes: peaks[at],
-            peak_bytes_bar: contender.most_bytes,
+            peak_bytes_bar: contender.max_bytes,
             met: bars.iter().flatten().copied().reduce(|a, b| a && b),
         }
     };

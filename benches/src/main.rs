@@ -73,9 +73,9 @@ fn main() -> ExitCode {
         older: arguments.older,
         machines: arguments.machines,
     };
-    let chosen = |name: &str| arguments.groups.is_empty() || arguments.groups.iter().any(|group| group == name);
+    let is_selected = |name: &str| arguments.groups.is_empty() || arguments.groups.iter().any(|group| group == name);
     let mut rows = Vec::new();
-    for group in GROUPS.iter().filter(|group| chosen(group.name)) {
+    for group in GROUPS.iter().filter(|group| is_selected(group.name)) {
         rows.extend((group.run)(&options));
     }
     if arguments.json {

@@ -28,25 +28,25 @@ unsafe impl GlobalAlloc for PeakAllocator {
         // SAFETY: the caller's promises are those that the system requires.
         unsafe { System.alloc_zeroed(layout) }
     }
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         add(-(layout.size() as isize));
         // SAFETY: the caller's promises are those that the system requires.
-        unsafe { System.dealloc(place, layout) }
+        unsafe { System.dealloc(pointer, layout) }
     }
-    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // Counted as if the old and the new block existed at the same time, the worst case of a reallocation.
         add(size as isize);
         // SAFETY: the caller's promises are those that the system requires.
-        let moved = unsafe { System.realloc(place, layout, size) };
+        let new_pointer = unsafe { System.realloc(pointer, layout, size) };
         add(-(layout.size() as isize));
-        moved
+        new_pointer
     }
 }
 
 /// Runs `work`; returns its result, and its peak number of bytes beyond those allocated before.
 pub fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, u64) {
-    let before = NOW.load(Relaxed);
-    PEAK.store(before, Relaxed);
+    let bytes_before = NOW.load(Relaxed);
+    PEAK.store(bytes_before, Relaxed);
     let result = work();
-    (result, (PEAK.load(Relaxed) - before).max(0) as u64)
+    (result, (PEAK.load(Relaxed) - bytes_before).max(0) as u64)
 }

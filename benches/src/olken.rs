@@ -48,19 +48,19 @@ impl Olken {
                     self.cold += 1;
                     self.counts.push(0);
                 }
-                Some(old) => {
-                    let distance = self.sum(now - 1) - self.sum(old as usize);
+                Some(last_slot) => {
+                    let distance = self.sum(now - 1) - self.sum(last_slot as usize);
                     self.counts[distance as usize] += 1;
-                    self.add(old as usize, u32::MAX);
+                    self.add(last_slot as usize, u32::MAX);
                 }
             }
             self.add(now, 1);
         }
     }
 
-    fn add(&mut self, mut slot: usize, by: u32) {
+    fn add(&mut self, mut slot: usize, change: u32) {
         while slot < self.tree.len() {
-            self.tree[slot] = self.tree[slot].wrapping_add(by);
+            self.tree[slot] = self.tree[slot].wrapping_add(change);
             slot += slot & slot.wrapping_neg();
         }
     }

@@ -85,15 +85,15 @@ fn zipf(len: usize) -> Vec<u64> {
             sum
         })
         .collect();
-    let mut place: Vec<u32> = (0..RANKS as u32).collect();
+    let mut rank_order: Vec<u32> = (0..RANKS as u32).collect();
     for index in (1..RANKS).rev() {
-        place.swap(index, random.draw_below(index as u64 + 1) as usize);
+        rank_order.swap(index, random.draw_below(index as u64 + 1) as usize);
     }
     (0..len)
         .map(|_| {
-            let wanted = draw_unit(&mut random) * sum;
-            let rank = cumulative[..RANKS - 1].partition_point(|&upto| upto < wanted);
-            u64::from(place[rank])
+            let target = draw_unit(&mut random) * sum;
+            let rank = cumulative[..RANKS - 1].partition_point(|&upto| upto < target);
+            u64::from(rank_order[rank])
         })
         .collect()
 }

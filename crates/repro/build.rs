@@ -74,8 +74,8 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
 fn read_modules(src: &Path) -> BTreeMap<String, ModuleCode> {
     let mut modules: BTreeMap<String, ModuleCode> = BTreeMap::new();
     for (file, code) in parse_sources(src) {
-        let below = file.strip_prefix(src).expect("a file below src").with_extension("");
-        let first = below.iter().next().expect("a file has a name").to_string_lossy().into_owned();
+        let relative = file.strip_prefix(src).expect("a file below src").with_extension("");
+        let first = relative.iter().next().expect("a file has a name").to_string_lossy().into_owned();
         let module = modules.entry(first).or_default();
         collect(code, module);
     }
@@ -91,11 +91,11 @@ fn parse_sources(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
         let (code, test_modules) = strip_tests(tokens);
         let stem = file.file_stem().expect("a file has a name");
         let parent = file.parent().expect("a file lies in a folder");
-        let below =
+        let module_dir =
             if ["lib", "main", "mod"].iter().any(|root| stem == *root) { parent.into() } else { parent.join(stem) };
         for module in test_modules {
-            tests.insert(below.join(&module).with_extension("rs"));
-            tests.insert(below.join(&module));
+            tests.insert(module_dir.join(&module).with_extension("rs"));
+            tests.insert(module_dir.join(&module));
             tests.insert(parent.join(&module));
         }
         codes.insert(file, code);
@@ -123,8 +123,8 @@ fn strip_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
         if text == "cfg(test)" {
             files.extend(skip_item(&mut tokens));
         } else if !text.starts_with("doc=") {
-            let (inner, below) = strip_tests(group.stream());
-            files.extend(below);
+            let (inner, test_files) = strip_tests(group.stream());
+            files.extend(test_files);
             code.push(TokenTree::Group(proc_macro2::Group::new(group.delimiter(), inner)));
         }
     }
@@ -154,13 +154,13 @@ fn collect(code: TokenStream, module: &mut ModuleCode) {
     let mut flat = Vec::new();
     flatten_into(code, &mut flat);
     for (index, word) in flat.iter().enumerate() {
-        let before = |back: usize| index.checked_sub(back).map_or("", |at| flat[at].as_str());
-        if ["struct", "enum", "trait", "type", "fn", "const", "static"].contains(&before(1)) {
+        let word_before = |steps: usize| index.checked_sub(steps).map_or("", |at| flat[at].as_str());
+        if ["struct", "enum", "trait", "type", "fn", "const", "static"].contains(&word_before(1)) {
             module.items.insert(word.clone());
         }
-        if ["crate", "super"].contains(&before(3)) && before(2) == ":" && before(1) == ":" {
+        if ["crate", "super"].contains(&word_before(3)) && word_before(2) == ":" && word_before(1) == ":" {
             let names = if word == "{" { heads(&flat[index..]) } else { vec![word.clone()] };
-            if before(3) == "crate" { module.paths.extend(names) } else { module.siblings.extend(names) }
+            if word_before(3) == "crate" { module.paths.extend(names) } else { module.siblings.extend(names) }
         }
         module.words.insert(word.clone());
     }
@@ -263,13 +263,13 @@ impl Workspace {
             if WITHOUT_INFLUENCE.contains(&name.as_str()) {
                 continue;
             }
-            if let Some(below) = self.manifests.get(&name) {
+            if let Some(dependencies) = self.manifests.get(&name) {
                 if crates.insert(name) {
-                    pending.extend(below.iter().cloned());
+                    pending.extend(dependencies.iter().cloned());
                 }
             } else if packages.insert(name.clone()) {
                 let versions = self.locked.get(&name).into_iter().flatten();
-                pending.extend(versions.flat_map(|(_, below)| below.iter().cloned()));
+                pending.extend(versions.flat_map(|(_, dependencies)| dependencies.iter().cloned()));
             }
         }
         (crates, packages)
@@ -292,8 +292,8 @@ fn read_lock(lock: &str) -> BTreeMap<String, BTreeSet<(String, Vec<String>)>> {
         };
         let listed = package.split("dependencies = [").nth(1).and_then(|list| list.split(']').next()).unwrap_or("");
         let names = listed.split(',').map(|name| name.trim().trim_matches('"').split(' ').next().unwrap_or(""));
-        let below = names.filter(|name| !name.is_empty()).map(str::to_string).collect();
-        packages.entry(field("name")).or_default().insert((field("version"), below));
+        let dependencies = names.filter(|name| !name.is_empty()).map(str::to_string).collect();
+        packages.entry(field("name")).or_default().insert((field("version"), dependencies));
     }
     packages
 }
@@ -301,8 +301,8 @@ fn read_lock(lock: &str) -> BTreeMap<String, BTreeSet<(String, Vec<String>)>> {
 fn source_digest(reached: &BTreeSet<String>, modules: &BTreeMap<String, ModuleCode>, workspace: &Workspace) -> String {
     let mut digest = Sha256::new();
     let names = |name: &String| reached.iter().any(|module| modules[module].words.contains(&name.replace('-', "_")));
-    let used = workspace.manifests["cachemate-repro"].iter().filter(|name| names(name)).cloned();
-    let (crates, packages) = workspace.closure(used);
+    let used_crates = workspace.manifests["cachemate-repro"].iter().filter(|name| names(name)).cloned();
+    let (crates, packages) = workspace.closure(used_crates);
     for module in reached {
         digest.update(format!("module {module}\n{}\n", modules[module].text));
     }

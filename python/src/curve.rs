@@ -18,7 +18,7 @@ use crate::value_error;
 #[pyclass(frozen, module = "cachemate")]
 pub struct Curve {
     pub name: String,
-    pub counted: CurveCounts,
+    pub counts: CurveCounts,
 }
 
 impl Curve {
@@ -27,12 +27,12 @@ impl Curve {
         py: Python<'py>,
         metric: impl Fn(&cachemate_report::CurvePoint) -> Option<T>,
     ) -> Option<Bound<'py, PyArray1<T>>> {
-        let values: Option<Vec<T>> = self.counted.curve.iter().map(metric).collect();
+        let values: Option<Vec<T>> = self.counts.curve.iter().map(metric).collect();
         Some(PyArray1::from_vec(py, values?))
     }
 
     fn chart(&self) -> Chart {
-        let points = &self.counted.curve;
+        let points = &self.counts.curve;
         let mpki = points.iter().all(|point| point.mpki.is_some());
         let (label, unit) =
             if mpki { ("misses per 1000 instructions", "MPKI") } else { ("misses, % of accesses", "%") };
@@ -60,13 +60,13 @@ impl Curve {
     /// In bytes, ascending.
     #[getter]
     fn sizes<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
-        PyArray1::from_iter(py, self.counted.curve.iter().map(|point| point.bytes))
+        PyArray1::from_iter(py, self.counts.curve.iter().map(|point| point.bytes))
     }
 
     /// Misses over accesses, 0 to 1.
     #[getter]
     fn misses_per_access<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
-        PyArray1::from_iter(py, self.counted.curve.iter().map(|point| point.miss_ratio))
+        PyArray1::from_iter(py, self.counts.curve.iter().map(|point| point.miss_ratio))
     }
 
     /// Misses per thousand instructions; `None` if the trace has no instruction counts.
@@ -83,22 +83,22 @@ impl Curve {
 
     #[getter]
     fn accesses(&self) -> u64 {
-        self.counted.accesses
+        self.counts.accesses
     }
 
     /// `None` for a sampled curve, which follows only some of the lines.
     #[getter]
     fn distinct_lines(&self) -> Option<u64> {
-        self.counted.cold
+        self.counts.cold
     }
 
     #[getter]
     fn instructions(&self) -> Option<u64> {
-        self.counted.instructions
+        self.counts.instructions
     }
 
     fn __repr__(&self) -> String {
-        let CurveCounts { accesses, curve, .. } = &self.counted;
+        let CurveCounts { accesses, curve, .. } = &self.counts;
         format!("<cachemate.Curve of {}: {} sizes, {accesses} accesses>", self.name, curve.len())
     }
 
@@ -159,20 +159,20 @@ pub fn mrc(
         })
         .map_err(value_error)?;
     }
-    let known = PartTotals::from_totals(reading.totals().as_ref(), reading.header().instructions_known);
-    let counted = py.detach(|| match engine {
+    let part_totals = PartTotals::from_totals(reading.totals().as_ref(), reading.header().instructions_known);
+    let counts = py.detach(|| match engine {
         CurveEngine::Exact(engine) => {
             let histogram = engine.finish().map_err(|error| error.to_string())?;
-            Ok::<_, String>(curve_counts(&histogram, known, &sizes, line_bytes))
+            Ok::<_, String>(curve_counts(&histogram, part_totals, &sizes, line_bytes))
         }
         CurveEngine::Sampled(engine) => {
             let curve = engine.finish().map_err(|error| error.to_string())?;
-            Ok(curve_counts_from_sample(&curve, known, &sizes, line_bytes))
+            Ok(curve_counts_from_sample(&curve, part_totals, &sizes, line_bytes))
         }
     });
-    let counted = counted.map_err(value_error)?;
-    if counted.accesses == 0 {
+    let counts = counts.map_err(value_error)?;
+    if counts.accesses == 0 {
         return Err(value_error(format!("{}: found no accesses, expected at least one", trace.name)));
     }
-    Ok(Curve { name: trace.name.clone(), counted })
+    Ok(Curve { name: trace.name.clone(), counts })
 }

@@ -120,8 +120,8 @@ fn costs_of(
         return Ok((machine, Matrix { names, model: model.to_string(), costs, intervals: Some(intervals) }));
     }
     let target = ProfileTarget::from_machine(&machine).map_err(value_error)?;
-    let none = || value_error(format!("machine '{}': found no data cache to share", machine.name));
-    let cache = SharedCache::from_machine(&machine).ok_or_else(none)?;
+    let no_cache = || value_error(format!("machine '{}': found no data cache to share", machine.name));
+    let cache = SharedCache::from_machine(&machine).ok_or_else(no_cache)?;
     let profiles =
         programs.iter().map(|program| profile_for_target(&program.file, target)).collect::<Result<Vec<_>, _>>();
     let profiles = profiles.map_err(value_error)?;
@@ -257,8 +257,8 @@ pub fn plan(
 ) -> PyResult<Plan> {
     let (machine, matrix) = costs_of(py, &programs, machine, model, timing)?;
     let topology = machine.topology();
-    let placed = py.detach(|| place(&matrix.names, &matrix.costs, &matrix.costs, &topology, seed));
-    let placement = placed.map_err(value_error)?;
+    let outcome = py.detach(|| place(&matrix.names, &matrix.costs, &matrix.costs, &topology, seed));
+    let placement = outcome.map_err(value_error)?;
     let shown = plan_result(&placement, &machine.name, model, matrix.costs.kind);
     Ok(Plan { placement, shown })
 }

@@ -54,15 +54,15 @@ impl Profile {
     #[getter]
     fn curve(&self) -> Option<Curve> {
         let curve = whole_curve(&self.file)?;
-        let distances = self.file.histograms.iter().find(|found| found.kind == "stack-distance");
-        let counted = CurveCounts {
+        let distances = self.file.histograms.iter().find(|histogram| histogram.kind == "stack-distance");
+        let counts = CurveCounts {
             accesses: self.file.records.or(self.file.accesses)?,
             program_accesses: self.file.accesses,
             instructions: self.file.instructions,
-            cold: distances.map(|found| found.cold),
+            cold: distances.map(|histogram| histogram.cold),
             curve,
         };
-        Some(Curve { name: self.file.program.clone(), counted })
+        Some(Curve { name: self.file.program.clone(), counts })
     }
 
     /// The file's content.

@@ -55,7 +55,7 @@ pub fn record(
     if let Some(note) = recorded.note {
         warn(note)?;
     }
-    match recorded.ended {
+    match recorded.recording_end {
         RecordingEnd::Interrupted => return Err(pyo3::exceptions::PyKeyboardInterrupt::new_err(())),
         RecordingEnd::Exit(0) | RecordingEnd::AtMax => {}
         ended => warn(format!("the recorded program ended with {ended}"))?,

@@ -74,25 +74,25 @@ fn ask(py: Python<'_>, callable: &Py<PyAny>, view: &str, window: WindowLength) -
         let found = answer.get_type().name().map_or_else(|_| "something else".to_string(), |name| name.to_string());
         PyTypeError::new_err(format!("the policy's answer: found {found}, expected a dictionary or None"))
     })?;
-    let whole = to_python(py, &Plan::idle(window))?;
-    let whole = whole.cast::<PyDict>()?;
+    let idle_plan = to_python(py, &Plan::idle(window))?;
+    let idle_plan = idle_plan.cast::<PyDict>()?;
     let mut reasons: Vec<Reason> = Vec::new();
     for (key, value) in answer.iter() {
         let name: String = key.extract()?;
         if name == "reasons" {
             let texts: Vec<String> = value.extract()?;
             reasons = texts.into_iter().map(|text| Reason { text, ..Reason::default() }).collect();
-        } else if whole.contains(&key)? {
-            whole.set_item(key, value)?;
+        } else if idle_plan.contains(&key)? {
+            idle_plan.set_item(key, value)?;
         } else {
-            let known: Vec<String> = whole.keys().extract()?;
-            let known = known.join(", ");
+            let known_fields: Vec<String> = idle_plan.keys().extract()?;
+            let known_fields = known_fields.join(", ");
             return Err(value_error(format!(
-                "the policy's answer: found the field '{name}', expected {known} or reasons"
+                "the policy's answer: found the field '{name}', expected {known_fields} or reasons"
             )));
         }
     }
-    Ok(Some(Decision::new(from_python(whole.as_any(), "the policy's plan")?, reasons)))
+    Ok(Some(Decision::new(from_python(idle_plan.as_any(), "the policy's plan")?, reasons)))
 }
 
 /// A scenario and its run log.
@@ -127,8 +127,8 @@ impl ScenarioRun<'_> {
             }
             None => Pipeline::build(config).map_err(|error| words(&error))?,
         };
-        for missing in pipeline.missing_evidence(&machine) {
-            let _ = events.send(RunEvent::Missing(missing.to_string()));
+        for evidence in pipeline.missing_evidence(&machine) {
+            let _ = events.send(RunEvent::Missing(evidence.to_string()));
         }
         let create = |path| RunLogWriter::create(path, self.force, &pipeline.header(&machine));
         let mut log = self.log.map(create).transpose().map_err(|error| words(&error))?;
@@ -161,7 +161,7 @@ fn follow(
             let event = events.recv_timeout(POLL_INTERVAL);
             (events, event)
         });
-        let done = match event {
+        let outcome = match event {
             Ok(RunEvent::Started(flag)) => {
                 machine = Some(flag);
                 Ok(())
@@ -180,7 +180,7 @@ fn follow(
             Err(RecvTimeoutError::Timeout) => Ok(()),
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         };
-        if let Err(error) = done.and_then(|()| py.check_signals()) {
+        if let Err(error) = outcome.and_then(|()| py.check_signals()) {
             stop.store(true, Ordering::Relaxed);
             if let Some(machine) = machine {
                 machine.store(true, Ordering::Relaxed);
@@ -222,9 +222,9 @@ pub fn simulate<'py>(
         None => (None, None),
     };
     let (followed, outcome) = std::thread::scope(|scope| {
-        let running = scope.spawn(|| run.go(tells, answers, &stop));
+        let run_thread = scope.spawn(|| run.go(tells, answers, &stop));
         let followed = follow(py, events, policy, &stop);
-        (followed, py.detach(|| running.join()))
+        (followed, py.detach(|| run_thread.join()))
     });
     followed?;
     let (results, windows) = outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(value_error)?;

@@ -78,12 +78,12 @@ impl Trace {
         if let TraceSource::Array { addresses, .. } = &self.source {
             return Ok(addresses.bind(py).clone());
         }
-        let (mut all, mut batch) = (Vec::with_capacity(self.accesses.unwrap_or(0) as usize), Vec::new());
+        let (mut addresses, mut batch) = (Vec::with_capacity(self.accesses.unwrap_or(0) as usize), Vec::new());
         let mut reading = self.read()?;
         while reading.addresses(py, &mut batch)? {
-            all.extend_from_slice(&batch);
+            addresses.extend_from_slice(&batch);
         }
-        Ok(PyArray1::from_vec(py, all))
+        Ok(PyArray1::from_vec(py, addresses))
     }
 
     fn __repr__(&self) -> String {
@@ -93,10 +93,10 @@ impl Trace {
 }
 
 /// The same memory as unsigned integers; nothing is copied.
-fn integers<'py>(given: &Bound<'py, PyAny>, subject: &str) -> PyResult<Bound<'py, PyArray1<u64>>> {
-    let py = given.py();
-    let Ok(array) = given.cast::<PyUntypedArray>() else {
-        let found = given.get_type().name()?;
+fn integers<'py>(value: &Bound<'py, PyAny>, subject: &str) -> PyResult<Bound<'py, PyArray1<u64>>> {
+    let py = value.py();
+    let Ok(array) = value.cast::<PyUntypedArray>() else {
+        let found = value.get_type().name()?;
         return Err(PyTypeError::new_err(format!("{subject}: found {found}, expected a NumPy array")));
     };
     if array.ndim() != 1 {
@@ -105,19 +105,19 @@ fn integers<'py>(given: &Bound<'py, PyAny>, subject: &str) -> PyResult<Bound<'py
     }
     let dtype = array.dtype();
     if dtype.is_equiv_to(&numpy::dtype::<i64>(py)) {
-        return Ok(given.call_method1("view", ("uint64",))?.cast_into()?);
+        return Ok(value.call_method1("view", ("uint64",))?.cast_into()?);
     }
     if !dtype.is_equiv_to(&numpy::dtype::<u64>(py)) {
         let found = dtype.str()?;
         return Err(PyTypeError::new_err(format!("{subject}: found values of {found}, expected uint64 or int64")));
     }
-    Ok(given.clone().cast_into()?)
+    Ok(value.clone().cast_into()?)
 }
 
 /// One pass over a trace.
 pub struct TracePass<'t> {
     trace: &'t Trace,
-    at: usize,
+    position: usize,
     reader: Option<Box<dyn TraceReader>>,
     /// The sum so far for an array; a reader sums itself.
     instructions: Option<u64>,
@@ -132,7 +132,7 @@ impl Trace {
                 (Some(cachemate_trace::open(path, *format).map_err(value_error)?), None)
             }
         };
-        Ok(TracePass { trace: self, at: 0, reader, instructions })
+        Ok(TracePass { trace: self, position: 0, reader, instructions })
     }
 
     /// The file that is read; `None` for an array.
@@ -161,9 +161,9 @@ impl TracePass<'_> {
         }
         let TraceSource::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
         batch.clear();
-        piece(addresses.bind(py), self.at, |part| batch.extend(part))?;
+        piece(addresses.bind(py), self.position, |part| batch.extend(part))?;
         self.count(py, instructions.as_ref())?;
-        self.at += batch.len();
+        self.position += batch.len();
         Ok(!batch.is_empty())
     }
 
@@ -176,19 +176,19 @@ impl TracePass<'_> {
         let TraceSource::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
         batch.clear();
         let record = |&address: &u64| AccessRecord { address, ..AccessRecord::default() };
-        piece(addresses.bind(py), self.at, |part| batch.extend(part.map(record)))?;
+        piece(addresses.bind(py), self.position, |part| batch.extend(part.map(record)))?;
         if let Some(instructions) = instructions {
             let gaps = |part: ArrayChunk<'_>| batch.iter_mut().zip(part).for_each(|(record, gap)| record.gap = *gap);
-            piece(instructions.bind(py), self.at, gaps)?;
+            piece(instructions.bind(py), self.position, gaps)?;
         }
         self.count(py, instructions.as_ref())?;
-        self.at += batch.len();
+        self.position += batch.len();
         Ok(!batch.is_empty())
     }
 
     fn count(&mut self, py: Python<'_>, gaps: Option<&Py<PyArray1<u64>>>) -> PyResult<()> {
         let (Some(sum), Some(gaps)) = (&mut self.instructions, gaps) else { return Ok(()) };
-        piece(gaps.bind(py), self.at, |part| *sum = part.fold(*sum, |sum, gap| sum.saturating_add(*gap)))
+        piece(gaps.bind(py), self.position, |part| *sum = part.fold(*sum, |sum, gap| sum.saturating_add(*gap)))
     }
 
     /// The metadata of the trace.
@@ -202,7 +202,7 @@ impl TracePass<'_> {
         match &self.reader {
             Some(reader) => reader.totals().cloned(),
             None => {
-                let (records, instructions) = (self.at as u64, self.instructions);
+                let (records, instructions) = (self.position as u64, self.instructions);
                 Some(TraceTotals { records, program_accesses: Some(records), instructions, ..TraceTotals::default() })
             }
         }
@@ -217,11 +217,11 @@ impl TracePass<'_> {
 type ArrayChunk<'a> = numpy::ndarray::iter::Iter<'a, u64, numpy::ndarray::Ix1>;
 
 /// One piece, with the interpreter's lock held.
-fn piece(array: &Bound<'_, PyArray1<u64>>, from: usize, with: impl FnOnce(ArrayChunk<'_>)) -> PyResult<()> {
+fn piece(array: &Bound<'_, PyArray1<u64>>, start: usize, visit: impl FnOnce(ArrayChunk<'_>)) -> PyResult<()> {
     let borrowed = array.try_readonly().map_err(value_error)?;
-    let all = borrowed.as_array();
+    let elements = borrowed.as_array();
     // An array may have become shorter since.
-    let end = all.len().min(from.saturating_add(PIECE));
-    with(all.slice(s![from.min(end)..end]).iter());
+    let end = elements.len().min(start.saturating_add(PIECE));
+    visit(elements.slice(s![start.min(end)..end]).iter());
     Ok(())
 }

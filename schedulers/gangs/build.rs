@@ -11,8 +11,8 @@ fn main() {
     }
     let object = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("gangs.bpf.o");
     let headers = env::var("DEP_BPF_INCLUDE").expect("libbpf-sys tells it");
-    let named = env::var("CLANG").ok();
-    let candidates = named.map_or_else(
+    let named_clang = env::var("CLANG").ok();
+    let candidates = named_clang.map_or_else(
         || ["clang", "clang-21", "clang-20", "clang-19", "clang-18"].map(String::from).to_vec(),
         |clang| vec![clang],
     );

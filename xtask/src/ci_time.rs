@@ -40,8 +40,8 @@ pub struct StageCost {
 
 /// CPU seconds of the process `pid` and of its children that have ended; `None` once it has exited.
 pub fn process_cpu_s(pid: &str) -> Option<f64> {
-    let (own, children) = cpu_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
-    Some((own + children) as f64 / TICKS_PER_SECOND)
+    let (own_ticks, children) = cpu_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+    Some((own_ticks + children) as f64 / TICKS_PER_SECOND)
 }
 
 /// Times of a process and of its children that have ended. The program's name, in parentheses, may contain blanks.
@@ -120,12 +120,12 @@ fn find_recorded<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCos
 
 /// The recorded cost of a stage, if it is long enough to be judged.
 fn judged_record<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
-    find_recorded(name, record).filter(|before| before.cpu_s >= MIN_JUDGED_CPU_S)
+    find_recorded(name, record).filter(|recorded| recorded.cpu_s >= MIN_JUDGED_CPU_S)
 }
 
 /// Growth of the median stage, between 1 and [`MAX_HOST_SLOWDOWN`]; 1 if too few stages can be compared.
 fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
-    let ratio = |cost: &StageCost| judged_record(&cost.name, record).map(|before| cost.cpu_s / before.cpu_s);
+    let ratio = |cost: &StageCost| judged_record(&cost.name, record).map(|recorded| cost.cpu_s / recorded.cpu_s);
     let mut ratios: Vec<f64> = current.iter().filter_map(ratio).collect();
     ratios.sort_by(f64::total_cmp);
     if ratios.len() < MIN_STAGES_OF_HOST { 1.0 } else { ratios[ratios.len() / 2].clamp(1.0, MAX_HOST_SLOWDOWN) }
@@ -133,24 +133,24 @@ fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
 
 /// A complaint about a stage that has grown grossly on a host that needs `slowdown` times the record's CPU seconds.
 fn growth(cost: &StageCost, record: &[StageCost], slowdown: f64) -> Option<String> {
-    let before = judged_record(&cost.name, record)?;
-    let is_gross = cost.cpu_s > MAX_GROWTH * slowdown * before.cpu_s;
-    is_gross.then(|| format!("'{}' takes {:.0} CPU s, {:.0} on record", cost.name, cost.cpu_s, before.cpu_s))
+    let recorded = judged_record(&cost.name, record)?;
+    let is_gross = cost.cpu_s > MAX_GROWTH * slowdown * recorded.cpu_s;
+    is_gross.then(|| format!("'{}' takes {:.0} CPU s, {:.0} on record", cost.name, cost.cpu_s, recorded.cpu_s))
 }
 
 fn render(current: &[StageCost], record: &[StageCost]) -> String {
     let row = |cost: &StageCost, record: &[StageCost]| {
-        let before = find_recorded(&cost.name, record).map_or("-".to_string(), |before| format!("{:.1}", before.cpu_s));
-        format!("{:>8.1} {:>8.1} {before:>10}  {}\n", cost.cpu_s, cost.wall_s, cost.name)
+        let recorded_text = find_recorded(&cost.name, record).map_or("-".to_string(), |recorded| format!("{:.1}", recorded.cpu_s));
+        format!("{:>8.1} {:>8.1} {recorded_text:>10}  {}\n", cost.cpu_s, cost.wall_s, cost.name)
     };
     let mut text = format!("{:>8} {:>8} {:>10}  stage\n", "CPU s", "wall s", "recorded");
     current.iter().for_each(|cost| text += &row(cost, record));
     let sum = |value: fn(&StageCost) -> f64| current.iter().map(value).sum::<f64>();
     text += &format!("{:>8.1} {:>8.1} {:>10}  in all\n", sum(|cost| cost.cpu_s), sum(|cost| cost.wall_s), "");
     for stage in current.iter().filter(|cost| !cost.tests.is_empty()) {
-        let before = find_recorded(&stage.name, record).map_or(&[][..], |before| &before.tests);
+        let recorded_tests = find_recorded(&stage.name, record).map_or(&[][..], |recorded| &recorded.tests);
         text += &format!("slowest of '{}'\n", stage.name);
-        stage.tests.iter().take(SLOWEST_TESTS).for_each(|test| text += &row(test, before));
+        stage.tests.iter().take(SLOWEST_TESTS).for_each(|test| text += &row(test, recorded_tests));
     }
     text
 }

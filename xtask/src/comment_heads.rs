@@ -20,7 +20,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
                 (Some((_, all)), Some(text)) => all.push_str(&text),
                 (None, Some(text)) => comment = Some((index + 1, text)),
                 (_, None) => {
-                    let head = comment.take().and_then(|(line, all)| Some((line, bare_head(&all)?)));
+                    let head = comment.take().and_then(|(line, comment_text)| Some((line, bare_head(&comment_text)?)));
                     complaints.extend(head.map(|(line, head)| {
                         Complaint::new(
                             &file.path,

@@ -32,8 +32,8 @@ pub fn write(root: &Path) -> Result<(), String> {
 /// # Errors
 /// A `Cargo.toml` cannot be read.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
-    let drawn = std::fs::read_to_string(root.join(PICTURE)).unwrap_or_default();
-    let is_current = drawn == draw(&read(root)?);
+    let picture = std::fs::read_to_string(root.join(PICTURE)).unwrap_or_default();
+    let is_current = picture == draw(&read(root)?);
     let complaint =
         format!("{PICTURE}: found another picture than the crates give, expected `cargo run -p xtask -- map`");
     Ok(if is_current { Vec::new() } else { vec![complaint] })
@@ -41,10 +41,10 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
 
 fn read(root: &Path) -> Result<CrateGraph, String> {
     let folder = root.join("crates");
-    let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let read_error = |error: std::io::Error| format!("{}: {error}", folder.display());
     let mut graph = CrateGraph::new();
-    for entry in std::fs::read_dir(&folder).map_err(failed)? {
-        let path = entry.map_err(failed)?.path().join("Cargo.toml");
+    for entry in std::fs::read_dir(&folder).map_err(read_error)? {
+        let path = entry.map_err(read_error)?.path().join("Cargo.toml");
         let Ok(text) = std::fs::read_to_string(&path) else { continue };
         let manifest: toml::Table = text.parse().map_err(|error| format!("{}: {error}", path.display()))?;
         let name = path.parent().and_then(Path::file_name).map_or(String::new(), |name| name.to_string_lossy().into());
@@ -55,8 +55,8 @@ fn read(root: &Path) -> Result<CrateGraph, String> {
 
 /// The crates of this workspace that a `Cargo.toml` names as dependencies, without their common prefix.
 pub fn used_crates(manifest: &toml::Table) -> impl Iterator<Item = &str> {
-    let named = manifest.get("dependencies").and_then(toml::Value::as_table);
-    named.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix(PREFIX))
+    let dependencies = manifest.get("dependencies").and_then(toml::Value::as_table);
+    dependencies.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix(PREFIX))
 }
 
 /// The row of each crate: 0 for crates that use no other; every other crate is below all that it uses.
@@ -74,16 +74,16 @@ fn rows(graph: &CrateGraph) -> BTreeMap<&str, usize> {
 
 /// The graph without edges that a longer path implies.
 fn reduce(graph: &CrateGraph) -> CrateGraph {
-    let reach = |from: &str| {
-        let (mut seen, mut pending) = (BTreeSet::new(), vec![from.to_string()]);
+    let reach = |start: &str| {
+        let (mut reached, mut pending) = (BTreeSet::new(), vec![start.to_string()]);
         while let Some(name) = pending.pop() {
             for used in graph.get(&name).into_iter().flatten() {
-                if seen.insert(used.clone()) {
+                if reached.insert(used.clone()) {
                     pending.push(used.clone());
                 }
             }
         }
-        seen
+        reached
     };
     let direct = |used: &BTreeSet<String>| {
         let implied: BTreeSet<String> = used.iter().flat_map(|used| reach(used)).collect();

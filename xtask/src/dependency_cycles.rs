@@ -30,9 +30,9 @@ pub fn check(crate_name: &str, src: &Path, files: &[PathBuf], complaints: &mut V
         LEFT.iter().filter(|(owner, ..)| *owner == crate_name).map(|(_, file, _)| *file).collect();
     for cycle in &cycles {
         if !cycle.iter().any(|module| listed_files.contains(&name(module).as_str())) {
-            let named: Vec<String> = cycle.iter().map(name).collect();
+            let names: Vec<String> = cycle.iter().map(name).collect();
             complaints
-                .push(format!("crates/{crate_name}: files that use one another in a cycle: {}", named.join(", ")));
+                .push(format!("crates/{crate_name}: files that use one another in a cycle: {}", names.join(", ")));
         }
     }
     for file in listed_files.into_iter().filter(|file| edges.keys().any(|module| name(module) == *file)) {
@@ -47,25 +47,25 @@ pub fn check(crate_name: &str, src: &Path, files: &[PathBuf], complaints: &mut V
 fn edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTreeSet<Module>>> {
     let mut texts = BTreeMap::new();
     for file in files {
-        if let Ok(below) = file.strip_prefix(src) {
-            texts.insert(module_of(below), fs::read_to_string(file)?);
+        if let Ok(relative_path) = file.strip_prefix(src) {
+            texts.insert(module_of(relative_path), fs::read_to_string(file)?);
         }
     }
-    let known: BTreeSet<Module> = texts.keys().cloned().collect();
+    let modules: BTreeSet<Module> = texts.keys().cloned().collect();
     let used_by = |(module, text): (&Module, &String)| {
         let is_related = |other: &Module| other.starts_with(module) || module.starts_with(other);
-        let used: BTreeSet<Module> = paths(text)
+        let used_modules: BTreeSet<Module> = paths(text)
             .iter()
-            .filter_map(|path| resolve(module, path, &known))
+            .filter_map(|path| resolve(module, path, &modules))
             .filter(|used| !is_related(used))
             .collect();
-        (module.clone(), used)
+        (module.clone(), used_modules)
     };
     Ok(texts.iter().map(used_by).collect())
 }
 
-fn module_of(below: &Path) -> Module {
-    let mut module: Module = below.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
+fn module_of(relative_path: &Path) -> Module {
+    let mut module: Module = relative_path.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
     if module.last().is_some_and(|last| matches!(last.as_str(), "mod" | "lib" | "main")) {
         module.pop();
     }
@@ -78,14 +78,14 @@ fn paths(text: &str) -> Vec<String> {
     let code: String =
         code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
     let mut paths = Vec::new();
-    let mut rest = code.as_str();
-    while let Some(at) = ["crate::", "self::", "super::"].iter().filter_map(|root| rest.find(root)).min() {
-        let begins = !rest[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
-        let tree = &rest[at..at + tree_length(&rest[at..])];
+    let mut unread_code = code.as_str();
+    while let Some(index) = ["crate::", "self::", "super::"].iter().filter_map(|root| unread_code.find(root)).min() {
+        let begins = !unread_code[..index].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+        let tree = &unread_code[index..index + tree_length(&unread_code[index..])];
         if begins {
             expand(&tree.split_whitespace().collect::<String>(), &mut paths);
         }
-        rest = &rest[at + tree.len().max(1)..];
+        unread_code = &unread_code[index + tree.len().max(1)..];
     }
     paths
 }
@@ -93,17 +93,17 @@ fn paths(text: &str) -> Vec<String> {
 /// Length of a path including its groups.
 fn tree_length(text: &str) -> usize {
     let mut depth = 0;
-    for (at, c) in text.char_indices() {
+    for (index, c) in text.char_indices() {
         match c {
-            '{' if depth > 0 || text[..at].ends_with("::") => depth += 1,
+            '{' if depth > 0 || text[..index].ends_with("::") => depth += 1,
             '}' if depth > 0 => {
                 depth -= 1;
                 if depth == 0 {
-                    return at + 1;
+                    return index + 1;
                 }
             }
             _ if depth > 0 || c.is_alphanumeric() || c == '_' || c == ':' => {}
-            _ => return at,
+            _ => return index,
         }
     }
     text.len()
@@ -117,13 +117,13 @@ fn expand(tree: &str, paths: &mut Vec<String>) {
     };
     let (mut depth, mut begin) = (0, 0);
     let group = group.strip_suffix('}').unwrap_or(group);
-    for (at, c) in group.char_indices().chain([(group.len(), ',')]) {
+    for (index, c) in group.char_indices().chain([(group.len(), ',')]) {
         match c {
             '{' => depth += 1,
             '}' => depth -= 1,
             ',' if depth == 0 => {
-                expand(&format!("{head}{}", &group[begin..at]), paths);
-                begin = at + 1;
+                expand(&format!("{head}{}", &group[begin..index]), paths);
+                begin = index + 1;
             }
             _ => {}
         }
@@ -131,22 +131,22 @@ fn expand(tree: &str, paths: &mut Vec<String>) {
 }
 
 /// The file to which a path in a module refers.
-fn resolve(module: &Module, path: &str, known: &BTreeSet<Module>) -> Option<Module> {
-    let mut at = module.clone();
+fn resolve(module: &Module, path: &str, modules: &BTreeSet<Module>) -> Option<Module> {
+    let mut current = module.clone();
     for (place, part) in path.split("::").enumerate() {
         match part {
-            "crate" if place == 0 => at.clear(),
+            "crate" if place == 0 => current.clear(),
             "self" => {}
             "super" => {
-                at.pop();
+                current.pop();
             }
-            name => at.push(name.to_string()),
+            name => current.push(name.to_string()),
         }
     }
-    while !at.is_empty() && !known.contains(&at) {
-        at.pop();
+    while !current.is_empty() && !modules.contains(&current) {
+        current.pop();
     }
-    (!at.is_empty()).then_some(at)
+    (!current.is_empty()).then_some(current)
 }
 
 /// Sets of files in which each can be reached from each other one.
@@ -154,23 +154,23 @@ fn cycles(edges: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<BTreeSet<Module>> {
     let reached: BTreeMap<&Module, BTreeSet<&Module>> =
         edges.keys().map(|module| (module, from(module, edges))).collect();
     let cycle_of = |module: &&Module| -> BTreeSet<Module> {
-        let back = |other: &&&Module| reached[**other].contains(*module);
-        reached[module].iter().filter(back).map(|other| (*other).clone()).collect()
+        let leads_back = |other: &&&Module| reached[**other].contains(*module);
+        reached[module].iter().filter(leads_back).map(|other| (*other).clone()).collect()
     };
-    let all: BTreeSet<BTreeSet<Module>> = edges.keys().collect::<Vec<_>>().iter().map(cycle_of).collect();
-    all.into_iter().filter(|cycle| cycle.len() > 1).collect()
+    let all_cycles: BTreeSet<BTreeSet<Module>> = edges.keys().collect::<Vec<_>>().iter().map(cycle_of).collect();
+    all_cycles.into_iter().filter(|cycle| cycle.len() > 1).collect()
 }
 
 fn from<'a>(start: &'a Module, edges: &'a BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<&'a Module> {
-    let (mut seen, mut pending) = (BTreeSet::new(), vec![start]);
+    let (mut reached, mut pending) = (BTreeSet::new(), vec![start]);
     while let Some(module) = pending.pop() {
         for used in edges.get(module).into_iter().flatten() {
-            if seen.insert(used) {
+            if reached.insert(used) {
                 pending.push(used);
             }
         }
     }
-    seen
+    reached
 }
 
 #[cfg(test)]

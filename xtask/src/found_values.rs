@@ -29,10 +29,10 @@ fn binds_found(code: &str) -> bool {
 fn function_around(lines: &[RustLine], index: usize) -> &[RustLine] {
     let indent = |line: &RustLine| line.code.len() - line.code.trim_start().len();
     let begins = |line: &&RustLine, within: usize| has_word(&line.code, "fn") && indent(line) < within;
-    let own = indent(&lines[index]);
+    let own_indent = indent(&lines[index]);
     let Some(start) = (0..=index)
         .rev()
-        .find(|&above| above == index && has_word(&lines[index].code, "fn") || begins(&&lines[above], own))
+        .find(|&above| above == index && has_word(&lines[index].code, "fn") || begins(&&lines[above], own_indent))
     else {
         return &lines[index..=index];
     };

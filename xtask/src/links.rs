@@ -35,26 +35,26 @@ fn prose_lines(text: &str) -> impl Iterator<Item = (usize, String)> {
         let is_fence = line.trim_start().starts_with("```");
         is_in_code ^= is_fence;
         let pieces = line.split('`').enumerate();
-        let plain: String = pieces.filter_map(|(index, piece)| (index % 2 == 0).then_some(piece)).collect();
-        (!is_in_code && !is_fence).then_some((index + 1, plain))
+        let plain_text: String = pieces.filter_map(|(index, piece)| (index % 2 == 0).then_some(piece)).collect();
+        (!is_in_code && !is_fence).then_some((index + 1, plain_text))
     })
 }
 
 /// Targets within the project, each with its line: `[text](target)` and `[text]: target`.
 fn targets(text: &str) -> Vec<(usize, String)> {
-    let mut all = Vec::new();
+    let mut links = Vec::new();
     for (line, prose) in prose_lines(text) {
         let inline = prose.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
         let defined = prose.strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map(|(_, target)| target.trim());
-        let within = |target: &&str| !target.is_empty() && !target.contains("://") && !target.starts_with("mailto:");
-        all.extend(inline.chain(defined).filter(within).map(|target| (line, target.to_string())));
+        let is_local = |target: &&str| !target.is_empty() && !target.contains("://") && !target.starts_with("mailto:");
+        links.extend(inline.chain(defined).filter(is_local).map(|target| (line, target.to_string())));
     }
-    all
+    links
 }
 
 /// The anchors of headings, and those set in HTML.
 fn anchors(text: &str) -> BTreeSet<String> {
-    let mut all = BTreeSet::new();
+    let mut anchors = BTreeSet::new();
     let mut is_in_code = false;
     for line in text.lines() {
         is_in_code ^= line.trim_start().starts_with("```");
@@ -62,15 +62,15 @@ fn anchors(text: &str) -> BTreeSet<String> {
         if !is_in_code && heading.len() < line.len() && heading.starts_with(' ') {
             let (name, mut count) = (heading_anchor(heading), 0);
             let mut unique = name.clone();
-            while !all.insert(unique) {
+            while !anchors.insert(unique) {
                 count += 1;
                 unique = format!("{name}-{count}");
             }
         }
         let set = ["id=\"", "name=\""].into_iter().flat_map(|attribute| line.split(attribute).skip(1));
-        all.extend(set.filter_map(|rest| rest.split('"').next()).map(str::to_string));
+        anchors.extend(set.filter_map(|rest| rest.split('"').next()).map(str::to_string));
     }
-    all
+    anchors
 }
 
 /// Lower case, with hyphens for spaces, without punctuation; the text of a link without its target.

@@ -25,9 +25,9 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
             if !manifest.exists() {
                 continue; // the package of the folder itself
             }
-            for used in not_locked(&read(&manifest)?, package) {
+            for used_crate in not_locked(&read(&manifest)?, package) {
                 complaints.push(format!(
-                    "{folder}/Cargo.lock: found no '{used}' for crates/{crate_name}, which uses it: cargo update --workspace \
+                    "{folder}/Cargo.lock: found no '{used_crate}' for crates/{crate_name}, which uses it: cargo update --workspace \
                      --manifest-path {folder}/Cargo.toml"
                 ));
             }
@@ -44,8 +44,8 @@ fn not_locked(manifest: &toml::Table, package: &toml::Value) -> Vec<String> {
         locked.into_iter().flatten().filter_map(|entry| text(Some(entry)).split(' ').next()).collect();
     let tables =
         ["dependencies", "build-dependencies"].map(|name| manifest.get(name).and_then(|table| table.as_table()));
-    let named = tables.into_iter().flatten().flat_map(|table| table.keys());
-    named.filter(|name| !locked.contains(&name.as_str())).cloned().collect()
+    let dependencies = tables.into_iter().flatten().flat_map(|table| table.keys());
+    dependencies.filter(|name| !locked.contains(&name.as_str())).cloned().collect()
 }
 
 fn text(value: Option<&toml::Value>) -> &str {

@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace root");
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let ended = match args[..] {
+    let outcome = match args[..] {
         ["tidy"] => tidy(root, false),
         ["tidy", "--all"] => tidy(root, true),
         ["test", ref filter @ ..] => test_run::run(root, filter),
@@ -62,10 +62,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match ended {
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(what) => {
-            eprintln!("{what}");
+        Err(error) => {
+            eprintln!("{error}");
             ExitCode::FAILURE
         }
     }

@@ -16,7 +16,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for page in tree.files.iter().filter(|file| PAGES.contains(&file.path.as_str())) {
         let mut in_table = false;
-        for (at, line) in page.numbered_lines() {
+        for (line_number, line) in page.numbered_lines() {
             let last = line.trim().strip_suffix('|').and_then(|row| row.rsplit('|').next()).map(str::trim);
             let Some(last) = last else {
                 in_table = false;
@@ -27,12 +27,12 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
                 continue;
             }
             let names: Vec<&str> = last.split('`').skip(1).step_by(2).collect();
-            let missing = names.iter().filter(|name| !functions.contains(**name));
+            let missing_names = names.iter().filter(|name| !functions.contains(**name));
             complaints
-                .extend(missing.map(|name| Complaint::new(&page.path, at, format!("no test is called '{name}'"))));
+                .extend(missing_names.map(|name| Complaint::new(&page.path, line_number, format!("no test is called '{name}'"))));
             if names.is_empty() && !last.starts_with("none:") {
                 let text = format!("found '{last}', expected a test's name or 'none: REASON'");
-                complaints.push(Complaint::new(&page.path, at, text));
+                complaints.push(Complaint::new(&page.path, line_number, text));
             }
         }
     }

@@ -45,8 +45,8 @@ fn read_constants(text: &str) -> Vec<PolicyConstant> {
     let mut comment: Vec<&str> = Vec::new();
     let mut meaning = String::new();
     for line in text.lines().map(str::trim).take_while(|line| *line != "#[cfg(test)]") {
-        if let Some(more) = line.strip_prefix("///") {
-            comment.push(more.trim());
+        if let Some(doc_text) = line.strip_prefix("///") {
+            comment.push(doc_text.trim());
             continue;
         }
         if !comment.is_empty() {
@@ -59,7 +59,7 @@ fn read_constants(text: &str) -> Vec<PolicyConstant> {
 
 fn numeric_constant(line: &str, meaning: &str) -> Option<PolicyConstant> {
     let (_, constant) =
-        line.split_once("const ").filter(|(before, _)| before.is_empty() || before.starts_with("pub"))?;
+        line.split_once("const ").filter(|(prefix, _)| prefix.is_empty() || prefix.starts_with("pub"))?;
     let (name, rest) = constant.split_once(": ")?;
     let (kind, value) = rest.strip_suffix(';')?.split_once(" = ")?;
     let is_number = ["f64", "u32", "u64", "usize"].contains(&kind);

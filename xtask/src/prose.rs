@@ -39,29 +39,29 @@ struct Paragraph {
 
 /// Complaints about a page: its mean, and its sentences that are too long.
 pub fn check_page(shown: &str, text: &str, complaints: &mut Vec<String>) {
-    let all = paragraphs(text.lines().enumerate());
+    let page_paragraphs = paragraphs(text.lines().enumerate());
     // Tables of results are generated from data, which determine the names of results.
-    let measured = |paragraph: &&Paragraph| !(paragraph.is_cell && shown.starts_with("docs/results/"));
-    check_claims(shown, all.iter().filter(measured), MAX_PAGE_WORDS, complaints);
-    check_mean(shown, &all, &SENTENCE_ENDS, complaints);
+    let is_measured = |paragraph: &&Paragraph| !(paragraph.is_cell && shown.starts_with("docs/results/"));
+    check_claims(shown, page_paragraphs.iter().filter(is_measured), MAX_PAGE_WORDS, complaints);
+    check_mean(shown, &page_paragraphs, &SENTENCE_ENDS, complaints);
 }
 
 /// Complaints about the doc comments of a file. The questions of tests are exempt from the mean, because each is as
 /// long as its question.
 pub fn check_comments(shown: &str, source: &str, is_test: bool, complaints: &mut Vec<String>) {
-    let mut all = Vec::new();
+    let mut comment_paragraphs = Vec::new();
     let mut block: Vec<(usize, &str)> = Vec::new();
     for (index, line) in source.lines().chain([""]).enumerate() {
         let code = line.trim_start();
         match code.strip_prefix("///").or_else(|| code.strip_prefix("//!")) {
             Some(comment) => block.push((index, comment.strip_prefix(' ').unwrap_or(comment))),
             None if block.is_empty() => {}
-            None => all.extend(paragraphs(block.drain(..))),
+            None => comment_paragraphs.extend(paragraphs(block.drain(..))),
         }
     }
-    check_claims(shown, all.iter(), MAX_COMMENT_WORDS, complaints);
+    check_claims(shown, comment_paragraphs.iter(), MAX_COMMENT_WORDS, complaints);
     if !is_test {
-        check_mean(shown, &all, &CLAIM_ENDS, complaints);
+        check_mean(shown, &comment_paragraphs, &CLAIM_ENDS, complaints);
     }
 }
 
@@ -100,35 +100,35 @@ fn check_mean(shown: &str, paragraphs: &[Paragraph], ends: &[char], complaints: 
 /// The prose of Markdown, without code, headings, pictures or HTML. Inline code counts as one word, and a link as its
 /// text.
 fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragraph> {
-    let mut all: Vec<Paragraph> = Vec::new();
+    let mut text_paragraphs: Vec<Paragraph> = Vec::new();
     let (mut open, mut in_code) = (false, false);
-    for (line, raw) in lines {
-        let text = raw.trim();
+    for (line, raw_line) in lines {
+        let text = raw_line.trim();
         if text.starts_with("```") {
             (in_code, open) = (!in_code, false);
             continue;
         }
-        let is_code = in_code || (!open && raw.starts_with("    "));
+        let is_code = in_code || (!open && raw_line.starts_with("    "));
         if is_code || text.is_empty() || text.starts_with(['#', '<']) || text.starts_with("![") {
             open = false;
             continue;
         }
         if text.starts_with('|') {
             let cells = text.split('|').map(|cell| plain(cell.trim())).filter(|cell| !cell.is_empty());
-            all.extend(cells.map(|text| Paragraph { line, text, is_cell: true }));
+            text_paragraphs.extend(cells.map(|text| Paragraph { line, text, is_cell: true }));
             open = false;
             continue;
         }
         let item = strip_bullet(text);
-        match all.last_mut().filter(|_| open && item.is_none()) {
+        match text_paragraphs.last_mut().filter(|_| open && item.is_none()) {
             Some(paragraph) => paragraph.text = format!("{} {text}", paragraph.text),
-            None => all.push(Paragraph { line, text: item.unwrap_or(text).to_string(), is_cell: false }),
+            None => text_paragraphs.push(Paragraph { line, text: item.unwrap_or(text).to_string(), is_cell: false }),
         }
         open = true;
     }
     // Links and code may span lines.
-    all.iter_mut().for_each(|paragraph| paragraph.text = plain(&paragraph.text));
-    all
+    text_paragraphs.iter_mut().for_each(|paragraph| paragraph.text = plain(&paragraph.text));
+    text_paragraphs
 }
 
 /// The text of a list item after its bullet or number.
@@ -176,13 +176,13 @@ fn count_words(text: &str) -> usize {
 /// Abbreviations on a page that the glossary does not contain.
 pub fn check_abbreviations(root: &Path, shown: &str, text: &str, complaints: &mut Vec<String>) -> io::Result<()> {
     let Ok(glossary) = fs::read_to_string(root.join(GLOSSARY)) else { return Ok(()) };
-    let known: BTreeSet<&str> = split_words(&glossary).chain(COMMON.iter().copied()).collect();
+    let known_words: BTreeSet<&str> = split_words(&glossary).chain(COMMON.iter().copied()).collect();
     let mut reported = BTreeSet::new();
     for Paragraph { line, text, .. } in paragraphs(text.lines().enumerate()) {
         for word in split_words(&text).map(|word| word.strip_suffix('s').unwrap_or(word)) {
             let letters = 2..=MAX_ABBREVIATION_LETTERS;
             let is_short = letters.contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_uppercase());
-            if is_short && !known.contains(word) && reported.insert(word.to_string()) {
+            if is_short && !known_words.contains(word) && reported.insert(word.to_string()) {
                 complaints.push(format!("{shown}:{}: '{word}' is not in {GLOSSARY}", line + 1));
             }
         }

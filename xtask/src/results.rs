@@ -157,15 +157,15 @@ fn pages_there(root: &Path) -> Result<Vec<PathBuf>, String> {
 
 /// All figures, those of each file in its order.
 fn figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
-    let mut all = Vec::new();
+    let mut records = Vec::new();
     for path in list_files(&root.join(FOLDER).join("data"), "jsonl")? {
         let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
         for (index, line) in text.lines().enumerate() {
             let figure = serde_json::from_str(line);
-            all.push(figure.map_err(|error| format!("{}:{}: {error}", path.display(), index + 1))?);
+            records.push(figure.map_err(|error| format!("{}:{}: {error}", path.display(), index + 1))?);
         }
     }
-    Ok(all)
+    Ok(records)
 }
 
 /// Every page with its text.
@@ -200,22 +200,22 @@ fn pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
 
 /// The newest figure of each result in each form, and older ones of more seeds; ordered by id.
 fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&'a ResultRecord> {
-    let mut all: Vec<&ResultRecord> = figures.collect();
-    let same = |a: &ResultRecord, b: &ResultRecord| (&a.id, &a.title, a.quick) == (&b.id, &b.title, b.quick);
-    let superseded = |record: &ResultRecord| {
-        all.iter()
-            .any(|other| same(record, other) && other.date > record.date && other.seeds.len() >= record.seeds.len())
+    let mut records: Vec<&ResultRecord> = figures.collect();
+    let is_same = |a: &ResultRecord, b: &ResultRecord| (&a.id, &a.title, a.quick) == (&b.id, &b.title, b.quick);
+    let is_superseded = |record: &ResultRecord| {
+        records.iter()
+            .any(|other| is_same(record, other) && other.date > record.date && other.seeds.len() >= record.seeds.len())
     };
-    let superseded: Vec<bool> = all.iter().map(|record| superseded(record)).collect();
+    let superseded: Vec<bool> = records.iter().map(|record| is_superseded(record)).collect();
     let mut superseded = superseded.into_iter();
-    all.retain(|_| !superseded.next().unwrap_or_default());
+    records.retain(|_| !superseded.next().unwrap_or_default());
     let number = |figure: &ResultRecord| {
         let (name, number) = figure.id.rsplit_once('-').unwrap_or((&figure.id, ""));
         (name.to_string(), number.parse::<u32>().unwrap_or(u32::MAX), figure.id.clone())
     };
     // Full runs come first, because they are more informative.
-    all.sort_by_key(|figure| (number(figure), figure.quick));
-    all
+    records.sort_by_key(|figure| (number(figure), figure.quick));
+    records
 }
 
 fn index(introduction: &[String], papers: &[(&Paper, Vec<&ResultRecord>)], newest: &str) -> String {
@@ -227,10 +227,10 @@ fn index(introduction: &[String], papers: &[(&Paper, Vec<&ResultRecord>)], newes
     for (paper, figures) in papers {
         let judged: Vec<&&ResultRecord> = figures.iter().filter(|figure| has_target(figure)).collect();
         let missed = judged.iter().filter(|figure| is_missed(figure)).count();
-        let new = judged.iter().filter(|figure| figure.version == newest).count();
-        let (title, page, all) = (&paper.title, &paper.page, judged.len());
+        let newest_count = judged.iter().filter(|figure| figure.version == newest).count();
+        let (title, page, total) = (&paper.title, &paper.page, judged.len());
         let row =
-            format!("| [{title}]({page}.md) | {} | {all} | {} | {missed} | {new} |\n", paper.source, all - missed);
+            format!("| [{title}]({page}.md) | {} | {total} | {} | {missed} | {newest_count} |\n", paper.source, total - missed);
         text.push_str(&row);
     }
     text
@@ -256,17 +256,17 @@ fn page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String {
     paper.findings.iter().for_each(|sentence| text.push_str(&format!("{}\n", wrap(&format!("- {sentence}"), "  "))));
     let figures: Vec<&ResultRecord> = figures.iter().copied().filter(|figure| has_target(figure)).collect();
     let origins = origins(&figures);
-    let (comparisons, rest) = comparisons(&figures);
+    let (comparisons, other_figures) = comparisons(&figures);
     text.push_str("\n## Figures\n\n");
-    text.push_str(&result_table(&rest, &origins));
+    text.push_str(&result_table(&other_figures, &origins));
     comparisons.iter().for_each(|comparison| text.push_str(&comparison_table(comparison, &origins)));
     text.push_str("\n## Runs\n\n| run | seeds | date | version | command |\n|---|---|---|---|---|\n");
     for (index, FigureOrigin { seeds: used, quick, date, version, command }) in origins.iter().enumerate() {
         let form = if *quick { ", quick" } else { "" };
         let mark = if *version == newest { "" } else { " †" };
         let day = date.split('T').next().unwrap_or_default();
-        let used = seeds(used);
-        text.push_str(&format!("| {} | {used}{form} | {day} | {version}{mark} | `{command}` |\n", index + 1));
+        let seeds_text = seeds(used);
+        text.push_str(&format!("| {} | {seeds_text}{form} | {day} | {version}{mark} | `{command}` |\n", index + 1));
     }
     if origins.iter().any(|origin| origin.version != newest) {
         text.push_str(&format!("\n† a version older than {newest}, the newest measured one.\n"));
@@ -293,13 +293,13 @@ impl<'a> FigureOrigin<'a> {
 
 /// The runs that measured these figures, in the order of the figures.
 fn origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
-    let mut all = Vec::new();
+    let mut origins = Vec::new();
     for origin in figures.iter().map(|figure| FigureOrigin::from_record(figure)) {
-        if !all.contains(&origin) {
-            all.push(origin);
+        if !origins.contains(&origin) {
+            origins.push(origin);
         }
     }
-    all
+    origins
 }
 
 /// A figure with its verdict, and the number of its run if the page has several.
@@ -329,11 +329,11 @@ fn result_table(figures: &[&ResultRecord], origins: &[FigureOrigin<'_>]) -> Stri
     let mut text = String::from("| id | result | target |");
     forms.iter().for_each(|(name, _)| text.push_str(&format!(" {name} |")));
     text.push_str(&format!("\n|---|---|---|{}\n", "---|".repeat(forms.len())));
-    for (first, all) in rows {
+    for (first, row_figures) in rows {
         let title = first.title.replace('|', "\\|");
         text.push_str(&format!("| {} | {title} | {} |", first.id, target_text(&first.target)));
         for (_, quick) in &forms {
-            let cells = all.iter().filter(|figure| figure.quick == *quick).map(|figure| cell(figure, origins));
+            let cells = row_figures.iter().filter(|figure| figure.quick == *quick).map(|figure| cell(figure, origins));
             text.push_str(&format!(" {} |", cells.collect::<Vec<_>>().join("; ")));
         }
         text.push('\n');
@@ -377,30 +377,30 @@ fn comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<FigureComparison<'a>>, 
             None => groups.push((&figure.id, measure, vec![(variant, figure)])),
         }
     }
-    groups.retain(|(.., all)| all.len() >= MIN_VARIANTS);
+    groups.retain(|(.., members)| members.len() >= MIN_VARIANTS);
     let is_compared = |figure: &&ResultRecord| {
-        groups.iter().any(|(.., all)| all.iter().any(|(_, compared)| std::ptr::eq(*compared, *figure)))
+        groups.iter().any(|(.., members)| members.iter().any(|(_, compared)| std::ptr::eq(*compared, *figure)))
     };
-    let rest = figures.iter().copied().filter(|figure| !is_compared(figure)).collect();
+    let other_figures = figures.iter().copied().filter(|figure| !is_compared(figure)).collect();
     let mut tables: Vec<FigureComparison<'a>> = Vec::new();
-    for (id, measure, all) in groups {
-        let (variants, figures): (Vec<&str>, Vec<&ResultRecord>) = all.into_iter().unzip();
+    for (id, measure, members) in groups {
+        let (variants, figures): (Vec<&str>, Vec<&ResultRecord>) = members.into_iter().unzip();
         match tables.iter_mut().find(|table| table.variants == variants) {
             Some(table) => table.measures.push((id, measure, figures)),
             None => tables.push(FigureComparison { variants, measures: vec![(id, measure, figures)] }),
         }
     }
-    (tables, rest)
+    (tables, other_figures)
 }
 
 /// The target of most figures is in the header of their column, any other beside its figure.
 fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'_>]) -> String {
-    let usual = |figures: &[&ResultRecord]| {
+    let common_target_of = |figures: &[&ResultRecord]| {
         let count = |target: &str| figures.iter().filter(|figure| figure.target == target).count();
-        let most = figures.iter().map(|figure| figure.target.clone()).max_by_key(|target| count(target));
-        most.unwrap_or_default()
+        let common_target = figures.iter().map(|figure| figure.target.clone()).max_by_key(|target| count(target));
+        common_target.unwrap_or_default()
     };
-    let targets: Vec<String> = comparison.measures.iter().map(|(.., figures)| usual(figures)).collect();
+    let targets: Vec<String> = comparison.measures.iter().map(|(.., figures)| common_target_of(figures)).collect();
     let mut text = String::from("\n| |");
     for ((id, measure, _), target) in comparison.measures.iter().zip(&targets) {
         let target = target_text(target);
@@ -410,9 +410,9 @@ fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'
     for (index, variant) in comparison.variants.iter().enumerate() {
         text.push_str(&format!("| {variant} |"));
         for ((.., figures), target) in comparison.measures.iter().zip(&targets) {
-            let own = figures[index];
-            let other = if own.target == *target { "" } else { &format!(" ({})", target_text(&own.target)) };
-            text.push_str(&format!(" {}{other} |", cell(own, origins)));
+            let figure = figures[index];
+            let target_note = if figure.target == *target { "" } else { &format!(" ({})", target_text(&figure.target)) };
+            text.push_str(&format!(" {}{target_note} |", cell(figure, origins)));
         }
         text.push('\n');
     }
@@ -421,17 +421,17 @@ fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'
 
 /// A target as text, with no more digits than figures have.
 fn target_text(words: &str) -> String {
-    let short = |word: &str| match word.parse::<f64>() {
+    let shorten = |word: &str| match word.parse::<f64>() {
         Ok(value) if word.len() > 6 => number(value),
         _ => word.to_string(),
     };
-    words.split(' ').map(short).collect::<Vec<_>>().join(" ")
+    words.split(' ').map(shorten).collect::<Vec<_>>().join(" ")
 }
 
 fn value(figure: &ResultRecord) -> String {
     let spread = figure.spread.map_or(String::new(), |spread| format!(" ± {}", number(spread)));
-    let measured = figure.measured.map_or("not measured".to_string(), number);
-    format!("{measured}{spread} {}", figure.unit).trim_end().to_string()
+    let measured_text = figure.measured.map_or("not measured".to_string(), number);
+    format!("{measured_text}{spread} {}", figure.unit).trim_end().to_string()
 }
 
 /// Formats with three significant digits.
@@ -441,19 +441,19 @@ fn number(value: f64) -> String {
         size if size < 0.001 => format!("{value:.1e}"),
         size if size >= 100.0 => format!("{value:.0}"),
         size => {
-            let before = size.log10().floor() as i32;
-            format!("{value:.*}", (2 - before).clamp(0, 6) as usize)
+            let magnitude = size.log10().floor() as i32;
+            format!("{value:.*}", (2 - magnitude).clamp(0, 6) as usize)
         }
     }
 }
 
 /// Seeds as `1`, `1 to 3` or `1, 4`; `none` for a result that needs no seed.
 fn seeds(seeds: &[u64]) -> String {
-    let all: BTreeSet<u64> = seeds.iter().copied().collect();
-    match (all.first(), all.last()) {
+    let seed_set: BTreeSet<u64> = seeds.iter().copied().collect();
+    match (seed_set.first(), seed_set.last()) {
         (Some(first), Some(last)) if first == last => first.to_string(),
-        (Some(first), Some(last)) if last - first + 1 == all.len() as u64 => format!("{first} to {last}"),
-        (Some(_), _) => all.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
+        (Some(first), Some(last)) if last - first + 1 == seed_set.len() as u64 => format!("{first} to {last}"),
+        (Some(_), _) => seed_set.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
         _ => "none".to_string(),
     }
 }

@@ -69,22 +69,22 @@ const NAMES: &[(&str, &str)] = &[
 /// Complaints about a text that is code, a page or a configuration.
 pub fn check(shown: &str, text: &str, complaints: &mut Vec<String>) {
     for (index, line) in text.lines().enumerate() {
-        let lower = line.to_lowercase();
-        let spelled = SPELLINGS.iter().filter(|(gone, _)| lower.contains(gone));
-        let named = NAMES.iter().filter(|(gone, _)| has_name(line, gone));
-        for (gone, now) in spelled.chain(named) {
-            complaints.push(format!("{shown}:{}: '{gone}' is '{now}' now", index + 1));
+        let lower_line = line.to_lowercase();
+        let spelled = SPELLINGS.iter().filter(|(retired, _)| lower_line.contains(retired));
+        let retired_names = NAMES.iter().filter(|(retired, _)| has_name(line, retired));
+        for (retired, now) in spelled.chain(retired_names) {
+            complaints.push(format!("{shown}:{}: '{retired}' is '{now}' now", index + 1));
         }
     }
 }
 
 /// Does it occur as a whole name, rather than as part of a longer one?
 fn has_name(line: &str, name: &str) -> bool {
-    let part = |c: char| c.is_alphanumeric() || c == '_';
-    line.match_indices(name).any(|(at, _)| {
-        let before = line[..at].chars().next_back().is_some_and(part);
-        let after = line[at + name.len()..].chars().next().is_some_and(part);
-        !before && !after
+    let is_word_part = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(name).any(|(index, _)| {
+        let continues_before = line[..index].chars().next_back().is_some_and(is_word_part);
+        let continues_after = line[index + name.len()..].chars().next().is_some_and(is_word_part);
+        !continues_before && !continues_after
     })
 }
 

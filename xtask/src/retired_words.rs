@@ -79,10 +79,10 @@ const WORDS: &[(&str, &[&str])] = &[
 pub fn check_words(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for (file, line, text) in tree.files.iter().flat_map(readable_lines) {
-        let lower = strip_code(&text).to_lowercase();
+        let lower_text = strip_code(&text).to_lowercase();
         for (word, retired) in WORDS {
-            if let Some(old) = retired.iter().find(|old| has_word(&lower, old)) {
-                complaints.push(Complaint::new(file, line, format!("'{old}': write {word}")));
+            if let Some(old_word) = retired.iter().find(|old_word| has_word(&lower_text, old_word)) {
+                complaints.push(Complaint::new(file, line, format!("'{old_word}': write {word}")));
             }
         }
     }
@@ -106,7 +106,7 @@ pub fn check_spellings(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for (file, line, text) in tree.files.iter().flat_map(readable_lines) {
         if let Some(spelling) = spellings.iter().find(|spelling| spelling.is_in(file, &text)) {
-            complaints.push(Complaint::new(file, line, format!("'{}' is now '{}'", spelling.old, spelling.new)));
+            complaints.push(Complaint::new(file, line, format!("'{}' is now '{}'", spelling.old_spelling, spelling.new_spelling)));
         }
     }
     complaints
@@ -115,47 +115,47 @@ pub fn check_spellings(tree: &SourceTree) -> Vec<Complaint> {
 /// A row of the command's table.
 struct Spelling {
     scope: String,
-    old: String,
-    new: String,
+    old_spelling: String,
+    new_spelling: String,
     /// The last part of a key, if it has no other meaning.
-    bare: Option<String>,
+    bare_key: Option<String>,
 }
 
 impl Spelling {
     fn is_in(&self, file: &str, text: &str) -> bool {
         match self.scope.as_str() {
             "Command" => {
-                let is_subcommand = |rest: &str| {
-                    let rest = rest.strip_prefix(self.old.as_str());
-                    rest.is_some_and(|rest| {
-                        !rest.starts_with(|c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.'))
+                let is_subcommand = |suffix: &str| {
+                    let suffix = suffix.strip_prefix(self.old_spelling.as_str());
+                    suffix.is_some_and(|suffix| {
+                        !suffix.starts_with(|c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.'))
                     })
                 };
                 text.split("cachemate ").skip(1).any(is_subcommand)
             }
             "Option" => {
-                let Some((command, option)) = self.old.rsplit_once(' ') else { return false };
+                let Some((command, option)) = self.old_spelling.rsplit_once(' ') else { return false };
                 let calls = text.split("cachemate ").skip(1).filter(|call| call.starts_with(command));
                 calls.flat_map(|call| call.split([' ', '`', '=', '[', ']', ','])).any(|word| word == option)
             }
             _ => {
                 has_word(text, &self.old_key())
-                    || self.bare.as_ref().is_some_and(|bare| self.has_bare(bare, file, text))
+                    || self.bare_key.as_ref().is_some_and(|bare_key| self.has_bare(bare_key, file, text))
             }
         }
     }
 
     /// Parameters of policies are also keys of other files, so they count only where they are set and on the policies'
     /// pages.
-    fn has_bare(&self, bare: &str, file: &str, text: &str) -> bool {
-        let is_set = || text.contains(&format!("{bare} =")) || file.starts_with("docs/policies/");
-        has_word(text, bare) && (self.scope != "PolicyParameter" || is_set())
+    fn has_bare(&self, bare_key: &str, file: &str, text: &str) -> bool {
+        let is_set = || text.contains(&format!("{bare_key} =")) || file.starts_with("docs/policies/");
+        has_word(text, bare_key) && (self.scope != "PolicyParameter" || is_set())
     }
 
     /// A key of one part is searched as a table or an assignment: `[guard]`.
     fn old_key(&self) -> String {
-        let is_plain = self.scope != "Environment" && !self.old.contains('.') && self.bare.is_none();
-        if is_plain { format!("[{}]", self.old) } else { self.old.clone() }
+        let is_plain = self.scope != "Environment" && !self.old_spelling.contains('.') && self.bare_key.is_none();
+        if is_plain { format!("[{}]", self.old_spelling) } else { self.old_spelling.clone() }
     }
 }
 
@@ -170,7 +170,7 @@ fn spellings(table: &str) -> Vec<Spelling> {
     let parsed: Vec<(String, String, String)> = parsed.collect();
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_string();
     let is_used = |key: &String| parsed.iter().any(|(_, _, new)| last(new) == *key);
-    let bare = |scope: &str, old: &str| {
+    let bare_key = |scope: &str, old: &str| {
         let is_key = !matches!(scope, "Command" | "Option" | "Environment");
         Some(last(old)).filter(|key| is_key && key.contains('_') && !is_used(key))
     };
@@ -178,9 +178,9 @@ fn spellings(table: &str) -> Vec<Spelling> {
         .iter()
         .map(|(scope, old, new)| Spelling {
             scope: scope.clone(),
-            old: old.clone(),
-            new: new.clone(),
-            bare: bare(scope, old),
+            old_spelling: old.clone(),
+            new_spelling: new.clone(),
+            bare_key: bare_key(scope, old),
         })
         .collect()
 }

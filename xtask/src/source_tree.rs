@@ -94,46 +94,46 @@ pub fn scan(text: &str) -> Vec<RustLine> {
 
 fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
     let mut parts = RustLine::default();
-    let mut rest = line;
-    while let Some(c) = rest.chars().next() {
+    let mut remaining = line;
+    while let Some(c) = remaining.chars().next() {
         let length = c.len_utf8();
         match *state {
-            ScanState::BlockComment => match rest.strip_prefix("*/") {
-                Some(after) => (rest, *state) = (after, ScanState::Code),
-                None => rest = &rest[length..],
+            ScanState::BlockComment => match remaining.strip_prefix("*/") {
+                Some(after) => (remaining, *state) = (after, ScanState::Code),
+                None => remaining = &remaining[length..],
             },
             ScanState::Text(hashes) => {
                 let end = format!("\"{}", "#".repeat(hashes.unwrap_or(0)));
-                if let Some(after) = rest.strip_prefix(end.as_str()) {
+                if let Some(after) = remaining.strip_prefix(end.as_str()) {
                     parts.strings.push('\n');
                     parts.code.push('"');
-                    (rest, *state) = (after, ScanState::Code);
+                    (remaining, *state) = (after, ScanState::Code);
                 } else if hashes.is_none() && c == '\\' {
-                    let escaped = rest[1..].chars().next().map_or(0, char::len_utf8);
-                    parts.strings.push_str(if rest[1..].starts_with('n') { "\n" } else { &rest[..1 + escaped] });
-                    rest = &rest[1 + escaped..];
+                    let escaped = remaining[1..].chars().next().map_or(0, char::len_utf8);
+                    parts.strings.push_str(if remaining[1..].starts_with('n') { "\n" } else { &remaining[..1 + escaped] });
+                    remaining = &remaining[1 + escaped..];
                 } else {
                     parts.strings.push(c);
-                    rest = &rest[length..];
+                    remaining = &remaining[length..];
                 }
             }
             ScanState::Code => {
-                if let Some(comment) = rest.strip_prefix("//") {
+                if let Some(comment) = remaining.strip_prefix("//") {
                     parts.comment = Some(comment.to_string());
                     return parts;
                 }
-                if let Some(after) = rest.strip_prefix("/*") {
-                    (rest, *state) = (after, ScanState::BlockComment);
-                } else if let Some((hashes, after)) = raw_string_start(rest, &parts.code) {
+                if let Some(after) = remaining.strip_prefix("/*") {
+                    (remaining, *state) = (after, ScanState::BlockComment);
+                } else if let Some((hashes, after)) = raw_string_start(remaining, &parts.code) {
                     parts.code.push('"');
-                    (rest, *state) = (after, ScanState::Text(Some(hashes)));
+                    (remaining, *state) = (after, ScanState::Text(Some(hashes)));
                 } else if c == '"' {
                     parts.code.push('"');
-                    (rest, *state) = (&rest[1..], ScanState::Text(None));
+                    (remaining, *state) = (&remaining[1..], ScanState::Text(None));
                 } else {
-                    let literal_length = character_length(rest).unwrap_or(length);
-                    parts.code.push_str(if literal_length == length { &rest[..length] } else { "' '" });
-                    rest = &rest[literal_length..];
+                    let literal_length = character_length(remaining).unwrap_or(length);
+                    parts.code.push_str(if literal_length == length { &remaining[..length] } else { "' '" });
+                    remaining = &remaining[literal_length..];
                 }
             }
         }
@@ -145,18 +145,18 @@ fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
 }
 
 /// The hashes, and the rest after `r"`, `r#"` or `br"`.
-fn raw_string_start<'a>(rest: &'a str, before: &str) -> Option<(usize, &'a str)> {
-    if before.ends_with(|c: char| c.is_alphanumeric() || c == '_') {
+fn raw_string_start<'a>(remaining: &'a str, preceding_code: &str) -> Option<(usize, &'a str)> {
+    if preceding_code.ends_with(|c: char| c.is_alphanumeric() || c == '_') {
         return None;
     }
-    let rest = rest.strip_prefix("br").or_else(|| rest.strip_prefix('r'))?;
-    let hashes = rest.len() - rest.trim_start_matches('#').len();
-    Some((hashes, rest[hashes..].strip_prefix('"')?))
+    let remaining = remaining.strip_prefix("br").or_else(|| remaining.strip_prefix('r'))?;
+    let hashes = remaining.len() - remaining.trim_start_matches('#').len();
+    Some((hashes, remaining[hashes..].strip_prefix('"')?))
 }
 
 /// The length of a character literal; `None` for lifetimes and other code.
-fn character_length(rest: &str) -> Option<usize> {
-    let inner = rest.strip_prefix('\'')?;
+fn character_length(remaining: &str) -> Option<usize> {
+    let inner = remaining.strip_prefix('\'')?;
     let end = if inner.starts_with('\\') { 2 + inner[2..].find('\'')? } else { inner.chars().next()?.len_utf8() };
     inner[end..].starts_with('\'').then_some(end + 2)
 }

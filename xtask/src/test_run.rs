@@ -79,7 +79,7 @@ struct TestEvent {
 struct TestSummary {
     passed: usize,
     ignored: usize,
-    failed: Vec<String>,
+    failures: Vec<String>,
     costs: Vec<StageCost>,
 }
 
@@ -126,11 +126,11 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
         tests: summary.costs,
     };
     append(root, &cost)?;
-    for name in &summary.failed {
+    for name in &summary.failures {
         println!("failed: {name}");
     }
-    println!("{} passed, {} failed, {} skipped", summary.passed, summary.failed.len(), summary.ignored);
-    if summary.failed.is_empty() { Ok(()) } else { Err(format!("{} tests failed", summary.failed.len())) }
+    println!("{} passed, {} failed, {} skipped", summary.passed, summary.failures.len(), summary.ignored);
+    if summary.failures.is_empty() { Ok(()) } else { Err(format!("{} tests failed", summary.failures.len())) }
 }
 
 /// Compiles everything, and lists the test programs.
@@ -172,7 +172,7 @@ fn next_program(queue: &Mutex<Vec<TestProgram>>, prefers_host: bool) -> Option<T
 
 /// Runs one program and adds its results.
 fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mutex<TestSummary>) {
-    let started = Command::new(&program.executable)
+    let spawned = Command::new(&program.executable)
         .args(["-Z", "unstable-options", "--format", "json", "--test-threads", "1"])
         .args(filter)
         .current_dir(&program.folder)
@@ -182,12 +182,12 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn();
-    let mut child = match started {
+    let mut child = match spawned {
         Ok(child) => child,
-        Err(error) => return record(summary, |all| all.failed.push(format!("{}: {error}", program.name))),
+        Err(error) => return record(summary, |totals| totals.failures.push(format!("{}: {error}", program.name))),
     };
     let pid = child.id().to_string();
-    let (mut cpu_s, mut since, mut is_complete) = (0.0, Instant::now(), false);
+    let (mut cpu_s, mut test_start, mut is_complete) = (0.0, Instant::now(), false);
     let (mut passed, begun) = (0, Instant::now());
     for line in BufReader::new(child.stdout.take().expect("piped above")).lines().map_while(Result::ok) {
         let Ok(event) = serde_json::from_str::<TestEvent>(&line) else {
@@ -200,10 +200,10 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
         }
         let name = format!("{}::{}", program.name, event.name);
         match event.event.as_str() {
-            "ignored" => record(summary, |all| all.ignored += 1),
+            "ignored" => record(summary, |totals| totals.ignored += 1),
             "ok" | "failed" => {
                 let used_s = process_cpu_s(&pid).unwrap_or(cpu_s);
-                let wall_s = since.elapsed().as_secs_f64();
+                let wall_s = test_start.elapsed().as_secs_f64();
                 let cost = StageCost { name: name.clone(), cpu_s: used_s - cpu_s, wall_s, tests: Vec::new() };
                 cpu_s = used_s;
                 let is_ok = event.event == "ok";
@@ -211,18 +211,18 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
                 if !is_ok {
                     println!("---- {name} failed:\n{}", event.stdout);
                 }
-                record(summary, |all| {
-                    all.costs.push(cost);
-                    if is_ok { all.passed += 1 } else { all.failed.push(name) }
+                record(summary, |totals| {
+                    totals.costs.push(cost);
+                    if is_ok { totals.passed += 1 } else { totals.failures.push(name) }
                 });
             }
             _ => continue,
         }
-        since = Instant::now();
+        test_start = Instant::now();
     }
     let status = child.wait();
     if !is_complete {
-        record(summary, |all| all.failed.push(format!("{} ended early: {status:?}", program.name)));
+        record(summary, |totals| totals.failures.push(format!("{} ended early: {status:?}", program.name)));
     }
     println!("{:<40} {passed:>4} passed {cpu_s:>7.1} CPU s {:>7.1} s", program.name, begun.elapsed().as_secs_f64());
 }
@@ -247,10 +247,10 @@ fn run_documents(root: &Path, summary: &mut TestSummary) {
             summary.passed += text.lines().filter_map(passed_documents).sum::<usize>();
             if !output.status.success() {
                 println!("{text}");
-                summary.failed.push("examples in doc comments".to_string());
+                summary.failures.push("examples in doc comments".to_string());
             }
         }
-        Err(error) => summary.failed.push(format!("examples in doc comments: {error}")),
+        Err(error) => summary.failures.push(format!("examples in doc comments: {error}")),
     }
 }
 

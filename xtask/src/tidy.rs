@@ -167,19 +167,19 @@ fn rust_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// All files below a directory, or the file itself, without build products.
-fn files(at: &Path) -> io::Result<Vec<PathBuf>> {
-    let (mut found, mut pending) = (Vec::new(), vec![at.to_path_buf()]);
+fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let (mut paths, mut pending) = (Vec::new(), vec![folder.to_path_buf()]);
     while let Some(path) = pending.pop() {
         if path.is_file() {
-            found.push(path);
+            paths.push(path);
         } else if path.is_dir() && path.file_name().is_none_or(|name| name != "target") {
             for entry in fs::read_dir(&path)? {
                 pending.push(entry?.path());
             }
         }
     }
-    found.sort();
-    Ok(found)
+    paths.sort();
+    Ok(paths)
 }
 
 /// Files that contain only tests, examples or build scripts, in which only length and unfinished work are checked.
@@ -197,13 +197,13 @@ fn check_source(crate_name: &str, root: &Path, path: &Path, complaints: &mut Vec
     if lines > MAX_LINES {
         complaints.push(format!("{shown}: {lines} lines, at most {MAX_LINES}"));
     }
-    for (at, long) in long_functions(&text) {
-        complaints.push(format!("{shown}:{at}: a function of {long} lines, at most {MAX_FUNCTION_LINES}"));
+    for (line_number, length) in long_functions(&text) {
+        complaints.push(format!("{shown}:{line_number}: a function of {length} lines, at most {MAX_FUNCTION_LINES}"));
     }
     let mut in_tests = is_test_file(path.strip_prefix(root).unwrap_or(path));
     let pure = PURE.contains(&crate_name);
-    for (at, line) in text.lines().enumerate() {
-        let mut complain = |complaint: String| complaints.push(format!("{shown}:{}: {complaint}", at + 1));
+    for (index, line) in text.lines().enumerate() {
+        let mut complain = |complaint: String| complaints.push(format!("{shown}:{}: {complaint}", index + 1));
         let code = line.split("//").next().unwrap_or_default();
         in_tests |= code.trim_start().starts_with("#[cfg(test)]") || code.trim_start().starts_with("#![cfg(test)]");
         if crate_name == "xtask" {
@@ -242,12 +242,12 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
     let begins = |line: &str| line.split_whitespace().find(|word| !before_fn(word)) == Some("fn");
     let ends = |line: &str| line.ends_with(';') || line.ends_with('}');
     let functions = lines.iter().enumerate().filter(|(_, line)| begins(line) && !ends(line));
-    let counted = functions.filter(|(_, line)| !MAY_BE_LONGER.iter().any(|longer| line.contains(longer)));
-    let measured = counted.filter_map(|(at, line)| {
+    let checked_functions = functions.filter(|(_, line)| !MAY_BE_LONGER.iter().any(|longer| line.contains(longer)));
+    let lengths = checked_functions.filter_map(|(index, line)| {
         let end = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
-        Some((at + 1, lines[at..].iter().position(|line| line.starts_with(&end))? + 1))
+        Some((index + 1, lines[index..].iter().position(|line| line.starts_with(&end))? + 1))
     });
-    measured.filter(|(_, lines)| *lines > MAX_FUNCTION_LINES).collect()
+    lengths.filter(|(_, lines)| *lines > MAX_FUNCTION_LINES).collect()
 }
 
 /// Retired names in code, pages, machines and scenarios.
@@ -267,8 +267,8 @@ fn check_names(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
 
 /// Does the code name the part itself, rather than another type with the same ending (`OfflineProfiler` is the
 /// pipeline's front end)?
-fn builds(code: &str, part: &str) -> bool {
-    code.match_indices(part).any(|(at, _)| !code[..at].ends_with("Offline"))
+fn builds(code: &str, fragment: &str) -> bool {
+    code.match_indices(fragment).any(|(index, _)| !code[..index].ends_with("Offline"))
 }
 
 /// Every policy has its own page, or a heading with its name on a page that it shares with others.
@@ -279,8 +279,8 @@ fn check_policy_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<(
         pages.push((stem, fs::read_to_string(&path)?));
     }
     for (stem, text) in &pages {
-        let absent = POLICY_PAGE.iter().filter(|heading| !text.lines().any(|line| line == **heading));
-        complaints.extend(absent.map(|heading| format!("docs/policies/{stem}.md: no section '{heading}'")));
+        let absent_headings = POLICY_PAGE.iter().filter(|heading| !text.lines().any(|line| line == **heading));
+        complaints.extend(absent_headings.map(|heading| format!("docs/policies/{stem}.md: no section '{heading}'")));
     }
     for file in rust_files(&root.join("crates/policy/src/policies"))? {
         let name = file.file_stem().map(|stem| stem.to_string_lossy().replace('_', "-")).unwrap_or_default();

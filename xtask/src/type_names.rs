@@ -178,10 +178,10 @@ pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
     }
     let may_repeat =
         |name: &str| CONVENTIONAL.contains(&name) || ALLOWED_TWICE.iter().any(|(allowed, _)| *allowed == name);
-    let repeated = by_name.iter().filter(|(name, all)| all.len() > 1 && !may_repeat(name));
-    let complaints = repeated.flat_map(|(name, all)| {
-        all.iter().skip(1).map(move |item| {
-            let first = &all[0];
+    let repeated = by_name.iter().filter(|(name, items)| items.len() > 1 && !may_repeat(name));
+    let complaints = repeated.flat_map(|(name, items)| {
+        items.iter().skip(1).map(move |item| {
+            let first = &items[0];
             Complaint::new(
                 item.file,
                 item.line,
@@ -210,7 +210,7 @@ fn last_word(name: &str) -> &str {
 }
 
 fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
-    let mut all = Vec::new();
+    let mut declarations = Vec::new();
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
         // Types of an `impl` or of a trait belong to the trait.
         let mut block: Option<usize> = None;
@@ -222,7 +222,7 @@ fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
             if let Some((keyword, name)) = declared_type(line)
                 && !(keyword == "type" && block.is_some())
             {
-                all.push(TypeDeclaration { name, file: &file.path, line: index + 1 });
+                declarations.push(TypeDeclaration { name, file: &file.path, line: index + 1 });
             }
             let opens = words_after_visibility(&line.code).next().is_some_and(|word| matches!(word, "impl" | "trait"))
                 || line.code.trim_start().starts_with("impl<");
@@ -231,7 +231,7 @@ fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
             }
         }
     }
-    all
+    declarations
 }
 
 /// The keyword and the name of a line that declares a type.

@@ -17,7 +17,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
             _ => continue,
         };
         let mut is_in_code = false;
-        for (at, line) in file.numbered_lines() {
+        for (line_number, line) in file.numbered_lines() {
             let prose = markers.iter().find_map(|marker| line.trim_start().strip_prefix(marker));
             let Some(prose) = prose.map(str::trim) else {
                 is_in_code &= markers == [""];
@@ -30,7 +30,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
             let can_break = prose.split_whitespace().count() > 2;
             if columns > MAX_COLUMNS && can_break && !is_code && !prose.starts_with('|') {
                 let text = format!("{columns} columns of prose, at most {MAX_COLUMNS}");
-                complaints.push(Complaint::new(&file.path, at, text));
+                complaints.push(Complaint::new(&file.path, line_number, text));
             }
         }
     }

@@ -44,7 +44,7 @@ fn count_visible_clusters(maps: &[Vec<u8>], entries: usize) -> usize {
     let owner = |entry: usize| {
         let mut touching = (0..maps.len()).filter(|&thread| maps[thread][entry] > 0).map(cluster);
         let first = touching.next()?;
-        touching.all(|other| other == first).then_some(first)
+        touching.all(|next_cluster| next_cluster == first).then_some(first)
     };
     (0..entries).filter_map(owner).collect::<BTreeSet<u32>>().len()
 }
@@ -53,7 +53,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for entries in [256, 512] {
         let maps = maps(entries);
-        let threads: Vec<ThreadMap<'_>> = maps.iter().map(|map| ThreadMap { counters: map, together: None }).collect();
+        let threads: Vec<ThreadMap<'_>> = maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
         let clusters = |method| find(method, &threads, &SharingCriteria::default(), THRESHOLD).count as u64;
         let contenders = vec![
             Contender::new("one pass", || clusters(ClusteringMethod::OnePass)),

@@ -22,7 +22,7 @@ const CACHE_BYTES: u64 = 1_966_080;
 const COLORS: u64 = 16;
 const LOGS: usize = 4;
 
-fn log(seed: u64) -> Vec<u64> {
+fn draw_log(seed: u64) -> Vec<u64> {
     let mut generator = SplitMix64::new(seed);
     let line = |at: usize| match generator.draw_below(4) {
         0 => at as u64 % 3_000,
@@ -34,13 +34,13 @@ fn log(seed: u64) -> Vec<u64> {
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
-    let logs: Vec<Vec<u64>> = (0..LOGS as u64).map(log).collect();
+    let logs: Vec<Vec<u64>> = (0..LOGS as u64).map(draw_log).collect();
     let sizes: Vec<u64> = (1..=COLORS).map(|colors| CACHE_BYTES * colors / COLORS).collect();
     let at_all = |curve: Option<MissRateCurve>| {
         let curve = curve.expect("a log with entries and instructions");
         curve.points().iter().map(|&(_, rate)| rate as u64).sum::<u64>()
     };
-    let by = |form: fn(&MissLog<'_>, &[u64]) -> Option<MissRateCurve>| {
+    let run_form = |form: fn(&MissLog<'_>, &[u64]) -> Option<MissRateCurve>| {
         let (logs, sizes) = (&logs, &sizes);
         move || {
             let trace = |lines| MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions: 4e6, lost: None };
@@ -49,8 +49,8 @@ fn run(options: &Options) -> Vec<ResultRow> {
     };
     let survival: fn(&MissLog<'_>, &[u64]) -> _ = |trace, sizes| survival_curve(trace, &LogCounts::default(), sizes);
     let contenders = vec![
-        Contender::new("bounded stack (thesis)", by(|trace, sizes| trace_curve(trace, sizes, Warmup::Automatic, true))),
-        Contender::new("survival", by(survival)).compare_with(0, None).with_min_millions(Some(0.0002)),
+        Contender::new("bounded stack (thesis)", run_form(|trace, sizes| trace_curve(trace, sizes, Warmup::Automatic, true))),
+        Contender::new("survival", run_form(survival)).compare_with(0, None).with_min_millions(Some(0.0002)),
     ];
     compare("curve", "log of 163 840 entries", LOGS, options.rounds, BenchClock::Thread, false, contenders)
 }

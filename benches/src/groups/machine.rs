@@ -24,26 +24,26 @@ struct MachineCase {
     machine: &'static str,
     contexts: u32,
     /// Minimum ratio to the speed of the loop.
-    least_ratio: Option<f64>,
+    min_ratio: Option<f64>,
     /// Minimum millions of data accesses per second.
-    least_millions: Option<f64>,
+    min_millions: Option<f64>,
 }
 
 const fn machine_case(machine: &'static str, contexts: u32) -> MachineCase {
-    MachineCase { machine, contexts, least_ratio: None, least_millions: None }
+    MachineCase { machine, contexts, min_ratio: None, min_millions: None }
 }
 
 const CASES: [MachineCase; 5] = [
-    MachineCase { least_ratio: Some(0.125), least_millions: Some(15.0), ..machine_case("niagara-2core", 8) },
-    MachineCase { least_millions: Some(8.0), ..machine_case("power5-2x2x2", 8) },
-    MachineCase { least_millions: Some(8.0), ..machine_case("opteron-2350", 8) },
+    MachineCase { min_ratio: Some(0.125), min_millions: Some(15.0), ..machine_case("niagara-2core", 8) },
+    MachineCase { min_millions: Some(8.0), ..machine_case("power5-2x2x2", 8) },
+    MachineCase { min_millions: Some(8.0), ..machine_case("opteron-2350", 8) },
     machine_case("xeon-x5365", 2),
     machine_case("epyc-7742", 64),
 ];
 
 /// The largest shipped machines, with a program on every CPU.
 const WHOLE: [&str; 2] = ["epyc-7742", "epyc-7763"];
-const WHOLE_MOST_BYTES: u64 = 500_000_000;
+const WHOLE_MAX_BYTES: u64 = 500_000_000;
 
 /// The cost of an access must not double between these numbers of busy CPUs.
 const FLAT: (&str, [u32; 2]) = ("epyc-7742", [2, 64]);
@@ -65,10 +65,10 @@ impl AccessSource for Player {
     }
 }
 
-fn record(program: &str, seed: u64, wanted: usize) -> Vec<Access> {
+fn record(program: &str, seed: u64, min_accesses: usize) -> Vec<Access> {
     let mut threads = kernels::program(program, seed, &kernels::Options::default()).expect("a shipped program");
     let mut accesses = Vec::new();
-    while accesses.len() < wanted {
+    while accesses.len() < min_accesses {
         threads[0].next_batch(&mut accesses);
     }
     accesses
@@ -83,7 +83,7 @@ fn simulate(
     spec: &cachemate_core::MachineSpec,
     contexts: u32,
     programs: &[std::sync::Arc<Vec<Access>>],
-    wanted: u64,
+    min_accesses: u64,
 ) -> u64 {
     let mut hw = Hardware::new(spec, HwOptions::default()).expect("a shipped machine");
     let mut frames = FirstTouchFrames::default();
@@ -91,28 +91,28 @@ fn simulate(
         let player = Player { accesses: programs[cpu as usize % programs.len()].clone(), at: 0 };
         hw.load(CpuId(cpu), HwThread::new(TaskId(cpu), ProcessId(cpu), 0, Box::new(player)), 0);
     }
-    let mut until = 0;
+    let mut end = 0;
     loop {
-        until += 2_000;
-        let stop = hw.run(until, &mut frames);
+        end += 2_000;
+        let stop = hw.run(end, &mut frames);
         assert_eq!(stop, StopReason::Time);
         let references = |cpu| hw.thread(CpuId(cpu)).map_or(0, |thread| thread.counters.levels[1].references);
         let reference_count: u64 = (0..contexts).map(references).sum();
-        if reference_count >= wanted {
+        if reference_count >= min_accesses {
             return reference_count;
         }
     }
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
-    let wanted = options.accesses / 4;
-    let record = |(at, name): (usize, &&str)| std::sync::Arc::new(record(name, at as u64, wanted / 4));
+    let min_accesses = options.accesses / 4;
+    let record = |(at, name): (usize, &&str)| std::sync::Arc::new(record(name, at as u64, min_accesses / 4));
     let programs: Vec<_> = PROGRAMS.iter().enumerate().map(record).collect();
     let mut rows = Vec::new();
     for case in CASES {
         let (name, contexts) = (case.machine, case.contexts);
         let spec = options.machine(name);
-        let line_count = simulate(&spec, contexts, &programs, wanted as u64) as usize;
+        let line_count = simulate(&spec, contexts, &programs, min_accesses as u64) as usize;
         let mut lines = Vec::with_capacity(line_count);
         'full: for index in 0.. {
             for cpu in 0..contexts as usize {
@@ -126,13 +126,13 @@ fn run(options: &Options) -> Vec<ResultRow> {
                 }
             }
         }
-        let machine = Contender::new("machine", || simulate(&spec, contexts, &programs, wanted as u64))
-            .compare_with(0, case.least_ratio)
-            .with_min_millions(case.least_millions);
+        let machine = Contender::new("machine", || simulate(&spec, contexts, &programs, min_accesses as u64))
+            .compare_with(0, case.min_ratio)
+            .with_min_millions(case.min_millions);
         let contenders = vec![Contender::new("move to front", || move_to_front(&lines)), machine];
         rows.extend(compare("machine", name, line_count, options.rounds, BenchClock::Thread, false, contenders));
     }
-    rows.extend(flatness(&programs, wanted, options));
+    rows.extend(flatness(&programs, min_accesses, options));
     rows.extend(WHOLE.iter().flat_map(|name| whole_run(name, options)));
     rows
 }
@@ -155,20 +155,20 @@ fn whole_run(name: &str, options: &Options) -> Vec<ResultRow> {
     // Millions of accesses on machines of this size, enough for every program to have touched its whole working set.
     let cycles = options.accesses as u64 / 20;
     let reference_count = run_whole(&spec, cycles) as usize;
-    let whole = Contender::new("whole run, all CPUs", || run_whole(&spec, cycles)).with_max_bytes(WHOLE_MOST_BYTES);
-    compare("machine", name, reference_count, options.rounds.min(2), BenchClock::Thread, false, vec![whole])
+    let contender = Contender::new("whole run, all CPUs", || run_whole(&spec, cycles)).with_max_bytes(WHOLE_MAX_BYTES);
+    compare("machine", name, reference_count, options.rounds.min(2), BenchClock::Thread, false, vec![contender])
 }
 
 /// The same number of accesses *per CPU* on few CPUs and on many, of the same two programs; otherwise the run on many
 /// CPUs would be measured cold. The run on few is repeated until both have the same total.
-fn flatness(programs: &[std::sync::Arc<Vec<Access>>], wanted: usize, options: &Options) -> Vec<ResultRow> {
+fn flatness(programs: &[std::sync::Arc<Vec<Access>>], min_accesses: usize, options: &Options) -> Vec<ResultRow> {
     let (name, cpus) = FLAT;
     let spec = options.machine(name);
-    let of_every_cpu = wanted as u64 / 16;
+    let of_every_cpu = min_accesses as u64 / 16;
     let run = |cpus: u32| simulate(&spec, cpus, &programs[..2], of_every_cpu * u64::from(cpus));
     let times = cpus[1] / cpus[0];
-    let few = Contender::new(format!("flat cost: {} CPUs", cpus[0]), || (0..times).map(|_| run(cpus[0])).sum());
-    let many = Contender::new(format!("flat cost: {} CPUs", cpus[1]), || run(cpus[1])).compare_with(0, Some(0.5));
+    let few_cpus = Contender::new(format!("flat cost: {} CPUs", cpus[0]), || (0..times).map(|_| run(cpus[0])).sum());
+    let many_cpus = Contender::new(format!("flat cost: {} CPUs", cpus[1]), || run(cpus[1])).compare_with(0, Some(0.5));
     let reference_count = (of_every_cpu * u64::from(cpus[1])) as usize;
-    compare("machine", name, reference_count, options.rounds.min(3), BenchClock::Thread, false, vec![few, many])
+    compare("machine", name, reference_count, options.rounds.min(3), BenchClock::Thread, false, vec![few_cpus, many_cpus])
 }

@@ -42,26 +42,26 @@ fn speeds(program: &Path, options: &Options, machines: Option<&Path>) -> Speeds 
 
 fn run(options: &Options) -> Vec<ResultRow> {
     let Some(older) = &options.older else { return Vec::new() };
-    let own = std::env::current_exe().expect("this program's file");
-    let (mut before, mut now) = (Vec::new(), Vec::new());
+    let own_program = std::env::current_exe().expect("this program's file");
+    let (mut older_rounds, mut newer_rounds) = (Vec::new(), Vec::new());
     for round in 0..options.rounds {
         // The order alternates between rounds.
         for turn in 0..2 {
             match (turn + round) % 2 {
-                0 => before.push(speeds(older, options, None)),
-                _ => now.push(speeds(&own, options, options.machines.as_deref())),
+                0 => older_rounds.push(speeds(older, options, None)),
+                _ => newer_rounds.push(speeds(&own_program, options, options.machines.as_deref())),
             }
         }
         eprintln!("older: round {} of {}", round + 1, options.rounds);
     }
     let compared = |index: usize| {
         let times = |rounds: &[Speeds]| rounds.iter().map(|speeds| speeds[index].2).collect::<Vec<f64>>();
-        let (before, now) = (times(&before), times(&now[..]));
-        let mut ratios: Vec<f64> = now.iter().zip(&before).map(|(now, before)| now / before).collect();
+        let (older_times, newer_times) = (times(&older_rounds), times(&newer_rounds[..]));
+        let mut ratios: Vec<f64> = newer_times.iter().zip(&older_times).map(|(now, before)| now / before).collect();
         ratios.sort_by(f64::total_cmp);
-        (before, now, ratios)
+        (older_times, newer_times, ratios)
     };
-    let first = now[0].clone();
+    let first = newer_rounds[0].clone();
     first
         .into_iter()
         .enumerate()
@@ -91,7 +91,7 @@ fn rows(input: &str, contender: &str, (before, now, ratios): (Vec<f64>, Vec<f64>
         }
     };
     let older = format!("{contender}, older");
-    let own = ResultRow {
+    let own_row = ResultRow {
         against: Some(older.clone()),
         speed_ratio: Some(median(&ratios)),
         speed_ratio_bar: bar,
@@ -99,5 +99,5 @@ fn rows(input: &str, contender: &str, (before, now, ratios): (Vec<f64>, Vec<f64>
         met: bar.map(|bar| median(&ratios) >= bar),
         ..row(contender.into(), now)
     };
-    [row(older, before), own]
+    [row(older, before), own_row]
 }

@@ -33,14 +33,14 @@ const HERTZ: u64 = 2_500_000_000;
 const WINDOW_CYCLES: f64 = 1e9;
 const SHARE_BAR_PERCENT: f64 = 0.5;
 /// The target for casc, activity-vector, di and dio: a decision within 5 ms.
-const LEAST_MILLIONS: f64 = 0.2;
+const MIN_MILLIONS: f64 = 0.2;
 
 struct SyntheticHost {
     topology: Topology,
     capabilities: Capabilities,
     observation: Observation,
     profiles: Profiles,
-    before: Plan,
+    previous_plan: Plan,
 }
 
 fn host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> SyntheticHost {
@@ -116,12 +116,12 @@ fn host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> SyntheticHost {
         capabilities,
         observation,
         profiles: (0..tasks).map(|id| (TaskId(id), profile())).collect(),
-        before: Plan::idle(WindowLength::Time { ns: 10_000_000 }),
+        previous_plan: Plan::idle(WindowLength::Time { ns: 10_000_000 }),
     }
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
-    looks(SIZES[0], options.rounds);
+    time_searches(SIZES[0], options.rounds);
     SIZES.into_iter().flat_map(|size| decisions(size, options)).collect()
 }
 
@@ -132,14 +132,14 @@ const LOOKS_WITHIN: u64 = 64;
 
 /// `auto` observes the same tasks for some windows before it searches for a plan: its first search, and the one after
 /// the arrival of another task.
-fn looks(size: HostSize, rounds: usize) {
+fn time_searches(size: HostSize, rounds: usize) {
     let mut look_times = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
-        let mut host = counted(size);
+        let mut host = counted_host(size);
         let mut policy = policies::build("auto", "", 1).expect("the registry has it");
         for (choice, times) in look_times.iter_mut().enumerate() {
             if choice == 1 {
-                host.arrive();
+                host.add_task();
             }
             times.extend((0..LOOKS_WITHIN).find_map(|_| host.look(policy.as_mut())));
         }
@@ -148,17 +148,17 @@ fn looks(size: HostSize, rounds: usize) {
         let mut times = times;
         times.sort_by(f64::total_cmp);
         let median = times.get(times.len() / 2).copied().unwrap_or(f64::NAN);
-        let (least, most) =
-            times.first().zip(times.last()).map_or((f64::NAN, f64::NAN), |(least, most)| (*least, *most));
+        let (fastest, slowest) =
+            times.first().zip(times.last()).map_or((f64::NAN, f64::NAN), |(fastest, slowest)| (*fastest, *slowest));
         eprintln!(
-            "policies {} x {} auto, {what}: {median:.2} ms ({least:.2}-{most:.2}), bar {bar} ms",
+            "policies {} x {} auto, {what}: {median:.2} ms ({fastest:.2}-{slowest:.2}), bar {bar} ms",
             size.tasks, size.caches
         );
     }
 }
 
 /// The same host, with curves and counts that differ between tasks.
-fn counted(size: HostSize) -> SyntheticHost {
+fn counted_host(size: HostSize) -> SyntheticHost {
     let mut host = host(size);
     let mut generator = SplitMix64::new(2);
     for profile in host.profiles.values_mut() {
@@ -191,11 +191,11 @@ fn counts(draws: &mut SplitMix64) -> EventCounts {
 }
 
 impl SyntheticHost {
-    fn arrive(&mut self) {
+    fn add_task(&mut self) {
         let id = self.observation.tasks.len() as u32;
-        let on = self.observation.tasks[0].on_cpu_ns.clone();
+        let on_cpu_ns = self.observation.tasks[0].on_cpu_ns.clone();
         let task =
-            TaskSample { name: format!("task-{id}"), on_cpu_ns: on, ..TaskSample::new(TaskId(id), ProcessId(id)) };
+            TaskSample { name: format!("task-{id}"), on_cpu_ns, ..TaskSample::new(TaskId(id), ProcessId(id)) };
         let mut draws = SplitMix64::new(4);
         self.profiles.insert(TaskId(id), phased_profile(&mut draws));
         self.observation.tasks.push(TaskSample { counts: counts(&mut draws), ..task });
@@ -206,18 +206,18 @@ impl SyntheticHost {
         self.observation.window += 1;
         self.observation.span.start_ns += self.observation.span.elapsed_ns;
         let predictor = ReferencePredictor { miss_penalty_cycles: 200.0 };
-        let before = BenchClock::Thread.now_s();
+        let start = BenchClock::Thread.now_s();
         let decision = policy.decide(&View {
             topology: &self.topology,
             capabilities: &self.capabilities,
             observation: &self.observation,
             profiles: &self.profiles,
-            previous_plan: &self.before,
+            previous_plan: &self.previous_plan,
             predictor: &predictor,
             verdicts: &(),
         });
-        let ms = 1e3 * (BenchClock::Thread.now_s() - before);
-        self.before = decision.plan;
+        let ms = 1e3 * (BenchClock::Thread.now_s() - start);
+        self.previous_plan = decision.plan;
         (!decision.reasons.is_empty()).then_some(ms)
     }
 }
@@ -233,7 +233,7 @@ fn decisions(size: HostSize, options: &Options) -> Vec<ResultRow> {
             capabilities: &host.capabilities,
             observation: &host.observation,
             profiles: &host.profiles,
-            previous_plan: &host.before,
+            previous_plan: &host.previous_plan,
             predictor: &predictor,
             verdicts: &(),
         });
@@ -243,7 +243,7 @@ fn decisions(size: HostSize, options: &Options) -> Vec<ResultRow> {
         Contender::new(label, move || decide(name, parameters))
     };
     let promised = |name: &'static str, parameters: &'static str, label: &str| {
-        contender(name, parameters, label).with_min_millions((size.tasks == SIZES[0].tasks).then_some(LEAST_MILLIONS))
+        contender(name, parameters, label).with_min_millions((size.tasks == SIZES[0].tasks).then_some(MIN_MILLIONS))
     };
     let contenders = vec![
         contender("default", "", "default"),

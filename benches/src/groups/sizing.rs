@@ -20,32 +20,32 @@ fn random_claims(seed: u64) -> Vec<UnitClaim> {
     let claim = |_| {
         let top = 5.0 + 60.0 * generator.draw_unit();
         let (cliff, kind) = (1 + generator.draw_below(u64::from(UNITS)) as u32, generator.draw_below(3));
-        let cost = |held: u32| match kind {
+        let cost = |units: u32| match kind {
             0 => top,
-            1 => top / (1.0 + f64::from(held) / 16.0),
-            _ if held < cliff => top,
+            1 => top / (1.0 + f64::from(units) / 16.0),
+            _ if units < cliff => top,
             _ => 0.1 * top,
         };
-        let costs = (1..=UNITS).map(|held| cost(held) + 0.01 * generator.draw_unit()).collect();
+        let costs = (1..=UNITS).map(|units| cost(units) + 0.01 * generator.draw_unit()).collect();
         UnitClaim { costs, min_units: 1 }
     };
     (0..PROGRAMS).map(claim).collect()
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
-    let all: Vec<Vec<UnitClaim>> = (0..DEALS as u64).map(random_claims).collect();
+    let claim_sets: Vec<Vec<UnitClaim>> = (0..DEALS as u64).map(random_claims).collect();
     let sum =
         |deal: Vec<u32>| u64::from(deal.iter().enumerate().map(|(index, units)| index as u32 * units).sum::<u32>());
-    let by = |solve: fn(&[UnitClaim]) -> Vec<u32>| {
-        let all = &all;
-        move || all.iter().map(|claims| sum(solve(claims))).sum()
+    let run_solver = |solve: fn(&[UnitClaim]) -> Vec<u32>| {
+        let claim_sets = &claim_sets;
+        move || claim_sets.iter().map(|claims| sum(solve(claims))).sum()
     };
     let contenders = vec![
         Contender::new(
             "exact",
-            by(|claims| allocate_exactly(claims, UNITS, CostAggregate::Sum).expect("floors of one fit")),
+            run_solver(|claims| allocate_exactly(claims, UNITS, CostAggregate::Sum).expect("floors of one fit")),
         ),
-        Contender::new("lookahead", by(|claims| lookahead(claims, UNITS).expect("floors of one fit")))
+        Contender::new("lookahead", run_solver(|claims| lookahead(claims, UNITS).expect("floors of one fit")))
             .compare_with(0, None),
     ];
     compare("sizing", "32 programs, 256 colors", DEALS, options.rounds, BenchClock::Thread, false, contenders)

@@ -52,8 +52,8 @@ pub struct FramePool<'a> {
 impl<'a> FramePool<'a> {
     /// A pool in which all slots are empty.
     pub fn new(next: &'a mut [u32]) -> Self {
-        let half = next.len() as u32 / 2;
-        FramePool { next, first: [NONE; LISTS], count: [0; LISTS], first_unused: [0, half], turn: 0 }
+        let half_count = next.len() as u32 / 2;
+        FramePool { next, first: [NONE; LISTS], count: [0; LISTS], first_unused: [0, half_count], turn: 0 }
     }
 
     /// Number of slots in each half; slots below it are in the half that the kernel fills.
@@ -64,32 +64,32 @@ impl<'a> FramePool<'a> {
     /// Adds a slot that is in no list to the front of one. The slot must not be a fresh one that [`FramePool::pop`] has
     /// not returned yet.
     pub fn push(&mut self, list: FreeList, slot: u32) {
-        let at = list.index();
-        self.next[slot as usize] = self.first[at];
-        self.first[at] = slot;
-        self.count[at] += 1;
+        let index = list.index();
+        self.next[slot as usize] = self.first[index];
+        self.first[index] = slot;
+        self.count[index] += 1;
     }
 
     /// Removes a slot from a list; `None` if the list is empty. The two empty lists return fresh slots when nothing
     /// else is left.
     pub fn pop(&mut self, list: FreeList) -> Option<u32> {
-        let at = list.index();
-        let slot = self.first[at];
+        let index = list.index();
+        let slot = self.first[index];
         if slot == NONE {
-            let (fresh, end) = match list {
+            let (unused, end) = match list {
                 FreeList::Empty => (&mut self.first_unused[0], self.next.len() as u32 / 2),
                 FreeList::EmptyInFlight => (&mut self.first_unused[1], self.next.len() as u32 / 2 * 2),
                 _ => return None,
             };
-            *fresh += 1;
-            if *fresh > end {
-                *fresh = end;
+            *unused += 1;
+            if *unused > end {
+                *unused = end;
                 return None;
             }
-            return Some(*fresh - 1);
+            return Some(*unused - 1);
         }
-        self.first[at] = self.next[slot as usize];
-        self.count[at] -= 1;
+        self.first[index] = self.next[slot as usize];
+        self.count[index] -= 1;
         Some(slot)
     }
 

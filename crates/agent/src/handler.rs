@@ -11,7 +11,7 @@ use crate::layout::{PAGE_BYTES, TICK_MS, WANTED_BYTES, parse_target};
 use crate::maps::{AddressRange, AddressRanges, read_ranges};
 use crate::removed_ranges::RemovedRanges;
 use crate::sys::{self, fault};
-use crate::timing::{ReferenceSet, TOGETHER};
+use crate::timing::{ReferenceSet, BATCH_PAGES};
 
 mod refill;
 
@@ -19,9 +19,9 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// Frames of allowed colors that are kept ready while the program is idle.
 const READY_FRAMES: u32 = 256;
 /// Frames that the program waits for at its start; many programs never touch more pages.
-const READY_AT_START: u32 = 64;
+const INITIAL_FRAMES: u32 = 64;
 /// Maximum number of frames that one fault may fetch and classify before it gets any frame.
-const FETCHED_FOR_A_FAULT: u32 = 2048;
+const MAX_FAULT_FRAMES: u32 = 2048;
 /// Maximum number of consecutive pages that get frames ahead of their first touch.
 const MAX_AHEAD: u64 = 16;
 /// Time that background work takes before the handler checks for faults again.
@@ -125,14 +125,14 @@ struct ResidencyScan {
     inside: u64,
     outside: u64,
     unknown: u64,
-    running: bool,
+    is_running: bool,
 }
 
 /// The page that is moved out; recorded so that events can move or drop it.
 #[derive(Clone, Copy, Default, Debug)]
 struct InFlightPage {
-    at: u64,
-    dropped: bool,
+    address: u64,
+    is_dropped: bool,
 }
 
 /// All data of the handler's thread. It is created before the thread, and afterward belongs to that thread alone.
@@ -143,7 +143,7 @@ pub struct Agent {
     /// One page per slot of the stock.
     region: *mut u8,
     stock: FramePool<'static>,
-    removed: RemovedRanges,
+    removed_ranges: RemovedRanges,
     ranges: AddressRanges,
     /// The agent's own memory, which is never registered.
     own_range: (u64, u64),
@@ -184,7 +184,7 @@ impl Agent {
             ledger,
             region,
             stock: FramePool::new(lists),
-            removed: RemovedRanges::default(),
+            removed_ranges: RemovedRanges::default(),
             ranges: AddressRanges::default(),
             own_range: (own_start, own_start + own_bytes),
             program: [0; 256],
@@ -216,34 +216,34 @@ impl Agent {
 
     /// Creates a separate table of descriptors and opens the remaining ones; false if the agent cannot work.
     pub fn open_own_descriptors(&mut self) -> bool {
-        let mut keep = [self.files.faults, self.files.target, self.files.status];
-        keep.sort_unstable();
+        let mut kept_files = [self.files.faults, self.files.target, self.files.status];
+        kept_files.sort_unstable();
         // SAFETY: no memory is passed; CLONE_FILES is 0x400. The agent must not keep inherited descriptors of the
         // program open, or the reader of a pipe would never see its end.
         unsafe {
             if sys::call(sys::UNSHARE, [0x400, 0, 0, 0, 0, 0]) < 0 {
                 return false;
             }
-            let mut from = 0;
-            for file in keep {
-                if file > from {
-                    sys::call(sys::CLOSE_RANGE, [from as usize, file as usize - 1, 0, 0, 0, 0]);
+            let mut range_start = 0;
+            for file in kept_files {
+                if file > range_start {
+                    sys::call(sys::CLOSE_RANGE, [range_start as usize, file as usize - 1, 0, 0, 0, 0]);
                 }
-                from = file + 1;
+                range_start = file + 1;
             }
-            sys::call(sys::CLOSE_RANGE, [from as usize, u32::MAX as usize, 0, 0, 0, 0]);
+            sys::call(sys::CLOSE_RANGE, [range_start as usize, u32::MAX as usize, 0, 0, 0, 0]);
             let path = b"/proc/self/pagemap\0";
             self.files.pagemap = sys::call(sys::OPEN, [path.as_ptr() as usize, 0o2_000_000, 0, 0, 0, 0]);
             let (exe, room) = (b"/proc/self/exe\0", self.program.len());
             sys::call(sys::READLINK, [exe.as_ptr() as usize, self.program.as_mut_ptr() as usize, room, 0, 0, 0]);
         }
         // The half to which pages are moved must be a range whose missing pages the agent handles.
-        let (half, start) = (u64::from(self.stock.half_slots()), self.region as u64);
-        if fault::register(self.files.faults, start + half * PAGE, half * PAGE) < 0 || self.files.pagemap < 0 {
+        let (half_slots, start) = (u64::from(self.stock.half_slots()), self.region as u64);
+        if fault::register(self.files.faults, start + half_slots * PAGE, half_slots * PAGE) < 0 || self.files.pagemap < 0 {
             return false;
         }
         self.scan();
-        self.fetch(READY_AT_START, READY_AT_START * 8);
+        self.fetch(INITIAL_FRAMES, INITIAL_FRAMES * 8);
         true
     }
 
@@ -285,7 +285,7 @@ impl Agent {
         match message[0] as u8 {
             fault::EVENT_REMAP => self.track_remap(message[1], message[2], message[3]),
             fault::EVENT_REMOVE => {
-                self.removed.note(message[1], message[2], self.account.turn);
+                self.removed_ranges.note(message[1], message[2], self.account.turn);
                 self.note_unmapped(message[1], message[2]);
             }
             fault::EVENT_UNMAP => self.note_unmapped(message[1], message[2]),
@@ -294,14 +294,14 @@ impl Agent {
     }
 
     fn note_unmapped(&mut self, start: u64, end: u64) {
-        if let Some(out) = self.in_flight.as_mut().filter(|out| (start..end).contains(&out.at)) {
-            out.dropped = true;
+        if let Some(out) = self.in_flight.as_mut().filter(|out| (start..end).contains(&out.address)) {
+            out.is_dropped = true;
         }
     }
 
-    fn track_remap(&mut self, from: u64, to: u64, bytes: u64) {
-        if let Some(out) = self.in_flight.as_mut().filter(|out| (from..from + bytes).contains(&out.at)) {
-            out.at = out.at - from + to;
+    fn track_remap(&mut self, old_start: u64, new_start: u64, bytes: u64) {
+        if let Some(out) = self.in_flight.as_mut().filter(|out| (old_start..old_start + bytes).contains(&out.address)) {
+            out.address = out.address - old_start + new_start;
         }
     }
 
@@ -316,15 +316,15 @@ impl Agent {
         if is_supplied {
             for _ in 0..self.ahead {
                 // Only frames that are ready: the faulting page already has its frame, and its thread is running again.
-                let next = self.last_fault + PAGE;
+                let next_page = self.last_fault + PAGE;
                 let Some((slot, color)) = self.stock.take(self.account.mask) else { break };
-                if fault::move_page(self.files.faults, self.slot(slot) as u64, next) < 0 {
+                if fault::move_page(self.files.faults, self.slot(slot) as u64, next_page) < 0 {
                     self.stock.push(FreeList::Color(color), slot);
                     self.ahead = 0;
                     break;
                 }
                 self.release_slot(slot);
-                self.last_fault = next;
+                self.last_fault = next_page;
                 self.account.faults_ahead += 1;
             }
         }
@@ -341,7 +341,7 @@ impl Agent {
     fn supply_page(&mut self, page: u64) -> bool {
         let mask = self.account.mask;
         let mut frame = self.stock.take(mask);
-        if frame.is_none() && self.fetch(READY_FRAMES / 4, FETCHED_FOR_A_FAULT) {
+        if frame.is_none() && self.fetch(READY_FRAMES / 4, MAX_FAULT_FRAMES) {
             frame = self.stock.take(mask);
         }
         let mut wrong = false;
@@ -401,25 +401,25 @@ impl Agent {
             self.read_wanted(now);
             self.write_status();
         }
-        if now >= self.next_scan_ns || (handshake::is_ending() && !self.pass.running) {
+        if now >= self.next_scan_ns || (handshake::is_ending() && !self.pass.is_running) {
             self.scan();
             self.scan_every_ns = (2 * self.scan_every_ns).min(SCAN_LATE_NS);
             self.next_scan_ns = sys::now_ns() + self.scan_every_ns;
         }
-        if !self.pass.running && (now >= self.next_pass_ns || handshake::is_ending()) {
-            self.pass = ResidencyScan { running: true, ..ResidencyScan::default() };
+        if !self.pass.is_running && (now >= self.next_pass_ns || handshake::is_ending()) {
+            self.pass = ResidencyScan { is_running: true, ..ResidencyScan::default() };
         }
-        let mut more = false;
+        let mut has_more = false;
         if self.stock.allowed_count(self.account.mask) < READY_FRAMES {
-            let before = self.stock.held_count();
-            self.fetch(READY_FRAMES, TOGETHER as u32);
-            more = self.stock.held_count() > before;
+            let count_before = self.stock.held_count();
+            self.fetch(READY_FRAMES, BATCH_PAGES as u32);
+            has_more = self.stock.held_count() > count_before;
         }
-        if self.pass.running {
+        if self.pass.is_running {
             self.continue_scan();
-            more = true;
+            has_more = true;
         }
-        more
+        has_more
     }
 
     fn read_wanted(&mut self, now: u64) {
@@ -427,9 +427,9 @@ impl Agent {
         let args = [self.files.target as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0];
         // SAFETY: the kernel writes at most that many bytes.
         let read = unsafe { sys::call(sys::PREAD, args) };
-        let all = if self.kit.colors() == 64 { u64::MAX } else { (1 << self.kit.colors()) - 1 };
+        let all_colors = if self.kit.colors() == 64 { u64::MAX } else { (1 << self.kit.colors()) - 1 };
         let Some((mask, move_all)) = parse_target(&text).filter(|_| read > 0) else { return };
-        let mask = mask & all;
+        let mask = mask & all_colors;
         if mask != 0 && (mask, move_all) != (self.account.mask, self.move_all) {
             self.move_all = move_all;
             self.account.mask = mask;
@@ -499,8 +499,8 @@ impl Agent {
                 self.pass.inside += 1;
                 continue;
             }
-            let moved = range.writable && self.move_all && !handshake::is_ending() && self.recolor(page);
-            if moved {
+            let is_moved = range.writable && self.move_all && !handshake::is_ending() && self.recolor(page);
+            if is_moved {
                 self.pass.inside += 1;
                 self.account.recolor_done += 1;
                 self.account.moved_pages += 1;
@@ -536,17 +536,17 @@ impl Agent {
     /// Moves one present page to another frame while the program runs: out, copied, in. Whatever happens in between,
     /// the page is restored with its content, unless the program has just freed it.
     fn recolor(&mut self, page: u64) -> bool {
-        if !self.removed.may_take_out(page, self.account.turn) || !handshake::try_acquire() {
+        if !self.removed_ranges.may_take_out(page, self.account.turn) || !handshake::try_acquire() {
             return false;
         }
-        let done = self.recolor_in_flight(page);
+        let is_done = self.recolor_in_flight(page);
         handshake::release();
-        done
+        is_done
     }
 
     fn recolor_in_flight(&mut self, page: u64) -> bool {
         let mask = self.account.mask;
-        if self.stock.allowed_count(mask) == 0 && !self.fetch(READY_FRAMES / 4, FETCHED_FOR_A_FAULT) {
+        if self.stock.allowed_count(mask) == 0 && !self.fetch(READY_FRAMES / 4, MAX_FAULT_FRAMES) {
             return false;
         }
         let Some((fresh, color)) = self.stock.take(mask) else { return false };
@@ -554,44 +554,44 @@ impl Agent {
             self.stock.push(FreeList::Color(color), fresh);
             return false;
         };
-        let (to, from) = (self.slot(fresh), self.slot(aside));
+        let (target, source) = (self.slot(fresh), self.slot(aside));
         let begun = sys::now_ns();
-        if fault::move_page(self.files.faults, page, from as u64) < 0 {
+        if fault::move_page(self.files.faults, page, source as u64) < 0 {
             self.account.busy_pages += 1;
             self.stock.push(FreeList::EmptyInFlight, aside);
             self.stock.push(FreeList::Color(color), fresh);
             return false;
         }
         // SAFETY: two pages of the region: one holds a fresh frame, the other one the page that was just taken out.
-        unsafe { sys::copy_page(from, to) };
-        self.in_flight = Some(InFlightPage { at: page, dropped: false });
-        let back = self.restore_page(to as u64, from as u64);
+        unsafe { sys::copy_page(source, target) };
+        self.in_flight = Some(InFlightPage { address: page, is_dropped: false });
+        let is_restored = self.restore_page(target as u64, source as u64);
         // Only the time in which the program may wait; finding a frame before and zeroing the old one after delay no
         // thread.
         self.account.moved_ns += sys::now_ns() - begun;
-        if back {
+        if is_restored {
             self.release_slot(fresh);
         } else {
             // SAFETY: still a page of the agent.
-            unsafe { sys::zero_page(to) };
+            unsafe { sys::zero_page(target) };
             self.stock.push(FreeList::Color(color), fresh);
         }
         // SAFETY: as above; the program's data must not leak to the next user of the frame.
-        unsafe { sys::zero_page(from) };
+        unsafe { sys::zero_page(source) };
         // The ledger's color is used here without a test, because it is verified before the frame is used.
-        let old = self.frame_at(from as u64).and_then(|frame| self.recorded_color(frame));
-        self.stock.push(old.map_or(FreeList::Unclassified, FreeList::Color), aside);
-        back
+        let old_color = self.frame_at(source as u64).and_then(|frame| self.recorded_color(frame));
+        self.stock.push(old_color.map_or(FreeList::Unclassified, FreeList::Color), aside);
+        is_restored
     }
 
     /// Moves the copy in; if this fails, retries after an event, copies the page, or wakes the waiting thread.
     fn restore_page(&mut self, copy: u64, original: u64) -> bool {
         for _ in 0..1_000_000 {
-            let Some(out) = self.in_flight.filter(|out| !out.dropped) else {
+            let Some(out) = self.in_flight.filter(|out| !out.is_dropped) else {
                 self.in_flight = None;
                 return false;
             };
-            match fault::move_page(self.files.faults, copy, out.at) {
+            match fault::move_page(self.files.faults, copy, out.address) {
                 0.. => {
                     self.in_flight = None;
                     return true;
@@ -610,11 +610,11 @@ impl Agent {
                 // content. If even this fails, the range no longer exists.
                 _ => {
                     self.in_flight = None;
-                    if fault::copy(self.files.faults, original, out.at) >= 0 {
+                    if fault::copy(self.files.faults, original, out.address) >= 0 {
                         self.account.copied_back += 1;
                     } else {
                         self.account.lost_pages += 1;
-                        fault::wake(self.files.faults, out.at);
+                        fault::wake(self.files.faults, out.address);
                     }
                     return false;
                 }
@@ -644,7 +644,7 @@ impl Agent {
 
     fn write_status(&mut self) {
         self.account.held_frames = u64::from(self.stock.held_count());
-        let (mut at, mut text) = (0, [0u8; 20]);
+        let (mut position, mut text) = (0, [0u8; 20]);
         let turn = [("turn", self.account.turn)];
         for (name, value) in self.account.lines().iter().chain(&turn) {
             let digits = sys::digits(*value, &mut text);
@@ -656,13 +656,13 @@ impl Agent {
                 .chain(digits.iter().copied())
                 .chain([b'\n'])
             {
-                if let Some(slot) = self.buffer.get_mut(at) {
+                if let Some(slot) = self.buffer.get_mut(position) {
                     *slot = byte;
-                    at += 1;
+                    position += 1;
                 }
             }
         }
-        let args = [self.files.status as usize, self.buffer.as_ptr() as usize, at, 0, 0, 0];
+        let args = [self.files.status as usize, self.buffer.as_ptr() as usize, position, 0, 0, 0];
         // SAFETY: the buffer's first bytes.
         unsafe { sys::call(sys::PWRITE, args) };
     }

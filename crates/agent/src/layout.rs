@@ -74,9 +74,9 @@ impl ReferenceSetHeader {
 }
 
 /// Content of the `wanted` file. With `all`, existing pages of the program move as well.
-pub fn format_target(mask: u64, all: bool) -> [u8; WANTED_BYTES] {
+pub fn format_target(mask: u64, moves_all: bool) -> [u8; WANTED_BYTES] {
     let mut text = [b'\n'; WANTED_BYTES];
-    text[16] = if all { b'a' } else { b'n' };
+    text[16] = if moves_all { b'a' } else { b'n' };
     for (index, byte) in text[..16].iter_mut().enumerate() {
         *byte = b"0123456789abcdef"[(mask >> (60 - 4 * index) & 15) as usize];
     }
@@ -87,7 +87,7 @@ pub fn format_target(mask: u64, all: bool) -> [u8; WANTED_BYTES] {
 /// written.
 pub fn parse_target(text: &[u8]) -> Option<(u64, bool)> {
     let digits = text.get(..16)?;
-    let all = match text.get(16)? {
+    let moves_all = match text.get(16)? {
         b'a' => true,
         b'n' => false,
         _ => return None,
@@ -100,7 +100,7 @@ pub fn parse_target(text: &[u8]) -> Option<(u64, bool)> {
         };
         Some(mask << 4 | u64::from(digit))
     });
-    Some((mask?, all))
+    Some((mask?, moves_all))
 }
 
 #[cfg(test)]

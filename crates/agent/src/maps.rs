@@ -3,7 +3,7 @@
 use crate::sys;
 
 /// Maximum number of ranges per scan; more are left to a later one.
-pub const AT_MOST: usize = 4096;
+pub const MAX_RANGES: usize = 4096;
 
 /// A line of `/proc/PID/maps`: addresses and permissions.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -20,14 +20,14 @@ pub struct AddressRange {
 
 /// The ranges of the last scan.
 pub struct AddressRanges {
-    found: [AddressRange; AT_MOST],
+    ranges: [AddressRange; MAX_RANGES],
     count: usize,
 }
 
 impl Default for AddressRanges {
     fn default() -> Self {
         AddressRanges {
-            found: [AddressRange { start: 0, end: 0, writable: false, readable: false }; AT_MOST],
+            ranges: [AddressRange { start: 0, end: 0, writable: false, readable: false }; MAX_RANGES],
             count: 0,
         }
     }
@@ -36,13 +36,13 @@ impl Default for AddressRanges {
 impl AddressRanges {
     /// The ranges in the order of their addresses.
     pub fn all(&self) -> &[AddressRange] {
-        &self.found[..self.count]
+        &self.ranges[..self.count]
     }
     fn clear(&mut self) {
         self.count = 0;
     }
     fn push(&mut self, range: AddressRange) {
-        if let Some(slot) = self.found.get_mut(self.count) {
+        if let Some(slot) = self.ranges.get_mut(self.count) {
             *slot = range;
             self.count += 1;
         }
@@ -52,7 +52,7 @@ impl AddressRanges {
 /// Fields of a line; `None` if it is malformed.
 struct MapsLine<'a> {
     range: AddressRange,
-    private: bool,
+    is_private: bool,
     inode: u64,
     name: &'a [u8],
 }
@@ -83,7 +83,7 @@ fn parse(line: &[u8]) -> Option<MapsLine<'_>> {
     let name = words.next().unwrap_or_default();
     let range =
         AddressRange { start, end, writable: modes.get(1) == Some(&b'w'), readable: modes.first() == Some(&b'r') };
-    Some(MapsLine { range, private: modes.get(3) == Some(&b'p'), inode, name })
+    Some(MapsLine { range, is_private: modes.get(3) == Some(&b'p'), inode, name })
 }
 
 /// Selects the program's own anonymous memory line by line, including the first thread's stack. It omits the kernel's
@@ -110,7 +110,7 @@ impl MappingFilter {
         if library_data {
             self.file_ends = line.range.end; // a second piece of it may follow
         }
-        (line.private && anonymous && !library_data).then_some(line.range)
+        (line.is_private && anonymous && !library_data).then_some(line.range)
     }
 }
 
@@ -132,17 +132,17 @@ pub fn read_ranges(ranges: &mut AddressRanges, excluded: &[(u64, u64)], program:
             break;
         }
         filled += read as usize;
-        let mut done = 0;
-        while let Some(length) = buffer[done..filled].iter().position(|&byte| byte == b'\n') {
-            if let Some(range) = picker.pick_range(&buffer[done..done + length], program)
+        let mut parsed_bytes = 0;
+        while let Some(length) = buffer[parsed_bytes..filled].iter().position(|&byte| byte == b'\n') {
+            if let Some(range) = picker.pick_range(&buffer[parsed_bytes..parsed_bytes + length], program)
                 && !excluded.iter().any(|&(start, end)| range.start < end && start < range.end)
             {
                 ranges.push(range);
             }
-            done += length + 1;
+            parsed_bytes += length + 1;
         }
-        buffer.copy_within(done..filled, 0);
-        filled -= done;
+        buffer.copy_within(parsed_bytes..filled, 0);
+        filled -= parsed_bytes;
         if filled == buffer.len() {
             filled = 0; // a line longer than the buffer names a file, so it is not anonymous memory
         }

@@ -30,17 +30,17 @@ pub unsafe extern "C" fn mmap(
 ) -> *mut c_void {
     let args = [address as usize, bytes, prot as usize, flags as usize, file as isize as usize, offset as usize];
     // SAFETY: the caller's promise.
-    let at = unsafe { sys::call(sys::MMAP, args) };
-    if (-4095..0).contains(&at) {
+    let result = unsafe { sys::call(sys::MMAP, args) };
+    if (-4095..0).contains(&result) {
         // SAFETY: the C library's own word for this thread.
-        unsafe { *__errno_location() = -at as c_int };
+        unsafe { *__errno_location() = -result as c_int };
         return usize::MAX as *mut c_void;
     }
     // Anonymous and private; not growing downward, not locked, and without huge pages.
     if flags & 0x22 == 0x22 && flags & (0x100 | 0x2000 | 0x40000) == 0 {
-        start::register(at as usize, bytes);
+        start::register(result as usize, bytes);
     }
-    at as *mut c_void
+    result as *mut c_void
 }
 
 /// The same function, because offsets have 64 bits anyway.

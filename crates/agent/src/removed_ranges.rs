@@ -5,7 +5,7 @@
 //! range alone until its loop has run a hundred times; if there are more ranges than can be stored, it leaves all
 //! memory alone for as long.
 
-const REMEMBERED: usize = 64;
+const MAX_REMOVED: usize = 64;
 /// Turns of the handler's loop, each a hundredth of a second while it is idle. Only turns in which the handler ran
 /// count, so the time in which a program is stopped does not.
 const TURNS: u64 = 100;
@@ -13,15 +13,15 @@ const TURNS: u64 = 100;
 /// The last 64 ranges that the kernel reported, each with the turn until which it is left alone.
 #[derive(Debug)]
 pub struct RemovedRanges {
-    ranges: [(u64, u64, u64); REMEMBERED],
-    at: usize,
+    ranges: [(u64, u64, u64); MAX_REMOVED],
+    next_index: usize,
     /// No page may be moved before this turn.
     closed_until: u64,
 }
 
 impl Default for RemovedRanges {
     fn default() -> Self {
-        RemovedRanges { ranges: [(0, 0, 0); REMEMBERED], at: 0, closed_until: 0 }
+        RemovedRanges { ranges: [(0, 0, 0); MAX_REMOVED], next_index: 0, closed_until: 0 }
     }
 }
 
@@ -29,18 +29,18 @@ impl RemovedRanges {
     /// Records that the program frees the addresses from `start` to before `end`, as reported in this turn of the
     /// handler's loop.
     pub fn note(&mut self, start: u64, end: u64, turn: u64) {
-        let until = turn + TURNS;
-        if self.ranges[self.at].2 > turn {
-            self.closed_until = until;
+        let end_turn = turn + TURNS;
+        if self.ranges[self.next_index].2 > turn {
+            self.closed_until = end_turn;
         }
-        self.ranges[self.at] = (start, end, until);
-        self.at = (self.at + 1) % REMEMBERED;
+        self.ranges[self.next_index] = (start, end, end_turn);
+        self.next_index = (self.next_index + 1) % MAX_REMOVED;
     }
 
     /// May the page be moved out briefly?
     pub fn may_take_out(&self, page: u64, turn: u64) -> bool {
         turn >= self.closed_until
-            && self.ranges.iter().all(|&(start, end, until)| turn >= until || page < start || page >= end)
+            && self.ranges.iter().all(|&(start, end, end_turn)| turn >= end_turn || page < start || page >= end)
     }
 }
 
@@ -56,7 +56,7 @@ mod tests {
         removed.note(4096, 8192, 10);
         assert!(!removed.may_take_out(4096, 11) && removed.may_take_out(8192, 11) && removed.may_take_out(0, 11));
         assert!(removed.may_take_out(4096, 10 + TURNS));
-        for index in 0..=REMEMBERED as u64 {
+        for index in 0..=MAX_REMOVED as u64 {
             removed.note(index << 20, (index << 20) + 4096, 500);
         }
         assert!(!removed.may_take_out(1 << 50, 501), "one range was forgotten, which may be any");

@@ -93,12 +93,12 @@ struct PathBuffer([u8; 512]);
 impl PathBuffer {
     fn new(parts: &[&[u8]]) -> Option<Self> {
         let mut path = PathBuffer([0; 512]);
-        let mut at = 0;
+        let mut position = 0;
         for byte in parts.iter().flat_map(|part| part.iter()) {
-            *path.0.get_mut(at)? = *byte;
-            at += 1;
+            *path.0.get_mut(position)? = *byte;
+            position += 1;
         }
-        (at < 511).then_some(path)
+        (position < 511).then_some(path)
     }
     fn open(&self, flags: usize) -> Option<isize> {
         // Close-on-exec, and without following links: the directory contains only regular files.
@@ -130,71 +130,71 @@ fn map_file(path: &PathBuffer, prot: usize, flags: usize) -> Option<(*mut u8, us
     let file = path.open(if prot == READ_WRITE { 2 } else { 0 })?;
     // SAFETY: no memory is passed. The end offset of a seekable file is its size.
     let bytes = unsafe { sys::call(8, [file as usize, 0, 2, 0, 0, 0]) };
-    let at = if bytes > 0 { sys::map(bytes as usize, prot, 1 | flags, file) } else { None };
+    let start = if bytes > 0 { sys::map(bytes as usize, prot, 1 | flags, file) } else { None };
     // SAFETY: a descriptor of the agent.
     unsafe { sys::call(sys::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
-    Some((at?, bytes as usize))
+    Some((start?, bytes as usize))
 }
 
 /// Does everything that can fail, before anything of the program is changed.
 fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let folder = environment_variable(FOLDER_VARIABLE)?;
-    let (mask, all) = parse_target(environment_variable(MASK_VARIABLE)?)?;
+    let (mask, moves_all) = parse_target(environment_variable(MASK_VARIABLE)?)?;
     let hold_pages = parse_decimal(environment_variable(HOLD_VARIABLE)?)? as usize / PAGE_BYTES;
     // SAFETY: no memory is passed.
     let pid = unsafe { sys::call(sys::GETPID, [0; 6]) };
     let mut text = [0; 20];
     let pid_text = digits(pid as u64, &mut text);
-    let own = PathBuffer::new(&[folder, b"/", pid_text])?;
+    let own_path = PathBuffer::new(&[folder, b"/", pid_text])?;
     // SAFETY: a path that ends with a zero; an existing directory is fine.
-    unsafe { sys::call(sys::MKDIR, [own.0.as_ptr() as usize, 0o700, 0, 0, 0, 0]) };
+    unsafe { sys::call(sys::MKDIR, [own_path.0.as_ptr() as usize, 0o700, 0, 0, 0, 0]) };
     let create = 0o100 | 2 | 0o1000;
     let status = PathBuffer::new(&[folder, b"/", pid_text, b"/status"])?.open(create)?;
-    let refused = |why: &str| {
+    let report_refusal = |status_text: &str| {
         // SAFETY: the text's bytes.
-        unsafe { sys::call(sys::PWRITE, [status as usize, why.as_ptr() as usize, why.len(), 0, 0, 0]) };
+        unsafe { sys::call(sys::PWRITE, [status as usize, status_text.as_ptr() as usize, status_text.len(), 0, 0, 0]) };
         None
     };
     let wanted_path = PathBuffer::new(&[folder, b"/", pid_text, b"/wanted"])?;
-    let wanted = wanted_path.open(create)?;
-    let first = format_target(mask, all);
+    let target_file = wanted_path.open(create)?;
+    let first = format_target(mask, moves_all);
     // SAFETY: the text's bytes.
-    unsafe { sys::call(sys::PWRITE, [wanted as usize, first.as_ptr() as usize, first.len(), 0, 0, 0]) };
+    unsafe { sys::call(sys::PWRITE, [target_file as usize, first.as_ptr() as usize, first.len(), 0, 0, 0]) };
     let Some((kit_file, kit_bytes)) = map_file(&PathBuffer::new(&[folder, b"/reference-set"])?, 1, 0) else {
-        return refused("refused no reference set\n");
+        return report_refusal("refused no reference set\n");
     };
     // SAFETY: the mapping just created, which is never unmapped.
     let Some(mut kit) = (kit_bytes >= ReferenceSetHeader::PAGES * PAGE_BYTES)
         .then(|| unsafe { ReferenceSet::new(kit_file, kit_bytes) })
         .flatten()
     else {
-        return refused("refused the reference set is of another version\n");
+        return report_refusal("refused the reference set is of another version\n");
     };
     kit.touch();
     if !(0..50).any(|_| kit.calibrate().threshold_cycles().is_some()) {
-        return refused("refused hits and misses take about as long here\n");
+        return report_refusal("refused hits and misses take about as long here\n");
     }
     let Some((ledger, frames)) = map_file(&PathBuffer::new(&[folder, b"/ledger"])?, READ_WRITE, 0) else {
-        return refused("refused no ledger\n");
+        return report_refusal("refused no ledger\n");
     };
     // SAFETY: no memory is passed.
     let faults = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
     if faults < 0 {
-        return refused("refused userfaultfd is not permitted\n");
+        return report_refusal("refused userfaultfd is not permitted\n");
     }
     if fault::api(faults, fault::MOVE_PAGES | fault::EVENTS) < 0 {
-        return refused("refused the kernel cannot move pages (UFFDIO_MOVE, Linux 6.8)\n");
+        return report_refusal("refused the kernel cannot move pages (UFFDIO_MOVE, Linux 6.8)\n");
     }
     let Some(memory) = AgentMemory::new(hold_pages) else {
-        return refused("refused no address space for the frames held\n");
+        return report_refusal("refused no address space for the frames held\n");
     };
-    let files = Files { faults, target: wanted, status, pagemap: -1 };
+    let files = Files { faults, target: target_file, status, pagemap: -1 };
     // SAFETY: parts of a fresh mapping, of these sizes and page-aligned, that lives as long as the process.
     unsafe {
         let lists = core::slice::from_raw_parts_mut(memory.lists().cast::<u32>(), 2 * hold_pages);
-        let (region, own) = (memory.region(), (memory.start as u64, memory.bytes() as u64));
+        let (region, own_range) = (memory.region(), (memory.start as u64, memory.bytes() as u64));
         let agent = memory.agent();
-        agent.write(Agent::new(files, kit, (ledger, frames), region, lists, (mask, all), own));
+        agent.write(Agent::new(files, kit, (ledger, frames), region, lists, (mask, moves_all), own_range));
         Some((&mut *agent, memory.start))
     }
 }
@@ -210,21 +210,21 @@ impl AgentMemory {
     const AGENT_BYTES: usize = core::mem::size_of::<Agent>().next_multiple_of(PAGE_BYTES);
 
     fn new(hold_pages: usize) -> Option<Self> {
-        let mut own = AgentMemory { start: core::ptr::null_mut(), hold_pages };
-        own.start = sys::map(own.bytes(), READ_WRITE, PRIVATE_ANONYMOUS | NORESERVE, -1)?;
+        let mut memory = AgentMemory { start: core::ptr::null_mut(), hold_pages };
+        memory.start = sys::map(memory.bytes(), READ_WRITE, PRIVATE_ANONYMOUS | NORESERVE, -1)?;
         // SAFETY: ranges of the agent's mapping. No child gets the frames, none of them is part of a huge page, and the
         // handler's stack is populated before the handler starts (MADV_POPULATE_WRITE).
         unsafe {
-            let region = own.region() as usize;
-            for (at, bytes, advice) in [
-                (own.start as usize, own.bytes(), 15),
+            let region = memory.region() as usize;
+            for (address, bytes, advice) in [
+                (memory.start as usize, memory.bytes(), 15),
                 (region, 2 * hold_pages * PAGE_BYTES, 10),
-                (own.start as usize, STACK_BYTES + Self::AGENT_BYTES, 23),
+                (memory.start as usize, STACK_BYTES + Self::AGENT_BYTES, 23),
             ] {
-                sys::call(sys::MADVISE, [at, bytes, advice, 0, 0, 0]);
+                sys::call(sys::MADVISE, [address, bytes, advice, 0, 0, 0]);
             }
         }
-        Some(own)
+        Some(memory)
     }
     fn agent(&self) -> *mut Agent {
         // SAFETY: inside the mapping.
@@ -252,23 +252,23 @@ fn start() -> Option<()> {
     // passed.
     let registrar = unsafe { sys::call(sys::FCNTL, [agent.files().faults as usize, 1030, 900, 0, 0, 0]) };
     REGISTRAR.store(registrar as i32, Ordering::Relaxed);
-    let low = *agent.files();
+    let low_files = *agent.files();
     let argument = core::ptr::from_mut(agent).cast();
     // SAFETY: attributes and signal sets fit in the buffers passed; the stack is part of the agent's mapping.
-    let started = unsafe {
-        let (mut attributes, mut all, mut before) = ([0u64; 16], [0u64; 16], [0u64; 16]);
+    let error_code = unsafe {
+        let (mut attributes, mut all_signals, mut previous_mask) = ([0u64; 16], [0u64; 16], [0u64; 16]);
         let attributes_ptr = attributes.as_mut_ptr().cast();
         pthread_attr_init(attributes_ptr);
         pthread_attr_setstack(attributes_ptr, stack.cast(), STACK_BYTES);
         pthread_attr_setdetachstate(attributes_ptr, 1);
-        sigfillset(all.as_mut_ptr().cast());
-        pthread_sigmask(2, all.as_ptr().cast(), before.as_mut_ptr().cast());
+        sigfillset(all_signals.as_mut_ptr().cast());
+        pthread_sigmask(2, all_signals.as_ptr().cast(), previous_mask.as_mut_ptr().cast());
         let mut thread = 0;
-        let started = pthread_create(&raw mut thread, attributes_ptr, run, argument);
-        pthread_sigmask(2, before.as_ptr().cast(), core::ptr::null_mut());
-        started
+        let error_code = pthread_create(&raw mut thread, attributes_ptr, run, argument);
+        pthread_sigmask(2, previous_mask.as_ptr().cast(), core::ptr::null_mut());
+        error_code
     };
-    if started != 0 {
+    if error_code != 0 {
         return None;
     }
     // The handler copies the table of descriptors before it reports that it is ready.
@@ -276,7 +276,7 @@ fn start() -> Option<()> {
         // SAFETY: no memory is passed.
         unsafe { sys::call(sys::SCHED_YIELD, [0; 6]) };
     }
-    for file in [low.faults, low.target, low.status] {
+    for file in [low_files.faults, low_files.target, low_files.status] {
         // SAFETY: descriptors of the agent.
         unsafe { sys::call(sys::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
     }

@@ -99,19 +99,19 @@ pub fn now_ns() -> u64 {
 /// A new mapping; `None` if the kernel refuses it. A negative `file` makes it anonymous.
 pub fn map(bytes: usize, prot: usize, flags: usize, file: isize) -> Option<*mut u8> {
     // SAFETY: a fresh mapping at an address that the kernel selects.
-    let at = unsafe { call(MMAP, [0, bytes, prot, flags, file as usize, 0]) };
-    (at > 0).then_some(at as *mut u8)
+    let address = unsafe { call(MMAP, [0, bytes, prot, flags, file as usize, 0]) };
+    (address > 0).then_some(address as *mut u8)
 }
 
 /// Copies a page, without `memcpy`, which the program may have replaced.
 ///
 /// # Safety
 /// Both are whole, mapped, distinct pages.
-pub unsafe fn copy_page(from: *const u8, to: *mut u8) {
+pub unsafe fn copy_page(source: *const u8, target: *mut u8) {
     for index in 0..crate::layout::PAGE_BYTES / 8 {
         // SAFETY: the caller's promise. Volatile, because the compiler would otherwise turn the loop into a call to
         // `memcpy`.
-        unsafe { to.cast::<u64>().add(index).write_volatile(from.cast::<u64>().add(index).read_volatile()) };
+        unsafe { target.cast::<u64>().add(index).write_volatile(source.cast::<u64>().add(index).read_volatile()) };
     }
 }
 
@@ -176,24 +176,24 @@ pub mod fault {
         ioctl(file, ZEROPAGE, &mut [page, PAGE, 0, 0])
     }
     /// Maps a frame from the kernel at `page`, with the content of the page at `from`; waiting threads continue.
-    pub fn copy(file: isize, from: u64, page: u64) -> isize {
-        ioctl(file, COPY, &mut [page, from, PAGE, 0, 0])
+    pub fn copy(file: isize, source: u64, page: u64) -> isize {
+        ioctl(file, COPY, &mut [page, source, PAGE, 0, 0])
     }
     /// Moves the frame at `from` to `page`; waiting threads continue.
-    pub fn move_page(file: isize, from: u64, page: u64) -> isize {
-        ioctl(file, MOVE, &mut [page, from, PAGE, 0, 0])
+    pub fn move_page(file: isize, source: u64, page: u64) -> isize {
+        ioctl(file, MOVE, &mut [page, source, PAGE, 0, 0])
     }
 }
 
 /// The decimal digits of a number, without a formatter.
-pub fn digits(number: u64, into: &mut [u8; 20]) -> &[u8] {
-    let (mut remaining, mut at) = (number, 20);
+pub fn digits(number: u64, buffer: &mut [u8; 20]) -> &[u8] {
+    let (mut remaining, mut position) = (number, 20);
     loop {
-        at -= 1;
-        into[at] = b'0' + (remaining % 10) as u8;
+        position -= 1;
+        buffer[position] = b'0' + (remaining % 10) as u8;
         remaining /= 10;
         if remaining == 0 {
-            return &into[at..];
+            return &buffer[position..];
         }
     }
 }

@@ -45,25 +45,25 @@ unsafe fn load(address: *const u8) {
 /// # Safety
 /// All pages are mapped and readable for [`PAGE_BYTES`], and remain so.
 pub unsafe fn reload_cycles(target: *const u8, pages: impl Iterator<Item = *const u8> + Clone, line: usize) -> u64 {
-    let at = line % LINES * LINE_BYTES;
+    let offset = line % LINES * LINE_BYTES;
     // SAFETY: offsets stay inside the pages, which the caller promises are mapped.
     unsafe {
-        load(target.add(at));
+        load(target.add(offset));
         for _ in 0..PASSES {
             for page in pages.clone() {
-                load(page.add(at));
+                load(page.add(offset));
             }
         }
         // The measured time must not include the translation: a line half a page away is in another set, but on the
         // same page.
-        load(target.add((at + PAGE_BYTES / 2) % PAGE_BYTES));
+        load(target.add((offset + PAGE_BYTES / 2) % PAGE_BYTES));
         let start = cycles();
-        load(target.add(at));
+        load(target.add(offset));
         cycles() - start
     }
 }
 
-/// [`reload_cycles`] for several targets at once, at most [`TOGETHER`]: one traversal of `pages`, which is the
+/// [`reload_cycles`] for several targets at once, at most [`BATCH_PAGES`]: one traversal of `pages`, which is the
 /// expensive part, serves all of them. Targets are timed in an order without a pattern, because consecutive pages would
 /// be prefetched.
 ///
@@ -73,22 +73,22 @@ unsafe fn reload_each(
     targets: &[*const u8],
     pages: impl Iterator<Item = *const u8> + Clone,
     line: usize,
-    mut took: impl FnMut(usize, u64),
+    mut record_cycles: impl FnMut(usize, u64),
 ) {
-    let at = line % LINES * LINE_BYTES;
+    let offset = line % LINES * LINE_BYTES;
     // SAFETY: offsets stay inside the pages, which the caller promises are mapped.
     unsafe {
-        targets.iter().for_each(|target| load(target.add(at)));
+        targets.iter().for_each(|target| load(target.add(offset)));
         for _ in 0..PASSES {
-            pages.clone().for_each(|page| load(page.add(at)));
+            pages.clone().for_each(|page| load(page.add(offset)));
         }
-        for turn in 0..TOGETHER {
-            let which = (turn.reverse_bits() >> (usize::BITS - TOGETHER.ilog2())) ^ (line % TOGETHER);
-            let Some(target) = targets.get(which) else { continue };
-            load(target.add((at + PAGE_BYTES / 2) % PAGE_BYTES));
+        for turn in 0..BATCH_PAGES {
+            let index = (turn.reverse_bits() >> (usize::BITS - BATCH_PAGES.ilog2())) ^ (line % BATCH_PAGES);
+            let Some(target) = targets.get(index) else { continue };
+            load(target.add((offset + PAGE_BYTES / 2) % PAGE_BYTES));
             let start = cycles();
-            load(target.add(at));
-            took(which, cycles() - start);
+            load(target.add(offset));
+            record_cycles(index, cycles() - start);
         }
     }
 }
@@ -111,7 +111,7 @@ pub fn is_slow(mut slow: impl FnMut() -> bool) -> bool {
 
 /// Maximum number of pages that [`ReferenceSet::classify_all`] classifies together: two per color on average, far from
 /// filling a set.
-pub const TOGETHER: usize = 64;
+pub const BATCH_PAGES: usize = 64;
 /// Maximum number of tests for each side of each bit; most pages need three or four.
 const ROUNDS: usize = 8;
 /// Bits of a color number.
@@ -122,16 +122,16 @@ const BITS: usize = crate::layout::MAX_COLORS.ilog2() as usize;
 struct Votes([i32; BITS]);
 
 impl Votes {
-    const ENOUGH: i32 = 8;
+    const MIN_VOTES: i32 = 8;
 
     /// Counts a traversal of the colors that have this bit set or clear, which did or did not evict the page.
-    fn count(&mut self, bit: usize, set: bool, slow: bool) {
-        let weight = if slow { 3 } else { -1 };
-        self.0[bit] += if set { weight } else { -weight };
+    fn count(&mut self, bit: usize, is_set: bool, is_slow: bool) {
+        let weight = if is_slow { 3 } else { -1 };
+        self.0[bit] += if is_set { weight } else { -weight };
     }
 
     fn is_settled(&self, bits: usize) -> bool {
-        self.0[..bits].iter().all(|votes| votes.abs() >= Self::ENOUGH)
+        self.0[..bits].iter().all(|votes| votes.abs() >= Self::MIN_VOTES)
     }
 
     fn color(&self, bits: usize) -> u32 {
@@ -210,10 +210,10 @@ impl ReferenceSet {
         self.colors
     }
 
-    fn page(&self, at: u32) -> *const u8 {
+    fn page(&self, index: u32) -> *const u8 {
         // SAFETY: callers stay below colors * per_color, and `new` has checked every entry of the table, which begins at
         // a multiple of four bytes of a page.
-        unsafe { self.file.add(self.table.add(at as usize).read() as usize * PAGE_BYTES) }
+        unsafe { self.file.add(self.table.add(index as usize).read() as usize * PAGE_BYTES) }
     }
 
     fn pages(&self, colors: core::ops::Range<u32>) -> impl Iterator<Item = *const u8> + Clone + '_ {
@@ -226,13 +226,13 @@ impl ReferenceSet {
         let (mut hits, mut misses) = ([0; SAMPLES], [0; SAMPLES]);
         for index in 0..SAMPLES {
             let color = index as u32 % self.colors;
-            let other = (color + 1) % self.colors;
+            let other_color = (color + 1) % self.colors;
             let target = self.page(color * self.per_color);
-            let own = (color * self.per_color + 1..(color + 1) * self.per_color).map(|index| self.page(index));
+            let own_pages = (color * self.per_color + 1..(color + 1) * self.per_color).map(|index| self.page(index));
             // SAFETY: pages of the reference set.
             unsafe {
-                hits[index] = reload_cycles(target, self.pages(other..other + 1), index * 7 + 1);
-                misses[index] = reload_cycles(target, own, index * 7 + 1);
+                hits[index] = reload_cycles(target, self.pages(other_color..other_color + 1), index * 7 + 1);
+                misses[index] = reload_cycles(target, own_pages, index * 7 + 1);
             }
         }
         hits.sort_unstable();
@@ -266,8 +266,8 @@ impl ReferenceSet {
         let answer = is_slow(|| {
             turn = turn.wrapping_add(13);
             // SAFETY: the caller's promise for the page; the reference set owns its pages.
-            let took = unsafe { reload_cycles(page, kit.pages(colors.clone()).filter(|at| *at != page), turn) };
-            took > kit.threshold_cycles
+            let taken_cycles = unsafe { reload_cycles(page, kit.pages(colors.clone()).filter(|evictor| *evictor != page), turn) };
+            taken_cycles > kit.threshold_cycles
         });
         self.turn = turn;
         answer
@@ -308,7 +308,7 @@ impl ReferenceSet {
         None
     }
 
-    /// [`ReferenceSet::classify`] for many pages, up to [`TOGETHER`] at a time: do the colors whose number has a bit
+    /// [`ReferenceSet::classify`] for many pages, up to [`BATCH_PAGES`] at a time: do the colors whose number has a bit
     /// set evict them, or those whose number has it clear? A page of a reference color loses its line to one of the
     /// two, for each bit; a page that loses it to both or to neither gets no votes and is tested alone. `colors` is as
     /// long as `pages`.
@@ -316,7 +316,7 @@ impl ReferenceSet {
     /// # Safety
     /// As [`ReferenceSet::has_color`], for each page.
     pub unsafe fn classify_all(&mut self, pages: &[*const u8], colors: &mut [Option<u32>]) {
-        for (pages, colors) in pages.chunks(TOGETHER).zip(colors.chunks_mut(TOGETHER)) {
+        for (pages, colors) in pages.chunks(BATCH_PAGES).zip(colors.chunks_mut(BATCH_PAGES)) {
             // SAFETY: the caller's promise.
             unsafe { self.classify_batch(pages, colors) };
         }
@@ -330,11 +330,11 @@ impl ReferenceSet {
             return;
         }
         let bits = (u32::BITS - (self.colors - 1).leading_zeros()) as usize;
-        let mut votes = [Votes::default(); TOGETHER];
+        let mut votes = [Votes::default(); BATCH_PAGES];
         let votes = &mut votes[..pages.len()];
         for _ in 0..ROUNDS {
-            for ask in 0..2 * bits {
-                let (bit, set) = (ask / 2, ask % 2 == 1);
+            for query in 0..2 * bits {
+                let (bit, set) = (query / 2, query % 2 == 1);
                 // SAFETY: the caller's promise for the pages; the reference set owns its own.
                 unsafe { self.test_bit(pages, bit, set, votes) };
             }
@@ -350,15 +350,15 @@ impl ReferenceSet {
         }
     }
 
-    unsafe fn test_bit(&mut self, pages: &[*const u8], bit: usize, set: bool, votes: &mut [Votes]) {
+    unsafe fn test_bit(&mut self, pages: &[*const u8], bit: usize, is_set: bool, votes: &mut [Votes]) {
         let kit = *self;
         self.turn = self.turn.wrapping_add(13);
-        let half = (0..kit.colors).filter(|color| (color >> bit & 1 == 1) == set);
-        let frames = half.flat_map(|color| kit.pages(color..color + 1));
+        let half_colors = (0..kit.colors).filter(|color| (color >> bit & 1 == 1) == is_set);
+        let frames = half_colors.flat_map(|color| kit.pages(color..color + 1));
         // SAFETY: the caller's promise.
         unsafe {
-            reload_each(pages, frames, self.turn, |page, took| {
-                votes[page].count(bit, set, took > kit.threshold_cycles);
+            reload_each(pages, frames, self.turn, |page, taken_cycles| {
+                votes[page].count(bit, is_set, taken_cycles > kit.threshold_cycles);
             });
         }
     }

@@ -11,7 +11,7 @@ use crate::overhead::{BenchDaemon, measure_pairs, ratio_text};
 use crate::programs::Actor;
 
 /// Windows before the comparison, in which `auto` profiles the programs and searches for a plan.
-const FIRST: Duration = Duration::from_secs(25);
+const LEARNING_TIME: Duration = Duration::from_secs(25);
 
 /// CPUs and scheduling policy of each program.
 fn states(actors: &[Actor]) -> Vec<(Option<CpuSet>, Option<u32>)> {
@@ -33,14 +33,14 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let rules: String = actors.iter().map(rule).collect();
     std::fs::write(place.folder.join("spared.toml"), format!("mode = \"act\"\nwindow_ms = 1000\n{rules}"))
         .context("the daemon's configuration cannot be written")?;
-    let before = states(&actors);
+    let states_before = states(&actors);
     let daemon = BenchDaemon::start(place, "spared", "spared", &[])?;
     daemon.wait_until_started(place);
-    place.sleep(FIRST);
+    place.sleep(LEARNING_TIME);
     let (managed, control) = measure_pairs(place, &actors, &daemon);
-    let after = states(&actors);
+    let states_after = states(&actors);
     drop(daemon);
-    let changed = before.iter().zip(&after).filter(|(before, after)| before != after).count();
+    let changed_count = states_before.iter().zip(&states_after).filter(|(before, after)| before != after).count();
     let cost = match median(&managed).zip(median(&control)) {
         None => BenchRow::not_shown("h", COST, "no round came to its end".to_string()),
         Some((ratio, _)) => {
@@ -49,5 +49,5 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
             BenchRow::row("h", COST, "1 % less at most", measured, ratio >= 0.99)
         }
     };
-    Ok(vec![cost, BenchRow::row("h", CHANGED, "0", changed.to_string(), changed == 0)])
+    Ok(vec![cost, BenchRow::row("h", CHANGED, "0", changed_count.to_string(), changed_count == 0)])
 }

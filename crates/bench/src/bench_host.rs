@@ -48,8 +48,8 @@ impl BenchRow {
         shown.unwrap_or_else(|error| vec![BenchRow::not_shown(part, subject, format!("failed: {error:#}"))])
     }
     /// A row with the verdict `met` or `missed`.
-    pub fn row(part: &'static str, subject: &str, target: &str, measured: String, met: bool) -> Self {
-        BenchRow::new(part, subject, target, measured, if met { BenchVerdict::Met } else { BenchVerdict::Missed })
+    pub fn row(part: &'static str, subject: &str, target: &str, measured: String, is_met: bool) -> Self {
+        BenchRow::new(part, subject, target, measured, if is_met { BenchVerdict::Met } else { BenchVerdict::Missed })
     }
 }
 
@@ -66,13 +66,13 @@ pub struct BenchHost {
     pub command: PathBuf,
     pub stop: Arc<AtomicBool>,
     /// Deadline of the current part.
-    pub until: Instant,
+    pub deadline: Instant,
 }
 
 impl BenchHost {
     /// Has the bench been interrupted, or the deadline passed?
     pub fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed) || Instant::now() >= self.until
+        self.stop.load(Ordering::Relaxed) || Instant::now() >= self.deadline
     }
 
     /// Do the two CPUs share a cache now? `None` if the measurement is unclear, or they are busy.
@@ -88,17 +88,17 @@ impl BenchHost {
 
     /// Runs `sample` between two ping-pongs; `None` if they differ or are unclear.
     pub fn gate<T>(&self, sample: impl FnOnce() -> T) -> (Option<bool>, T) {
-        let before = self.shared();
+        let shared_before = self.shared();
         let outcome = sample();
-        let after = self.shared();
-        (before.filter(|_| before == after), outcome)
+        let shared_after = self.shared();
+        (shared_before.filter(|_| shared_before == shared_after), outcome)
     }
 
     /// Sleeps until then, or until the bench is interrupted.
-    pub fn sleep(&self, how_long: Duration) {
-        let until = Instant::now() + how_long;
-        while Instant::now() < until && !self.is_stopped() {
-            std::thread::sleep(Duration::from_millis(20).min(until.saturating_duration_since(Instant::now())));
+    pub fn sleep(&self, duration: Duration) {
+        let wake_time = Instant::now() + duration;
+        while Instant::now() < wake_time && !self.is_stopped() {
+            std::thread::sleep(Duration::from_millis(20).min(wake_time.saturating_duration_since(Instant::now())));
         }
     }
 }

@@ -37,22 +37,22 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// # Errors
 /// A program cannot be started, or inputs cannot be written.
 pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
-    let skipped = |why: String| Ok(vec![BenchRow::not_shown("d-g", "page colors", why)]);
+    let skipped = |reason: String| Ok(vec![BenchRow::not_shown("d-g", "page colors", reason)]);
     if let Err(unusable) = migration::page_ns_with_frames() {
-        return skipped(format!("{} (remedy: {})", unusable.why, unusable.remedy));
+        return skipped(format!("{} (remedy: {})", unusable.reason, unusable.remedy));
     }
     let colors = match known_colors(place) {
         Ok(colors) => colors,
         Err(error) => return skipped(format!("{error:#}")),
     };
     inputs(place)?;
-    let half = (1u64 << (colors / 2)) - 1;
-    let other = half << (colors / 2);
+    let half_mask = (1u64 << (colors / 2)) - 1;
+    let other_mask = half_mask << (colors / 2);
     let mut rows = vec![coverage()];
-    rows.extend(BenchRow::part_rows("d", "a partition beside a stream", partition(place, half, other)));
+    rows.extend(BenchRow::part_rows("d", "a partition beside a stream", partition(place, half_mask, other_mask)));
     rows.push(verification_row());
-    rows.extend(BenchRow::part_rows("e", "re-coloring while it runs", recoloring(place, half, other)));
-    rows.extend(BenchRow::part_rows("f", "real programs, colored", real_programs(place, half)));
+    rows.extend(BenchRow::part_rows("e", "re-coloring while it runs", recoloring(place, half_mask, other_mask)));
+    rows.extend(BenchRow::part_rows("f", "real programs, colored", real_programs(place, half_mask)));
     rows.extend(BenchRow::part_rows("g", "time against colors", curve(place, colors)));
     Ok(rows)
 }
@@ -67,17 +67,17 @@ fn known_colors(place: &BenchHost) -> anyhow::Result<u32> {
 
 /// The effect that page colors can have on this host.
 fn coverage() -> BenchRow {
-    const WHAT: &str = "what colors confine on this host";
+    const TITLE: &str = "what colors confine on this host";
     let words = ColorMap::open_of_host(Path::new(BASE)).map(|map| {
-        let says = |confines: Option<bool>| match confines {
+        let describe = |confines: Option<bool>| match confines {
             Some(true) => "yes",
             Some(false) => "no",
             None => "unknown",
         };
-        let last = map.last_level.map_or("none", |last| says(last.is_partitioned));
-        format!("private cache: {}, last level: {last}", says(map.private.is_partitioned))
+        let last = map.last_level.map_or("none", |last| describe(last.is_partitioned));
+        format!("private cache: {}, last level: {last}", describe(map.private.is_partitioned))
     });
-    BenchRow::new("d", WHAT, "", words.unwrap_or_else(|error| error.to_string()), BenchVerdict::Reported)
+    BenchRow::new("d", TITLE, "", words.unwrap_or_else(|error| error.to_string()), BenchVerdict::Reported)
 }
 
 /// Do the reference frames still have one color each after their use?
@@ -117,8 +117,8 @@ impl ColoredRun {
     fn start(place: &BenchHost, name: &str, args: &[&str], mask: u64) -> anyhow::Result<Self> {
         let report = place.folder.join(format!("colored-{name}"));
         std::fs::write(&report, 0u64.to_ne_bytes())?;
-        let own = std::env::current_exe().context("this program's own file is not found")?;
-        let mut command = vec![own.display().to_string(), "load".to_string()];
+        let own_path = std::env::current_exe().context("this program's own file is not found")?;
+        let mut command = vec![own_path.display().to_string(), "load".to_string()];
         command.extend(args.iter().map(ToString::to_string));
         let output = place.folder.join(format!("colored-{name}.out"));
         let mut program = start_colored(&command, mask, &output, &[(VARIABLE, report.as_path())])?;
@@ -131,8 +131,8 @@ impl ColoredRun {
         bytes.get(..8).and_then(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?))).unwrap_or(0)
     }
 
-    fn runs(&self, runs: bool) {
-        self.program.signal(if runs { Signal::CONT } else { Signal::STOP });
+    fn set_running(&self, is_running: bool) {
+        self.program.signal(if is_running { Signal::CONT } else { Signal::STOP });
     }
 
     fn bind_to(&self, cpu: CpuId) -> std::io::Result<()> {
@@ -140,16 +140,16 @@ impl ColoredRun {
     }
 }
 
-fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<BenchRow>> {
+fn partition(place: &BenchHost, half_mask: u64, other_mask: u64) -> anyhow::Result<Vec<BenchRow>> {
     let mut rows = Vec::new();
     let stream = Actor::start_own(place, "stream", "stream", STREAM_BYTES)?;
-    let mut colored_stream = ColoredRun::start(place, "stream", &["stream", &STREAM_BYTES.to_string()], other)?;
+    let mut colored_stream = ColoredRun::start(place, "stream", &["stream", &STREAM_BYTES.to_string()], other_mask)?;
     stream.set_affinity(&[place.cpus.1])?;
     colored_stream.bind_to(place.cpus.1)?;
     for (bytes, min_solo, max_ordinary) in [(4u64 << 20, 0.85, 0.30), (6 << 20, 0.80, 1.0)] {
         let text = bytes.to_string();
         let victim = Actor::start_own(place, "victim", "chase", bytes)?;
-        let mut colored = ColoredRun::start(place, "victim", &["chase", &text], half)?;
+        let mut colored = ColoredRun::start(place, "victim", &["chase", &text], half_mask)?;
         victim.set_affinity(&[place.cpus.0])?;
         colored.bind_to(place.cpus.0)?;
         warm(place, &[&|| victim.work(), &|| stream.work(), &|| colored.work(), &|| colored_stream.work()]);
@@ -157,7 +157,7 @@ fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Ben
         rows.extend(partition_rows(bytes, min_solo, max_ordinary, &arms));
         for (name, actor) in [("victim", &mut colored), ("stream", &mut colored_stream)] {
             let title = format!("resident frames of the {name} in allowed classes, {} MiB victim", bytes >> 20);
-            rows.push(match actor.program.read_resident().and_then(|found| Some((found, found.allowed_anonymous_share()?))) {
+            rows.push(match actor.program.read_resident().and_then(|pages| Some((pages, pages.allowed_anonymous_share()?))) {
                 None => BenchRow::not_shown("d", &title, "its page map cannot be read".to_string()),
                 Some((found, share)) => {
                     let measured = format!(
@@ -196,35 +196,35 @@ fn sample_arms(
     streams: (&Actor, &ColoredRun),
 ) -> (ColorArms, usize) {
     let (mut arms, mut dropped) = (ColorArms::default(), 0);
-    let all = |runs: bool| {
-        [victims.0, streams.0].into_iter().for_each(|ordinary| ordinary.runs(runs));
-        [victims.1, streams.1].into_iter().for_each(|colored| colored.runs(runs));
+    let run_all = |is_running: bool| {
+        [victims.0, streams.0].into_iter().for_each(|ordinary| ordinary.set_running(is_running));
+        [victims.1, streams.1].into_iter().for_each(|colored| colored.set_running(is_running));
     };
     for turn in 0..4 * SAMPLES + SAMPLES {
         if place.is_stopped() || arms.iter().all(|arm| arm.len() >= SAMPLES) {
             break;
         }
         for arm in [turn % 4, (turn + 2) % 4] {
-            let (colored, beside) = (arm % 2 == 1, arm >= 2);
-            all(false);
-            let before = place.shared();
-            victims.0.runs(!colored);
-            victims.1.runs(colored);
-            streams.0.runs(beside && !colored);
-            streams.1.runs(beside && colored);
+            let (is_colored, is_beside) = (arm % 2 == 1, arm >= 2);
+            run_all(false);
+            let shared_before = place.shared();
+            victims.0.set_running(!is_colored);
+            victims.1.set_running(is_colored);
+            streams.0.set_running(is_beside && !is_colored);
+            streams.1.set_running(is_beside && is_colored);
             place.sleep(SETTLE);
-            let work = || if colored { victims.1.work() } else { victims.0.work() };
-            let (from, start) = (work(), Instant::now());
+            let work = || if is_colored { victims.1.work() } else { victims.0.work() };
+            let (start_work, start) = (work(), Instant::now());
             place.sleep(SAMPLE);
-            let rate = (work() - from) as f64 / start.elapsed().as_secs_f64();
-            all(false);
-            match before.filter(|_| before == place.shared()) {
+            let rate = (work() - start_work) as f64 / start.elapsed().as_secs_f64();
+            run_all(false);
+            match shared_before.filter(|_| shared_before == place.shared()) {
                 Some(true) => arms[arm].push(rate),
                 _ => dropped += 1,
             }
         }
     }
-    all(true);
+    run_all(true);
     (arms, dropped)
 }
 
@@ -237,13 +237,13 @@ fn partition_rows(bytes: u64, min_solo: f64, max_ordinary: f64, sampled: &(Color
         return vec![BenchRow::not_shown("d", &title, format!("no samples while the CPUs shared; {dropped} dropped"))];
     };
     if minimum < SAMPLES {
-        let why = format!("{minimum} samples of {SAMPLES} while the CPUs shared; {dropped} dropped");
-        return vec![BenchRow::not_shown("d", &title, why)];
+        let reason = format!("{minimum} samples of {SAMPLES} while the CPUs shared; {dropped} dropped");
+        return vec![BenchRow::not_shown("d", &title, reason)];
     }
     let hurt = ordinary / ordinary_alone;
     // The first target is relative to the best speed on this host, the second to the victim on its half of the cache.
-    let against = if bytes == 4 << 20 { ordinary_alone } else { colored_alone };
-    let kept_share = colored / against;
+    let reference_rate = if bytes == 4 << 20 { ordinary_alone } else { colored_alone };
+    let kept_share = colored / reference_rate;
     let measured = format!(
         "{:.0} % ({:.0} % of its colored solo speed; colored alone {:.0} % of ordinary alone)",
         100.0 * kept_share,
@@ -258,24 +258,24 @@ fn partition_rows(bytes: u64, min_solo: f64, max_ordinary: f64, sampled: &(Color
         rows.push(BenchRow::new("d", &format!("{title}: ordinary frames"), "", measured, BenchVerdict::Reported));
     } else {
         // The stream does no harm here, so the target of the colors is not meaningful.
-        let why = format!("{measured}: this host's stream does not take the victim's cache away");
-        rows.push(BenchRow::new("d", &format!("{title}: ordinary frames"), "30 % or less", why, BenchVerdict::Skipped));
+        let reason = format!("{measured}: this host's stream does not take the victim's cache away");
+        rows.push(BenchRow::new("d", &format!("{title}: ordinary frames"), "30 % or less", reason, BenchVerdict::Skipped));
     }
     rows
 }
 
-fn recoloring(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<BenchRow>> {
-    const EACH: &str = "100000000";
-    let mut counting = ColoredRun::start(place, "count", &["count", EACH], half)?;
+fn recoloring(place: &BenchHost, half_mask: u64, other_mask: u64) -> anyhow::Result<Vec<BenchRow>> {
+    const ADDITIONS: &str = "100000000";
+    let mut counting = ColoredRun::start(place, "count", &["count", ADDITIONS], half_mask)?;
     let (mut turns, mut last): (u32, Option<AgentReport>) = (0, None);
-    let mut now = half;
+    let mut now = half_mask;
     let stop = AtomicBool::new(false);
     let start = Instant::now();
     while LinuxHost::new("/").stat(counting.program.pid()).is_ok_and(|stat| stat.state != 'Z') {
         if start.elapsed() > 2 * PATIENCE || place.is_stopped() {
             break;
         }
-        now = if now == half { other } else { half };
+        now = if now == half_mask { other_mask } else { half_mask };
         // A program that has just ended no longer has the file.
         if counting.program.recolor(now).is_err() {
             break;
@@ -293,21 +293,21 @@ fn recoloring(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Be
     }
     let code = counting.program.wait(&stop, PATIENCE)?;
     let figure = |name: &str| last.as_ref().and_then(|agent| agent.counter(name)).unwrap_or(0);
-    let moved = figure("moved_pages");
+    let moved_pages = figure("moved_pages");
     let measured = format!(
-        "{} additions by two threads, {moved} pages moved in {turns} turns, {} lost pages",
+        "{} additions by two threads, {moved_pages} pages moved in {turns} turns, {} lost pages",
         "200 000 000",
         figure("lost_pages")
     );
-    let cost = format!("{:.1} us", figure("moved_ns") as f64 / 1e3 / moved.max(1) as f64);
+    let cost = format!("{:.1} us", figure("moved_ns") as f64 / 1e3 / moved_pages.max(1) as f64);
     Ok(vec![
-        BenchRow::row("e", "updates lost while re-coloring", "none in 10^7", measured, code == 0 && moved > 0),
+        BenchRow::row("e", "updates lost while re-coloring", "none in 10^7", measured, code == 0 && moved_pages > 0),
         BenchRow::new("e", "a page out, copied and in", "", cost, BenchVerdict::Reported),
     ])
 }
 
 /// Name and command; words are split at blanks, and `@` is the directory of the generated inputs.
-const REAL: &[(&str, &[&str])] = &[
+const REAL_PROGRAMS: &[(&str, &[&str])] = &[
     (
         "python3",
         &[
@@ -348,7 +348,7 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
         .collect();
     std::fs::write(place.folder.join("program.c"), functions)?;
     let mut rows = Vec::new();
-    for (name, words) in REAL {
+    for (name, words) in REAL_PROGRAMS {
         let title = format!("{name}: the same output, colored");
         if !is_installed(words[0]) {
             rows.push(BenchRow::not_shown("f", &title, format!("{} is not installed", words[0])));
@@ -361,25 +361,25 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
         let folder = place.folder.display().to_string();
         let command: Vec<String> = words.iter().map(|word| word.replace("@/", &format!("{folder}/"))).collect();
         let (mut ordinary, mut colored) = (Vec::new(), Vec::new());
-        let (mut same, mut inside, mut held) = (true, None, 0);
+        let (mut is_same, mut inside, mut max_held_pages) = (true, None, 0);
         for _ in 0..RUNS {
-            let plain = place.folder.join("plain.out");
+            let plain_output = place.folder.join("plain.out");
             let start = Instant::now();
-            let output = std::fs::File::create(&plain)?;
-            let ended = Command::new(&command[0]).args(&command[1..]).stdin(Stdio::null()).stdout(output).status()?;
+            let output = std::fs::File::create(&plain_output)?;
+            let status = Command::new(&command[0]).args(&command[1..]).stdin(Stdio::null()).stdout(output).status()?;
             ordinary.push(start.elapsed().as_secs_f64());
             let out = place.folder.join("colored.out");
             let start = Instant::now();
             let mut program = start_colored(&command, mask, &out, &[])?;
             let code = program.wait(&place.stop, Duration::from_millis(250))?;
             colored.push(start.elapsed().as_secs_f64());
-            same &= ended.code() == Some(code) && std::fs::read(&plain)? == std::fs::read(&out)?;
+            is_same &= status.code() == Some(code) && std::fs::read(&plain_output)? == std::fs::read(&out)?;
             let agents = program.agent_reports();
-            same &= agents.iter().any(|(_, agent)| agent.account.is_ok());
+            is_same &= agents.iter().any(|(_, agent)| agent.account.is_ok());
             // From the kernel's page map if the program ran long enough, else from the agents' last counts.
-            let outside = program.resident().and_then(|found| found.allowed_anonymous_share());
+            let outside = program.resident().and_then(|pages| pages.allowed_anonymous_share());
             inside = outside.or_else(|| allowed_page_share(&agents)).or(inside);
-            held = held.max(agents.iter().filter_map(|(_, agent)| agent.counter("max_held")).max().unwrap_or(0));
+            max_held_pages = max_held_pages.max(agents.iter().filter_map(|(_, agent)| agent.counter("max_held")).max().unwrap_or(0));
         }
         let ratio = median(&colored).unwrap_or(0.0) / median(&ordinary).unwrap_or(f64::MAX);
         let measured = format!(
@@ -387,9 +387,9 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
             ratio,
             median(&ordinary).unwrap_or(0.0),
             inside.map_or("-".to_string(), |inside| format!("{:.1} %", 100.0 * inside)),
-            held >> 8
+            max_held_pages >> 8
         );
-        rows.push(BenchRow::row("f", &title, "same", measured, same));
+        rows.push(BenchRow::row("f", &title, "same", measured, is_same));
     }
     Ok(rows)
 }
@@ -398,15 +398,15 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
 fn allowed_page_share(agents: &[(i32, AgentReport)]) -> Option<f64> {
     let sum = |name: &str| agents.iter().filter_map(|(_, agent)| agent.counter(name)).sum::<u64>();
     let inside = sum("allowed_pages");
-    let all = inside + sum("other_pages") + sum("unknown_pages");
-    (all > 0).then(|| inside as f64 / all as f64)
+    let total = inside + sum("other_pages") + sum("unknown_pages");
+    (total > 0).then(|| inside as f64 / total as f64)
 }
 
 /// Run time of a real program on fewer and fewer colors, and the recorded misses of a private cache of that size.
 fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
-    const WHAT: &str = "gzip: time against colors, and recorded misses of the private cache's share";
+    const TITLE: &str = "gzip: time against colors, and recorded misses of the private cache's share";
     if !is_installed("gzip") {
-        return Ok(vec![BenchRow::not_shown("g", WHAT, "gzip is not installed".to_string())]);
+        return Ok(vec![BenchRow::not_shown("g", TITLE, "gzip is not installed".to_string())]);
     }
     let private = ColorMap::open_of_host(Path::new(BASE)).map_or(0, |map| map.private.share_bytes);
     let points = recorded_curve(place, "gzip")?;
@@ -416,14 +416,14 @@ fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
         .chain([place.folder.join("text.txt").display().to_string()])
         .collect();
     let (mut words, mut base) = (Vec::new(), None);
-    for allowed in
-        [colors, colors / 2, colors / 4, colors / 8, colors / 16, 1].into_iter().filter(|allowed| *allowed > 0)
+    for allowed_count in
+        [colors, colors / 2, colors / 4, colors / 8, colors / 16, 1].into_iter().filter(|allowed_count| *allowed_count > 0)
     {
         if place.is_stopped() {
-            words.push(format!("{allowed}: {NO_TIME}"));
+            words.push(format!("{allowed_count}: {NO_TIME}"));
             continue;
         }
-        let mask = if allowed == 64 { u64::MAX } else { (1 << allowed) - 1 };
+        let mask = if allowed_count == 64 { u64::MAX } else { (1 << allowed_count) - 1 };
         let mut durations = Vec::new();
         for _ in 0..3 {
             let out = place.folder.join("curve.out");
@@ -435,10 +435,10 @@ fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
         }
         let Some(middle) = median(&durations) else { continue };
         let first = *base.get_or_insert(middle);
-        let bytes = u64::from(allowed) * private;
+        let bytes = u64::from(allowed_count) * private;
         let nearest = points.iter().min_by_key(|(size, _)| size.abs_diff(bytes));
         let recorded = nearest.and_then(|(_, mpki)| *mpki).map_or("-".to_string(), |mpki| format!("{mpki:.2}"));
-        words.push(format!("{allowed}: {:.2}x, MPKI {recorded}", middle / first));
+        words.push(format!("{allowed_count}: {:.2}x, MPKI {recorded}", middle / first));
     }
-    Ok(vec![BenchRow::new("g", WHAT, "", words.join("; "), BenchVerdict::Reported)])
+    Ok(vec![BenchRow::new("g", TITLE, "", words.join("; "), BenchVerdict::Reported)])
 }

@@ -48,14 +48,14 @@ struct GangArms {
 
 /// # Errors
 /// A program cannot be started, or the host cannot be managed.
-pub fn bench_rows(place: &BenchHost, found: &HostSurvey) -> anyhow::Result<Vec<BenchRow>> {
-    let small = (place.cache_bytes / 8).max(2 * place.private_bytes).min(place.cache_bytes / 2);
-    let large = place.cache_bytes * 3;
+pub fn bench_rows(place: &BenchHost, host_survey: &HostSurvey) -> anyhow::Result<Vec<BenchRow>> {
+    let small_bytes = (place.cache_bytes / 8).max(2 * place.private_bytes).min(place.cache_bytes / 2);
+    let large_bytes = place.cache_bytes * 3;
     let programs = [
-        ("chase-1", "chase", small),
-        ("stream-1", "stream", large),
-        ("chase-2", "chase", small),
-        ("stream-2", "stream", large),
+        ("chase-1", "chase", small_bytes),
+        ("stream-1", "stream", large_bytes),
+        ("chase-2", "chase", small_bytes),
+        ("stream-2", "stream", large_bytes),
     ];
     let actors = programs
         .iter()
@@ -66,12 +66,12 @@ pub fn bench_rows(place: &BenchHost, found: &HostSurvey) -> anyhow::Result<Vec<B
     }
     wait_until_working(place, &actors);
     let solo = solo(place, &actors);
-    let mut live = open(place, found, &actors)?;
+    let mut live = open(place, host_survey, &actors)?;
     let learnt = wait_until_probed(place, &mut live)?;
     let mut arms = GangArms::default();
     let mut expected = (None, None);
     let mut managed_turn = true;
-    while !place.is_stopped() && !complete(&arms) {
+    while !place.is_stopped() && !is_complete(&arms) {
         if managed_turn {
             managed_block(place, &mut live, &actors, &mut arms, &mut expected)?;
         } else {
@@ -84,9 +84,9 @@ pub fn bench_rows(place: &BenchHost, found: &HostSurvey) -> anyhow::Result<Vec<B
     Ok(rows(&arms, &solo, learnt, expected))
 }
 
-fn complete(arms: &GangArms) -> bool {
-    let enough = |index: usize| arms.managed[index].rates.len() >= SAMPLES && arms.alone[index].rates.len() >= SAMPLES;
-    enough(1) && (enough(0) || arms.managed[0].rates.len() + arms.alone[0].rates.len() < 4)
+fn is_complete(arms: &GangArms) -> bool {
+    let has_enough = |index: usize| arms.managed[index].rates.len() >= SAMPLES && arms.alone[index].rates.len() >= SAMPLES;
+    has_enough(1) && (has_enough(0) || arms.managed[0].rates.len() + arms.alone[0].rates.len() < 4)
 }
 
 /// Programs allocate their memory before work is counted.
@@ -104,7 +104,7 @@ fn wait_until_working(place: &BenchHost, actors: &[Actor]) {
 fn solo(place: &BenchHost, actors: &[Actor]) -> Vec<Option<f64>> {
     let mut solo = Vec::new();
     for actor in actors {
-        actors.iter().for_each(|other| other.runs(other.pid() == actor.pid()));
+        actors.iter().for_each(|other| other.set_running(other.pid() == actor.pid()));
         place.sleep(Duration::from_millis(300));
         let mut rates = Vec::new();
         for _ in 0..8 {
@@ -113,18 +113,18 @@ fn solo(place: &BenchHost, actors: &[Actor]) -> Vec<Option<f64>> {
         }
         solo.push(median(&rates));
     }
-    actors.iter().for_each(|actor| actor.runs(true));
+    actors.iter().for_each(|actor| actor.set_running(true));
     solo
 }
 
-fn rate(place: &BenchHost, actors: &[Actor], how_long: Duration) -> Vec<f64> {
-    let (before, start) = (actors.iter().map(Actor::work).collect::<Vec<_>>(), Instant::now());
-    place.sleep(how_long);
+fn rate(place: &BenchHost, actors: &[Actor], duration: Duration) -> Vec<f64> {
+    let (work_before, start) = (actors.iter().map(Actor::work).collect::<Vec<_>>(), Instant::now());
+    place.sleep(duration);
     let seconds = start.elapsed().as_secs_f64();
-    actors.iter().zip(before).map(|(actor, before)| actor.work().saturating_sub(before) as f64 / seconds).collect()
+    actors.iter().zip(work_before).map(|(actor, count_before)| actor.work().saturating_sub(count_before) as f64 / seconds).collect()
 }
 
-fn open(place: &BenchHost, found: &HostSurvey, actors: &[Actor]) -> anyhow::Result<LiveLoop> {
+fn open(place: &BenchHost, host_survey: &HostSurvey, actors: &[Actor]) -> anyhow::Result<LiveLoop> {
     let config = ManageConfig {
         mode: ManageMode::Act,
         policy: Some(PolicyChoice { name: "intensity-gangs".to_string(), parameters: Default::default() }),
@@ -141,12 +141,12 @@ fn open(place: &BenchHost, found: &HostSurvey, actors: &[Actor]) -> anyhow::Resu
         rules: actors.iter().map(rule).collect(),
         state_dir: place.folder.join("state"),
         progress: ProgressFiles::new(Some(place.folder.join("progress"))),
-        learned: Default::default(),
+        learned_profiles: Default::default(),
         runtime: None,
         stop: place.stop.clone(),
         wake: Arc::new(AtomicBool::new(false)),
     };
-    Ok(host::open(found, &wish)?.control_loop)
+    Ok(host::open(host_survey, &wish)?.control_loop)
 }
 
 /// Runs until every program has been probed; returns the time, or `None` if that did not happen.
@@ -156,17 +156,17 @@ fn wait_until_probed(place: &BenchHost, live: &mut LiveLoop) -> anyhow::Result<O
         if live.step()?.is_none() {
             return Ok(None);
         }
-        let known = |profile: &cachemate_core::Profile| {
+        let is_probed = |profile: &cachemate_core::Profile| {
             profile.contention.intensity.is_some() && profile.contention.sensitivity.is_some()
         };
-        if live.profiles().len() == 4 && live.profiles().values().all(known) {
+        if live.profiles().len() == 4 && live.profiles().values().all(is_probed) {
             return Ok(Some(start.elapsed()));
         }
     }
     Ok(None)
 }
 
-fn four(actors: &[Actor]) -> [f64; 4] {
+fn work_counts(actors: &[Actor]) -> [f64; 4] {
     std::array::from_fn(|index| actors[index].work() as f64)
 }
 
@@ -177,10 +177,10 @@ fn sample_programs<T>(
     step: impl FnOnce() -> T,
 ) -> (Option<bool>, [f64; 4], T) {
     let (gate, (rates, out)) = place.gate(|| {
-        let (before, start) = (four(actors), Instant::now());
+        let (counts_before, start) = (work_counts(actors), Instant::now());
         let out = step();
-        let (after, seconds) = (four(actors), start.elapsed().as_secs_f64());
-        (std::array::from_fn(|index| (after[index] - before[index]) / seconds), out)
+        let (counts_after, seconds) = (work_counts(actors), start.elapsed().as_secs_f64());
+        (std::array::from_fn(|index| (counts_after[index] - counts_before[index]) / seconds), out)
     });
     arms.unclear += usize::from(gate.is_none());
     (gate, rates, out)
@@ -193,7 +193,7 @@ fn managed_block(
     arms: &mut GangArms,
     expected: &mut (Option<f64>, Option<f64>),
 ) -> anyhow::Result<()> {
-    for at in 0..BLOCK {
+    for index in 0..BLOCK {
         let (gate, rates, record) = sample_programs(place, actors, arms, || live.step());
         let Some(record) = record? else { return Ok(()) };
         for (name, value) in record.decision.reasons.iter().flat_map(|reason| &reason.numbers) {
@@ -203,7 +203,7 @@ fn managed_block(
                 _ => {}
             }
         }
-        if let Some(shared) = gate.filter(|_| at > 0) {
+        if let Some(shared) = gate.filter(|_| index > 0) {
             let side = usize::from(shared);
             arms.managed[side].rates.push(rates);
             arms.ganged[side].0 += usize::from(!record.applied.gangs.is_empty());
@@ -214,9 +214,9 @@ fn managed_block(
 }
 
 fn alone_block(place: &BenchHost, actors: &[Actor], arms: &mut GangArms) {
-    for at in 0..BLOCK {
+    for index in 0..BLOCK {
         let (gate, rates, ()) = sample_programs(place, actors, arms, || place.sleep(Duration::from_secs(1)));
-        if let Some(shared) = gate.filter(|_| at > 0) {
+        if let Some(shared) = gate.filter(|_| index > 0) {
             arms.alone[usize::from(shared)].rates.push(rates);
         }
     }
@@ -241,21 +241,21 @@ fn rows(
         arms.ganged[1].0, arms.ganged[1].1, arms.ganged[0].0, arms.ganged[0].1
     );
     rows.push(BenchRow::new("b", "what the policy chose", "", ganged, BenchVerdict::Reported));
-    let (with, without) = counts(1);
-    if with < SAMPLES || without < SAMPLES {
-        let why = format!(
-            "{with} managed and {without} other samples while the CPUs shared, of {SAMPLES} each ({} unclear)",
+    let (managed_count, other_count) = counts(1);
+    if managed_count < SAMPLES || other_count < SAMPLES {
+        let reason = format!(
+            "{managed_count} managed and {other_count} other samples while the CPUs shared, of {SAMPLES} each ({} unclear)",
             arms.unclear
         );
-        rows.push(BenchRow::not_shown("b", "gangs while shared", why));
-    } else if let Some(why) = relative(arms, solo, 1).and_then(|all| no_gain_reason(&all.1)) {
-        rows.push(BenchRow::not_shown("b", "gangs while shared", why));
-    } else if let Some(all) = relative(arms, solo, 1) {
+        rows.push(BenchRow::not_shown("b", "gangs while shared", reason));
+    } else if let Some(reason) = relative(arms, solo, 1).and_then(|relative_rates| no_gain_reason(&relative_rates.1)) {
+        rows.push(BenchRow::not_shown("b", "gangs while shared", reason));
+    } else if let Some(relative_rates) = relative(arms, solo, 1) {
         let mean_gain = |arm: &[f64; 4], programs: [usize; 2]| (arm[programs[0]] + arm[programs[1]]) / 2.0 * 2.0;
-        let faster = mean_gain(&all.0, VICTIMS) / mean_gain(&all.1, VICTIMS);
+        let faster = mean_gain(&relative_rates.0, VICTIMS) / mean_gain(&relative_rates.1, VICTIMS);
         rows.push(BenchRow::row("b", "victims, against the default", "4x", format!("{faster:.2}x"), faster >= 4.0));
-        let sum = (mean_gain(&all.0, VICTIMS) + mean_gain(&all.0, AGGRESSORS))
-            / (mean_gain(&all.1, VICTIMS) + mean_gain(&all.1, AGGRESSORS));
+        let sum = (mean_gain(&relative_rates.0, VICTIMS) + mean_gain(&relative_rates.0, AGGRESSORS))
+            / (mean_gain(&relative_rates.1, VICTIMS) + mean_gain(&relative_rates.1, AGGRESSORS));
         rows.push(BenchRow::row(
             "b",
             "sum of progress, against the default",
@@ -264,7 +264,7 @@ fn rows(
             sum >= 1.25,
         ));
         // Both programs together have the time of one CPU: 1.00 = one CPU alone.
-        let retained_gain = mean_gain(&all.0, AGGRESSORS);
+        let retained_gain = mean_gain(&relative_rates.0, AGGRESSORS);
         rows.push(BenchRow::row(
             "b",
             "aggressors keep of one CPU alone",
@@ -272,17 +272,17 @@ fn rows(
             format!("{:.0} %", 100.0 * retained_gain),
             retained_gain >= 0.6,
         ));
-        rows.push(forecast(&all, expected));
+        rows.push(forecast(&relative_rates, expected));
     }
-    let (with, without) = counts(0);
-    rows.push(match relative(arms, solo, 0).filter(|_| with >= 8 && without >= 8) {
+    let (managed_count, other_count) = counts(0);
+    rows.push(match relative(arms, solo, 0).filter(|_| managed_count >= 8 && other_count >= 8) {
         None => BenchRow::not_shown(
             "b",
             "no harm while split",
-            format!("{with} managed and {without} other samples while split, of 8 each"),
+            format!("{managed_count} managed and {other_count} other samples while split, of 8 each"),
         ),
-        Some(all) => {
-            let ratio = all.0.iter().sum::<f64>() / all.1.iter().sum::<f64>();
+        Some(relative_rates) => {
+            let ratio = relative_rates.0.iter().sum::<f64>() / relative_rates.1.iter().sum::<f64>();
             BenchRow::row("b", "sum of progress while split", "0.97x", format!("{ratio:.2}x"), ratio >= 0.97)
         }
     });
@@ -292,7 +292,7 @@ fn rows(
 /// If the streams do not slow the chases down under the default placement, no placement can speed them up.
 fn no_gain_reason(left_alone: &[f64; 4]) -> Option<String> {
     // Two programs share a CPU, so each can reach at most half of its solo speed.
-    let retained_share = VICTIMS.iter().map(|&at| left_alone[at] / 0.5).sum::<f64>() / VICTIMS.len() as f64;
+    let retained_share = VICTIMS.iter().map(|&victim| left_alone[victim] / 0.5).sum::<f64>() / VICTIMS.len() as f64;
     (retained_share > 0.8).then(|| {
         format!(
             "left alone the victims keep {:.0} % of the speed of their turns: nothing is taken from them",
@@ -303,25 +303,25 @@ fn no_gain_reason(left_alone: &[f64; 4]) -> Option<String> {
 
 /// Speed of each program as a share of its solo speed: managed and unmanaged.
 fn relative(arms: &GangArms, solo: &[Option<f64>], side: usize) -> Option<([f64; 4], [f64; 4])> {
-    let mut both = ([0.0; 4], [0.0; 4]);
+    let mut relative_rates = ([0.0; 4], [0.0; 4]);
     for program in 0..4 {
-        let alone = solo.get(program).copied().flatten().filter(|rate| *rate > 0.0)?;
-        both.0[program] = arms.managed[side].median_value(program)? / alone;
-        both.1[program] = arms.alone[side].median_value(program)? / alone;
+        let alone_rate = solo.get(program).copied().flatten().filter(|rate| *rate > 0.0)?;
+        relative_rates.0[program] = arms.managed[side].median_value(program)? / alone_rate;
+        relative_rates.1[program] = arms.alone[side].median_value(program)? / alone_rate;
     }
-    Some(both)
+    Some(relative_rates)
 }
 
 /// Each program runs half of the time, so 0.5 of its solo speed is no slowdown.
-fn forecast(all: &([f64; 4], [f64; 4]), expected: (Option<f64>, Option<f64>)) -> BenchRow {
+fn forecast(relative_rates: &([f64; 4], [f64; 4]), expected: (Option<f64>, Option<f64>)) -> BenchRow {
     let slowdown = |shares: &[f64; 4]| shares.iter().map(|share| 0.5 / share.max(1e-9) - 1.0).sum::<f64>() / 4.0;
     let percent = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{:.0} %", 100.0 * value));
     let measured = format!(
         "left alone {} by forecast, {:.0} % measured; in gangs {}, {:.0} % measured",
         percent(expected.0),
-        100.0 * slowdown(&all.1),
+        100.0 * slowdown(&relative_rates.1),
         percent(expected.1),
-        100.0 * slowdown(&all.0)
+        100.0 * slowdown(&relative_rates.0)
     );
     BenchRow::new("b", "mean slowdown, forecast and measured", "", measured, BenchVerdict::Reported)
 }

@@ -65,14 +65,14 @@ impl LiveBench {
     pub fn run(&self, stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
         let command = self.command()?;
         let start = Instant::now();
-        let all = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
+        let total_time = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
         let mut host = host::survey_host(false)?;
         let folder = tempfile::tempdir().context("cannot create a working directory")?;
         let wants = |part: BenchPart| self.only.is_empty() || self.only.contains(&part);
         let mut rows = Vec::new();
         let mut place = match two_cpus(&host.topology) {
-            Err(why) => {
-                rows.push(BenchRow::not_shown("a-h", "everything", why));
+            Err(reason) => {
+                rows.push(BenchRow::not_shown("a-h", "everything", reason));
                 None
             }
             Ok(_) if !paths::is_root() => {
@@ -86,7 +86,7 @@ impl LiveBench {
             Ok((cpus, cache_bytes)) => {
                 let (folder, stop) = (folder.path().to_path_buf(), Arc::clone(stop));
                 let private_bytes = private_bytes(&host.topology);
-                Some(BenchHost { cpus, cache_bytes, private_bytes, folder, command, stop, until: start + all })
+                Some(BenchHost { cpus, cache_bytes, private_bytes, folder, command, stop, deadline: start + total_time })
             }
         };
         let told_bytes = place.as_ref().map_or(0, |place| place.cache_bytes);
@@ -110,17 +110,17 @@ impl LiveBench {
             }
             if wants(BenchPart::Ranking) {
                 note("(a) intensity ...");
-                place.until = start + all.mul_f64(0.4);
+                place.deadline = start + total_time.mul_f64(0.4);
                 rows.extend(BenchRow::part_rows("a", "intensity", ranking::bench_rows(place)));
             }
             if wants(BenchPart::Colors) {
                 note("(d-g) page colors ...");
-                place.until = start + all.mul_f64(if wants(BenchPart::Gangs) { 0.75 } else { 1.0 });
+                place.deadline = start + total_time.mul_f64(if wants(BenchPart::Gangs) { 0.75 } else { 1.0 });
                 rows.extend(BenchRow::part_rows("d-g", "page colors", colors::bench_rows(place)));
             }
             if wants(BenchPart::Gangs) {
                 note("(b) gangs ...");
-                place.until = start + all;
+                place.deadline = start + total_time;
                 rows.extend(BenchRow::part_rows("b", "gangs", gangs::bench_rows(place, &host)));
             }
         }
@@ -137,8 +137,8 @@ impl LiveBench {
     }
 
     fn command(&self) -> anyhow::Result<PathBuf> {
-        let own = std::env::current_exe().context("this program's own file is not found")?;
-        let command = self.cachemate.clone().unwrap_or_else(|| own.with_file_name("cachemate"));
+        let own_path = std::env::current_exe().context("this program's own file is not found")?;
+        let command = self.cachemate.clone().unwrap_or_else(|| own_path.with_file_name("cachemate"));
         // Absolute, because it is also started from other directories.
         std::path::absolute(&command).ok().filter(|path| path.is_file()).with_context(|| {
             format!("{}: is not there (make build makes it, --cachemate names another)", command.display())
@@ -161,11 +161,11 @@ fn private_bytes(topology: &Topology) -> u64 {
 /// The part of the last level that a buffer can occupy; `None` if hits and misses cannot be distinguished, which a row
 /// reports.
 fn measured_cache(place: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
-    const WHAT: &str = "last-level cache by measurement";
+    const TITLE: &str = "last-level cache by measurement";
     let fitted = PinnedThread::new(place.cpus.0).and_then(|_here| PrimeProber::fitting(Some(place.cache_bytes), 1));
     match fitted {
         Err(error) => {
-            rows.push(BenchRow::not_shown("a-b", WHAT, error.to_string()));
+            rows.push(BenchRow::not_shown("a-b", TITLE, error.to_string()));
             None
         }
         Ok(reloader) => {
@@ -176,7 +176,7 @@ fn measured_cache(place: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
                 size(bytes),
                 size(reported_bytes)
             );
-            rows.push(BenchRow::new("a-b", WHAT, "", measured, BenchVerdict::Reported));
+            rows.push(BenchRow::new("a-b", TITLE, "", measured, BenchVerdict::Reported));
             Some(bytes)
         }
     }

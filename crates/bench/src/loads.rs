@@ -73,10 +73,10 @@ fn chase(lines: usize, progress: &ProgressCounter) {
     }
     order.iter().enumerate().for_each(|(index, &next)| memory[index * 8] = u64::from(next) * 8);
     drop(order);
-    let mut at = 0usize;
+    let mut position = 0usize;
     while progress.add(STEP as u64) {
         for _ in 0..STEP {
-            at = std::hint::black_box(memory[at]) as usize;
+            position = std::hint::black_box(memory[position]) as usize;
         }
     }
 }
@@ -84,10 +84,10 @@ fn chase(lines: usize, progress: &ProgressCounter) {
 fn stream(lines: usize, progress: &ProgressCounter) {
     let memory = vec![1u64; lines * 8];
     let mut sum = 0u64;
-    for part in memory.chunks(STEP * 8).cycle() {
-        sum = part.iter().step_by(8).fold(sum, |sum, word| sum.wrapping_add(*word));
+    for chunk in memory.chunks(STEP * 8).cycle() {
+        sum = chunk.iter().step_by(8).fold(sum, |sum, word| sum.wrapping_add(*word));
         std::hint::black_box(sum);
-        if !progress.add((part.len() / 8) as u64) {
+        if !progress.add((chunk.len() / 8) as u64) {
             break;
         }
     }
@@ -95,27 +95,27 @@ fn stream(lines: usize, progress: &ProgressCounter) {
 
 /// Two threads add to counters all over 2 000 pages, `each` times or until stopped; an error if an addition was lost.
 /// It is the only load that ends by itself.
-fn count(each: u64, stop: &AtomicBool) -> anyhow::Result<()> {
+fn count(target_count: u64, stop: &AtomicBool) -> anyhow::Result<()> {
     const PAGES: usize = 2_000;
-    const BETWEEN_LOOKS: u64 = 1 << 16;
+    const CHECK_INTERVAL: u64 = 1 << 16;
     let counters: Vec<[AtomicU64; 2]> = (0..PAGES * 256).map(|_| Default::default()).collect();
     let additions = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        for own in 0..2 {
+        for worker in 0..2 {
             let (counters, additions) = (&counters, &additions);
             scope.spawn(move || {
-                let (mut state, mut done) = (own as u64 + 1, 0);
-                while done < each && !stop.load(Ordering::Relaxed) {
-                    let until = each.min(done + BETWEEN_LOOKS);
-                    for _ in done..until {
+                let (mut state, mut done_count) = (worker as u64 + 1, 0);
+                while done_count < target_count && !stop.load(Ordering::Relaxed) {
+                    let batch_end = target_count.min(done_count + CHECK_INTERVAL);
+                    for _ in done_count..batch_end {
                         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                        let counter = &counters[(state >> 33) as usize % counters.len()][own];
+                        let counter = &counters[(state >> 33) as usize % counters.len()][worker];
                         // Plain load and store: each counter has one writer, and a page that moves must not lose a store.
                         counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
                     }
-                    done = until;
+                    done_count = batch_end;
                 }
-                additions.fetch_add(done, Ordering::Relaxed);
+                additions.fetch_add(done_count, Ordering::Relaxed);
             });
         }
     });

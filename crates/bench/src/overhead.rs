@@ -16,7 +16,7 @@ const TASKS: usize = 200;
 /// Concurrent viewers of the dashboard, which admits eight.
 const VIEWERS: usize = 4;
 /// Seconds over which the daemon's time is counted.
-const COUNTED: u64 = 30;
+const COUNTED_S: u64 = 30;
 /// Rounds of three blocks: with the daemon, without it, and once more without it. The third block measures the noise between
 /// two blocks under equal conditions.
 const ROUNDS: usize = 15;
@@ -24,7 +24,7 @@ const BLOCK: Duration = Duration::from_millis(2000);
 const SETTLE: Duration = Duration::from_millis(400);
 /// Time before the measurement. At its start, a daemon uses half a second of CPU time to survey the host, which is not
 /// part of the cost of managing and takes several seconds on a busy host.
-const STARTED_WITHIN: Duration = Duration::from_secs(30);
+const START_PATIENCE: Duration = Duration::from_secs(30);
 
 /// # Errors
 /// A program or the daemon cannot be started.
@@ -50,47 +50,47 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
 }
 
 /// Share of a CPU used by an acting daemon, with a viewed dashboard if `page`; `None` if the daemon ended.
-fn share(place: &BenchHost, page: bool) -> anyhow::Result<Option<f64>> {
+fn share(place: &BenchHost, has_page: bool) -> anyhow::Result<Option<f64>> {
     let socket = place.folder.join("overhead.page");
     let shown = socket.to_string_lossy();
     let with_page = ["--dashboard", &*shown];
-    let daemon = BenchDaemon::start(place, "overhead", "overhead", if page { &with_page } else { &[] })?;
+    let daemon = BenchDaemon::start(place, "overhead", "overhead", if has_page { &with_page } else { &[] })?;
     daemon.wait_until_started(place);
-    let viewers: Vec<_> = (0..if page { VIEWERS } else { 0 }).filter_map(|_| viewer(&socket)).collect();
-    let (before, start) = (daemon.cpu_time_ns(), Instant::now());
-    place.sleep(Duration::from_secs(COUNTED));
+    let viewers: Vec<_> = (0..if has_page { VIEWERS } else { 0 }).filter_map(|_| viewer(&socket)).collect();
+    let (before_ns, start) = (daemon.cpu_time_ns(), Instant::now());
+    place.sleep(Duration::from_secs(COUNTED_S));
     let seconds = start.elapsed().as_secs_f64();
-    let after = daemon.cpu_time_ns();
+    let after_ns = daemon.cpu_time_ns();
     drop(daemon);
     // Streams end with the daemon.
     let viewer_count = viewers.into_iter().filter_map(|viewer| viewer.join().ok()).filter(|bytes| *bytes > 0).count();
     anyhow::ensure!(
-        viewer_count == if page { VIEWERS } else { 0 },
+        viewer_count == if has_page { VIEWERS } else { 0 },
         "{viewer_count} of {VIEWERS} viewers of the page received data"
     );
-    Ok(after.zip(before).map(|(after, before)| after.saturating_sub(before) as f64 / 1e9 / seconds))
+    Ok(after_ns.zip(before_ns).map(|(after_ns, before_ns)| after_ns.saturating_sub(before_ns) as f64 / 1e9 / seconds))
 }
 
 /// Three daemons that observe the same programs: without a dashboard, with one, and with a viewed one.
 fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
     let title = format!("daemon's share of a CPU observing {TASKS} tasks: with a page that {VIEWERS} look at");
-    let daemon = |name: &str, page: bool| {
+    let daemon = |name: &str, has_page: bool| {
         let socket = place.folder.join(format!("{name}.page"));
         let socket = socket.to_string_lossy();
-        let page: &[&str] = if page { &["--observe-only", "--dashboard", &socket] } else { &["--observe-only"] };
+        let page: &[&str] = if has_page { &["--observe-only", "--dashboard", &socket] } else { &["--observe-only"] };
         BenchDaemon::start(place, "overhead", name, page)
     };
     let daemons = [daemon("plain", false)?, daemon("unseen", true)?, daemon("seen", true)?];
     daemons.iter().for_each(|daemon| daemon.wait_until_started(place));
     let socket = place.folder.join("seen.page");
     let viewers: Vec<_> = (0..VIEWERS).filter_map(|_| viewer(&socket)).collect();
-    let before: Vec<_> = daemons.iter().map(BenchDaemon::cpu_time_ns).collect();
+    let times_before: Vec<_> = daemons.iter().map(BenchDaemon::cpu_time_ns).collect();
     let start = Instant::now();
-    place.sleep(Duration::from_secs(COUNTED));
+    place.sleep(Duration::from_secs(COUNTED_S));
     let seconds = start.elapsed().as_secs_f64();
     let shares: Vec<f64> = daemons
         .iter()
-        .zip(before)
+        .zip(times_before)
         .filter_map(|(daemon, before)| Some(daemon.cpu_time_ns()?.saturating_sub(before?) as f64 / 1e9 / seconds))
         .collect();
     drop(daemons);
@@ -119,8 +119,8 @@ fn viewer(socket: &std::path::Path) -> Option<std::thread::JoinHandle<usize>> {
     let mut stream = UnixStream::connect(socket).ok()?;
     stream.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").ok()?;
     Some(std::thread::spawn(move || {
-        let (mut some, mut bytes) = ([0u8; 1 << 16], 0);
-        while let Ok(read @ 1..) = stream.read(&mut some) {
+        let (mut buffer, mut bytes) = ([0u8; 1 << 16], 0);
+        while let Ok(read @ 1..) = stream.read(&mut buffer) {
             bytes += read;
         }
         bytes
@@ -129,7 +129,7 @@ fn viewer(socket: &std::path::Path) -> Option<std::thread::JoinHandle<usize>> {
 
 /// Work of two quiet unmanaged programs, with and without a daemon on the host.
 fn neutral(place: &BenchHost) -> anyhow::Result<BenchRow> {
-    const WHAT: &str = "throughput of a neutral load, managed against unmanaged";
+    const TITLE: &str = "throughput of a neutral load, managed against unmanaged";
     let cpus = [place.cpus.0, place.cpus.1];
     let actors = [Actor::start_own(place, "quiet-1", "quiet", 0)?, Actor::start_own(place, "quiet-2", "quiet", 0)?];
     for (actor, cpu) in actors.iter().zip(cpus) {
@@ -139,10 +139,10 @@ fn neutral(place: &BenchHost) -> anyhow::Result<BenchRow> {
     daemon.wait_until_started(place);
     let (managed, control) = measure_pairs(place, &actors, &daemon);
     Ok(match median(&managed) {
-        None => BenchRow::not_shown("c", WHAT, "no round came to its end".to_string()),
+        None => BenchRow::not_shown("c", TITLE, "no round came to its end".to_string()),
         Some(ratio) => {
             let measured = ratio_text(&managed, &control);
-            BenchRow::row("c", WHAT, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
+            BenchRow::row("c", TITLE, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
         }
     })
 }
@@ -151,22 +151,22 @@ fn neutral(place: &BenchHost) -> anyhow::Result<BenchRow> {
 pub fn measure_pairs(place: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -> (Vec<f64>, Vec<f64>) {
     let (mut managed, mut control) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        let mut done = [0.0; 3];
+        let mut rates = [0.0; 3];
         // The order changes from round to round, so that drifts of the host affect all blocks alike.
-        for which in (0..3).map(|at| (at + round) % 3) {
-            daemon.signal(if which == 0 { Signal::CONT } else { Signal::STOP });
+        for arm in (0..3).map(|at| (at + round) % 3) {
+            daemon.signal(if arm == 0 { Signal::CONT } else { Signal::STOP });
             place.sleep(SETTLE);
-            let before: u64 = actors.iter().map(Actor::work).sum();
+            let work_before: u64 = actors.iter().map(Actor::work).sum();
             let start = Instant::now();
             place.sleep(BLOCK);
-            let work = actors.iter().map(Actor::work).sum::<u64>().saturating_sub(before) as f64;
-            done[which] = work / start.elapsed().as_secs_f64();
+            let work = actors.iter().map(Actor::work).sum::<u64>().saturating_sub(work_before) as f64;
+            rates[arm] = work / start.elapsed().as_secs_f64();
         }
         if place.is_stopped() {
             break;
         }
-        managed.push(done[0] / done[1].max(1.0));
-        control.push(done[2] / done[1].max(1.0));
+        managed.push(rates[0] / rates[1].max(1.0));
+        control.push(rates[2] / rates[1].max(1.0));
     }
     (managed, control)
 }
@@ -190,8 +190,8 @@ pub fn ratio_text(managed: &[f64], control: &[f64]) -> String {
 fn quarters(values: &[f64]) -> (f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let at = |share: usize| sorted.get(share * (sorted.len().max(1) - 1) / 4).copied().unwrap_or(f64::NAN);
-    (at(1), at(3))
+    let quarter = |share: usize| sorted.get(share * (sorted.len().max(1) - 1) / 4).copied().unwrap_or(f64::NAN);
+    (quarter(1), quarter(3))
 }
 
 /// Two hundred programs that sleep and wake.
@@ -224,11 +224,11 @@ pub struct BenchDaemon(Child);
 
 impl BenchDaemon {
     /// Starts a daemon with its own directory and socket, which `name` identifies.
-    pub fn start(place: &BenchHost, config: &str, name: &str, more: &[&str]) -> anyhow::Result<Self> {
+    pub fn start(place: &BenchHost, config: &str, name: &str, extra_args: &[&str]) -> anyhow::Result<Self> {
         let folder = &place.folder;
         let mut command = Command::new(&place.command);
         command.args(["--quiet", "manage", "--config"]).arg(folder.join(format!("{config}.toml")));
-        command.arg("--state-dir").arg(folder.join(format!("{name}-state"))).args(more);
+        command.arg("--state-dir").arg(folder.join(format!("{name}-state"))).args(extra_args);
         command.arg("--socket").arg(folder.join(format!("{name}.sock"))).stdin(Stdio::null());
         end_with_parent(&mut command, Signal::TERM);
         Ok(BenchDaemon(command.spawn().context("the daemon cannot be started")?))
@@ -247,14 +247,14 @@ impl BenchDaemon {
     /// Waits until the work of the start is over.
     pub fn wait_until_started(&self, place: &BenchHost) {
         let start = Instant::now();
-        let mut before = self.cpu_time_ns();
-        while start.elapsed() < STARTED_WITHIN && !place.is_stopped() {
+        let mut previous_ns = self.cpu_time_ns();
+        while start.elapsed() < START_PATIENCE && !place.is_stopped() {
             place.sleep(Duration::from_millis(1500));
             let now = self.cpu_time_ns();
-            if now.zip(before).is_none_or(|(now, before)| now.saturating_sub(before) <= 20_000_000) {
+            if now.zip(previous_ns).is_none_or(|(now, before)| now.saturating_sub(before) <= 20_000_000) {
                 break;
             }
-            before = now;
+            previous_ns = now;
         }
     }
 

@@ -76,8 +76,8 @@ impl Actor {
     }
 
     /// The child's process id, so that no other process is ever stopped.
-    pub fn runs(&self, runs: bool) {
-        self.signal(if runs { rustix::process::Signal::CONT } else { rustix::process::Signal::STOP });
+    pub fn set_running(&self, is_running: bool) {
+        self.signal(if is_running { rustix::process::Signal::CONT } else { rustix::process::Signal::STOP });
     }
 
     fn signal(&self, signal: rustix::process::Signal) {

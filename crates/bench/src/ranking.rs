@@ -57,13 +57,13 @@ struct RankedProgram {
 /// # Errors
 /// The inputs cannot be written, or a program cannot be started.
 pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
-    const WHAT: &str = "intensity against recorded misses";
-    let here = PinnedThread::new(place.cpus.0)?;
+    const TITLE: &str = "intensity against recorded misses";
+    let pinned_thread = PinnedThread::new(place.cpus.0)?;
     let mut reloader = match PrimeProber::new(buffer_bytes(Some(place.cache_bytes)), 1) {
         Ok(reloader) => reloader,
-        Err(error) => return Ok(vec![BenchRow::not_shown("a", WHAT, error.to_string())]),
+        Err(error) => return Ok(vec![BenchRow::not_shown("a", TITLE, error.to_string())]),
     };
-    drop(here);
+    drop(pinned_thread);
     inputs(place)?;
     let mut ranked = Vec::new();
     for (name, line) in PROGRAMS {
@@ -76,12 +76,12 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
         ranked.push(measure(place, &mut reloader, &actor, misses_per_second)?);
     }
     // A quarter of the cache, three times the cache, and nothing: their misses follow from their sizes.
-    let own = [
+    let own_loads = [
         ("own-chase", "chase", place.cache_bytes / 8, 0.0),
         (CONTROL, "stream", place.cache_bytes * 3, 100.0),
         ("own-quiet", "quiet", 0, 0.0),
     ];
-    for (name, kind, bytes, millions) in own {
+    for (name, kind, bytes, millions) in own_loads {
         if !place.is_stopped() {
             let actor = Actor::start_own(place, name, kind, bytes)?;
             ranked.push(measure(place, &mut reloader, &actor, millions * 1e6)?);
@@ -98,9 +98,9 @@ pub fn is_installed(tool: &str) -> bool {
 /// Texts of invented words and a table of numbers, from arithmetic alone.
 pub fn inputs(place: &BenchHost) -> anyhow::Result<()> {
     let mut state = 1u64;
-    let mut draw = |below: u64| {
+    let mut draw = |bound: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
+        (state >> 33) % bound
     };
     let mut text = String::new();
     while text.len() < 6 << 20 {
@@ -153,18 +153,18 @@ fn measure(
             for (beside, counts) in
                 [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]
             {
-                actor.runs(beside);
+                actor.set_running(beside);
                 let sample = reloader.sample(wait_time(Some(place.cache_bytes)));
                 if counts {
                     samples.push((beside, f64::from(sample.missed) / f64::from(sample.reloads)));
                 }
             }
-            actor.runs(true);
+            actor.set_running(true);
             samples
         });
         if let Some(shared) = gate {
-            for (beside, share) in samples {
-                sides[usize::from(shared)][usize::from(beside)].push(share);
+            for (is_beside, share) in samples {
+                sides[usize::from(shared)][usize::from(is_beside)].push(share);
             }
         }
     }
@@ -188,9 +188,9 @@ fn trimmed_mean(values: &[f64]) -> Option<f64> {
     (!middle.is_empty()).then(|| middle.iter().sum::<f64>() / middle.len() as f64)
 }
 
-fn rows(found: &[RankedProgram]) -> Vec<BenchRow> {
+fn rows(programs: &[RankedProgram]) -> Vec<BenchRow> {
     let mut rows = Vec::new();
-    for program in found {
+    for program in programs {
         let number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.3}"));
         let measured = format!(
             "shared {} ({} samples, {} gone without it), split {}; recorded {:.1} M misses/s",
@@ -202,18 +202,18 @@ fn rows(found: &[RankedProgram]) -> Vec<BenchRow> {
         );
         rows.push(BenchRow::new("a", &format!("intensity of {}", program.name), "", measured, BenchVerdict::Reported));
     }
-    let control = found.iter().find(|program| program.name == CONTROL);
+    let control = programs.iter().find(|program| program.name == CONTROL);
     if let Some((seen, without)) = control.and_then(|stream| Some((stream.shared?, stream.gone_without?)))
         && seen < MIN_CONTROL
     {
-        let why = format!(
+        let reason = format!(
             "a stream over three times the cache adds {seen:.3} to what is gone without it ({without:.3}): other tenants of the \
              host empty the cache first, or the CPUs do not share what they seem to share"
         );
-        rows.push(BenchRow::not_shown("a", "programs in order of their misses", why));
+        rows.push(BenchRow::not_shown("a", "programs in order of their misses", reason));
         return rows;
     }
-    let ranked: Vec<(f64, f64)> = found.iter().filter_map(|p| Some((p.misses_per_second, p.shared?))).collect();
+    let ranked: Vec<(f64, f64)> = programs.iter().filter_map(|p| Some((p.misses_per_second, p.shared?))).collect();
     rows.push(if ranked.len() < 10 {
         BenchRow::not_shown(
             "a",
@@ -230,24 +230,24 @@ fn rows(found: &[RankedProgram]) -> Vec<BenchRow> {
             value >= 0.8,
         )
     });
-    let far: Vec<bool> = ranked
+    let far_orders: Vec<bool> = ranked
         .iter()
         .flat_map(|many| ranked.iter().map(move |few| (many, few)))
         .filter(|(many, few)| many.0 > MANY * 1e6 && few.0 < FEW * 1e6)
         .map(|(many, few)| many.1 > few.1)
         .collect();
-    rows.push(match far.len() {
+    rows.push(match far_orders.len() {
         0 => {
             BenchRow::not_shown("a", "pairs far apart", "no program misses that often on this host's cache".to_string())
         }
         pairs => {
-            let share = far.iter().filter(|right| **right).count() as f64 / pairs as f64;
+            let share = far_orders.iter().filter(|right| **right).count() as f64 / pairs as f64;
             let measured = format!("{:.0} % of {pairs} pairs", 100.0 * share);
             BenchRow::row("a", "pairs far apart in order", "95 %", measured, share >= 0.95)
         }
     });
-    let split: Vec<f64> = found.iter().filter_map(|program| Some(program.split?.abs())).collect();
-    rows.push(match median(&split) {
+    let split_effects: Vec<f64> = programs.iter().filter_map(|program| Some(program.split?.abs())).collect();
+    rows.push(match median(&split_effects) {
         None => BenchRow::not_shown("a", "near zero while split", "the CPUs were never seen apart".to_string()),
         Some(middle) => {
             BenchRow::row("a", "near zero while split (median)", "0.05", format!("{middle:.3}"), middle <= 0.05)
@@ -260,18 +260,18 @@ fn rows(found: &[RankedProgram]) -> Vec<BenchRow> {
 pub fn spearman(pairs: &[(f64, f64)]) -> f64 {
     let ranks = |values: Vec<f64>| -> Vec<f64> {
         let rank = |value: &f64| {
-            let below = values.iter().filter(|other| *other < value).count() as f64;
+            let lower_count = values.iter().filter(|other| *other < value).count() as f64;
             let equal = values.iter().filter(|other| *other == value).count() as f64;
-            below + (equal + 1.0) / 2.0
+            lower_count + (equal + 1.0) / 2.0
         };
         values.iter().map(rank).collect()
     };
     let (a, b) = (ranks(pairs.iter().map(|p| p.0).collect()), ranks(pairs.iter().map(|p| p.1).collect()));
     let mean = (pairs.len() as f64 + 1.0) / 2.0;
     let sum = |metric: &dyn Fn(usize) -> f64| (0..pairs.len()).map(metric).sum::<f64>();
-    let both = sum(&|index| (a[index] - mean) * (b[index] - mean));
+    let covariance = sum(&|index| (a[index] - mean) * (b[index] - mean));
     let spread = (sum(&|index| (a[index] - mean).powi(2)) * sum(&|index| (b[index] - mean).powi(2))).sqrt();
-    if spread > 0.0 { both / spread } else { 0.0 }
+    if spread > 0.0 { covariance / spread } else { 0.0 }
 }
 
 #[cfg(test)]

@@ -49,28 +49,28 @@ pub struct ByteSize(pub u64);
 impl FromStr for ByteSize {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || format!("found '{text}', expected a size such as 4096, 64K, 1.5M or 2G");
+        let problem = || format!("found '{text}', expected a size such as 4096, 64K, 1.5M or 2G");
         let digits = text.trim_end_matches(['B', 'b']).trim_end_matches(['i', 'I']);
         let (number, shift) = match digits.as_bytes().last() {
             Some(b'K' | b'k') => (&digits[..digits.len() - 1], 10),
             Some(b'M' | b'm') => (&digits[..digits.len() - 1], 20),
             Some(b'G' | b'g') => (&digits[..digits.len() - 1], 30),
             Some(b'0'..=b'9') if !text.contains(['i', 'I']) => (digits, 0),
-            _ => return Err(bad()),
+            _ => return Err(problem()),
         };
-        let plain = |number: &str| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+        let is_decimal = |number: &str| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
         let (whole_digits, fraction_digits) = number.split_once('.').unwrap_or((number, "0"));
-        if !plain(whole_digits)
-            || !plain(fraction_digits)
+        if !is_decimal(whole_digits)
+            || !is_decimal(fraction_digits)
             || fraction_digits.len() > 9
             || (shift == 0 && number.contains('.'))
         {
-            return Err(bad());
+            return Err(problem());
         }
-        let whole: u64 = whole_digits.parse().map_err(|_| bad())?;
-        let rest: u128 = fraction_digits.parse::<u128>().map_err(|_| bad())? << shift;
-        let scale = 10u128.pow(number.split_once('.').map_or(1, |(_, rest)| rest.len() as u32));
-        let bytes = (u128::from(whole) << shift) + rest / scale;
+        let whole: u64 = whole_digits.parse().map_err(|_| problem())?;
+        let fraction: u128 = fraction_digits.parse::<u128>().map_err(|_| problem())? << shift;
+        let scale = 10u128.pow(number.split_once('.').map_or(1, |(_, decimals)| decimals.len() as u32));
+        let bytes = (u128::from(whole) << shift) + fraction / scale;
         match u64::try_from(bytes) {
             Ok(bytes) if bytes > 0 && bytes <= 1 << 50 => Ok(ByteSize(bytes)),
             _ => Err(format!("found '{text}', expected a size from 1 byte to 1024 T")),
@@ -96,10 +96,10 @@ impl FromStr for SizeList {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let mut sizes = Vec::new();
-        for part in text.split(',') {
-            match part.split_once("..") {
-                None => sizes.push(part.trim().parse::<ByteSize>()?.0),
-                Some((low, rest)) => sizes.extend(range(low, rest, part)?),
+        for item in text.split(',') {
+            match item.split_once("..") {
+                None => sizes.push(item.trim().parse::<ByteSize>()?.0),
+                Some((low, rest)) => sizes.extend(range(low, rest, item)?),
             }
             if sizes.len() > MAX_SIZES {
                 return Err(format!("more than {MAX_SIZES} sizes"));
@@ -111,13 +111,13 @@ impl FromStr for SizeList {
     }
 }
 
-fn range(low: &str, rest: &str, part: &str) -> Result<Vec<u64>, String> {
-    let bad = || format!("found '{part}', expected LO..HI:N such as 64K..64M:21, LO below HI, N from 2 to {MAX_SIZES}");
-    let (high, count) = rest.split_once(':').ok_or_else(bad)?;
+fn range(low: &str, bound_and_count: &str, item: &str) -> Result<Vec<u64>, String> {
+    let problem = || format!("found '{item}', expected LO..HI:N such as 64K..64M:21, LO below HI, N from 2 to {MAX_SIZES}");
+    let (high, count) = bound_and_count.split_once(':').ok_or_else(problem)?;
     let (low, high) = (low.trim().parse::<ByteSize>()?.0, high.trim().parse::<ByteSize>()?.0);
-    let count: usize = count.trim().parse().map_err(|_| bad())?;
+    let count: usize = count.trim().parse().map_err(|_| problem())?;
     if low >= high || !(2..=MAX_SIZES).contains(&count) {
-        return Err(bad());
+        return Err(problem());
     }
     Ok(sizes_in_equal_ratios(low, high, count))
 }
@@ -131,8 +131,8 @@ mod tests {
     fn sizes_are_read_as_powers_of_1024() {
         let good =
             [("64K", 65536), ("64k", 65536), ("1.5M", 3 << 19), ("2G", 2 << 30), ("4096", 4096), ("1MiB", 1 << 20)];
-        for (text, want) in good {
-            assert_eq!(text.parse(), Ok(ByteSize(want)), "{text}");
+        for (text, expected) in good {
+            assert_eq!(text.parse(), Ok(ByteSize(expected)), "{text}");
         }
         for text in
             ["", "K", "-1", "0", "1.5", "1T", "1..5K", "1e3", "99999999999999999999", "1.K", "ｋ", "12i", "9999999G"]

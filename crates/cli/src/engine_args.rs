@@ -90,16 +90,16 @@ impl EngineArgs {
         manifest: &Manifest,
         tasks: &[SweepTask],
         work: &Arc<dyn JobRunner>,
-        silent: bool,
+        is_silent: bool,
     ) -> anyhow::Result<SweepSummary> {
         let mut engine = self.build(store, manifest, work)?;
         let bar = session.progress("sweep", Some(tasks.len() as u64));
-        let mut reporter = ProgressReporter::new(session, &bar, silent);
+        let mut reporter = ProgressReporter::new(session, &bar, is_silent);
         let options = DriveOptions { retries: self.retries, idle_timeout: Duration::from_secs(self.idle_timeout) };
         let stop = session.interrupt_flag();
-        let ended = drive(store, tasks, &mut *engine, &options, &mut |progress| reporter.update(progress), &stop);
+        let outcome = drive(store, tasks, &mut *engine, &options, &mut |progress| reporter.update(progress), &stop);
         bar.finish_and_clear();
-        Ok(ended?)
+        Ok(outcome?)
     }
 
     fn build(
@@ -147,51 +147,51 @@ impl EngineArgs {
 struct ProgressReporter<'a> {
     session: &'a Session,
     bar: &'a ProgressBar,
-    silent: bool,
+    is_silent: bool,
     started: Option<(Instant, usize)>,
     last_logged: Instant,
     message: Option<String>,
 }
 
 impl<'a> ProgressReporter<'a> {
-    fn new(session: &'a Session, bar: &'a ProgressBar, silent: bool) -> Self {
-        ProgressReporter { session, bar, silent, started: None, last_logged: Instant::now(), message: None }
+    fn new(session: &'a Session, bar: &'a ProgressBar, is_silent: bool) -> Self {
+        ProgressReporter { session, bar, silent: is_silent, started: None, last_logged: Instant::now(), message: None }
     }
 
     fn update(&mut self, progress: &SweepProgress) {
-        let over = progress.finished + progress.failed;
+        let done_count = progress.finished + progress.failed;
         if self.started.is_none() {
-            self.started = Some((Instant::now(), over));
-            self.bar.set_position(over as u64);
+            self.started = Some((Instant::now(), done_count));
+            self.bar.set_position(done_count as u64);
             self.bar.reset_eta();
         }
         self.bar.set_length(progress.total as u64);
-        self.bar.set_position(over as u64);
-        let failed = if progress.failed > 0 { format!("{} failed", progress.failed) } else { String::new() };
-        self.bar.set_message(failed);
+        self.bar.set_position(done_count as u64);
+        let failure_text = if progress.failed > 0 { format!("{} failed", progress.failed) } else { String::new() };
+        self.bar.set_message(failure_text);
         if progress.message != self.message {
             self.message.clone_from(&progress.message);
             if let Some(message) = &self.message {
                 self.bar.suspend(|| self.session.warn(message));
             }
         }
-        if self.bar.is_hidden() && !self.silent && self.last_logged.elapsed() > LOG_PERIOD {
+        if self.bar.is_hidden() && !self.is_silent && self.last_logged.elapsed() > LOG_PERIOD {
             self.last_logged = Instant::now();
-            self.session.log(&self.line(progress, over));
+            self.session.log(&self.line(progress, done_count));
         }
     }
 
-    fn line(&self, progress: &SweepProgress, over: usize) -> String {
+    fn line(&self, progress: &SweepProgress, done_count: usize) -> String {
         let mut line = format!("sweep: {} of {} tasks finished", progress.finished, progress.total);
         if progress.failed > 0 {
             line.push_str(&format!(", {} failed", progress.failed));
         }
-        for (many, label) in [(progress.running, "running"), (progress.waiting, "waiting")] {
-            line.push_str(&many.filter(|many| *many > 0).map_or(String::new(), |many| format!(", {many} {label}")));
+        for (task_count, label) in [(progress.running, "running"), (progress.waiting, "waiting")] {
+            line.push_str(&task_count.filter(|task_count| *task_count > 0).map_or(String::new(), |task_count| format!(", {task_count} {label}")));
         }
-        if let Some((start, before)) = self.started.filter(|(_, before)| over > *before) {
-            let each = start.elapsed().as_secs_f64() / (over - before) as f64;
-            line.push_str(&format!(", about {} left", duration_text(each * (progress.total - over) as f64)));
+        if let Some((start, count_before)) = self.started.filter(|(_, count_before)| done_count > *count_before) {
+            let task_seconds = start.elapsed().as_secs_f64() / (done_count - count_before) as f64;
+            line.push_str(&format!(", about {} left", duration_text(task_seconds * (progress.total - done_count) as f64)));
         }
         line
     }

@@ -82,8 +82,8 @@ async fn respond(request: Request<Incoming>, state: Arc<ExtenderState>) -> Resul
     };
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    let kind = hyper::header::HeaderValue::from_static("application/json");
-    response.headers_mut().insert(hyper::header::CONTENT_TYPE, kind);
+    let content_type = hyper::header::HeaderValue::from_static("application/json");
+    response.headers_mut().insert(hyper::header::CONTENT_TYPE, content_type);
     Ok(response)
 }
 

@@ -81,17 +81,17 @@ pub fn goal_plan(
     let mut jobs: Vec<IntervalJob> =
         timed.iter().map(|program| IntervalJob::new(program.middle_program().clone())).collect();
     for goal in goals {
-        let mut own = names.iter().zip(&mut jobs).filter(|(name, _)| **name == goal.program).peekable();
-        if own.peek().is_none() {
-            let known = names.join(", ");
-            return Err(UsageError(format!("--goal: found '{}', expected one of {known}", goal.program)).into());
+        let mut own_jobs = names.iter().zip(&mut jobs).filter(|(name, _)| **name == goal.program).peekable();
+        if own_jobs.peek().is_none() {
+            let known_names = names.join(", ");
+            return Err(UsageError(format!("--goal: found '{}', expected one of {known_names}", goal.program)).into());
         }
-        own.for_each(|(_, job)| job.goal = Some(Goal { max_slowdown: Some(goal.max_slowdown), ..Goal::default() }));
+        own_jobs.for_each(|(_, job)| job.goal = Some(Goal { max_slowdown: Some(goal.max_slowdown), ..Goal::default() }));
     }
-    let best = PlanTruth::new(machine, &jobs)?;
-    let (units, best) = (best.parts, best.search(seed)?);
-    let must_leave = if best.keeps_all { Vec::new() } else { programs_to_remove(machine, names, &jobs, seed)? };
-    Ok(answer(names, &jobs, &best, units, must_leave))
+    let truth = PlanTruth::new(machine, &jobs)?;
+    let (units, best_plan) = (truth.parts, truth.search(seed)?);
+    let must_leave = if best_plan.keeps_all { Vec::new() } else { programs_to_remove(machine, names, &jobs, seed)? };
+    Ok(answer(names, &jobs, &best_plan, units, must_leave))
 }
 
 /// The first program without a promise whose removal lets all promises be kept; otherwise the first such program with
@@ -120,15 +120,15 @@ fn programs_to_remove(
 fn answer(
     names: &[String],
     jobs: &[IntervalJob],
-    best: &SearchedPlan,
+    best_plan: &SearchedPlan,
     units_per_cache: u32,
     must_leave: Vec<String>,
 ) -> GoalPlan {
     let goal = |index: usize| {
         let max = max_slowdown(&jobs[index])?;
-        let forecast = with_error(best.slowdowns[index]);
+        let forecast = with_error(best_plan.slowdowns[index]);
         let is_missed = forecast.value > max;
-        let state = match is_missed && !best.keeps_all {
+        let state = match is_missed && !best_plan.keeps_all {
             true => PromiseState::Infeasible,
             false => PromiseTerm::MaxSlowdown(max).state_of(forecast),
         };
@@ -141,17 +141,17 @@ fn answer(
             high: forecast.high,
         })
     };
-    let placed = |index: usize| GoalPlacement {
+    let place = |index: usize| GoalPlacement {
         program: names[index].clone(),
-        cpu: best.plan.cpu_of[index],
-        exclusive_units: best.plan.units[index],
-        forecast_slowdown: best.slowdowns[index],
+        cpu: best_plan.plan.cpu_of[index],
+        exclusive_units: best_plan.plan.units[index],
+        forecast_slowdown: best_plan.slowdowns[index],
     };
     GoalPlan {
         goals: (0..jobs.len()).filter_map(goal).collect(),
-        keeps_all: best.keeps_all,
+        keeps_all: best_plan.keeps_all,
         units_per_cache,
-        placement: (0..jobs.len()).map(placed).collect(),
+        placement: (0..jobs.len()).map(place).collect(),
         must_leave,
     }
 }

@@ -34,19 +34,19 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 /// A file that cannot be read or is not a program; a program that cannot be measured alone.
 pub fn load(
     session: &Session,
-    wanted: &[ProgramRequest],
+    requests: &[ProgramRequest],
     machine: &MachineSpec,
     seed: u64,
-    stretch: f64,
+    phase_scale: f64,
 ) -> anyhow::Result<Vec<Arc<PhasedProgram>>> {
-    let bar = session.progress("programs", Some(wanted.len() as u64));
-    let mut programs: Vec<Arc<PhasedProgram>> = Vec::with_capacity(wanted.len());
-    for (index, each) in wanted.iter().enumerate() {
-        let program = match wanted[..index].iter().position(|other| other == each) {
-            Some(known) => Arc::clone(&programs[known]),
+    let bar = session.progress("programs", Some(requests.len() as u64));
+    let mut programs: Vec<Arc<PhasedProgram>> = Vec::with_capacity(requests.len());
+    for (index, request) in requests.iter().enumerate() {
+        let program = match requests[..index].iter().position(|other| other == request) {
+            Some(earlier) => Arc::clone(&programs[earlier]),
             None => {
-                bar.set_message(each.program.clone());
-                let program = load_program(session, each, machine, seed.wrapping_add(index as u64), stretch)?;
+                bar.set_message(request.program.clone());
+                let program = load_program(session, request, machine, seed.wrapping_add(index as u64), phase_scale)?;
                 Arc::new(program)
             }
         };
@@ -69,25 +69,25 @@ const MAX_COPIES: u32 = 4096;
 /// As [`load`]; an invalid number of copies.
 pub fn jobs(
     session: &Session,
-    given: &[String],
+    specs: &[String],
     machine: &MachineSpec,
     seed: u64,
-    stretch: f64,
+    phase_scale: f64,
 ) -> anyhow::Result<Vec<IntervalJob>> {
-    let counted: Vec<(ProgramRequest, u32)> =
-        given.iter().map(|given| parse_count(given)).collect::<anyhow::Result<_>>()?;
-    let wanted: Vec<ProgramRequest> = counted.iter().map(|(wanted, _)| wanted.clone()).collect();
-    let programs = load(session, &wanted, machine, seed, stretch)?;
-    let copies = programs.iter().zip(&counted);
+    let counted_requests: Vec<(ProgramRequest, u32)> =
+        specs.iter().map(|spec| parse_count(spec)).collect::<anyhow::Result<_>>()?;
+    let requests: Vec<ProgramRequest> = counted_requests.iter().map(|(request, _)| request.clone()).collect();
+    let programs = load(session, &requests, machine, seed, phase_scale)?;
+    let copies = programs.iter().zip(&counted_requests);
     Ok(copies.flat_map(|(program, (_, count))| (0..*count).map(|_| IntervalJob::new(Arc::clone(program)))).collect())
 }
 
 /// Parses `NAME*N`, or a name for one copy.
-fn parse_count(given: &str) -> anyhow::Result<(ProgramRequest, u32)> {
-    let (name, count) = match given.rsplit_once('*') {
-        None => (given, 1),
+fn parse_count(spec: &str) -> anyhow::Result<(ProgramRequest, u32)> {
+    let (name, count) = match spec.rsplit_once('*') {
+        None => (spec, 1),
         Some((name, count)) => {
-            let bad = || UsageError(format!("'{given}': found '{count}' copies, expected 1 to {MAX_COPIES}"));
+            let bad = || UsageError(format!("'{spec}': found '{count}' copies, expected 1 to {MAX_COPIES}"));
             let count: u32 = count.parse().map_err(|_| bad())?;
             if !(1..=MAX_COPIES).contains(&count) {
                 return Err(bad().into());
@@ -100,12 +100,12 @@ fn parse_count(given: &str) -> anyhow::Result<(ProgramRequest, u32)> {
 
 fn load_program(
     session: &Session,
-    wanted: &ProgramRequest,
+    request: &ProgramRequest,
     machine: &MachineSpec,
     seed: u64,
-    stretch: f64,
+    phase_scale: f64,
 ) -> anyhow::Result<PhasedProgram> {
-    let name = &wanted.program;
+    let name = &request.program;
     if name.ends_with(".toml") || name.ends_with(".json") {
         return load_program_file(session, name, machine);
     }
@@ -115,7 +115,7 @@ fn load_program(
             "'{name}': expected a file of phases or a profile (.toml, .json), a recording (.cmt), or a program's name"
         );
     }
-    let options: Options = wanted.parameters.clone().try_into().context("parameters")?;
+    let options: Options = request.parameters.clone().try_into().context("parameters")?;
     let kernel = kernels::programs().any(|known| known.name == *name);
     let job = if kernel {
         setup::WorkloadJob { options, ..setup::WorkloadJob::new(name, seed) }
@@ -129,7 +129,7 @@ fn load_program(
             "'{name}': found {threads} threads, expected one: programs with several threads cannot be measured alone"
         );
     }
-    Ok(measure(&job, machine, stretch)?)
+    Ok(measure(&job, machine, phase_scale)?)
 }
 
 fn recording(name: &str) -> anyhow::Result<std::path::PathBuf> {

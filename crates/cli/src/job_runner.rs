@@ -116,7 +116,7 @@ fn scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunError>
 
 /// Passes a stop on to the machine's own flag, which ends the run within a window.
 fn stoppable<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() -> T) -> T {
-    let (done, is_done) = channel::<()>();
+    let (done_sender, is_done) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             while is_done.recv_timeout(Duration::from_millis(50)) == Err(RecvTimeoutError::Timeout) {
@@ -126,7 +126,7 @@ fn stoppable<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() ->
             }
         });
         let answer = run();
-        drop(done);
+        drop(done_sender);
         answer
     })
 }
@@ -139,18 +139,18 @@ fn figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
         results.tasks.iter().filter_map(|task| task.levels.last()).map(metric).sum()
     };
     let (references, misses) = (last(|level| level.references), last(|level| level.misses));
-    let over = |a: f64, b: f64| (b > 0.0).then(|| a / b);
+    let ratio = |a: f64, b: f64| (b > 0.0).then(|| a / b);
     let slowest = results.tasks.iter().map(|task| task.instructions as f64).fold(f64::INFINITY, f64::min);
     let bytes: f64 = results.memory.iter().map(|memory| memory.bytes_per_cycle).sum();
-    let named = [
-        ("instr_per_cycle", over(instructions as f64, cycles)),
-        ("slowest_task_instr_per_cycle", over(slowest, cycles).filter(|value| value.is_finite())),
-        ("llc_mpki", over(1000.0 * misses as f64, instructions as f64)),
-        ("llc_miss_ratio", over(misses as f64, references as f64)),
+    let named_figures = [
+        ("instr_per_cycle", ratio(instructions as f64, cycles)),
+        ("slowest_task_instr_per_cycle", ratio(slowest, cycles).filter(|value| value.is_finite())),
+        ("llc_mpki", ratio(1000.0 * misses as f64, instructions as f64)),
+        ("llc_miss_ratio", ratio(misses as f64, references as f64)),
         ("memory_bytes_per_cycle", Some(bytes)),
         ("busy_share", Some(results.busy_share)),
     ];
-    named.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+    named_figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
 /// The command that measures the curve.
@@ -162,21 +162,21 @@ fn curve_command(job: &CurveJob) -> Result<mrc::Mrc, String> {
 
 impl LocalJobRunner {
     fn curve(&self, job: &CurveJob) -> Result<JobResult, RunError> {
-        let failed = |error: anyhow::Error| match error.is::<crate::exit::InterruptedError>() {
+        let run_error = |error: anyhow::Error| match error.is::<crate::exit::InterruptedError>() {
             true => RunError::Stopped,
             false => RunError::Failed(format!("{error:#}")),
         };
-        let measurement = curve_command(job).map_err(RunError::Failed)?.measure(&self.session).map_err(failed)?;
-        let all = &measurement.all;
+        let measurement = curve_command(job).map_err(RunError::Failed)?.measure(&self.session).map_err(run_error)?;
+        let counts = &measurement.all;
         let number = |count: Option<u64>| count.map(|count| count as f64);
-        let named = [
-            ("accesses", Some(all.accesses as f64)),
-            ("instructions", number(all.instructions)),
-            ("cold_misses", number(all.cold)),
+        let named_figures = [
+            ("accesses", Some(counts.accesses as f64)),
+            ("instructions", number(counts.instructions)),
+            ("cold_misses", number(counts.cold)),
             ("miss_ratio_error", measurement.sampled.and_then(|sampled| sampled.error)),
         ];
-        let figures = named.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
-        let curve = all.curve.iter().map(|point| (point.bytes, point.miss_ratio)).collect();
+        let figures = named_figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        let curve = counts.curve.iter().map(|point| (point.bytes, point.miss_ratio)).collect();
         Ok(JobResult { figures, curve, detail: None })
     }
 }

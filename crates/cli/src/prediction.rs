@@ -157,11 +157,11 @@ impl Prediction {
         }
         let programs: Vec<&ProfiledInput> = members.iter().map(|&index| &self.programs[index]).collect();
         let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
-        let own = match &self.model {
+        let scheme_costs = match &self.model {
             SlowdownModel::Scheme(scheme) => scheme.group_costs(&profiles, &self.cache).ok(),
             SlowdownModel::Interval(_) => None,
         };
-        let (method, costs) = match own.filter(|costs| costs.group_miss_ratio.is_some()) {
+        let (method, costs) = match scheme_costs.filter(|costs| costs.group_miss_ratio.is_some()) {
             Some(costs) => (self.model.name(), costs),
             None => {
                 let usual = schemes::find_scheme(USUAL_SCHEME)?;
@@ -216,19 +216,19 @@ pub fn prior_costs(inputs: &[ProfiledInput], machine: &MachineSpec) -> anyhow::R
 /// The programs with their timing; equal inputs are measured once.
 fn run_timed(
     session: &Session,
-    given: &[String],
+    names: &[String],
     inputs: &[ProfiledInput],
     machine: &MachineSpec,
     timing: TimingSource,
 ) -> anyhow::Result<Vec<Arc<TimedProgram>>> {
-    let first = |index: usize| given.iter().position(|other| *other == given[index]).unwrap_or(index);
+    let first = |index: usize| names.iter().position(|other| *other == names[index]).unwrap_or(index);
     let stop = session.interrupt_flag();
     let context = ExperimentContext::for_seed(1, &stop);
-    let bar = session.progress("programs alone", Some(given.len() as u64));
-    let firsts: Vec<usize> = (0..given.len()).filter(|&index| first(index) == index).collect();
+    let bar = session.progress("programs alone", Some(names.len() as u64));
+    let firsts: Vec<usize> = (0..names.len()).filter(|&index| first(index) == index).collect();
     let programs = context.run_here(&firsts, |&index| {
         let file = &inputs[index].file;
-        let timed = match recording_path(&given[index]) {
+        let timed = match recording_path(&names[index]) {
             Ok(path) if timing == TimingSource::SoloRun => TimedProgram::from_recording(&path, file, machine),
             _ => TimedProgram::from_profile(file, machine),
         };
@@ -237,5 +237,5 @@ fn run_timed(
     })?;
     bar.finish_and_clear();
     let position = |index: usize| firsts.iter().position(|&known| known == first(index)).unwrap_or(0);
-    Ok((0..given.len()).map(|index| Arc::clone(&programs[position(index)])).collect())
+    Ok((0..names.len()).map(|index| Arc::clone(&programs[position(index)])).collect())
 }

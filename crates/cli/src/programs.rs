@@ -28,9 +28,9 @@ pub struct ProfiledInput {
 /// # Errors
 /// A file that cannot be read, or a name that is neither a file nor a bundled recording (lists the known names and the
 /// nearest).
-pub fn load(session: &Session, given: &str, target: Option<ProfileTarget>) -> anyhow::Result<ProfiledInput> {
-    let (program, whole) = load_partial(session, given, target)?;
-    whole.map(|()| program)
+pub fn load(session: &Session, program_name: &str, target: Option<ProfileTarget>) -> anyhow::Result<ProfiledInput> {
+    let (program, completeness) = load_partial(session, program_name, target)?;
+    completeness.map(|()| program)
 }
 
 /// Like [`load`], for callers that use the part read before Ctrl-C; it also returns whether everything was read.
@@ -39,14 +39,14 @@ pub fn load(session: &Session, given: &str, target: Option<ProfileTarget>) -> an
 /// As [`load`], except for interruption.
 pub fn load_partial(
     session: &Session,
-    given: &str,
+    program_name: &str,
     target: Option<ProfileTarget>,
 ) -> anyhow::Result<(ProfiledInput, anyhow::Result<()>)> {
-    let path = recording_path(given)?;
+    let path = recording_path(program_name)?;
     let stem = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let name = stem.split('.').next().filter(|name| !name.is_empty()).unwrap_or(given).to_string();
+    let name = stem.split('.').next().filter(|name| !name.is_empty()).unwrap_or(program_name).to_string();
     let shown = path.display().to_string();
-    let (file, whole) = if is_profile(&path)? {
+    let (file, completeness) = if is_profile(&path)? {
         (ProfileFile::read(&path)?, Ok(()))
     } else {
         let mut trace = TraceInput::open(session, &shown, &TraceArgs::default(), "profiling")?;
@@ -57,7 +57,7 @@ pub fn load_partial(
         Some(target) => profile_for_target(&file, target)?,
         None => file.profile.clone(),
     };
-    Ok((ProfiledInput { name: printable(&file.program), file, profile }, whole))
+    Ok((ProfiledInput { name: printable(&file.program), file, profile }, completeness))
 }
 
 /// Profiles a trace for `target`'s cache (a default one without a target) under the name `name`.
@@ -65,7 +65,7 @@ fn profile(
     session: &Session,
     trace: &mut TraceInput,
     name: &str,
-    from: &str,
+    source: &str,
     target: Option<ProfileTarget>,
 ) -> anyhow::Result<ProfileFile> {
     let expected = trace.reader_totals().map_or(0, |totals| totals.records);
@@ -75,15 +75,15 @@ fn profile(
         profiling.push(&records)?;
     }
     let totals = trace.finish(session);
-    Ok(profiling.finish(name, from, trace.header(), totals.as_ref())?)
+    Ok(profiling.finish(name, source, trace.header(), totals.as_ref())?)
 }
 
 /// Loads all programs, in the order given.
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_all(session: &Session, given: &[String], target: ProfileTarget) -> anyhow::Result<Vec<ProfiledInput>> {
-    given.iter().map(|name| load(session, name, Some(target))).collect()
+pub fn load_all(session: &Session, names: &[String], target: ProfileTarget) -> anyhow::Result<Vec<ProfiledInput>> {
+    names.iter().map(|name| load(session, name, Some(target))).collect()
 }
 
 /// Is it a profile file, rather than a recording?
@@ -114,7 +114,7 @@ impl ProfiledInput {
             accesses_per_kilo_instr: self.profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0),
             solo_mpki: split.map(|(misses, _)| misses / 1000.0),
             half_cache_mpki: split.map(|(misses, hits)| (misses + sum(&hits[hits.len().div_ceil(2)..])) / 1000.0),
-            lost_hits_share: sensitivity.filter(|(_, all)| *all > 0.0).map(|(lost, all)| lost / all),
+            lost_hits_share: sensitivity.filter(|(_, total)| *total > 0.0).map(|(lost, total)| lost / total),
         }
     }
 

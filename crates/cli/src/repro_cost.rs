@@ -20,15 +20,15 @@ pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>
 pub fn render(request: &ReproRequest, experiments: &[Experiment], store: Option<&Store>) -> String {
     let columns = [("ids", Align::Left), ("what", Align::Left), ("runs", Align::Left), ("hours", Align::Right)];
     let (mut table, mut remaining, seeds) = (Table::new(&columns), Vec::new(), request.seeds.len());
-    let all = places(experiments);
-    for (nth, experiment) in &all {
+    let numbered_experiments = places(experiments);
+    for (nth, experiment) in &numbered_experiments {
         let runs = store.map_or(RunCounts::default(), |store| run_counts(request, store, *nth, experiment));
         let hours = match request.quick {
             true => "not timed".to_string(),
             false => format!("{:.2}", processor_hours([experiment], seeds)),
         };
         table.row([experiment.ids.join(", "), experiment.title.to_string(), runs.describe(), hours]);
-        if !runs.finished {
+        if !runs.is_finished {
             remaining.push(experiment);
         }
     }
@@ -37,16 +37,16 @@ pub fn render(request: &ReproRequest, experiments: &[Experiment], store: Option<
         true => "minutes in all".to_string(),
         false => format!("at most about {:.1} processor hours", processor_hours(remaining, seeds)),
     };
-    format!("{}\nleft: {open} of {} experiments with {seeds_text}, {hours}\n", table.text(), all.len())
+    format!("{}\nleft: {open} of {} experiments with {seeds_text}, {hours}\n", table.text(), numbered_experiments.len())
 }
 
 /// Counts of an experiment's runs in a directory.
 #[derive(Default)]
 struct RunCounts {
-    made: usize,
+    made_runs: usize,
     /// Missing runs whose inputs exist; their results may lead to more runs.
-    next: usize,
-    finished: bool,
+    next_runs: usize,
+    is_finished: bool,
     /// The error of an experiment that fails before any run.
     fails: Option<String>,
 }
@@ -55,9 +55,9 @@ impl RunCounts {
     fn describe(&self) -> String {
         match self {
             RunCounts { fails: Some(why), .. } => format!("fails: {why}"),
-            RunCounts { made, finished: true, .. } => format!("all {made} made"),
-            RunCounts { made: 0, next: 0, .. } => "none made".to_string(),
-            RunCounts { made, next, .. } => format!("{made} made, {next} next"),
+            RunCounts { made_runs, is_finished: true, .. } => format!("all {made_runs} made"),
+            RunCounts { made_runs: 0, next_runs: 0, .. } => "none made".to_string(),
+            RunCounts { made_runs, next_runs, .. } => format!("{made_runs} made, {next_runs} next"),
         }
     }
 }
@@ -65,16 +65,16 @@ impl RunCounts {
 /// Runs the experiment on the stored results.
 fn run_counts(request: &ReproRequest, store: &Store, nth: usize, experiment: &Experiment) -> RunCounts {
     let (find, made_count, stop) = (request.stored_lookup(store, nth), AtomicUsize::new(0), AtomicBool::new(false));
-    let counted = |run: &str| {
+    let find_counted = |run: &str| {
         let answer = find(run);
         made_count.fetch_add(usize::from(answer.is_some()), Ordering::Relaxed);
         answer
     };
-    let split = Split::list(&counted);
-    let (finished, fails) = match (experiment.run)(&request.context(&split, &stop)) {
+    let split = Split::list(&find_counted);
+    let (is_finished, fails) = match (experiment.run)(&request.context(&split, &stop)) {
         Ok(_) => (true, None),
         Err(ReproError::Failed(what, why)) => (false, Some(format!("{what}: {why}"))),
         Err(ReproError::Elsewhere | ReproError::Interrupted) => (false, None),
     };
-    RunCounts { made: made_count.load(Ordering::Relaxed), next: split.missing().len(), finished, fails }
+    RunCounts { made_runs: made_count.load(Ordering::Relaxed), next_runs: split.missing().len(), is_finished, fails }
 }

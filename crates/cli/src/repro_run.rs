@@ -65,9 +65,9 @@ impl FormArgs {
     /// CPU seconds from an empty store: the last measured value, or the declared one of full runs; `None` if neither is
     /// known.
     fn cost(&self, experiment: &Experiment, seeds: usize) -> Option<f64> {
-        let measured = store::folder().and_then(|folder| folder.cost(experiment.ids, self.form()));
+        let measured_cost = store::folder().and_then(|folder| folder.cost(experiment.ids, self.form()));
         let declared = || (self.form() == "full").then(|| 3600.0 * processor_hours([experiment], seeds));
-        measured.map(|cost| cost.cost_of_seeds(seeds)).or_else(declared)
+        measured_cost.map(|cost| cost.cost_of_seeds(seeds)).or_else(declared)
     }
 }
 
@@ -104,8 +104,8 @@ impl CostMeter {
 
     /// Stores the experiment's cost from an empty store.
     pub fn finish(&self, experiment: &Experiment, form: &str, seeds: usize) {
-        let reused = store::counts().reused_cpu_seconds - self.reused_cpu_seconds;
-        let cost = ExperimentCost { seeds, cpu_seconds: self.cpu_seconds() + reused };
+        let reused_seconds = store::counts().reused_cpu_seconds - self.reused_cpu_seconds;
+        let cost = ExperimentCost { seeds, cpu_seconds: self.cpu_seconds() + reused_seconds };
         // If this fails, the next plan shows the declared cost.
         let _ = store::folder().map(|folder| folder.write_cost(experiment.ids, form, cost));
     }
@@ -125,8 +125,8 @@ pub struct ReproPlan {
 }
 
 fn seed_count(text: &str) -> Result<usize, String> {
-    let bad = || format!("found '{text}', expected a number from 1 to 1000");
-    text.parse().ok().filter(|count| (1..=1000).contains(count)).ok_or_else(bad)
+    let problem = || format!("found '{text}', expected a number from 1 to 1000");
+    text.parse().ok().filter(|count| (1..=1000).contains(count)).ok_or_else(problem)
 }
 
 /// `cachemate repro plan --json`.
@@ -170,20 +170,20 @@ impl ReproPlan {
     }
 
     fn plan_experiment(&self, experiment: &Experiment, stop: &AtomicBool) -> PlannedExperiment {
-        let before = store::counts();
+        let counts_before = store::counts();
         let outcome = (experiment.run)(&self.form.context(self.seeds, stop, &|_| ()));
-        let after = store::counts();
+        let counts_after = store::counts();
         let error = match &outcome {
             Ok(_) | Err(ReproError::Elsewhere | ReproError::Interrupted) => None,
             Err(error) => Some(error.to_string()),
         };
-        let stored = (after.reused_cpu_seconds - before.reused_cpu_seconds) / 3600.0;
+        let stored = (counts_after.reused_cpu_seconds - counts_before.reused_cpu_seconds) / 3600.0;
         let hours = self.form.cost(experiment, self.seeds).map(|seconds| seconds / 3600.0);
         let is_complete = outcome.is_ok();
         PlannedExperiment {
             ids: experiment.ids.to_vec(),
-            stored_runs: after.reused - before.reused,
-            next_runs: after.missing - before.missing,
+            stored_runs: counts_after.reused - counts_before.reused,
+            next_runs: counts_after.missing - counts_before.missing,
             is_complete,
             stored_cpu_hours: stored,
             cpu_hours: hours,
@@ -205,11 +205,11 @@ impl CostPlan {
                 None => experiment.ids.join(", "),
                 Some(error) => format!("{} (fails: {error})", experiment.ids.join(", ")),
             };
-            let next = if experiment.is_complete { "complete".to_string() } else { experiment.next_runs.to_string() };
+            let next_text = if experiment.is_complete { "complete".to_string() } else { experiment.next_runs.to_string() };
             table.row([
                 ids,
                 experiment.stored_runs.to_string(),
-                next,
+                next_text,
                 hours(experiment.cpu_hours),
                 hours(experiment.left_cpu_hours),
             ]);
@@ -242,8 +242,8 @@ pub struct ReproRun {
 }
 
 fn budget(text: &str) -> Result<f64, String> {
-    let bad = || format!("found '{text}', expected a number of hours above 0");
-    text.parse().ok().filter(|hours: &f64| hours.is_finite() && *hours > 0.0).ok_or_else(bad)
+    let problem = || format!("found '{text}', expected a number of hours above 0");
+    text.parse().ok().filter(|hours: &f64| hours.is_finite() && *hours > 0.0).ok_or_else(problem)
 }
 
 /// An experiment in progress.
@@ -252,7 +252,7 @@ struct ExperimentProgress {
     seeds: usize,
     spent_seconds: f64,
     findings: Vec<Finding>,
-    failed: Option<String>,
+    failure: Option<String>,
     /// Was it skipped because it did not fit the budget?
     is_left: bool,
 }
@@ -264,22 +264,22 @@ impl ExperimentProgress {
             seeds: 0,
             spent_seconds: 0.0,
             findings: Vec::new(),
-            failed: None,
+            failure: None,
             is_left: false,
         }
     }
 
     /// The number of seeds for its next run; `None` once its results are decided or at their limit.
     fn next_seeds(&self, max_seeds: usize) -> Option<usize> {
-        if self.failed.is_some() || self.is_left || self.seeds >= max_seeds {
+        if self.failure.is_some() || self.is_left || self.seeds >= max_seeds {
             return None;
         }
         if self.seeds == 0 {
             return Some(MIN_SEEDS.min(max_seeds));
         }
         let open = self.findings.iter().filter(|finding| finding.is_undecided());
-        let next = open.filter_map(|finding| Some(finding.confidence?.next_seeds(self.seeds))).max()?;
-        Some(next.min(max_seeds))
+        let next_count = open.filter_map(|finding| Some(finding.confidence?.next_seeds(self.seeds))).max()?;
+        Some(next_count.min(max_seeds))
     }
 
     /// Number of results that more seeds can decide.
@@ -315,33 +315,33 @@ struct AccountLine<'a> {
 impl ReproRun {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         self.store.start();
-        let mut all: Vec<ExperimentProgress> =
+        let mut experiments: Vec<ExperimentProgress> =
             self.form.experiments()?.into_iter().map(ExperimentProgress::new).collect();
         let (stop, meter) = (session.interrupt_flag(), CostMeter::start());
         let bar = session.progress("repro", None);
         while !stop.load(Ordering::Relaxed) {
             let remaining_seconds = self.budget.map(|hours| 3600.0 * hours - meter.cpu_seconds());
-            let Some((index, seeds)) = self.next(&mut all, remaining_seconds) else { break };
-            let ids = all[index].experiment.ids.join(", ");
+            let Some((index, seeds)) = self.next(&mut experiments, remaining_seconds) else { break };
+            let ids = experiments[index].experiment.ids.join(", ");
             let progress = |run: &str| bar.set_message(format!("{ids}, {seeds} seeds: {run}"));
-            self.advance(&mut all[index], seeds, &stop, &progress);
+            self.advance(&mut experiments[index], seeds, &stop, &progress);
         }
         bar.finish_and_clear();
         self.store.end(session);
-        let account = self.account(&all, meter.cpu_seconds());
+        let account = self.account(&experiments, meter.cpu_seconds());
         session.answer(self.form.json.json, &account, || account.describe())?;
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError("what was measured is stored".to_string()).into());
         }
-        let failed: Vec<String> = all.iter().filter_map(|experiment| experiment.failed.clone()).collect();
-        anyhow::ensure!(failed.is_empty(), "experiments failed: {}", failed.join("; "));
+        let failures: Vec<String> = experiments.iter().filter_map(|experiment| experiment.failure.clone()).collect();
+        anyhow::ensure!(failures.is_empty(), "experiments failed: {}", failures.join("; "));
         Ok(())
     }
 
     /// The experiment with the most open results per expected CPU second, and the number of seeds for its run.
-    fn next(&self, all: &mut [ExperimentProgress], left_seconds: Option<f64>) -> Option<(usize, usize)> {
-        let mut best: Option<(f64, usize, usize)> = None;
-        for (index, experiment) in all.iter_mut().enumerate() {
+    fn next(&self, experiments: &mut [ExperimentProgress], left_seconds: Option<f64>) -> Option<(usize, usize)> {
+        let mut best_step: Option<(f64, usize, usize)> = None;
+        for (index, experiment) in experiments.iter_mut().enumerate() {
             let Some(seeds) = experiment.next_seeds(self.max_seeds) else { continue };
             // Runs of earlier seeds are stored.
             let cost = self.form.cost(&experiment.experiment, seeds - experiment.seeds);
@@ -350,11 +350,11 @@ impl ReproRun {
                 continue;
             }
             let value = experiment.open_lines() as f64 / cost.unwrap_or(1.0).max(1e-3);
-            if best.is_none_or(|(most, ..)| value > most) {
-                best = Some((value, index, seeds));
+            if best_step.is_none_or(|(best_value, ..)| value > best_value) {
+                best_step = Some((value, index, seeds));
             }
         }
-        best.map(|(_, index, seeds)| (index, seeds))
+        best_step.map(|(_, index, seeds)| (index, seeds))
     }
 
     fn advance(
@@ -370,8 +370,8 @@ impl ReproRun {
         match outcome {
             Ok(findings) => {
                 // Runs of earlier seeds come from memory, so their cost is that of the first time.
-                let known = store::folder().and_then(|folder| folder.cost(experiment.experiment.ids, self.form.form()));
-                if experiment.seeds == 0 || known.is_none() {
+                let known_cost = store::folder().and_then(|folder| folder.cost(experiment.experiment.ids, self.form.form()));
+                if experiment.seeds == 0 || known_cost.is_none() {
                     meter.finish(&experiment.experiment, self.form.form(), seeds);
                 }
                 let findings = Findings { results: findings };
@@ -379,25 +379,25 @@ impl ReproRun {
                 (experiment.seeds, experiment.findings) = (seeds, findings.results);
             }
             Err(ReproError::Interrupted) => {}
-            Err(error) => experiment.failed = Some(format!("{}: {error}", experiment.experiment.ids.join(", "))),
+            Err(error) => experiment.failure = Some(format!("{}: {error}", experiment.experiment.ids.join(", "))),
         }
     }
 
-    fn account<'a>(&self, all: &'a [ExperimentProgress], spent_seconds: f64) -> RunAccount<'a> {
+    fn account<'a>(&self, experiments: &'a [ExperimentProgress], spent_seconds: f64) -> RunAccount<'a> {
         let line = |entry: &'a ExperimentProgress| AccountLine {
             ids: entry.experiment.ids,
             seeds: entry.seeds,
             cpu_hours: entry.spent_seconds / 3600.0,
             undecided: entry.findings.iter().filter(|finding| finding.is_undecided()).count(),
-            error: entry.failed.as_deref(),
+            error: entry.failure.as_deref(),
             is_within_budget: !entry.is_left,
         };
         RunAccount {
             form: self.form.form(),
             budget_hours: self.budget,
             cpu_hours: spent_seconds / 3600.0,
-            experiments: all.iter().map(line).collect(),
-            results: all.iter().flat_map(|entry| &entry.findings).collect(),
+            experiments: experiments.iter().map(line).collect(),
+            results: experiments.iter().flat_map(|entry| &entry.findings).collect(),
         }
     }
 }
@@ -412,9 +412,9 @@ impl RunAccount<'_> {
             let interval = finding
                 .confidence
                 .map_or(String::new(), |interval| format!("{} to {}", number(interval.low), number(interval.high)));
-            let measured =
+            let measured_text =
                 finding.measured.map_or("–".to_string(), |value| format!("{} {}", number(value), finding.unit));
-            let cells = [&finding.id, &finding.title, &finding.target.describe(), &measured, &interval];
+            let cells = [&finding.id, &finding.title, &finding.target.describe(), &measured_text, &interval];
             let seeds = finding.seeds.len().to_string();
             results.row(cells.into_iter().cloned().chain([seeds, verdict(finding)]));
         }

@@ -142,14 +142,14 @@ impl StoreContent {
 
 impl StorePrune {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let (removed, bytes) = self.folder.open().prune(self.to.0).context("cannot prune the store")?;
+        let (removed_files, bytes) = self.folder.open().prune(self.to.0).context("cannot prune the store")?;
         #[derive(Serialize)]
         struct PrunedFiles {
             removed: u64,
             bytes: u64,
         }
-        let text = || format!("removed {} of {} MiB\n", counted_text(removed, "file"), bytes >> 20);
-        session.answer(self.folder.json.json, &PrunedFiles { removed, bytes }, text)
+        let text = || format!("removed {} of {} MiB\n", counted_text(removed_files, "file"), bytes >> 20);
+        session.answer(self.folder.json.json, &PrunedFiles { removed: removed_files, bytes }, text)
     }
 }
 
@@ -206,8 +206,8 @@ fn draw(entry: &StoredEntry, seed: u64) -> u64 {
 impl StoreCheck {
     fn describe(&self) -> String {
         let lines: String = self.damaged.iter().chain(&self.wrong).map(|line| format!("{line}\n")).collect();
-        let (files, again) = (counted_text(self.files as u64, "file"), counted_text(self.made_again as u64, "run"));
+        let (files, remade_runs) = (counted_text(self.files as u64, "file"), counted_text(self.made_again as u64, "run"));
         let (damaged, wrong) = (self.damaged.len(), self.wrong.len());
-        format!("{lines}{files} read, {damaged} damaged and removed; {again} made again, {wrong} wrong\n")
+        format!("{lines}{files} read, {damaged} damaged and removed; {remade_runs} made again, {wrong} wrong\n")
     }
 }

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::run_store::{sources, use_store_dir};
 
 /// Below the sweep's directory: runs of single programs and pairs, which several tasks need.
-pub const KEPT: &str = "kept";
+pub const KEPT_FOLDER: &str = "kept";
 
 /// The request for the experiments, stored in the manifest's header.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -66,26 +66,26 @@ impl ReproRequest {
 /// # Errors
 /// There is no such run, an earlier one that it needs has no result, or it failed.
 pub fn make(folder: &Path, request_value: &Value, run: &str, stop: &AtomicBool) -> Result<JobResult, RunError> {
-    let failed = |message: String| RunError::Failed(message);
+    let run_error = |message: String| RunError::Failed(message);
     let request: ReproRequest =
-        serde_json::from_value(request_value.clone()).map_err(|error| failed(error.to_string()))?;
-    let no_such = || failed(format!("'{run}' is not a run of the experiments"));
+        serde_json::from_value(request_value.clone()).map_err(|error| run_error(error.to_string()))?;
+    let no_such = || run_error(format!("'{run}' is not a run of the experiments"));
     let (nth, name) = run.split_once(':').ok_or_else(no_such)?;
     let nth: usize = nth.parse().map_err(|_| no_such())?;
     let experiments = cachemate_repro::experiments();
     let experiment = experiments.get(nth).ok_or_else(no_such)?;
-    let store = Store::open(folder).map_err(|error| failed(error.to_string()))?;
-    use_store_dir(&store.folder().join(KEPT));
+    let store = Store::open(folder).map_err(|error| run_error(error.to_string()))?;
+    use_store_dir(&store.folder().join(KEPT_FOLDER));
     let find = request.stored_lookup(&store, nth);
-    let split = Split::find_answer(name, &find).map_err(|error| failed(error.to_string()))?;
+    let split = Split::find_answer(name, &find).map_err(|error| run_error(error.to_string()))?;
     match (experiment.run)(&request.context(&split, stop)) {
         Err(ReproError::Interrupted) => Err(RunError::Stopped),
         Err(ReproError::Elsewhere) | Ok(_) => {
             let answer =
-                split.into_answer().ok_or_else(|| failed("an earlier run that it needs has no answer".to_string()))?;
+                split.into_answer().ok_or_else(|| run_error("an earlier run that it needs has no answer".to_string()))?;
             Ok(JobResult { detail: Some(json!({ ANSWER: digits(&answer) })), ..JobResult::default() })
         }
-        Err(error) => Err(failed(error.to_string())),
+        Err(error) => Err(run_error(error.to_string())),
     }
 }
 
@@ -104,17 +104,17 @@ fn bytes(digits: &str) -> Option<Vec<u8>> {
 
 /// The experiments with their positions among all, which name their runs.
 pub fn places(experiments: &[Experiment]) -> Vec<(usize, Experiment)> {
-    let same = |a: &Experiment, b: &Experiment| a.ids == b.ids && a.title == b.title;
-    let wanted = |candidate: &Experiment| experiments.iter().any(|requested| same(requested, candidate));
-    cachemate_repro::experiments().into_iter().enumerate().filter(|(_, candidate)| wanted(candidate)).collect()
+    let is_same = |a: &Experiment, b: &Experiment| a.ids == b.ids && a.title == b.title;
+    let is_requested = |candidate: &Experiment| experiments.iter().any(|requested| is_same(requested, candidate));
+    cachemate_repro::experiments().into_iter().enumerate().filter(|(_, candidate)| is_requested(candidate)).collect()
 }
 
 /// Experiments in progress through the waves.
 pub struct Waves {
-    asked: ReproRequest,
+    request: ReproRequest,
     /// Unfinished experiments, as in [`places`].
     open: Vec<(usize, Experiment)>,
-    found: Vec<(usize, Vec<Finding>)>,
+    findings: Vec<(usize, Vec<Finding>)>,
     broken: Vec<String>,
     /// All runs so far.
     tasks: Vec<SweepTask>,
@@ -124,36 +124,36 @@ pub struct Waves {
 impl Waves {
     /// Runs of an earlier command with the same request stay in the manifest.
     pub fn new(request: ReproRequest, experiments: &[Experiment], store: &Store) -> Self {
-        let same = |earlier: &Manifest| earlier.header.version == sources() && earlier.header.repro == json!(request);
-        let tasks = store.manifest().ok().filter(same).map_or(Vec::new(), |earlier| earlier.tasks);
-        let (open, found, broken) = (places(experiments), Vec::new(), Vec::new());
-        Waves { asked: request, open, found, broken, tasks, given_up: BTreeMap::new() }
+        let is_same = |earlier: &Manifest| earlier.header.version == sources() && earlier.header.repro == json!(request);
+        let tasks = store.manifest().ok().filter(is_same).map_or(Vec::new(), |earlier| earlier.tasks);
+        let (open, findings, broken) = (places(experiments), Vec::new(), Vec::new());
+        Waves { request, open, findings, broken, tasks, given_up: BTreeMap::new() }
     }
 
     /// The runs whose inputs are available; none once every experiment has its findings or failed.
     pub fn next(&mut self, store: &Store, stop: &AtomicBool) -> Vec<SweepTask> {
-        let mut needed = Vec::new();
+        let mut needed_tasks = Vec::new();
         for (nth, experiment) in std::mem::take(&mut self.open) {
             match self.advance(store, nth, &experiment, stop) {
-                Ok(WaveStep::Found(found)) => self.found.push((nth, found)),
+                Ok(WaveStep::Found(found)) => self.findings.push((nth, found)),
                 Ok(WaveStep::Needs(needs)) => {
-                    needed.extend(needs);
+                    needed_tasks.extend(needs);
                     self.open.push((nth, experiment));
                 }
-                Err(why) => self.break_off(nth, &experiment, &why),
+                Err(reason) => self.break_off(nth, &experiment, &reason),
             }
         }
-        let known: BTreeSet<SweepTaskId> = self.tasks.iter().map(|task| task.id).collect();
-        self.tasks.extend(needed.iter().filter(|task| !known.contains(&task.id)).cloned());
-        needed
+        let known_ids: BTreeSet<SweepTaskId> = self.tasks.iter().map(|task| task.id).collect();
+        self.tasks.extend(needed_tasks.iter().filter(|task| !known_ids.contains(&task.id)).cloned());
+        needed_tasks
     }
 
     /// Records a failed experiment: its ids have no result, with the error as the reason.
-    fn break_off(&mut self, nth: usize, experiment: &Experiment, why: &str) {
-        let seeds = &self.asked.seeds;
-        let broken = |id: &&str| Finding::from_failure(id, experiment.title, seeds, why);
-        self.found.push((nth, experiment.ids.iter().map(broken).collect()));
-        self.broken.push(format!("{}: {why}", experiment.ids.join(", ")));
+    fn break_off(&mut self, nth: usize, experiment: &Experiment, reason: &str) {
+        let seeds = &self.request.seeds;
+        let broken = |id: &&str| Finding::from_failure(id, experiment.title, seeds, reason);
+        self.findings.push((nth, experiment.ids.iter().map(broken).collect()));
+        self.broken.push(format!("{}: {reason}", experiment.ids.join(", ")));
     }
 
     /// Runs an experiment on the stored results.
@@ -164,10 +164,10 @@ impl Waves {
         experiment: &Experiment,
         stop: &AtomicBool,
     ) -> Result<WaveStep, String> {
-        let find = self.asked.stored_lookup(store, nth);
+        let find = self.request.stored_lookup(store, nth);
         let split = Split::list(&find);
-        match (experiment.run)(&self.asked.context(&split, stop)) {
-            Ok(found) => return Ok(WaveStep::Found(found)),
+        match (experiment.run)(&self.request.context(&split, stop)) {
+            Ok(findings) => return Ok(WaveStep::Found(findings)),
             Err(ReproError::Elsewhere) => {}
             Err(ReproError::Interrupted) => return Ok(WaveStep::Needs(Vec::new())),
             Err(error) => return Err(error.to_string()),
@@ -176,24 +176,24 @@ impl Waves {
         let task = |name: &String| {
             let run = format!("{nth}:{name}");
             let point = json!({ "experiment": ids, "run": run }).to_string();
-            SweepTask { id: self.asked.id(&run), point: point.into() }
+            SweepTask { id: self.request.id(&run), point: point.into() }
         };
-        let needs: Vec<SweepTask> = split.missing().iter().map(task).collect();
-        match needs.iter().find_map(|task| self.given_up.get(&task.id)) {
-            Some(why) => Err(why.clone()),
-            None => Ok(WaveStep::Needs(needs)),
+        let needed_tasks: Vec<SweepTask> = split.missing().iter().map(task).collect();
+        match needed_tasks.iter().find_map(|task| self.given_up.get(&task.id)) {
+            Some(reason) => Err(reason.clone()),
+            None => Ok(WaveStep::Needs(needed_tasks)),
         }
     }
 
     /// Records abandoned runs, with the reasons.
-    pub fn report_failures(&mut self, failed: &[(SweepTaskId, String)]) {
-        self.given_up.extend(failed.iter().cloned());
+    pub fn report_failures(&mut self, failed_tasks: &[(SweepTaskId, String)]) {
+        self.given_up.extend(failed_tasks.iter().cloned());
     }
 
     /// Findings in the order of the experiments, and the failures.
     pub fn into_findings(mut self) -> (Findings, Vec<String>) {
-        self.found.sort_by_key(|(nth, _)| *nth);
-        (Findings { results: self.found.into_iter().flat_map(|(_, found)| found).collect() }, self.broken)
+        self.findings.sort_by_key(|(nth, _)| *nth);
+        (Findings { results: self.findings.into_iter().flat_map(|(_, findings)| findings).collect() }, self.broken)
     }
 
     /// All runs so far.
@@ -210,7 +210,7 @@ impl Waves {
             scenarios: BTreeMap::new(),
             machines: BTreeMap::new(),
             recordings: BTreeMap::new(),
-            repro: json!(self.asked),
+            repro: json!(self.request),
         };
         Manifest { header, tasks: self.tasks.clone() }
     }

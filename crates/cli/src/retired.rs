@@ -28,18 +28,18 @@ fn find_refused_argument<A: AsRef<OsStr>>(cli: &Command, args: &[A]) -> Option<S
                 Some(option) if takes_value(option) && name == arg => _ = args.next(),
                 Some(_) => {}
                 None => {
-                    let old = format!("{} {name}", path.join(" "));
-                    let new = successor(SpellingScope::Option, &old)?;
-                    return Some(format!("`{name}` is now `{new}`"));
+                    let old_spelling = format!("{} {name}", path.join(" "));
+                    let new_spelling = successor(SpellingScope::Option, &old_spelling)?;
+                    return Some(format!("`{name}` is now `{new_spelling}`"));
                 }
             }
         } else if let Some(subcommand) = command.find_subcommand(arg) {
             command = subcommand;
             path.push(arg);
         } else if command.has_subcommands() {
-            let old = path.iter().copied().chain([arg]).collect::<Vec<_>>().join(" ");
-            let new = successor(SpellingScope::Command, &old)?;
-            return Some(format!("`cachemate {old}` is now `cachemate {new}`"));
+            let old_spelling = path.iter().copied().chain([arg]).collect::<Vec<_>>().join(" ");
+            let new_spelling = successor(SpellingScope::Command, &old_spelling)?;
+            return Some(format!("`cachemate {old_spelling}` is now `cachemate {new_spelling}`"));
         } else if command.get_positionals().any(clap::Arg::is_trailing_var_arg_set) {
             return None;
         }

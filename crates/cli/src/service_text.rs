@@ -46,9 +46,9 @@ pub fn losses(services: &[ServiceStatus]) -> String {
         format!("  {cause_name} slows {name} by {percent} ({range}; {})\n", evidence(cause))
     };
     let lines: String = pairs.iter().take(MAX_LOSSES).map(line).collect();
-    let more = pairs.len().saturating_sub(MAX_LOSSES);
-    let more = if more > 0 { format!("  and {more} smaller losses\n") } else { String::new() };
-    format!("which service slows which\n{lines}{more}")
+    let hidden_count = pairs.len().saturating_sub(MAX_LOSSES);
+    let more_line = if hidden_count > 0 { format!("  and {hidden_count} smaller losses\n") } else { String::new() };
+    format!("which service slows which\n{lines}{more_line}")
 }
 
 const COLUMNS: &[(&str, Align)] = &[
@@ -63,12 +63,12 @@ const COLUMNS: &[(&str, Align)] = &[
 ];
 
 /// The table of services, with at most this many rows.
-pub fn table(services: &[ServiceStatus], most: usize) -> String {
+pub fn table(services: &[ServiceStatus], max_rows: usize) -> String {
     if services.is_empty() {
         return String::new();
     }
     let mut table = Table::new(COLUMNS);
-    for service in services.iter().take(most) {
+    for service in services.iter().take(max_rows) {
         let causes: Vec<String> = service
             .slowdown_by
             .iter()
@@ -90,9 +90,9 @@ pub fn table(services: &[ServiceStatus], most: usize) -> String {
             },
         ]);
     }
-    let more = services.len().saturating_sub(most);
-    let more = if more > 0 { format!("and {more} more\n") } else { String::new() };
-    format!("{}{more}", table.text())
+    let hidden_count = services.len().saturating_sub(max_rows);
+    let more_line = if hidden_count > 0 { format!("and {hidden_count} more\n") } else { String::new() };
+    format!("{}{more_line}", table.text())
 }
 
 /// One line for each service with a floor.
@@ -110,15 +110,15 @@ fn floors(services: &[ServiceStatus]) -> String {
             }
             (None, reason) => reason.clone().unwrap_or_default(),
         };
-        let (name, least) = (printable(&service.name), format_fixed(floor.min_rate, 1));
-        Some(format!("floor of {name}: {least} a second, {}: {}\n", floor.state.describe(), printable(&detail)))
+        let (name, min_rate) = (printable(&service.name), format_fixed(floor.min_rate, 1));
+        Some(format!("floor of {name}: {min_rate} a second, {}: {}\n", floor.state.describe(), printable(&detail)))
     };
     services.iter().filter_map(line).collect()
 }
 
 /// Losses, table and floors of all services.
-pub fn services_text(services: &[ServiceStatus], most: usize) -> String {
-    format!("\n{}\n{}{}", losses(services), table(services, most), floors(services))
+pub fn services_text(services: &[ServiceStatus], max_rows: usize) -> String {
+    format!("\n{}\n{}{}", losses(services), table(services, max_rows), floors(services))
 }
 
 #[cfg(test)]

@@ -36,12 +36,12 @@ impl Session {
             let _ = signal_hook::flag::register(signal, Arc::clone(&interrupted));
         }
         let terminal = io::stdout().is_terminal();
-        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        let wants_color = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
             && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         let color = match global.color {
             ColorChoice::Always => true,
             ColorChoice::Never => false,
-            ColorChoice::Auto => terminal && wanted,
+            ColorChoice::Auto => terminal && wants_color,
         };
         let width = if terminal { rustix::termios::tcgetwinsize(io::stdout()).ok() } else { None };
         let width = width.map(|size| usize::from(size.ws_col)).filter(|columns| *columns >= 40);

@@ -70,23 +70,23 @@ impl ScreenOptions<'_> {
         stop: &AtomicBool,
     ) -> anyhow::Result<()> {
         let mut view = ScreenState { color: self.color, ..ScreenState::default() };
-        let (mut iterations, mut due) = (1, Instant::now() + self.interval);
+        let (mut iterations, mut next_turn) = (1, Instant::now() + self.interval);
         while !stop.load(Ordering::Relaxed) {
             terminal.draw(|frame| view.draw(frame, &status)).context("cannot draw on the terminal")?;
-            let remaining = due.saturating_duration_since(Instant::now());
+            let remaining = next_turn.saturating_duration_since(Instant::now());
             if event::poll(remaining.min(MAX_KEY_DELAY)).context("cannot read the keys")? {
                 match event::read().context("cannot read the keys")? {
-                    Event::Key(key) if !view.key(key) => break,
+                    Event::Key(key) if !view.handle_key(key) => break,
                     _ => {}
                 }
             }
-            if Instant::now() < due {
+            if Instant::now() < next_turn {
                 continue;
             }
-            if self.iterations.is_some_and(|most| iterations >= most) {
+            if self.iterations.is_some_and(|max_iterations| iterations >= max_iterations) {
                 break;
             }
-            due = Instant::now() + self.interval;
+            next_turn = Instant::now() + self.interval;
             iterations += 1;
             if !view.is_paused {
                 match socket::status(self.socket) {
@@ -101,7 +101,7 @@ impl ScreenOptions<'_> {
 
 impl ScreenState {
     /// Handles a key; false to quit.
-    fn key(&mut self, key: KeyEvent) -> bool {
+    fn handle_key(&mut self, key: KeyEvent) -> bool {
         if key.kind == KeyEventKind::Release {
             return true;
         }
@@ -128,9 +128,9 @@ impl ScreenState {
     fn draw(&mut self, frame: &mut Frame<'_>, status: &DaemonStatus) {
         let top: Vec<Line<'_>> =
             EscapedText::output(&head(status)).as_str().lines().map(|line| Line::from(line.to_string())).collect();
-        let below = self.detail_lines(status);
-        let lower = if below.is_empty() { 0 } else { below.len() as u16 + 1 };
-        let heights = [top.len() as u16, 1, 0, lower, 1]
+        let details = self.detail_lines(status);
+        let detail_height = if details.is_empty() { 0 } else { details.len() as u16 + 1 };
+        let heights = [top.len() as u16, 1, 0, detail_height, 1]
             .map(Constraint::Length)
             .into_iter()
             .enumerate()
@@ -143,7 +143,7 @@ impl ScreenState {
         let shown = lines.into_iter().skip(self.scroll).take(usize::from(middle.height)).collect::<Vec<_>>();
         frame.render_widget(Paragraph::new(shown), middle);
         let block = Block::new().borders(Borders::TOP).title("last decisions");
-        frame.render_widget(Paragraph::new(below).block(block), under);
+        frame.render_widget(Paragraph::new(details).block(block), under);
         frame.render_widget(Paragraph::new(self.footer()), foot);
     }
 
@@ -157,14 +157,14 @@ impl ScreenState {
 
     /// Gang turns and cache partitions, the decisions, and refused changes.
     fn detail_lines(&self, status: &DaemonStatus) -> Vec<Line<'static>> {
-        let styled = |text: String, style: Style| {
+        let style_text = |text: String, style: Style| {
             let text = EscapedText::output(&text);
             text.as_str().lines().map(|line| Line::styled(line.to_string(), style)).collect::<Vec<_>>()
         };
-        let mut lines = styled(gangs(status), Style::new().add_modifier(Modifier::BOLD));
-        lines.extend(styled(shares(status), Style::new().add_modifier(Modifier::BOLD)));
-        lines.extend(styled(decisions(&status.decisions, 6), Style::new()));
-        lines.extend(styled(problems(status), self.style(Color::Yellow)));
+        let mut lines = style_text(gangs(status), Style::new().add_modifier(Modifier::BOLD));
+        lines.extend(style_text(shares(status), Style::new().add_modifier(Modifier::BOLD)));
+        lines.extend(style_text(decisions(&status.decisions, 6), Style::new()));
+        lines.extend(style_text(problems(status), self.style(Color::Yellow)));
         lines.truncate(MAX_FOOTER_LINES);
         lines
     }
@@ -226,8 +226,8 @@ fn class_color(class: Option<ContentionClass>) -> Color {
 
 fn slowdown_color(degradation: Option<f64>) -> Color {
     match degradation {
-        Some(by) if by >= 0.5 => Color::Red,
-        Some(by) if by >= 0.1 => Color::Yellow,
+        Some(slowdown) if slowdown >= 0.5 => Color::Red,
+        Some(slowdown) if slowdown >= 0.1 => Color::Yellow,
         Some(_) => Color::Green,
         None => Color::Reset,
     }
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn scrolling_stops_at_the_end() {
         let mut view = ScreenState::default();
-        assert!(view.key(KeyEvent::from(KeyCode::End)));
+        assert!(view.handle_key(KeyEvent::from(KeyCode::End)));
         let text = screen(&mut view, (110, 9));
         assert!(text.contains("web") && !text.contains("L3 of CPUs 0-3"), "{text}");
         assert!(view.scroll <= 5, "{}", view.scroll);
@@ -302,9 +302,9 @@ mod tests {
         let mut view = ScreenState::default();
         let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
         for ends in [KeyCode::Char('q').into(), KeyCode::Esc.into(), control_c] {
-            assert!(!view.key(ends));
+            assert!(!view.handle_key(ends));
         }
-        assert!(view.key(KeyCode::Char('c').into()) && view.key(KeyCode::Char(' ').into()) && view.is_paused);
+        assert!(view.handle_key(KeyCode::Char('c').into()) && view.handle_key(KeyCode::Char(' ').into()) && view.is_paused);
     }
 
     /// Does the screen report that the daemon has ended, together with the last known state?

@@ -130,16 +130,16 @@ pub fn tasks_by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> 
     groups
 }
 
-fn tables(status: &DaemonStatus, most: usize) -> String {
+fn tables(status: &DaemonStatus, max_rows: usize) -> String {
     let mut text = String::new();
     for (title, tasks) in tasks_by_cache(status) {
         let mut table = Table::new(COLUMNS);
-        for task in tasks.iter().take(most) {
+        for task in tasks.iter().take(max_rows) {
             table.row(row(task));
         }
         text.push_str(&format!("\n{title}{}", if tasks.is_empty() { String::new() } else { table.text() }));
-        if tasks.len() > most {
-            text.push_str(&format!("and {} more\n", tasks.len() - most));
+        if tasks.len() > max_rows {
+            text.push_str(&format!("and {} more\n", tasks.len() - max_rows));
         }
     }
     text
@@ -173,7 +173,7 @@ pub fn shares(status: &DaemonStatus) -> String {
         task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
     };
     let line = |share: &cachemate_daemon::status::ShareStatus| {
-        let holds = share.occupancy_bytes.map_or(String::new(), |bytes| format!(", {} occupied", size_text(bytes)));
+        let occupancy_text = share.occupancy_bytes.map_or(String::new(), |bytes| format!(", {} occupied", size_text(bytes)));
         let tasks: Vec<String> = share.tasks.iter().map(name).collect();
         let units = match (&share.ways, &share.colors) {
             (Some(ways), _) => format!("ways {ways}"),
@@ -189,22 +189,22 @@ pub fn shares(status: &DaemonStatus) -> String {
         });
         let notes: String = share.notes.iter().map(|note| format!("  {note}\n")).collect();
         let tasks = tasks.join(" + ");
-        format!("{units} of cache {}{holds}{inside}{under_way}: {tasks}\n{notes}", share.cache)
+        format!("{units} of cache {}{occupancy_text}{inside}{under_way}: {tasks}\n{notes}", share.cache)
     };
     status.shares.iter().map(line).collect()
 }
 
-pub fn decisions(decisions: &[DecisionStatus], most: usize) -> String {
+pub fn decisions(decisions: &[DecisionStatus], max_lines: usize) -> String {
     let line = |decision: &DecisionStatus| format!("  window {}: {}\n", decision.window, decision.reason);
-    decisions.iter().take(most).map(line).collect()
+    decisions.iter().take(max_lines).map(line).collect()
 }
 
 pub fn problems(status: &DaemonStatus) -> String {
     let unmatched = status.unmatched_rules.iter().take(5).map(|rule| format!("{rule}\n"));
     let plan = status.refused_plan.iter().map(|plan| format!("refused, the previous plan stays in force: {plan}\n"));
-    let refused = plan.chain(status.refused.iter().take(5).map(|line| format!("refused: {line}\n")));
+    let refusals = plan.chain(status.refused.iter().take(5).map(|line| format!("refused: {line}\n")));
     unmatched
-        .chain(refused)
+        .chain(refusals)
         .chain(status.overridden.iter().take(5).map(|item| format!("changed by another program: {item}\n")))
         .collect()
 }

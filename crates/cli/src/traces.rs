@@ -35,7 +35,7 @@ pub struct TraceInput {
     read: u64,
     totals: Option<TraceTotals>,
     damage: Option<TraceError>,
-    stopped: bool,
+    is_stopped: bool,
 }
 
 impl TraceInput {
@@ -58,9 +58,9 @@ impl TraceInput {
             true => InterruptedError("nothing was read".to_string()).into(),
             false => anyhow::Error::from(error),
         })?;
-        let raw = || fs::metadata(path).ok().filter(|metadata| metadata.is_file()).map(|metadata| metadata.len() / 8);
-        let known = reader.totals().map(|totals| totals.records);
-        let total = known.or_else(|| if reader.header().source == "u64" { raw() } else { None });
+        let count_raw = || fs::metadata(path).ok().filter(|metadata| metadata.is_file()).map(|metadata| metadata.len() / 8);
+        let known_records = reader.totals().map(|totals| totals.records);
+        let total = known_records.or_else(|| if reader.header().source == "u64" { count_raw() } else { None });
         Ok(TraceInput {
             reader,
             salvage: args.salvage,
@@ -69,13 +69,13 @@ impl TraceInput {
             read: 0,
             totals: None,
             damage: None,
-            stopped: false,
+            is_stopped: false,
         })
     }
 
     /// Accounts for one batch; `false` at the end, at tolerated damage, and after Ctrl-C.
     fn step(&mut self, result: Result<bool, TraceError>, records: usize) -> Result<bool, TraceError> {
-        let more = match result {
+        let has_more = match result {
             // An interrupted input may end anywhere.
             Err(_) if self.stop.load(Ordering::Relaxed) => false,
             Err(error) if self.salvage => {
@@ -83,10 +83,10 @@ impl TraceInput {
                 false
             }
             Err(error) => return Err(error),
-            Ok(more) => more,
+            Ok(has_more) => has_more,
         };
-        if !more {
-            self.stopped |= self.stop.load(Ordering::Relaxed);
+        if !has_more {
+            self.is_stopped |= self.stop.load(Ordering::Relaxed);
             return Ok(false);
         }
         self.read += records as u64;
@@ -102,8 +102,8 @@ impl TraceInput {
         if self.is_stopping() {
             return Ok(false);
         }
-        let more = self.reader.read_addresses(batch);
-        self.step(more, batch.len())
+        let has_more = self.reader.read_addresses(batch);
+        self.step(has_more, batch.len())
     }
 
     /// The next records; see [`TraceReader::read_batch`].
@@ -114,13 +114,13 @@ impl TraceInput {
         if self.is_stopping() {
             return Ok(false);
         }
-        let more = self.reader.read_batch(batch);
-        self.step(more, batch.len())
+        let has_more = self.reader.read_batch(batch);
+        self.step(has_more, batch.len())
     }
 
     fn is_stopping(&mut self) -> bool {
-        self.stopped = self.stopped || self.stop.load(Ordering::Relaxed);
-        self.stopped || self.damage.is_some()
+        self.is_stopped = self.is_stopped || self.stop.load(Ordering::Relaxed);
+        self.is_stopped || self.damage.is_some()
     }
 
     /// Ends the progress bar, warns about skipped records, and returns the totals if the whole file was read.
@@ -130,8 +130,8 @@ impl TraceInput {
             session.warn(&format!("{damage}; the {} records before it are used", self.read));
         }
         // The totals describe the whole file, not a part of it.
-        let whole = self.damage.is_none() && !self.stopped;
-        self.reader.totals().filter(|_| whole).cloned()
+        let is_whole = self.damage.is_none() && !self.is_stopped;
+        self.reader.totals().filter(|_| is_whole).cloned()
     }
 
     /// Number of records, if known in advance; else 0.
@@ -149,7 +149,7 @@ impl TraceInput {
     /// # Errors
     /// [`InterruptedError`] after Ctrl-C.
     pub fn check_whole(&self) -> anyhow::Result<()> {
-        if !self.stopped {
+        if !self.is_stopped {
             return Ok(());
         }
         Err(InterruptedError(format!("the result covers the first {} records", self.read)).into())
@@ -172,15 +172,15 @@ impl TraceReader for TraceInput {
         self.reader.header()
     }
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
-        let more = self.records(batch)?;
-        if !more {
+        let has_more = self.records(batch)?;
+        if !has_more {
             batch.clear();
-            let part =
+            let partial_totals =
                 || TraceTotals { ended: Some("interrupted".to_string()), records: self.read, ..TraceTotals::default() };
-            let cut_short = self.stopped || self.damage.is_some();
-            self.totals = if cut_short { Some(part()) } else { self.reader.totals().cloned() };
+            let cut_short = self.is_stopped || self.damage.is_some();
+            self.totals = if cut_short { Some(partial_totals()) } else { self.reader.totals().cloned() };
         }
-        Ok(more)
+        Ok(has_more)
     }
     fn totals(&self) -> Option<&TraceTotals> {
         self.totals.as_ref()

@@ -246,14 +246,14 @@ fn advice_about_a_cluster_names_bad_pairs() {
         ("bad.txt", "JobID|JobName|AllocCPUS|Comment\n1|a|1|cachemate:profile=idx\n", "expected one of index, scan"),
     ] {
         std::fs::write(root.join(file), content).unwrap();
-        let refused = advise(&["slurm", file]);
-        assert!(refused.code == Some(1) && refused.err.contains(words), "{words}: {}", refused.err);
+        let outcome = advise(&["slurm", file]);
+        assert!(outcome.code == Some(1) && outcome.err.contains(words), "{words}: {}", outcome.err);
     }
     for (content, words) in
         [("kind: [", "expected Kubernetes objects"), ("kind: Service\n", "found 0 services, expected")]
     {
         std::fs::write(root.join("bad.yaml"), content).unwrap();
-        let refused = advise(&["kubernetes", "bad.yaml"]);
-        assert!(refused.code == Some(1) && refused.err.contains(words), "{words}: {}", refused.err);
+        let outcome = advise(&["kubernetes", "bad.yaml"]);
+        assert!(outcome.code == Some(1) && outcome.err.contains(words), "{words}: {}", outcome.err);
     }
 }

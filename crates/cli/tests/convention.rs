@@ -221,8 +221,8 @@ fn a_truncated_bundled_recording_is_named() {
     let recordings = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recordings");
     std::fs::create_dir(folder.path().join("recordings")).unwrap();
     std::fs::copy(recordings.join("xz.cmt"), folder.path().join("recordings/xz.cmt")).unwrap();
-    let whole = std::fs::read(recordings.join("gzip.cmt")).unwrap();
-    std::fs::write(folder.path().join("recordings/gzip.cmt"), &whole[..whole.len() / 2]).unwrap();
+    let content = std::fs::read(recordings.join("gzip.cmt")).unwrap();
+    std::fs::write(folder.path().join("recordings/gzip.cmt"), &content[..content.len() / 2]).unwrap();
     let machine = ["-m", "xeon-x5365-4"];
     for args in [&["predict", "xz", "gzip"][..], &["plan", "xz", "gzip"], &["profile", "gzip", "--json"]] {
         let args = [args, if args[0] == "profile" { &[] } else { &machine[..] }].concat();

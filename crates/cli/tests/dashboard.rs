@@ -267,8 +267,8 @@ fn an_interval_run_has_its_truth() {
     let head = head(&std::fs::read_to_string(folder.path().join("run.html")).unwrap());
     let programs = head["truth"]["programs"].as_array().unwrap();
     assert!(programs.len() == 2 && programs[0]["mpki"].as_f64() > programs[1]["mpki"].as_f64(), "{head}");
-    let refused = run(folder.path(), &["dashboard", "run.jsonl", "--truth", "other.json", "-o", "x.html"]);
-    assert!(refused.code == Some(1) && refused.err.contains("found 'gamess', expected 'povray'"), "{}", refused.err);
+    let outcome = run(folder.path(), &["dashboard", "run.jsonl", "--truth", "other.json", "-o", "x.html"]);
+    assert!(outcome.code == Some(1) && outcome.err.contains("found 'gamess', expected 'povray'"), "{}", outcome.err);
 }
 
 /// Is a file that is not a recording rejected with the place, and a truncated one shown up to its end?
@@ -289,8 +289,8 @@ fn a_broken_recording_is_told() {
         "{}",
         outcome.err
     );
-    let whole = std::fs::read(folder.path().join("run.jsonl.zst")).unwrap();
-    std::fs::write(folder.path().join("cut.jsonl.zst"), &whole[..whole.len() - 9]).unwrap();
+    let content = std::fs::read(folder.path().join("run.jsonl.zst")).unwrap();
+    std::fs::write(folder.path().join("cut.jsonl.zst"), &content[..content.len() - 9]).unwrap();
     run(folder.path(), &["dashboard", "cut.jsonl.zst", "-o", "cut.html"]).ok();
     let page = std::fs::read_to_string(folder.path().join("cut.html")).unwrap();
     assert!(head(&page)["cut_off"].as_str().unwrap().contains("cut.jsonl.zst"));

@@ -52,7 +52,7 @@ fn a_full_disk_keeps_nobody_from_being_put_back() {
         return;
     };
     let programs = configured(folder.path());
-    let before = programs.states();
+    let states_before = programs.states();
     let mut daemon = TestDaemon::start(folder.path(), false);
     daemon.acts();
     let fill = std::fs::write(folder.path().join("state/fill"), vec![0u8; 1 << 20]);
@@ -61,18 +61,18 @@ fn a_full_disk_keeps_nobody_from_being_put_back() {
     kill(daemon.child.id() as i32, signals::KILL);
     daemon.child.wait().unwrap();
     assert!(journal_gone(folder.path()), "the guardian did not finish");
-    assert_eq!(programs.states(), before);
+    assert_eq!(programs.states(), states_before);
     // A daemon that starts while the disk is still full changes nothing, and acts once there is space.
     let mut next = TestDaemon::start(folder.path(), false);
     std::thread::sleep(Duration::from_millis(300));
     if !folder.path().join("state/restore.journal").exists() {
-        assert_eq!(programs.states(), before, "nothing is changed without a journal");
+        assert_eq!(programs.states(), states_before, "nothing is changed without a journal");
     }
     std::fs::remove_file(folder.path().join("state/fill")).unwrap();
     next.acts();
     next.end();
     assert!(journal_gone(folder.path()));
-    assert_eq!(programs.states(), before);
+    assert_eq!(programs.states(), states_before);
 }
 
 /// If the disk of the journal becomes read-only while a daemon acts, and the daemon is then killed: is everything
@@ -86,7 +86,7 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
         return;
     };
     let programs = configured(folder.path());
-    let before = programs.states();
+    let states_before = programs.states();
     let mut daemon = TestDaemon::start(folder.path(), false);
     daemon.acts();
     // The journal is open for writing, so its mount cannot be made read-only; another mount over it can.
@@ -98,7 +98,7 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     daemon.child.wait().unwrap();
     let gone = || !Path::new(&format!("/proc/{guardian}")).exists();
     assert!(within(Duration::from_secs(20), gone), "the guardian did not finish");
-    assert_eq!(programs.states(), before);
+    assert_eq!(programs.states(), states_before);
     let outcome = run(folder.path(), &RESTORE);
     assert!(
         outcome.code == Some(1) && outcome.out.contains("the journal could not be removed"),
@@ -108,7 +108,7 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     );
     assert!(Command::new("umount").arg(&state).status().is_ok_and(|status| status.success()), "writable again");
     run(folder.path(), &RESTORE).ok();
-    assert_eq!(programs.states(), before);
+    assert_eq!(programs.states(), states_before);
 }
 
 /// A cgroup v2 group with all processes in it, killed together; removed with the test.
@@ -143,7 +143,7 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     };
     let folder = tempfile::tempdir().unwrap();
     let programs = configured(folder.path());
-    let before = programs.states();
+    let states_before = programs.states();
     let mut usual = command(folder.path(), &MANAGE);
     let procs = group.0.join("cgroup.procs");
     // In the group from its first instruction on. SAFETY: one write(2) to a file that is already open; no memory is
@@ -168,7 +168,7 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     std::fs::write(group.0.join("cgroup.kill"), "1").unwrap();
     daemon.child.wait().unwrap();
     assert!(journal_gone(folder.path()), "the guardian did not finish");
-    assert_eq!(programs.states(), before);
+    assert_eq!(programs.states(), states_before);
     let own = group.0.with_file_name(format!("{}{guardian}", cachemate_linux::safety::guardian::cgroup::PREFIX));
     assert!(within(Duration::from_secs(20), || !own.exists()), "{} stays", own.display());
 }
@@ -182,7 +182,7 @@ fn the_end_of_a_control_group_is_put_right_by_reset() {
     };
     let folder = tempfile::tempdir().unwrap();
     let programs = configured(folder.path());
-    let before = programs.states();
+    let states_before = programs.states();
     let mut daemon = TestDaemon::start(folder.path(), false);
     std::fs::write(group.0.join("cgroup.procs"), daemon.child.id().to_string()).unwrap();
     daemon.acts();
@@ -195,7 +195,7 @@ fn the_end_of_a_control_group_is_put_right_by_reset() {
     assert!(folder.path().join("state/restore.journal").exists(), "nobody was left to put anything back");
     run(folder.path(), &RESTORE).ok();
     assert!(journal_gone(folder.path()));
-    assert_eq!(programs.states(), before);
+    assert_eq!(programs.states(), states_before);
 }
 
 /// If the command is replaced by another file while a journal is in force, and the daemon is then killed: does the
@@ -214,7 +214,7 @@ fn an_upgrade_while_a_journal_is_in_force() {
     };
     install();
     let programs = configured(folder.path());
-    let before = programs.states();
+    let states_before = programs.states();
     let start = || {
         let usual = command(folder.path(), &MANAGE);
         let mut own = Command::new(&installed);
@@ -238,6 +238,6 @@ fn an_upgrade_while_a_journal_is_in_force() {
             next.end();
         }
         assert!(journal_gone(folder.path()), "a guardian of the file before: {with_guardian}");
-        assert_eq!(programs.states(), before);
+        assert_eq!(programs.states(), states_before);
     }
 }

@@ -26,19 +26,19 @@ fn manage_says_what_it_would_do_and_does_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let program = sleeper();
     let host = LinuxHost::new("/");
-    let before = host.affinity(program.pid()).unwrap();
+    let affinity_before = host.affinity(program.pid()).unwrap();
     let config = acting("squeeze", 20, &program.pid().to_string());
     let answer = dry(folder.path(), &config, &["--json"]).json();
-    let first = before.first().unwrap();
+    let first = affinity_before.first().unwrap();
     assert_eq!(answer["changes"].as_array().unwrap().len(), 1, "{answer}");
     let change = &answer["changes"][0];
-    assert_eq!(change["line"], format!("move task 0 'sleep' to CPUs {first} (was {before})"));
+    assert_eq!(change["line"], format!("move task 0 'sleep' to CPUs {first} (was {affinity_before})"));
     assert_eq!(change["change"]["kind"]["affinity"]["to"], first.to_string());
     assert_eq!(answer["reasons"][0], "all tasks onto one CPU");
     assert!(answer["window"].as_u64().unwrap() >= 8, "{answer}");
     let words = dry(folder.path(), &config, &[]).ok().out;
-    assert!(words.contains(&format!("0  move task 0 'sleep' to CPUs {first} (was {before})\n")), "{words}");
-    assert_eq!(host.affinity(program.pid()).unwrap(), before);
+    assert!(words.contains(&format!("0  move task 0 'sleep' to CPUs {first} (was {affinity_before})\n")), "{words}");
+    assert_eq!(host.affinity(program.pid()).unwrap(), affinity_before);
     for leftover in ["state", "s.sock", "progress"] {
         assert!(!folder.path().join(leftover).exists(), "{leftover} was made");
     }
@@ -75,8 +75,8 @@ fn a_check_names_matches_and_refuses_impossible_values() {
             "cpusets[0].cpus: found '0-8191', expected some of the CPUs",
         ),
     ] {
-        let refused = check(config);
-        assert!(refused.code == Some(1) && refused.err.contains(message), "{config}: {}", refused.err);
+        let outcome = check(config);
+        assert!(outcome.code == Some(1) && outcome.err.contains(message), "{config}: {}", outcome.err);
     }
 }
 

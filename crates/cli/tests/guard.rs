@@ -75,8 +75,8 @@ fn a_decision_that_hurts_is_taken_back_live() {
     let programs = [sleeper(), sleeper()];
     let pids: Vec<i32> = programs.iter().map(|program| program.0.id() as i32).collect();
     let host = LinuxHost::new("/");
-    let before: Vec<_> = pids.iter().map(|pid| host.affinity(*pid).unwrap()).collect();
-    if before[0].count() < 2 {
+    let masks_before: Vec<_> = pids.iter().map(|pid| host.affinity(*pid).unwrap()).collect();
+    if masks_before[0].count() < 2 {
         panic!("this test needs two CPUs: a program on the only one cannot be squeezed");
     }
     let reports = folder.path().join("progress");
@@ -101,7 +101,7 @@ fn a_decision_that_hurts_is_taken_back_live() {
     let at = status["windows"].as_u64().unwrap();
     status_when(folder.path(), "later windows", PATIENCE, |status| status["windows"].as_u64().unwrap() > at + 5);
     let masks: Vec<_> = pids.iter().map(|pid| host.affinity(*pid).unwrap()).collect();
-    assert_eq!(masks, before, "it stays out");
+    assert_eq!(masks, masks_before, "it stays out");
     let explained = run(folder.path(), &["explain", &pids[0].to_string(), "--socket", "s.sock"]).ok().out;
     assert!(explained.contains("rolled back"), "{explained}");
     stop(&mut daemon);
@@ -115,17 +115,17 @@ fn a_decision_that_hurts_is_taken_back_live() {
 fn a_group_is_confined_and_comes_back() {
     let (group, path) = match common::group() {
         Ok(group) => group,
-        Err(why) => {
+        Err(reason) => {
             // crates/linux/src/act/cpusets.rs tests the same on artificial trees.
-            report_unchecked("a real group that is confined", why);
+            report_unchecked("a real group that is confined", reason);
             return;
         }
     };
     let file = group.0.join("cpuset.cpus");
     let text = || std::fs::read_to_string(&file).unwrap();
-    let before = text();
+    let text_before = text();
     let folder = tempfile::tempdir().unwrap();
-    let first: u32 = before.trim().parse::<cachemate_core::CpuSet>().unwrap().first().unwrap();
+    let first: u32 = text_before.trim().parse::<cachemate_core::CpuSet>().unwrap().first().unwrap();
     let program = sleeper();
     std::fs::write(group.0.join("cgroup.procs"), program.0.id().to_string()).unwrap();
     let host = LinuxHost::new("/");
@@ -146,7 +146,7 @@ fn a_group_is_confined_and_comes_back() {
         } else {
             stop(&mut daemon);
         }
-        assert_eq!((text(), host.affinity(pid).unwrap()), (before.clone(), mask.clone()), "killed: {killed}");
+        assert_eq!((text(), host.affinity(pid).unwrap()), (text_before.clone(), mask.clone()), "killed: {killed}");
     }
     drop(program);
 }
@@ -158,7 +158,7 @@ fn a_plan_that_no_machine_may_be_told_ends_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let program = sleeper();
     let (host, pid) = (LinuxHost::new("/"), program.0.id() as i32);
-    let before = host.affinity(pid).unwrap();
+    let affinity_before = host.affinity(pid).unwrap();
     let config = format!(
         "mode = \"act\"\nwindow_ms = 50\n[policy]\nname = \"astray\"\n[rollback]\nenabled = false\n[[rules]]\npid = {pid}\n"
     );
@@ -168,7 +168,7 @@ fn a_plan_that_no_machine_may_be_told_ends_nothing() {
     assert!(message.contains("does not support these units") || message.contains("way mask"), "{message}");
     assert_eq!(
         host.affinity(pid).unwrap().to_string(),
-        before.first().unwrap().to_string(),
+        affinity_before.first().unwrap().to_string(),
         "the previous plan stays in force"
     );
     let shown = run(folder.path(), &["status", "--socket", "s.sock"]).ok();
@@ -179,6 +179,6 @@ fn a_plan_that_no_machine_may_be_told_ends_nothing() {
         "{}",
         shown.out
     );
-    assert_eq!(host.affinity(pid).unwrap(), before, "a plan that names nobody puts everybody back");
+    assert_eq!(host.affinity(pid).unwrap(), affinity_before, "a plan that names nobody puts everybody back");
     stop(&mut daemon);
 }

@@ -132,15 +132,15 @@ fn a_reset_with_a_fault_at_any_call_loses_nothing() {
     if !can_trace() {
         return;
     }
-    let every = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
+    let is_exhaustive = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
     let leftover = LeftPrograms::behind();
     let mut shown = 0;
     for (call, errors) in FAULTS {
         let calls = leftover.calls(call);
-        let stride = if every { 1 } else { calls / 8 + 1 };
+        let stride = if is_exhaustive { 1 } else { calls / 8 + 1 };
         for (index, nth) in (1..=calls).step_by(stride).enumerate() {
             for (turn, error) in errors.iter().enumerate() {
-                if !every && turn != index % errors.len() {
+                if !is_exhaustive && turn != index % errors.len() {
                     continue;
                 }
                 leftover.again();
@@ -227,11 +227,11 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
     if !can_trace() {
         return;
     }
-    let every = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
+    let is_exhaustive = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
     let folder = tempfile::tempdir().unwrap();
     let programs = TestPrograms::start();
     std::fs::write(folder.path().join("c.toml"), acting("shake", 20, &programs.parent.id().to_string())).unwrap();
-    let before = programs.states();
+    let states_before = programs.states();
     let journal = folder.path().join("state/restore.journal");
     let mut generator = cachemate_core::SplitMix64::new(15);
     let (mut shown, mut kept_and_said) = (0u32, 0u32);
@@ -248,7 +248,7 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
         let rare =
             matches!(call, "sched_getattr" | "pread64" | "fsync" | "setpriority" | "sched_setscheduler" | "pipe2");
         assert!(calls > 0 || rare, "no {call} in a daemon's life");
-        for turn in 0..if every { 24 } else { 1 } {
+        for turn in 0..if is_exhaustive { 24 } else { 1 } {
             // Most positions are in the first calls of a thread.
             let nth = 1 + generator.draw_below(calls.max(1)).min(generator.draw_below(calls.max(1)));
             let error = errors[(turn + shown as usize) % errors.len()];
@@ -258,13 +258,13 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
                 &["-e".into(), "trace=none".into(), "-o".into(), "/dev/null".into(), inject.clone()],
                 NOT_ACTING,
             );
-            let (as_before, is_journal_kept) = (programs.states() == before, journal.exists());
+            let (as_before, is_journal_kept) = (programs.states() == states_before, journal.exists());
             let case =
                 format!("{inject} of {calls}: as before: {as_before}, journal kept: {is_journal_kept}: {message}");
             assert!(as_before || is_journal_kept, "{case}");
             assert!(!is_journal_kept || !message.is_empty(), "nothing is said of what is left: {case}");
             run(folder.path(), &["restore", "--state-dir", "state"]);
-            assert!(programs.states() == before && !journal.exists(), "after a reset: {case}");
+            assert!(programs.states() == states_before && !journal.exists(), "after a reset: {case}");
             (shown, kept_and_said) = (shown + 1, kept_and_said + u32::from(is_journal_kept));
         }
     }

@@ -71,19 +71,19 @@ fn what_cannot_be_run_is_told_with_its_place() {
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
     interval_program(root, "streamer", (512 << 10, -0.02), 0.02);
     std::fs::write(root.join("four.toml"), SCENARIO).unwrap();
-    let bad = run(root, &["sim", "four.toml"]);
-    assert_eq!(bad.code, Some(1));
-    assert!(bad.err.contains("streamer.toml") && bad.err.contains("cycles_per_instr: found -1.2"), "{}", bad.err);
+    let outcome = run(root, &["sim", "four.toml"]);
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.err.contains("streamer.toml") && outcome.err.contains("cycles_per_instr: found -1.2"), "{}", outcome.err);
     std::fs::write(root.join("four.toml"), SCENARIO.replace("streamer.toml", "mfc")).unwrap();
-    let bad = run(root, &["sim", "four.toml"]);
-    assert!(bad.code == Some(1) && bad.err.contains("did you mean 'mcf'"), "{}", bad.err);
+    let outcome = run(root, &["sim", "four.toml"]);
+    assert!(outcome.code == Some(1) && outcome.err.contains("did you mean 'mcf'"), "{}", outcome.err);
     std::fs::write(
         root.join("four.toml"),
         SCENARIO.replace("resize_cache = { cache = 1, size_share = 0.5 }", "offline = 4"),
     )
     .unwrap();
-    let bad = run(root, &["sim", "four.toml"]);
-    assert!(bad.err.contains("four.toml:10:11") && bad.err.contains("expected 0 to 3"), "{}", bad.err);
+    let outcome = run(root, &["sim", "four.toml"]);
+    assert!(outcome.err.contains("four.toml:10:11") && outcome.err.contains("expected 0 to 3"), "{}", outcome.err);
 }
 
 /// Does a comparison show its policies in a table, in JSON and on a page, and reject impossible requests?
@@ -149,8 +149,8 @@ fn a_policy_plans_from_profiles_alone() {
     assert!(words.contains("under 'auto', after 300 nominal seconds") && words.contains("candidates"), "{words}");
     let same = run(root, &[&arguments[..], &["--policy", "default"]].concat()).ok().out;
     assert!(same.contains("nothing is changed"), "{same}");
-    let bad = run(root, &[&arguments[..], &["--policy", "autoo"]].concat());
-    assert!(bad.code == Some(1) && bad.err.contains("did you mean 'auto'"), "{}", bad.err);
+    let outcome = run(root, &[&arguments[..], &["--policy", "autoo"]].concat());
+    assert!(outcome.code == Some(1) && outcome.err.contains("did you mean 'auto'"), "{}", outcome.err);
     let both = run(root, &[&arguments[..], &["--policy", "auto", "--model", "pain"]].concat());
     assert_eq!(both.code, Some(2), "{}", both.err);
 }
@@ -207,8 +207,8 @@ fn a_promised_rate_is_kept_or_it_is_said_why_not() {
         text.replacen("reuser.toml\"\n", "reuser.toml\"\ngoal = { priority = 1.0, min_rate = 0.0 }\n", 1),
     )
     .unwrap();
-    let bad = run(root, &["sim", "floor.toml"]);
-    assert!(bad.code == Some(1) && bad.err.contains("goal.min_rate': found 0, expected a positive"), "{}", bad.err);
+    let outcome = run(root, &["sim", "floor.toml"]);
+    assert!(outcome.code == Some(1) && outcome.err.contains("goal.min_rate': found 0, expected a positive"), "{}", outcome.err);
 }
 
 /// A program with one endless phase that uses this number of bytes, each equally often, written from the theoretical

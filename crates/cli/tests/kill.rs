@@ -82,8 +82,8 @@ impl Confinement {
                 std::fs::write(group.0.join("cgroup.procs"), sleeper.id().to_string()).unwrap();
                 Confinement(Some((ChildGuard(sleeper), group, path)))
             }
-            Err(why) => {
-                report_unchecked("kills while a real group is confined", why);
+            Err(reason) => {
+                report_unchecked("kills while a real group is confined", reason);
                 Confinement(None)
             }
         }
@@ -115,7 +115,7 @@ fn everything_is_as_before_whatever_is_killed() {
     let programs = TestPrograms::start();
     let pid = programs.parent.id().to_string();
     std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid) + &confined.configuration()).unwrap();
-    let before = programs.states();
+    let states_before = programs.states();
     let group = (confined.text(), confined.mask());
     let mut generator = cachemate_core::SplitMix64::new(1);
     let start = Instant::now();
@@ -123,14 +123,14 @@ fn everything_is_as_before_whatever_is_killed() {
         let (killed, then) = CASES[round % CASES.len()];
         let wait = Duration::from_micros(generator.next_u64() % 300_000);
         one(folder.path(), &programs, killed, then, wait);
-        let after = programs.states();
-        assert_eq!(after, before, "round {round}: {killed:?} killed after {wait:?}, then {then:?}");
+        let states_after = programs.states();
+        assert_eq!(states_after, states_before, "round {round}: {killed:?} killed after {wait:?}, then {then:?}");
         let now = (confined.text(), confined.mask());
         assert_eq!(now, group, "round {round}: the confined group, {killed:?} killed after {wait:?}, then {then:?}");
         // Children that were born under the daemon's masks and turns as well: they have the settings of their parent.
-        let want = &before[&(programs.parent.id() as i32)];
+        let want = &states_before[&(programs.parent.id() as i32)];
         for (pid, name) in programs.family() {
-            if before.contains_key(&pid) {
+            if states_before.contains_key(&pid) {
                 continue;
             }
             let Some(now) = state(pid) else { continue };
@@ -152,20 +152,20 @@ fn a_stopped_daemon_is_fenced_off() {
     let programs = TestPrograms::start();
     let pid = programs.parent.id().to_string();
     std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
-    let before = programs.states();
+    let states_before = programs.states();
     let mut daemon = TestDaemon::start(folder.path(), false);
     daemon.acts();
     std::thread::sleep(Duration::from_millis(200));
     let (own, first) = (daemon.child.id() as i32, daemon.guardian());
     kill(own, signals::STOP);
     assert!(within(Duration::from_secs(60), || !folder.path().join("state/restore.journal").exists()), "not put back");
-    assert_eq!(programs.states(), before);
+    assert_eq!(programs.states(), states_before);
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(programs.states(), before);
+    assert_eq!(programs.states(), states_before);
     kill(own, signals::CONT);
     let journal = folder.path().join("state/restore.journal");
     let changed = within(Duration::from_secs(60), || {
-        let changed = programs.states() != before;
+        let changed = programs.states() != states_before;
         assert!(!changed || journal.exists(), "changed without a journal");
         changed
     });
@@ -174,7 +174,7 @@ fn a_stopped_daemon_is_fenced_off() {
     assert!(second.is_some() && second != first, "{first:?}, then {second:?}");
     daemon.end();
     assert!(journal_gone(folder.path()));
-    assert_eq!(programs.states(), before);
+    assert_eq!(programs.states(), states_before);
 }
 
 /// If one user runs two daemons over the same programs, with any state directories: does only one act, and is
@@ -185,7 +185,7 @@ fn two_daemons_do_not_act_at_once() {
     let programs = TestPrograms::start();
     let pid = programs.parent.id().to_string();
     std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
-    let before = programs.states();
+    let states_before = programs.states();
     let mut first = TestDaemon::start(folder.path(), false);
     first.acts();
     let second = run(
@@ -196,5 +196,5 @@ fn two_daemons_do_not_act_at_once() {
     assert!(second.err.contains("another cachemate acts"), "{}", second.err);
     first.end();
     assert!(journal_gone(folder.path()));
-    assert_eq!(programs.states(), before);
+    assert_eq!(programs.states(), states_before);
 }

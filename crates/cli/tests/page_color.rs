@@ -28,7 +28,7 @@ fn unusable() -> Option<&'static str> {
     static CAUSE: OnceLock<Option<String>> = OnceLock::new();
     let tried = CAUSE.get_or_init(|| {
         if let Err(unusable) = migration::page_ns() {
-            return Some(unusable.why);
+            return Some(unusable.reason);
         }
         let folder = tempfile::tempdir().unwrap();
         let outcome = run(folder.path(), &["page-color", "run", "--colors", "0-7", "--", "true"]);
@@ -53,8 +53,8 @@ fn no_addition_is_lost_where_no_page_moves() {
 
 /// The program that counts, followed by a marker that distinguishes it from others.
 fn counting(marker: &str) -> [String; 4] {
-    let own = std::env::current_exe().unwrap().display().to_string();
-    [own, "--exact".to_string(), "no_addition_is_lost_where_no_page_moves".to_string(), marker.to_string()]
+    let own_path = std::env::current_exe().unwrap().display().to_string();
+    [own_path, "--exact".to_string(), "no_addition_is_lost_where_no_page_moves".to_string(), marker.to_string()]
 }
 
 /// Does a colored program print its usual output, exit with its own code, and have its pages in the right colors?
@@ -63,8 +63,8 @@ fn counting(marker: &str) -> [String; 4] {
 #[test]
 fn a_colored_program_does_what_it_does_otherwise() {
     let folder = tempfile::tempdir().unwrap();
-    if let Some(why) = unusable() {
-        report_unchecked("a program in colors", why);
+    if let Some(reason) = unusable() {
+        report_unchecked("a program in colors", reason);
         return;
     }
     let numbers: String = (0..60_000u64).map(|index| format!("{}\n", index.wrapping_mul(7_919) % 100_003)).collect();
@@ -112,8 +112,8 @@ fn agent_of(marker: &str) -> Option<PathBuf> {
 #[test]
 fn a_program_whose_launcher_is_killed_while_it_is_recolored_ends_right() {
     let folder = tempfile::tempdir().unwrap();
-    if let Some(why) = unusable() {
-        report_unchecked("a launcher that is killed", why);
+    if let Some(reason) = unusable() {
+        report_unchecked("a launcher that is killed", reason);
         return;
     }
     let each = format!("300{:05}", std::process::id() % 100_000); // tells our program from others
@@ -213,9 +213,9 @@ impl RecoloredProgram {
     /// often than a window ends.
     fn until_moving(&self) {
         let mask = || AgentReport::read(&LinuxHost::new("/"), &self.agent).ok()?.counter("mask");
-        let (before, start) = (mask(), Instant::now());
-        while mask() == before {
-            assert!(start.elapsed() < Duration::from_secs(60), "the agent takes up no other colors: {before:?}");
+        let (mask_before, start) = (mask(), Instant::now());
+        while mask() == mask_before {
+            assert!(start.elapsed() < Duration::from_secs(60), "the agent takes up no other colors: {mask_before:?}");
             std::thread::sleep(Duration::from_micros(200));
         }
     }
@@ -245,8 +245,8 @@ impl RecoloredProgram {
 /// Cost: 30 s of CPU if colors can be distinguished, because five programs compute until they have been recolored.
 #[test]
 fn a_plan_recolors_a_running_program_whoever_is_killed() {
-    if let Some(why) = unusable() {
-        report_unchecked("a plan in colors", why);
+    if let Some(reason) = unusable() {
+        report_unchecked("a plan in colors", reason);
         return;
     }
     for (index, case) in ["nobody", "daemon", "guardian", "both", "program"].into_iter().enumerate() {

@@ -66,8 +66,8 @@ fn findings_by_an_engine_are_the_same_digits() {
 #[test]
 fn an_engine_needs_a_folder_and_says_what_a_full_run_costs() {
     let folder = tempfile::tempdir().unwrap();
-    let refused = run(folder.path(), &["repro", "CA-3", "--engine", "local"]);
-    assert!(refused.code == Some(2) && refused.err.contains("--engine keeps its runs in -o DIR"), "{}", refused.err);
+    let outcome = run(folder.path(), &["repro", "CA-3", "--engine", "local"]);
+    assert!(outcome.code == Some(2) && outcome.err.contains("--engine keeps its runs in -o DIR"), "{}", outcome.err);
     let cost = run(folder.path(), &["repro", "BS-5", "BS-1", "--seeds", "6", "-o", "out", "--dry-run"]).ok().out;
     assert!(cost.contains("left: 2 of 2 experiments with 6 seeds, at most about 0.6 processor hours"), "{cost}");
     assert!(!folder.path().join("out").exists(), "a dry run makes nothing");
@@ -85,18 +85,18 @@ fn a_store_changes_no_digit() {
         run(root, &[&["repro", "CA-2", "--sample", "--json"], more].concat()).json()["results"].clone()
     };
     let plan = || run(root, &["repro", "plan", "CA-2", "--sample", "--seeds", "1", "--store", "runs", "--json"]).json();
-    let before = plan();
+    let plan_before = plan();
     assert_eq!(
-        (&before["experiments"][0]["stored_runs"], &before["experiments"][0]["is_complete"]),
+        (&plan_before["experiments"][0]["stored_runs"], &plan_before["experiments"][0]["is_complete"]),
         (&0.into(), &false.into())
     );
-    assert!(before["experiments"][0]["next_runs"].as_u64() > Some(0) && !root.join("runs").exists(), "{before}");
+    assert!(plan_before["experiments"][0]["next_runs"].as_u64() > Some(0) && !root.join("runs").exists(), "{plan_before}");
     let plain = sample(&["--no-store"]);
     assert_eq!(sample(&["--store", "runs"]), plain);
     assert_eq!(sample(&["--store", "runs"]), plain);
-    let after = plan();
+    let plan_after = plan();
     assert_eq!(
-        (&after["experiments"][0]["is_complete"], &after["experiments"][0]["left_cpu_hours"]),
+        (&plan_after["experiments"][0]["is_complete"], &plan_after["experiments"][0]["left_cpu_hours"]),
         (&true.into(), &0.0.into())
     );
     let shown = run(root, &["repro", "store", "show", "--store", "runs", "--json"]).json();
@@ -139,8 +139,8 @@ fn a_budget_is_kept_and_its_account_given() {
     let none = run_with("0.000001");
     let line = &none["experiments"][0];
     assert_eq!((&line["seeds"], &line["is_within_budget"]), (&0.into(), &false.into()), "{none}");
-    let refused = run(root, &["repro", "run", "BS-1", "--budget", "0"]);
-    assert!(refused.code == Some(2) && refused.err.contains("expected a number of hours above 0"), "{}", refused.err);
+    let outcome = run(root, &["repro", "run", "BS-1", "--budget", "0"]);
+    assert!(outcome.code == Some(2) && outcome.err.contains("expected a number of hours above 0"), "{}", outcome.err);
     let sampled =
         run(root, &["repro", "run", "CP-6", "--sample", "--store", "runs", "--max-seeds", "2", "--json"]).json();
     assert_eq!(sampled["experiments"][0]["seeds"], 2, "{sampled}");

@@ -17,7 +17,7 @@ use common::{ChildGuard, acting, daemon, run, status_when};
 
 const REQUESTS: u64 = 1_500;
 /// Memory beyond the initial amount: connections are few, and each takes some kilobytes.
-const MORE_AT_MOST_KIB: u64 = 32 << 10;
+const MAX_GROWTH_KIB: u64 = 32 << 10;
 
 const TO_THE_SOCKET: &[&[u8]] = &[b"status\n", b"reload\n", b"status", b"\0\0\n", b"", b"{\"status\": 1}\n"];
 const TO_THE_PAGE: &[&[u8]] = &[
@@ -37,14 +37,14 @@ fn peak_kib(pid: i32) -> u64 {
 }
 
 /// Sends changed requests; returns their number.
-fn send(seed: u64, corpus: &[&[u8]], at_most: usize, mut send_one: impl FnMut(&[u8])) -> u64 {
+fn send(seed: u64, corpus: &[&[u8]], max_bytes: usize, mut send_one: impl FnMut(&[u8])) -> u64 {
     let seconds = std::env::var("CACHEMATE_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
     let mut generator = SplitMix64::new(seed);
     let (start, mut sent) = (Instant::now(), 0);
     while seconds.map_or(sent < REQUESTS, |seconds: u64| start.elapsed().as_secs() < seconds) {
         let pick = |generator: &mut SplitMix64| corpus[generator.draw_below(corpus.len() as u64) as usize];
         let (request, other) = (pick(&mut generator), pick(&mut generator));
-        send_one(&mutate(&mut generator, request, other, at_most));
+        send_one(&mutate(&mut generator, request, other, max_bytes));
         sent += 1;
     }
     sent
@@ -94,5 +94,5 @@ fn no_request_harms_the_daemon() {
     assert!(text.contains("cachemate_windows"), "{text}");
     let more_kib = peak_kib(daemon.pid()) - before_kib;
     println!("{to_socket} requests to the socket, {to_page} to the page; {more_kib} KiB more than before");
-    assert!(more_kib <= MORE_AT_MOST_KIB, "{more_kib} KiB more than before");
+    assert!(more_kib <= MAX_GROWTH_KIB, "{more_kib} KiB more than before");
 }

@@ -121,7 +121,7 @@ fn out_of_descriptors_everything_comes_back() {
 fn damage_is_told_by_the_exit_code() {
     let folder = tempfile::tempdir().unwrap();
     let programs: Vec<ChildGuard> = (0..4).map(|_| sleeper()).collect();
-    let before = affinity(programs[0].pid());
+    let affinity_before = affinity(programs[0].pid());
     moved_by_one_who_died(folder.path(), &programs);
     let path = folder.path().join("state/restore.journal");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -131,7 +131,7 @@ fn damage_is_told_by_the_exit_code() {
     let outcome = run(folder.path(), &RESTORE);
     assert_eq!(outcome.code, Some(1), "{}", outcome.err);
     assert!(outcome.out.contains("line 2 cannot be read"), "{}", outcome.out);
-    assert!(programs[1..].iter().all(|program| affinity(program.pid()) == before));
+    assert!(programs[1..].iter().all(|program| affinity(program.pid()) == affinity_before));
     let again = run(folder.path(), &RESTORE);
     assert!(again.code == Some(1) && again.out.contains("quarantined earlier"), "{}", again.out);
     std::fs::remove_file(folder.path().join("state/damaged.journal.1")).unwrap();
@@ -143,7 +143,7 @@ fn damage_is_told_by_the_exit_code() {
 fn a_read_only_state_folder_is_no_obstacle() {
     let folder = tempfile::tempdir().unwrap();
     let programs: Vec<ChildGuard> = (0..3).map(|_| sleeper()).collect();
-    let before = affinity(programs[0].pid());
+    let affinity_before = affinity(programs[0].pid());
     moved_by_one_who_died(folder.path(), &programs);
     let state = folder.path().join("state");
     let mount = |args: &[&str]| {
@@ -158,7 +158,7 @@ fn a_read_only_state_folder_is_no_obstacle() {
     let outcome = run(folder.path(), &RESTORE);
     Command::new("umount").arg(&state).status().unwrap();
     assert!(read_only);
-    assert!(programs.iter().all(|program| affinity(program.pid()) == before), "{}{}", outcome.out, outcome.err);
+    assert!(programs.iter().all(|program| affinity(program.pid()) == affinity_before), "{}{}", outcome.out, outcome.err);
     assert!(
         outcome.code == Some(1) && outcome.out.contains("the journal could not be removed"),
         "{}{}",
@@ -175,7 +175,7 @@ fn a_read_only_state_folder_is_no_obstacle() {
 fn what_a_made_up_journal_asks_for_is_not_done() {
     let folder = tempfile::tempdir().unwrap();
     let programs = [sleeper()];
-    let before = affinity(programs[0].pid());
+    let affinity_before = affinity(programs[0].pid());
     moved_by_one_who_died(folder.path(), &programs);
     let journal = folder.path().join("state/restore.journal");
     if Command::new("chown").arg("65534").arg(&journal).stderr(Stdio::null()).status().unwrap().success() {
@@ -187,7 +187,7 @@ fn what_a_made_up_journal_asks_for_is_not_done() {
         println!("not shown here: a journal of another user (not root)");
     }
     run(folder.path(), &RESTORE).ok();
-    assert_eq!(affinity(programs[0].pid()), before);
+    assert_eq!(affinity(programs[0].pid()), affinity_before);
     let secret = folder.path().join("secret");
     std::fs::write(&secret, "one's own").unwrap();
     let mut made_up =

@@ -37,7 +37,7 @@ fn short_lived_programs_leave_nothing_behind() {
         .spawn()
         .unwrap();
     let host = LinuxHost::new("/");
-    let before = host.affinity(parent.id() as i32).unwrap();
+    let affinity_before = host.affinity(parent.id() as i32).unwrap();
     let mut daemon = daemon(folder.path(), &acting("shake", 50, &parent.id().to_string()));
     let start = Instant::now();
     let until = |name: &str| {
@@ -60,7 +60,7 @@ fn short_lived_programs_leave_nothing_behind() {
     let seen = status["counters"]["tasks_seen"].as_u64().unwrap();
     Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
     assert!(daemon.0.wait().unwrap().success());
-    let after = host.affinity(parent.id() as i32).unwrap();
+    let affinity_after = host.affinity(parent.id() as i32).unwrap();
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.id())).unwrap_or_default();
     let masks: Vec<_> =
         children.split_ascii_whitespace().filter_map(|pid| host.affinity(pid.parse().ok()?).ok()).collect();
@@ -72,8 +72,8 @@ fn short_lived_programs_leave_nothing_behind() {
     println!(
         "{tasks} programs in {seconds:.0} s, {seen} seen; pages {pages_half} -> {pages_end}, files {files_half} -> {files_end}, journal {journal} bytes"
     );
-    assert_eq!(after, before);
-    assert!(masks.iter().all(|mask| *mask == before), "{masks:?}");
+    assert_eq!(affinity_after, affinity_before);
+    assert!(masks.iter().all(|mask| *mask == affinity_before), "{masks:?}");
     assert!(!folder.path().join("state/restore.journal").exists());
     assert!(seen >= 2, "the daemon saw {seen} threads");
     // A quarter more, or a megabyte, is due to the allocator; a leak in every task would be far larger.

@@ -110,9 +110,9 @@ fn a_stranger_cannot_report_for_another() {
     let stranger = as_nobody(folder.path(), "part_of_a_stranger_in_the_progress_folder");
     let reports = |status: &serde_json::Value| status["tasks"][0]["progress_unit"] == "work reported";
     let windows = |status: &serde_json::Value| status["windows"].as_u64().unwrap_or(0);
-    let before = status_when(folder.path(), "a status", PATIENCE, |_| true);
-    let after = status_when(folder.path(), "windows", PATIENCE, |status| windows(status) > windows(&before) + 5);
-    assert!(!reports(&after), "{after}");
+    let status_before = status_when(folder.path(), "a status", PATIENCE, |_| true);
+    let status_after = status_when(folder.path(), "windows", PATIENCE, |status| windows(status) > windows(&status_before) + 5);
+    assert!(!reports(&status_after), "{status_after}");
     // The daemon's own user gets an answer.
     drop(stranger);
     let report = folder.path().join(format!("progress/{pid}"));
@@ -133,8 +133,8 @@ fn part_of_a_stranger_in_the_progress_folder() {
     let pid = std::fs::read_to_string(folder.join("pid")).unwrap();
     let progress = folder.join("progress");
     let report = progress.join(pid);
-    let own = progress.join(std::process::id().to_string());
-    rustix::fs::mknodat(rustix::fs::CWD, &own, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let own_report = progress.join(std::process::id().to_string());
+    rustix::fs::mknodat(rustix::fs::CWD, &own_report, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
     std::fs::write(&report, u64::MAX.to_ne_bytes()).unwrap();
     assert!(std::fs::remove_dir_all(&progress).is_err());
     // Continues to report work in the name of root's program.

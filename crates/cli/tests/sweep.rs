@@ -77,8 +77,8 @@ fn a_sweep_runs_is_merged_and_reported() {
         let point = &merged[at]["point"];
         (point["machine"].as_str().unwrap().len(), point["policy"].as_str().unwrap(), point["seed"].as_u64().unwrap())
     };
-    let want = [(12, "default", 1), (12, "default", 2), (30, "default", 1), (30, "default", 2), (30, "random", 1)];
-    assert_eq!([0, 1, 2, 3, 4].map(point), want);
+    let expected = [(12, "default", 1), (12, "default", 2), (30, "default", 1), (30, "default", 2), (30, "random", 1)];
+    assert_eq!([0, 1, 2, 3, 4].map(point), expected);
     let rate = |at: usize| merged[at]["result"]["figures"]["llc_mpki"].as_f64().unwrap();
     assert!(rate(0) > 0.0 && rate(0) != rate(1), "seeds differ");
     assert!(merged[0]["result"]["detail"]["tasks"][0]["name"] == "mcf");
@@ -114,8 +114,8 @@ fn a_killed_sweep_goes_on_where_it_was() {
         sweep.0.kill().unwrap();
         sweep.0.wait().unwrap();
     }
-    let before = results_in(&root.join("killed"));
-    assert!((9..30).contains(&before), "{before} of 30 were finished before the last kill");
+    let count_before = results_in(&root.join("killed"));
+    assert!((9..30).contains(&count_before), "{count_before} of 30 were finished before the last kill");
     let merged = run(root, &["sweep", "merge", "killed"]);
     assert!(merged.code == Some(1) && merged.err.contains("tasks have no result"), "{}", merged.err);
     run(root, &["sweep", "run", "-o", "killed"]).ok();
@@ -202,8 +202,8 @@ fn curves_of_recordings_and_a_recording_that_changed() {
                 [axes.parameters]\nsizes = [\"16K,64K,256K\"]\n";
     fs::write(root.join("sweep-curves.toml"), text).unwrap();
     run(root, &["sweep", "run", "sweep-curves.toml", "-o", "out", "--shard", "1/2"]).ok();
-    let whole = fs::read(root.join("large.cmt")).unwrap();
-    fs::write(root.join("large.cmt"), &whole[..whole.len() - 1]).unwrap();
+    let content = fs::read(root.join("large.cmt")).unwrap();
+    fs::write(root.join("large.cmt"), &content[..content.len() - 1]).unwrap();
     let failed = run(root, &["sweep", "run", "-o", "out", "--retries", "1"]);
     assert_eq!(failed.code, Some(1));
     assert!(failed.err.contains("1 task failed; --retry-failed runs them again"), "{}", failed.err);
@@ -211,7 +211,7 @@ fn curves_of_recordings_and_a_recording_that_changed() {
     let status = run(root, &["sweep", "status", "out", "--json"]).json();
     assert_eq!((&status["failures"][0]["attempts"], &status["failed"]), (&2.into(), &1.into()));
     assert_eq!(status["failures"][0]["point"]["recording"], "large.cmt");
-    fs::write(root.join("large.cmt"), &whole).unwrap();
+    fs::write(root.join("large.cmt"), &content).unwrap();
     assert_eq!(run(root, &["sweep", "run", "-o", "out", "--retries", "1"]).code, Some(1), "given up is given up");
     run(root, &["sweep", "run", "-o", "out", "--retry-failed"]).ok();
     run(root, &["sweep", "merge", "out"]).ok();
@@ -289,9 +289,9 @@ fn mistakes_are_told_with_their_place() {
             "found no point that the filters leave",
         ),
     ];
-    for (from, to, want) in cases {
+    for (from, to, expected) in cases {
         let message = refused(from, to);
-        assert!(message.contains(want), "{from} -> {to}: {message}");
+        assert!(message.contains(expected), "{from} -> {to}: {message}");
     }
     for args in [&["sweep", "status", "nowhere"][..], &["sweep", "run", "-o", "nowhere"]] {
         let outcome = run(root, args);

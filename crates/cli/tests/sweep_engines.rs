@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::{ChildGuard, command, run};
 
 /// Maximum time for any step, far longer than needed, so that a hang is an error.
-const AT_MOST: Duration = Duration::from_secs(600);
+const MAX_STEP_TIME: Duration = Duration::from_secs(600);
 
 fn asked() -> bool {
     let is_requested = std::env::var_os("CACHEMATE_ENGINES").is_some();
@@ -56,7 +56,7 @@ fn results_in(folder: &Path) -> usize {
 fn until(subject: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
-        assert!(start.elapsed() < AT_MOST, "{subject} did not come about in {AT_MOST:?}");
+        assert!(start.elapsed() < MAX_STEP_TIME, "{subject} did not come about in {MAX_STEP_TIME:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -82,7 +82,7 @@ impl SweepProcess {
 
     /// Checks that it ended successfully with these bytes.
     #[track_caller]
-    fn ends_with(mut self, at: &Path, out: &str, want: &[u8]) {
+    fn ends_with(mut self, at: &Path, out: &str, expected: &[u8]) {
         let mut code = None;
         until("the sweep's end", || {
             code = self.running.0.try_wait().unwrap();
@@ -90,7 +90,7 @@ impl SweepProcess {
         });
         assert!(code.is_some_and(|code| code.success()), "{}", self.said());
         let merged = run(at, &["sweep", "merge", out]).ok();
-        assert!(fs::read(at.join(out).join("merged.jsonl")).unwrap() == want, "other bytes: {}", merged.out);
+        assert!(fs::read(at.join(out).join("merged.jsonl")).unwrap() == expected, "other bytes: {}", merged.out);
         println!("{out}: {}", self.said().trim());
     }
 }
@@ -209,13 +209,13 @@ fn slurm_loses_nodes_and_its_controller() {
         println!("not shown here: Slurm (slurmctld, slurmd, slurm-client, munge)");
         return;
     }
-    let (folder, want) = prepared(40);
+    let (folder, expected) = prepared(40);
     let root = folder.path();
     let mut cluster = Cluster::start(&tempfile::Builder::new().prefix("slurm").tempdir().unwrap().keep());
     let conf = cluster.folder.join("slurm.conf");
     let env: [(&str, &Path); 1] = [("SLURM_CONF", &conf)];
     let args = ["--engine", "slurm", "--heartbeat-timeout", "10"];
-    SweepProcess::start(root, "plain", &args, &env).ends_with(root, "plain", &want);
+    SweepProcess::start(root, "plain", &args, &env).ends_with(root, "plain", &expected);
     // Forty tasks are four arrays if the maximum size is eleven.
     let scripts = fs::read_dir(root.join("plain/engine/slurm")).unwrap().flatten();
     assert_eq!(scripts.filter(|entry| entry.path().extension().is_some_and(|kind| kind == "sh")).count(), 4);
@@ -228,7 +228,7 @@ fn slurm_loses_nodes_and_its_controller() {
     cluster.controller = None; // killed when dropped
     std::thread::sleep(Duration::from_secs(3));
     cluster.start_controller(false);
-    sweep.ends_with(root, "hurt", &want);
+    sweep.ends_with(root, "hurt", &expected);
 
     for node in ["n0", "n1", "n2", "n3"] {
         cluster.set_nodes(node, "DRAIN");
@@ -238,7 +238,7 @@ fn slurm_loses_nodes_and_its_controller() {
     for node in ["n0", "n2", "n3"] {
         cluster.set_nodes(node, "RESUME");
     }
-    sweep.ends_with(root, "stuck", &want);
+    sweep.ends_with(root, "stuck", &expected);
     cluster.ask("scancel", &["--user", "root"]);
     let cluster_folder = cluster.folder.clone();
     drop(cluster);
@@ -263,10 +263,10 @@ fn dask_loses_a_worker_and_its_scheduler() {
         return;
     }
     let Some(python) = python() else { return };
-    let (folder, want) = prepared(40);
+    let (folder, expected) = prepared(40);
     let root = folder.path();
     let args = ["--engine", "dask", "--python", &python, "--heartbeat-timeout", "10"];
-    SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(root, "own", &want);
+    SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(root, "own", &expected);
 
     let address = format!("tcp://127.0.0.1:{}", port());
     let scheduler = || {
@@ -293,7 +293,7 @@ fn dask_loses_a_worker_and_its_scheduler() {
     workers.iter_mut().for_each(|worker| _ = worker.0.kill());
     let _second = scheduler();
     let _others = [worker("d"), worker("e")];
-    sweep.ends_with(root, "hurt", &want);
+    sweep.ends_with(root, "hurt", &expected);
 }
 
 /// Is every task in the merged result once on a HyperQueue server that the sweep starts, even if a worker and the
@@ -308,10 +308,10 @@ fn hyperqueue_loses_a_worker_and_its_server() {
         println!("not shown here: HyperQueue (no 'hq'; CACHEMATE_HQ names it)");
         return;
     }
-    let (folder, want) = prepared(40);
+    let (folder, expected) = prepared(40);
     let root = folder.path();
     let args = ["--engine", "hq", "--hq", &hq, "--heartbeat-timeout", "10"];
-    SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(root, "own", &want);
+    SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(root, "own", &expected);
 
     let server_dir = root.join("server");
     let start = |arguments: &[&str], log: &str| {
@@ -339,5 +339,5 @@ fn hyperqueue_loses_a_worker_and_its_server() {
     workers.iter_mut().for_each(|worker| _ = worker.0.kill());
     let _second = start(&server, "server-2.log");
     let _others = [start(&worker, "worker-3.log"), start(&worker, "worker-4.log")];
-    sweep.ends_with(root, "hurt", &want);
+    sweep.ends_with(root, "hurt", &expected);
 }

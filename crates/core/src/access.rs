@@ -173,8 +173,8 @@ mod tests {
         for kind in kinds {
             for (address, gap, dependent) in [(0, 0, false), (top, Access::GAP_LIMIT - 1, true), (64, 7, false)] {
                 let access = Access::new(kind, address, gap, dependent);
-                let back = (access.kind(), access.address(), access.gap(), access.is_dependent());
-                assert_eq!(back, (kind, address, gap, dependent));
+                let decoded_fields = (access.kind(), access.address(), access.gap(), access.is_dependent());
+                assert_eq!(decoded_fields, (kind, address, gap, dependent));
             }
         }
         assert_eq!(Access::load(64, 3).instructions(), 4);

@@ -73,9 +73,9 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
     check_shares(plan, view.capabilities, &tasks)?;
     for penalty in &plan.penalties {
         let (a, b) = penalty.tasks;
-        let known = [a, b].iter().all(|task| tasks.contains_key(task));
-        if !known || a == b || !penalty.penalty.is_finite() {
-            let cause = match (known, a == b) {
+        let are_live = [a, b].iter().all(|task| tasks.contains_key(task));
+        if !are_live || a == b || !penalty.penalty.is_finite() {
+            let cause = match (are_live, a == b) {
                 (false, _) => "a task is not in this window",
                 (true, true) => "the tasks are the same",
                 (true, false) => "the penalty is not finite",
@@ -95,8 +95,8 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
 
 fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSample>) -> Result<(), PlanError> {
     for (index, schedule) in plan.gangs.iter().enumerate() {
-        if let Some(other) = plan.gangs[..index].iter().position(|earlier| earlier.cpus.intersects(&schedule.cpus)) {
-            return Err(PlanError::OverlappingGangs(other, index));
+        if let Some(earlier_index) = plan.gangs[..index].iter().position(|earlier| earlier.cpus.intersects(&schedule.cpus)) {
+            return Err(PlanError::OverlappingGangs(earlier_index, index));
         }
         let invalid = |cause| Err(PlanError::InvalidGang(index, cause));
         if schedule.slice_ns == 0 {
@@ -172,12 +172,12 @@ fn check_shares(
         }
     }
     for (&cache, &groups) in &ways_groups {
-        let most = capabilities.partitions_of(cache).find_map(|partition| match partition {
+        let max_groups = capabilities.partitions_of(cache).find_map(|partition| match partition {
             PartitionSupport::Ways { max_groups, .. } => Some(*max_groups),
             PartitionSupport::Colors { .. } => None,
         });
-        if let Some(most) = most.filter(|&most| groups > most) {
-            return Err(PlanError::InvalidShare(cache, format!("{groups} groups, expected at most {most}")));
+        if let Some(max_groups) = max_groups.filter(|&most| groups > most) {
+            return Err(PlanError::InvalidShare(cache, format!("{groups} groups, expected at most {max_groups}")));
         }
     }
     Ok(())

@@ -94,36 +94,36 @@ pub type Provenance = (&'static str, FactSource, u64);
 /// A field that holds facts, or a group of such fields.
 pub trait Facts {
     /// Copies the facts of `from` that are missing here.
-    fn fill_missing(&mut self, from: &Self);
+    fn fill_missing(&mut self, source: &Self);
     /// Adds each fact's provenance under the field's name.
-    fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>);
+    fn push_provenance(&self, name: &'static str, records: &mut Vec<Provenance>);
     /// Copies facts that were measured no earlier than the ones here, or that are missing here. A fact from a stored
     /// profile is not a measurement, so it never replaces one and only fills a gap.
-    fn merge_newer(&mut self, from: &Self);
+    fn merge_newer(&mut self, source: &Self);
     /// Sets the window and the source of every fact.
     fn restamp(&mut self, source: FactSource, window: u64);
 }
 
 impl<T> Fact<T> {
-    fn is_newer_than(&self, other: &Self) -> bool {
+    fn is_newer_than(&self, old_fact: &Self) -> bool {
         let is_stored = |fact: &Self| fact.source == FactSource::StoredProfile;
-        !is_stored(self) && (is_stored(other) || self.window >= other.window)
+        !is_stored(self) && (is_stored(old_fact) || self.window >= old_fact.window)
     }
 }
 
 impl<T: Clone> Facts for Option<Fact<T>> {
-    fn fill_missing(&mut self, from: &Self) {
+    fn fill_missing(&mut self, source: &Self) {
         if self.is_none() {
-            self.clone_from(from);
+            self.clone_from(source);
         }
     }
-    fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>) {
-        into.extend(self.iter().map(|fact| (name, fact.source, fact.window)));
+    fn push_provenance(&self, name: &'static str, records: &mut Vec<Provenance>) {
+        records.extend(self.iter().map(|fact| (name, fact.source, fact.window)));
     }
-    fn merge_newer(&mut self, from: &Self) {
-        match (&mut *self, from) {
-            (Some(old), Some(new)) if new.is_newer_than(old) => old.clone_from(new),
-            (None, Some(new)) => *self = Some(new.clone()),
+    fn merge_newer(&mut self, source: &Self) {
+        match (&mut *self, source) {
+            (Some(old_fact), Some(new_fact)) if new_fact.is_newer_than(old_fact) => old_fact.clone_from(new_fact),
+            (None, Some(new_fact)) => *self = Some(new_fact.clone()),
             _ => {}
         }
     }
@@ -135,19 +135,19 @@ impl<T: Clone> Facts for Option<Fact<T>> {
 }
 
 impl<K: Ord + Clone, T: Clone> Facts for BTreeMap<K, Fact<T>> {
-    fn fill_missing(&mut self, from: &Self) {
-        for (key, fact) in from {
+    fn fill_missing(&mut self, source: &Self) {
+        for (key, fact) in source {
             self.entry(key.clone()).or_insert_with(|| fact.clone());
         }
     }
-    fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>) {
-        into.extend(self.values().map(|fact| (name, fact.source, fact.window)));
+    fn push_provenance(&self, name: &'static str, records: &mut Vec<Provenance>) {
+        records.extend(self.values().map(|fact| (name, fact.source, fact.window)));
     }
-    fn merge_newer(&mut self, from: &Self) {
-        for (key, new) in from {
+    fn merge_newer(&mut self, source: &Self) {
+        for (key, new_fact) in source {
             match self.get_mut(key) {
-                Some(old) if !new.is_newer_than(old) => {}
-                _ => _ = self.insert(key.clone(), new.clone()),
+                Some(old_fact) if !new_fact.is_newer_than(old_fact) => {}
+                _ => _ = self.insert(key.clone(), new_fact.clone()),
             }
         }
     }

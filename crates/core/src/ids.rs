@@ -133,11 +133,11 @@ impl TryFrom<String> for IndexSet {
 /// The kernel's list form: `0-3,8`; nothing for the empty set.
 impl fmt::Display for IndexSet {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rest = self.iter().peekable();
+        let mut remaining_indices = self.iter().peekable();
         let mut comma = "";
-        while let Some(first) = rest.next() {
+        while let Some(first) = remaining_indices.next() {
             let mut last = first;
-            while rest.next_if(|&next| next == last + 1).is_some() {
+            while remaining_indices.next_if(|&next| next == last + 1).is_some() {
                 last += 1;
             }
             write!(out, "{comma}{first}")?;

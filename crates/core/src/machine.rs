@@ -196,11 +196,11 @@ impl Topology {
 
     /// The factor by which an access from node `from` takes longer than one to its own memory, averaged over these
     /// pages by node. `None` if the latency between the nodes or the location of the pages is unknown.
-    pub fn memory_factor(&self, from: u32, pages_per_node: &[u64]) -> Option<f64> {
-        let row = self.memory_latency.get(from as usize)?;
+    pub fn memory_factor(&self, node_from: u32, pages_per_node: &[u64]) -> Option<f64> {
+        let row = self.memory_latency.get(node_from as usize)?;
         let pages: u64 = pages_per_node.iter().sum();
-        let at = |(node, &pages): (usize, &u64)| Some(pages as f64 * row.get(node).copied().filter(|far| *far >= 1.0)?);
-        let nodes = pages_per_node.iter().enumerate().filter(|(_, pages)| **pages > 0).map(at);
+        let weighted_factor = |(node, &pages): (usize, &u64)| Some(pages as f64 * row.get(node).copied().filter(|far| *far >= 1.0)?);
+        let nodes = pages_per_node.iter().enumerate().filter(|(_, pages)| **pages > 0).map(weighted_factor);
         let sum = nodes.sum::<Option<f64>>()?;
         (pages > 0).then(|| sum / pages as f64)
     }

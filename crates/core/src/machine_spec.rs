@@ -494,8 +494,8 @@ impl MachineSpec {
         if cache.replacement == ReplacementPolicy::TreePlru && !cache.ways.is_power_of_two() {
             return fail("ways", cache.ways.to_string(), "a power of two, as replacement is tree-plru");
         }
-        let fits = cache.shared_by_cores != 0 && self.cores_per_package.is_multiple_of(cache.shared_by_cores);
-        if !fits {
+        let is_divisor = cache.shared_by_cores != 0 && self.cores_per_package.is_multiple_of(cache.shared_by_cores);
+        if !is_divisor {
             return fail("shared_by_cores", cache.shared_by_cores.to_string(), "a divisor of cores_per_package");
         }
         if let Some(found) = cache.bandwidth_bytes_per_cycle.filter(|found| !(found.is_finite() && *found > 0.0)) {
@@ -507,19 +507,19 @@ impl MachineSpec {
             let found = format!("{} groups, at least {} ways", parts.groups, parts.min_ways);
             return fail("way_partitions", found, "1 group or more, 1 to `ways` ways");
         }
-        let before = self.caches[..index].iter().rfind(|before| before.level != CacheLevel::L1Instruction);
-        if let Some(before) = before.filter(|_| cache.level > CacheLevel::L1Data) {
-            if cache.level <= before.level {
+        let inner_cache = self.caches[..index].iter().rfind(|inner_cache| inner_cache.level != CacheLevel::L1Instruction);
+        if let Some(inner_cache) = inner_cache.filter(|_| cache.level > CacheLevel::L1Data) {
+            if cache.level <= inner_cache.level {
                 return fail("level", format!("{:?}", cache.level), "levels from the core outwards, each once");
             }
-            if cache.line_bytes < before.line_bytes {
+            if cache.line_bytes < inner_cache.line_bytes {
                 return fail("line_bytes", cache.line_bytes.to_string(), "at least that of the level before");
             }
-            if !cache.shared_by_cores.is_multiple_of(before.shared_by_cores) {
+            if !cache.shared_by_cores.is_multiple_of(inner_cache.shared_by_cores) {
                 let expected = "a multiple of that of the level before";
                 return fail("shared_by_cores", cache.shared_by_cores.to_string(), expected);
             }
-        } else if self.caches[..index].iter().any(|before| before.level >= cache.level) {
+        } else if self.caches[..index].iter().any(|inner_cache| inner_cache.level >= cache.level) {
             return fail("level", format!("{:?}", cache.level), "levels from the core outwards, each once");
         }
         Ok(())
@@ -527,15 +527,15 @@ impl MachineSpec {
 
     fn check_colors(&self) -> Result<(), MachineSpecError> {
         let Some(colors) = self.pages.colors else { return Ok(()) };
-        let most = self.last_level().map_or(1, |cache| self.colors_of(cache));
-        if colors.is_power_of_two() && u64::from(colors) <= most {
+        let max_colors = self.last_level().map_or(1, |cache| self.colors_of(cache));
+        if colors.is_power_of_two() && u64::from(colors) <= max_colors {
             return Ok(());
         }
         Err(MachineSpecError {
             machine: self.name.clone(),
             field: "pages.colors".to_string(),
             found: colors.to_string(),
-            expected: format!("a power of two, at most the last level's sets x line / page = {most}"),
+            expected: format!("a power of two, at most the last level's sets x line / page = {max_colors}"),
         })
     }
 
@@ -547,8 +547,8 @@ impl MachineSpec {
 
     fn memory_latency(&self) -> Vec<Vec<f64>> {
         let (memory, nodes) = (&self.memory, self.memory.nodes as usize);
-        let far = f64::from(memory.remote_latency_cycles) / f64::from(memory.local_latency_cycles.max(1));
-        let row = |from: usize| (0..nodes).map(|node| if node == from { 1.0 } else { far }).collect();
+        let remote_factor = f64::from(memory.remote_latency_cycles) / f64::from(memory.local_latency_cycles.max(1));
+        let row = |node_from: usize| (0..nodes).map(|node| if node == node_from { 1.0 } else { remote_factor }).collect();
         if nodes > 1 { (0..nodes).map(row).collect() } else { Vec::new() }
     }
 
@@ -567,13 +567,13 @@ impl MachineSpec {
             }
         });
         let last_level = self.last_level().map(|cache| cache.level);
-        let instances = self.caches.iter().flat_map(|cache| (0..self.instances(cache)).map(move |at| (cache, at)));
-        let caches = instances.enumerate().map(|(id, (cache, at))| {
+        let instances = self.caches.iter().flat_map(|cache| (0..self.instances(cache)).map(move |instance| (cache, instance)));
+        let caches = instances.enumerate().map(|(id, (cache, instance))| {
             let per_instance = cache.shared_by_cores * self.contexts_per_core;
             Cache {
                 id: CacheId(id as u32),
                 level: cache.level,
-                cpus: (at * per_instance..(at + 1) * per_instance).collect::<CpuSet>(),
+                cpus: (instance * per_instance..(instance + 1) * per_instance).collect::<CpuSet>(),
                 last_level: Some(cache.level) == last_level,
                 size_bytes: Some(cache.size_bytes),
                 ways: Some(cache.ways),

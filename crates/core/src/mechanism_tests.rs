@@ -62,8 +62,8 @@ fn an_event_that_was_not_measured_is_absent_and_a_multiplexed_one_is_scaled() {
     let half = EventCounts(vec![EventCount { event: CounterEvent::Instructions, count: 10, enabled_share: 0.5 }]);
     assert_eq!(half.get(CounterEvent::Instructions), Some(20.0));
     assert_eq!(half.get(CounterEvent::Cycles), None);
-    let never = EventCounts(vec![EventCount { event: CounterEvent::Cycles, count: 0, enabled_share: 0.0 }]);
-    assert_eq!(never.get(CounterEvent::Cycles), None);
+    let never_enabled = EventCounts(vec![EventCount { event: CounterEvent::Cycles, count: 0, enabled_share: 0.0 }]);
+    assert_eq!(never_enabled.get(CounterEvent::Cycles), None);
 }
 
 /// Can one plan contain every mechanism of the papers at once?
@@ -161,7 +161,7 @@ impl Policy for KeepPlanPolicy {
 #[test]
 fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
     let plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
-    let moving = |done| AppliedPlan {
+    let pending_move = |done| AppliedPlan {
         pending: vec![PendingItem { item: PlanItem::Share(GroupId(0), CacheId(0)), done, total: Some(1_000) }],
         ..AppliedPlan::default()
     };
@@ -179,10 +179,10 @@ fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
         }],
         applied: in_force,
     };
-    let other = Plan::idle(WindowLength::Time { ns: 5 });
-    let turns =
-        vec![(seen(0, AppliedPlan::default()), plan.clone(), moving(10)), (seen(1, moving(600)), other, moving(700))];
-    let machine = Canned(turns.into_iter(), None, topology(1), capabilities(&[]));
+    let other_plan = Plan::idle(WindowLength::Time { ns: 5 });
+    let recorded_windows =
+        vec![(seen(0, AppliedPlan::default()), plan.clone(), pending_move(10)), (seen(1, pending_move(600)), other_plan, pending_move(700))];
+    let machine = Canned(recorded_windows.into_iter(), None, topology(1), capabilities(&[]));
     let mut run = ControlLoop::new(machine, Vec::new(), Box::new(NullPredictor), "keep", KeepPlanPolicy, plan.window);
     let first = run.step().unwrap().unwrap();
     assert!(first.applied.refused.is_empty());

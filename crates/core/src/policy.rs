@@ -26,23 +26,23 @@ impl Reason {
     /// program can be called `{1}`.
     pub fn render<N: std::fmt::Display>(&self, name: impl Fn(TaskId) -> N) -> String {
         let mut rendered = String::with_capacity(self.text.len());
-        let mut rest = self.text.as_str();
-        while let Some(open) = rest.find('{') {
-            let (before, from) = rest.split_at(open);
-            rendered.push_str(before);
-            let place = from[1..].split_once('}').and_then(|(at, after)| Some((at.parse::<usize>().ok()?, after)));
-            match place.and_then(|(at, after)| Some((*self.tasks.get(at)?, after))) {
+        let mut remaining_text = self.text.as_str();
+        while let Some(open) = remaining_text.find('{') {
+            let (literal_text, placeholder) = remaining_text.split_at(open);
+            rendered.push_str(literal_text);
+            let place = placeholder[1..].split_once('}').and_then(|(index, after)| Some((index.parse::<usize>().ok()?, after)));
+            match place.and_then(|(index, after)| Some((*self.tasks.get(index)?, after))) {
                 Some((task, after)) => {
                     rendered.push_str(&name(task).to_string());
-                    rest = after;
+                    remaining_text = after;
                 }
                 None => {
                     rendered.push('{');
-                    rest = &from[1..];
+                    remaining_text = &placeholder[1..];
                 }
             }
         }
-        rendered + rest
+        rendered + remaining_text
     }
 }
 

@@ -122,26 +122,26 @@ pub struct Profile {
 }
 
 impl Facts for Profile {
-    fn fill_missing(&mut self, from: &Self) {
-        self.locality.fill_missing(&from.locality);
-        self.rates.fill_missing(&from.rates);
-        self.contention.fill_missing(&from.contention);
-        self.sharing.fill_missing(&from.sharing);
-        self.phase.fill_missing(&from.phase);
+    fn fill_missing(&mut self, source: &Self) {
+        self.locality.fill_missing(&source.locality);
+        self.rates.fill_missing(&source.rates);
+        self.contention.fill_missing(&source.contention);
+        self.sharing.fill_missing(&source.sharing);
+        self.phase.fill_missing(&source.phase);
     }
-    fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>) {
-        self.locality.push_provenance(name, into);
-        self.rates.push_provenance(name, into);
-        self.contention.push_provenance(name, into);
-        self.sharing.push_provenance(name, into);
-        self.phase.push_provenance(name, into);
+    fn push_provenance(&self, name: &'static str, records: &mut Vec<Provenance>) {
+        self.locality.push_provenance(name, records);
+        self.rates.push_provenance(name, records);
+        self.contention.push_provenance(name, records);
+        self.sharing.push_provenance(name, records);
+        self.phase.push_provenance(name, records);
     }
-    fn merge_newer(&mut self, from: &Self) {
-        self.locality.merge_newer(&from.locality);
-        self.rates.merge_newer(&from.rates);
-        self.contention.merge_newer(&from.contention);
-        self.sharing.merge_newer(&from.sharing);
-        self.phase.merge_newer(&from.phase);
+    fn merge_newer(&mut self, source: &Self) {
+        self.locality.merge_newer(&source.locality);
+        self.rates.merge_newer(&source.rates);
+        self.contention.merge_newer(&source.contention);
+        self.sharing.merge_newer(&source.sharing);
+        self.phase.merge_newer(&source.phase);
     }
     fn restamp(&mut self, source: FactSource, window: u64) {
         self.locality.restamp(source, window);
@@ -304,7 +304,7 @@ pub trait ProfileRecall {
 /// A predictor forecasts the effect of a plan before it is tried. It is pure.
 pub trait Predictor {
     /// Forecasts the tasks of the view under a plan; the view contains the machine's abilities and the state in force.
-    fn forecast(&self, view: &View<'_>, under: &Plan) -> Forecast;
+    fn forecast(&self, view: &View<'_>, plan: &Plan) -> Forecast;
     /// Cycles per last-level miss of a task that has no stall curve; `None` if the predictor has no such number.
     fn miss_penalty_cycles(&self) -> Option<f64> {
         None

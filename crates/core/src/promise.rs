@@ -30,7 +30,7 @@ pub enum PromiseState {
     AtRisk,
     /// The whole interval is outside the promise.
     Broken,
-    /// The measurements do not determine the state; [`PromiseReport::missing`] names the missing evidence.
+    /// The measurements do not determine the state; [`PromiseReport::missing_evidence`] names the missing evidence.
     Unknown,
     /// The promise is not kept, and no plan known to the policy would keep it.
     Infeasible,
@@ -199,8 +199,8 @@ impl PromiseReport {
         if let Some(basis) = self.basis {
             text += &format!(", by {}", basis.describe());
         }
-        if let Some(missing) = self.missing {
-            text += &format!("; {}", missing.describe());
+        if let Some(missing_evidence) = self.missing {
+            text += &format!("; {}", missing_evidence.describe());
         }
         if self.state == PromiseState::Infeasible {
             match (self.term, self.best_possible) {
@@ -283,18 +283,18 @@ fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, 
     }
     let stall = memory.iter().sum::<f64>() / instructions;
     let curve = profile.locality.misses_per_kilo_instr.get(&level)?;
-    let whole = curve.value.iter().rfind(|(size, _)| *size <= bytes).or(curve.value.first())?.1;
+    let solo_kilo = curve.value.iter().rfind(|(size, _)| *size <= bytes).or(curve.value.first())?.1;
     // Misses beyond those with the whole cache, as a fraction of all misses.
     let beyond =
         |whole_kilo: f64| if misses > 0.0 { (1.0 - whole_kilo / 1000.0 / misses).clamp(0.0, 1.0) } else { 0.0 };
-    let (least, middle, most) = (beyond(whole.high), beyond(whole.value), beyond(whole.low));
+    let (least_share, middle, largest_share) = (beyond(solo_kilo.high), beyond(solo_kilo.value), beyond(solo_kilo.low));
     let solo = |share: f64, cost: f64, queue_share: f64| {
         (now - share * stall * cost - queue_share.max(share) * queue).max(0.05 * now)
     };
     Some(Estimate {
         value: solo(middle, 1.0, 0.5),
-        low: solo(most, MARGINAL_COST.1, 1.0),
-        high: solo(least, MARGINAL_COST.0, 0.0),
+        low: solo(largest_share, MARGINAL_COST.1, 1.0),
+        high: solo(least_share, MARGINAL_COST.0, 0.0),
     })
 }
 
@@ -313,7 +313,7 @@ struct PromiseHistory {
     windows: VecDeque<Option<JudgedWindow>>,
     basis: Option<SoloBasis>,
     /// The reason for which the most recent unjudged window was not judged.
-    missing: Option<MissingPromiseEvidence>,
+    missing_evidence: Option<MissingPromiseEvidence>,
     infeasible: Option<InfeasiblePromise>,
 }
 
@@ -342,11 +342,11 @@ impl PromiseTracker {
         observation: &Observation,
         profiles: &Profiles,
         topology: &Topology,
-        in_force: &Plan,
+        current_plan: &Plan,
         decision: &Decision,
     ) -> Vec<PromiseReport> {
-        let promised = |task: &&TaskSample| !task.exited && task.goal.is_some_and(|goal| goal.is_promised());
-        if !observation.tasks.iter().any(|task| promised(&task)) {
+        let is_promised = |task: &&TaskSample| !task.exited && task.goal.is_some_and(|goal| goal.is_promised());
+        if !observation.tasks.iter().any(|task| is_promised(&task)) {
             self.histories.clear();
             return Vec::new();
         }
@@ -356,7 +356,7 @@ impl PromiseTracker {
         self.settling = self.settling.saturating_sub(1);
         let mut reports = Vec::new();
         let mut processes: Vec<ProcessId> = Vec::new();
-        for first in observation.tasks.iter().filter(promised) {
+        for first in observation.tasks.iter().filter(is_promised) {
             if processes.contains(&first.process) {
                 continue;
             }
@@ -383,7 +383,7 @@ impl PromiseTracker {
             }
         }
         self.histories.retain(|(process, _), _| processes.contains(process));
-        if is_different(in_force, &decision.plan) {
+        if is_different(current_plan, &decision.plan) {
             self.settling = SETTLING_WINDOWS;
             self.histories.values_mut().for_each(|history| history.windows.clear());
         }
@@ -407,9 +407,9 @@ fn slowdown(
 ) -> Result<(JudgedWindow, Option<SoloBasis>), MissingPromiseEvidence> {
     let min_wanted_ns = MIN_CPU_SHARE * observation.span.elapsed_ns.max(1) as f64;
     let wanted_ns = |task: &TaskSample| (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
-    let (mut wanted, mut alone, mut basis) = (0.0, Estimate::exact(0.0), None);
+    let (mut demand_ns, mut alone, mut basis) = (0.0, Estimate::exact(0.0), None);
     for task in threads.iter().filter(|task| wanted_ns(task) >= min_wanted_ns) {
-        wanted += wanted_ns(task);
+        demand_ns += wanted_ns(task);
         if !task.has_run() {
             continue;
         }
@@ -431,14 +431,14 @@ fn slowdown(
             (_, basis) => Some(basis),
         };
     }
-    if wanted == 0.0 {
+    if demand_ns == 0.0 {
         return Err(MissingPromiseEvidence::Work);
     }
     // Faster than alone by more than the error: the solo speed belongs to other work.
-    if wanted < (1.0 - CONTRADICTED_FROM) * alone.low {
+    if demand_ns < (1.0 - CONTRADICTED_FROM) * alone.low {
         return Err(MissingPromiseEvidence::SoloSpeed);
     }
-    Ok((JudgedWindow { amount: wanted, reference: alone }, basis))
+    Ok((JudgedWindow { amount: demand_ns, reference: alone }, basis))
 }
 
 /// Work per second of each working thread in one window: reported work, or instructions if no thread reports any.
@@ -448,12 +448,12 @@ fn rate(threads: &[&TaskSample], observation: &Observation) -> Result<JudgedWind
     let work = |task: &&TaskSample| {
         if reports { task.progress } else { task.counts.get(CounterEvent::Instructions) }
     };
-    let counted: Vec<f64> = threads.iter().filter_map(work).collect();
-    if counted.is_empty() {
+    let work_counts: Vec<f64> = threads.iter().filter_map(work).collect();
+    if work_counts.is_empty() {
         return Err(MissingPromiseEvidence::Counters);
     }
-    let reference = Estimate::exact(counted.len() as f64 * seconds);
-    Ok(JudgedWindow { amount: counted.iter().sum(), reference })
+    let reference = Estimate::exact(work_counts.len() as f64 * seconds);
+    Ok(JudgedWindow { amount: work_counts.iter().sum(), reference })
 }
 
 impl PromiseHistory {
@@ -470,8 +470,8 @@ impl PromiseHistory {
         self.push(Some(window), counts);
     }
 
-    fn add_unjudged(&mut self, missing: MissingPromiseEvidence, counts: bool) {
-        self.missing = Some(missing);
+    fn add_unjudged(&mut self, missing_evidence: MissingPromiseEvidence, counts: bool) {
+        self.missing_evidence = Some(missing_evidence);
         self.push(None, counts);
     }
 
@@ -518,7 +518,7 @@ impl PromiseHistory {
     /// solo speed.
     fn measured_value(&self, term: PromiseTerm) -> Option<Estimate> {
         let count = self.judged_windows().count() as f64;
-        let sum = |part: fn(&JudgedWindow) -> f64| self.judged_windows().map(part).sum::<f64>();
+        let sum = |amount_of: fn(&JudgedWindow) -> f64| self.judged_windows().map(amount_of).sum::<f64>();
         let (amount, reference) = (sum(|window| window.amount), sum(|window| window.reference.value));
         if reference <= 0.0 {
             return None;
@@ -566,7 +566,7 @@ impl PromiseHistory {
             basis: self.basis,
             windows: self.windows.len() as u32,
             missing: is_unknown.then(|| match self.windows.contains(&None) || self.windows.is_empty() {
-                true => self.missing.unwrap_or(MissingPromiseEvidence::Windows),
+                true => self.missing_evidence.unwrap_or(MissingPromiseEvidence::Windows),
                 false => MissingPromiseEvidence::Windows,
             }),
             must_leave: infeasible.map_or_else(Vec::new, |infeasible| infeasible.must_leave.clone()),

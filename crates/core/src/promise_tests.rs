@@ -14,14 +14,14 @@ fn topology() -> Topology {
 }
 
 /// One program that runs for a second at these cycles per instruction.
-fn window(number: u64, cycles_per_instr: f64, counted: bool) -> Observation {
+fn window(number: u64, cycles_per_instr: f64, has_counts: bool) -> Observation {
     let count = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
     let counts = vec![count(CounterEvent::Instructions, 1e9), count(CounterEvent::Cycles, 1e9 * cycles_per_instr)];
     let goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
     let task = TaskSample {
         goal,
         on_cpu_ns: vec![(CpuId(0), SECOND)],
-        counts: EventCounts(if counted { counts } else { Vec::new() }),
+        counts: EventCounts(if has_counts { counts } else { Vec::new() }),
         ..TaskSample::new(TaskId(0), ProcessId(0))
     };
     Observation { tasks: vec![task], ..crate::test_support::observation(number, 1) }
@@ -33,12 +33,12 @@ fn profiles(solo: Option<Estimate>) -> Profiles {
     Profiles::from([(TaskId(0), profile)])
 }
 
-fn state_after(windows: &[f64], solo: Option<Estimate>, counted: bool, reasons: Vec<Reason>) -> PromiseReport {
+fn state_after(windows: &[f64], solo: Option<Estimate>, has_counts: bool, reasons: Vec<Reason>) -> PromiseReport {
     let mut tracker = PromiseTracker::default();
     let decision = Decision::new(plan(), reasons);
     let mut last = None;
     for (number, cycles) in windows.iter().enumerate() {
-        let observation = window(number as u64, *cycles, counted);
+        let observation = window(number as u64, *cycles, has_counts);
         last = tracker.observe(&observation, &profiles(solo), &topology(), &plan(), &decision).pop();
     }
     last.expect("the program has a promise")
@@ -61,15 +61,15 @@ fn the_state_follows_from_the_interval() {
 /// Is a promise without evidence unknown, never kept, and is the missing evidence named?
 #[test]
 fn without_evidence_a_promise_is_unknown() {
-    let missing = |windows: &[f64], solo, counted| {
-        let report = state_after(windows, solo, counted, Vec::new());
+    let missing_evidence = |windows: &[f64], solo, has_counts| {
+        let report = state_after(windows, solo, has_counts, Vec::new());
         assert_eq!(report.state, PromiseState::Unknown);
         report.missing
     };
-    assert_eq!(missing(&[1.0; 5], None, true), Some(MissingPromiseEvidence::SoloSpeed));
-    assert_eq!(missing(&[1.0; 5], solo(0.01), false), Some(MissingPromiseEvidence::Counters));
-    assert_eq!(missing(&[1.0; 2], solo(0.01), true), Some(MissingPromiseEvidence::Windows));
-    assert_eq!(missing(&[0.9; 5], solo(0.01), true), Some(MissingPromiseEvidence::SoloSpeed), "that of other work");
+    assert_eq!(missing_evidence(&[1.0; 5], None, true), Some(MissingPromiseEvidence::SoloSpeed));
+    assert_eq!(missing_evidence(&[1.0; 5], solo(0.01), false), Some(MissingPromiseEvidence::Counters));
+    assert_eq!(missing_evidence(&[1.0; 2], solo(0.01), true), Some(MissingPromiseEvidence::Windows));
+    assert_eq!(missing_evidence(&[0.9; 5], solo(0.01), true), Some(MissingPromiseEvidence::SoloSpeed), "that of other work");
 }
 
 /// Is a promise infeasible only as long as no measurement shows it kept, and does the report name the programs that
@@ -93,12 +93,12 @@ fn infeasible_is_a_broken_promise_that_no_plan_keeps() {
 #[test]
 fn waiting_counts_and_a_new_plan_is_measured_anew() {
     let mut tracker = PromiseTracker::default();
-    let mut changed = plan();
-    changed.affinity.insert(TaskId(0), [0].into_iter().collect());
-    let mut observe = |wait_ns: u64, to: &Plan| {
+    let mut changed_plan = plan();
+    changed_plan.affinity.insert(TaskId(0), [0].into_iter().collect());
+    let mut observe = |wait_ns: u64, new_plan: &Plan| {
         let mut observation = window(0, 1.0, true);
         observation.tasks[0].run_queue_wait_ns = Some(wait_ns);
-        let decision = Decision::new(to.clone(), Vec::new());
+        let decision = Decision::new(new_plan.clone(), Vec::new());
         tracker.observe(&observation, &profiles(solo(0.01)), &topology(), &plan(), &decision).remove(0)
     };
     let mut report = observe(SECOND / 10, &plan());
@@ -106,7 +106,7 @@ fn waiting_counts_and_a_new_plan_is_measured_anew() {
         report = observe(SECOND / 10, &plan());
     }
     assert!((report.measured.unwrap().value - 0.1).abs() < 1e-9 && report.state == PromiseState::Broken);
-    observe(0, &changed);
+    observe(0, &changed_plan);
     assert_eq!(observe(0, &plan()).state, PromiseState::Unknown);
 }
 
@@ -122,11 +122,11 @@ fn time_off_the_cpu_counts_by_its_length() {
     for number in 0..4 {
         observe(window(number, 1.0, true));
     }
-    let mut held = window(4, 1.0, false);
-    held.span.elapsed_ns = SECOND / 2;
-    held.tasks[0].on_cpu_ns.clear();
-    held.tasks[0].run_queue_wait_ns = Some(SECOND / 2);
-    let report = observe(held);
+    let mut waiting_window = window(4, 1.0, false);
+    waiting_window.span.elapsed_ns = SECOND / 2;
+    waiting_window.tasks[0].on_cpu_ns.clear();
+    waiting_window.tasks[0].run_queue_wait_ns = Some(SECOND / 2);
+    let report = observe(waiting_window);
     assert!((report.measured.unwrap().value - 0.125).abs() < 1e-9, "{report:?}");
     assert!(report.state != PromiseState::Kept && report.windows == 5, "{report:?}");
 }

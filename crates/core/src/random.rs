@@ -91,9 +91,9 @@ mod tests {
     #[test]
     fn small_ranges_are_even() {
         let mut generator = SplitMix64::new(7);
-        let mut seen = [0u32; 6];
-        (0..6000).for_each(|_| seen[generator.draw_below(6) as usize] += 1);
-        assert!(seen.iter().all(|&count| (850..1150).contains(&count)), "{seen:?}");
+        let mut draws = [0u32; 6];
+        (0..6000).for_each(|_| draws[generator.draw_below(6) as usize] += 1);
+        assert!(draws.iter().all(|&count| (850..1150).contains(&count)), "{draws:?}");
         assert_eq!(generator.draw_below(0), 0);
     }
 

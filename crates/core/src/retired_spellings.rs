@@ -154,8 +154,8 @@ pub const RETIRED_SPELLINGS: &[RetiredSpelling] = &[
 ];
 
 /// The spelling that replaced `old`, or `None` if `old` was never valid there.
-pub fn successor(scope: SpellingScope, old: &str) -> Option<&'static str> {
-    let row = RETIRED_SPELLINGS.iter().find(|row| row.scope == scope && row.old == old);
+pub fn successor(scope: SpellingScope, spelling: &str) -> Option<&'static str> {
+    let row = RETIRED_SPELLINGS.iter().find(|row| row.scope == scope && row.old == spelling);
     row.map(|row| row.new)
 }
 

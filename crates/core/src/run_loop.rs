@@ -180,9 +180,9 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
     /// The online CPUs, if they differ from the window before.
     fn online_if_changed(&mut self) -> Option<CpuSet> {
         let now = self.machine.topology().online();
-        let changed = (now != self.online).then(|| now.clone());
+        let changed_cpus = (now != self.online).then(|| now.clone());
         self.online = now;
-        changed
+        changed_cpus
     }
 
     /// Profiles the observation: measured facts, then recalled ones.
@@ -212,13 +212,13 @@ impl<M: Machine, P> ControlLoop<M, P> {
 
     /// Forecasts another plan than the last one from the current profiles. This is for replays, in which the recorded
     /// plan is in force instead of the decided one. `before` is the plan that was in force in the window.
-    pub fn forecast_under(&self, observation: &Observation, before: &Plan, plan: &Plan) -> Forecast {
+    pub fn forecast_under(&self, observation: &Observation, previous_plan: &Plan, plan: &Plan) -> Forecast {
         let view = View {
             topology: self.machine.topology(),
             capabilities: self.machine.capabilities(),
             observation,
             profiles: self.profiles(),
-            previous_plan: before,
+            previous_plan,
             predictor: self.predictor.as_ref(),
             verdicts: &(),
         };

@@ -111,7 +111,7 @@ impl ServiceIdentity {
 
     /// Does a name that a user wrote match this service: `redis`, `redis.service`, `unit/redis`, `pod/namespace/name`?
     pub fn is_named(&self, word: &str) -> bool {
-        let named = |word: &str| {
+        let is_named_by = |word: &str| {
             let stem = self.name.rsplit_once('.').filter(|(_, suffix)| UNIT_SUFFIXES.contains(suffix));
             self.name == word
                 || stem.is_some_and(|(stem, _)| stem == word)
@@ -119,7 +119,7 @@ impl ServiceIdentity {
                 || self.container.as_deref() == Some(word)
         };
         let of_kind = word.split_once('/').filter(|(kind, _)| *kind == self.kind.text());
-        named(word) || of_kind.is_some_and(|(_, rest)| named(rest))
+        is_named_by(word) || of_kind.is_some_and(|(_, unit_name)| is_named_by(unit_name))
     }
 }
 
@@ -284,18 +284,18 @@ fn unit_service(names: &[&str]) -> Option<CgroupService> {
 /// `\x2d` as systemd writes a `-` that is part of a name.
 fn unescape(name: &str) -> String {
     let mut bytes = Vec::with_capacity(name.len());
-    let mut rest = name.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
+    let mut remaining_bytes = name.as_bytes();
+    while let Some((&first, after)) = remaining_bytes.split_first() {
         let digits = after.strip_prefix(b"x").and_then(|digits| digits.get(..2));
         let code = digits.filter(|_| first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
         match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
             Some(byte) => {
                 bytes.push(byte);
-                rest = &after[3..];
+                remaining_bytes = &after[3..];
             }
             None => {
                 bytes.push(first);
-                rest = after;
+                remaining_bytes = after;
             }
         }
     }
@@ -320,7 +320,7 @@ pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>) -> bool {
 
 /// Is a thread of a guest's process a virtual CPU? The others emulate devices.
 pub fn is_virtual_cpu(thread: &str) -> bool {
-    let number = thread.strip_prefix("CPU ").and_then(|rest| rest.split('/').next());
+    let number = thread.strip_prefix("CPU ").and_then(|after_prefix| after_prefix.split('/').next());
     number.is_some_and(|number| !number.is_empty() && number.chars().all(|c| c.is_ascii_digit()))
 }
 

@@ -98,9 +98,9 @@ impl ServiceProfiles {
             last_use,
         });
         entry.last_use = last_use;
-        let before = entry.profile.clone();
+        let previous_profile = entry.profile.clone();
         entry.profile.merge_newer(&learned);
-        let is_new = entry.profile != before;
+        let is_new = entry.profile != previous_profile;
         self.drop_oldest();
         is_new
     }
@@ -156,11 +156,11 @@ mod tests {
         let mut stored = ServiceProfiles::default();
         assert!(!stored.learn(&key("1"), &Profile::default()) && stored.get(&key("1")).is_none());
         assert!(stored.learn(&key("1"), &intensity(0.4, FactSource::PrimeProbe, 3)));
-        let mut other = Profile::default();
-        other.contention.sensitivity = Some(Fact::new(0.2, FactSource::Neighbor, 5));
-        assert!(stored.learn(&key("1"), &other));
-        let both = stored.get(&key("2")).unwrap().contention.clone();
-        assert_eq!((both.intensity.unwrap().value, both.sensitivity.unwrap().value), (0.4, 0.2));
+        let mut sensitivity_profile = Profile::default();
+        sensitivity_profile.contention.sensitivity = Some(Fact::new(0.2, FactSource::Neighbor, 5));
+        assert!(stored.learn(&key("1"), &sensitivity_profile));
+        let contention = stored.get(&key("2")).unwrap().contention.clone();
+        assert_eq!((contention.intensity.unwrap().value, contention.sensitivity.unwrap().value), (0.4, 0.2));
         assert!(!stored.learn(&key("2"), &intensity(0.9, FactSource::StoredProfile, 8)), "an echo is no measurement");
         assert!(!stored.learn(&key("2"), &intensity(0.9, FactSource::PrimeProbe, 2)), "older");
         assert!(stored.learn(&key("2"), &intensity(0.6, FactSource::PrimeProbe, 9)));

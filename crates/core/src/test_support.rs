@@ -95,13 +95,13 @@ pub struct ScriptedMachine {
     /// Its abilities.
     pub capabilities: Capabilities,
     windows: std::vec::IntoIter<Observation>,
-    in_force: AppliedPlan,
+    applied: AppliedPlan,
 }
 
 impl ScriptedMachine {
     /// A machine that plays these windows once.
     pub fn new(topology: Topology, capabilities: Capabilities, windows: Vec<Observation>) -> Self {
-        ScriptedMachine { topology, capabilities, windows: windows.into_iter(), in_force: AppliedPlan::default() }
+        ScriptedMachine { topology, capabilities, windows: windows.into_iter(), applied: AppliedPlan::default() }
     }
 }
 
@@ -113,12 +113,12 @@ impl Machine for ScriptedMachine {
         &self.capabilities
     }
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        Ok(self.windows.next().map(|seen| Observation { applied: self.in_force.clone(), ..seen }))
+        Ok(self.windows.next().map(|observation| Observation { applied: self.applied.clone(), ..observation }))
     }
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
-        self.in_force =
+        self.applied =
             AppliedPlan { affinity: plan.affinity.clone(), gangs: plan.gangs.clone(), ..AppliedPlan::default() };
-        Ok(self.in_force.clone())
+        Ok(self.applied.clone())
     }
 }
 
@@ -129,7 +129,7 @@ pub struct ViewFixture {
     /// Its abilities.
     pub capabilities: Capabilities,
     /// The latest window.
-    pub seen: Observation,
+    pub observation: Observation,
     /// The profiles of its tasks.
     pub profiles: Profiles,
     /// The plan that was in force in that window.
@@ -140,7 +140,7 @@ impl ViewFixture {
     /// A first window with this number of tasks, none of which has a profile.
     pub fn new(topology: Topology, capabilities: Capabilities, tasks: u32) -> Self {
         let previous_plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
-        ViewFixture { topology, capabilities, seen: observation(0, tasks), profiles: BTreeMap::new(), previous_plan }
+        ViewFixture { topology, capabilities, observation: observation(0, tasks), profiles: BTreeMap::new(), previous_plan }
     }
 
     /// The input of a policy.
@@ -148,7 +148,7 @@ impl ViewFixture {
         View {
             topology: &self.topology,
             capabilities: &self.capabilities,
-            observation: &self.seen,
+            observation: &self.observation,
             profiles: &self.profiles,
             previous_plan: &self.previous_plan,
             predictor,

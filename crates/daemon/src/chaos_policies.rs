@@ -48,12 +48,12 @@ impl ShakePolicy {
         let processes: std::collections::BTreeSet<ProcessId> = view.movable_tasks().map(|task| task.process).collect();
         let mut shares = Vec::new();
         for process in processes {
-            let half = match self.generator.draw_below(3) {
+            let half_colors = match self.generator.draw_below(3) {
                 0 => 0..colors / 2,
                 1 => colors / 2..colors,
                 _ => continue,
             };
-            let units = Units::Colors { allowed: half.collect(), migration: PageMigration::All };
+            let units = Units::Colors { allowed: half_colors.collect(), migration: PageMigration::All };
             let group = GroupId(FIRST_COLORED + process.0);
             shares.push(CacheShare { group, members: vec![ShareMember::Process(process)], cache, units });
         }
@@ -121,21 +121,21 @@ impl SqueezePolicy {
 impl Policy for SqueezePolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-        let mut why = Vec::new();
+        let mut reasons = Vec::new();
         let first = view.topology.cpus.iter().find(|cpu| cpu.online).map(|cpu| cpu.id.0);
         if view.observation.window >= Self::FROM_WINDOW
             && let Some(first) = first
         {
             plan.affinity.extend(view.movable_tasks().map(|task| (task.task, [first].into_iter().collect())));
             let tasks: Vec<_> = plan.affinity.keys().copied().collect();
-            why.push(Reason {
+            reasons.push(Reason {
                 kind: ReasonKind::Explanation,
                 tasks,
                 text: "all tasks onto one CPU".to_string(),
                 numbers: Vec::new(),
             });
         }
-        Decision::new(plan, why)
+        Decision::new(plan, reasons)
     }
 }
 

@@ -48,7 +48,7 @@ pub struct ColoredProgram {
     ledger: FrameLedger,
     kit_id: String,
     /// Pages of each process, as last read.
-    seen: BTreeMap<i32, ResidentPages>,
+    resident_by_pid: BTreeMap<i32, ResidentPages>,
     mask: u64,
 }
 
@@ -62,8 +62,8 @@ impl ColoredProgram {
         let name = start.command.first().context("no command")?;
         let path = std::env::var("PATH").ok();
         let file = preloadable::find(name, path.as_deref()).with_context(|| format!("{name}: not found"))?;
-        if let Some(why) = preloadable::refusal(&file).with_context(|| format!("{}: cannot be read", file.display()))? {
-            bail!("{why}");
+        if let Some(reason) = preloadable::refusal(&file).with_context(|| format!("{}: cannot be read", file.display()))? {
+            bail!("{reason}");
         }
         let (host, base) = (LinuxHost::new("/"), Path::new(BASE));
         let kit_id = format!("{:016x}", reference_set::id(base)?);
@@ -75,7 +75,7 @@ impl ColoredProgram {
         let folder = agents::make_session(base, std::process::id(), session, LIBRARY)?;
         let library = folder.join(agents::LIBRARY);
         let preload = match std::env::var("LD_PRELOAD") {
-            Ok(other) if !other.is_empty() => format!("{}:{other}", library.display()),
+            Ok(preloads) if !preloads.is_empty() => format!("{}:{preloads}", library.display()),
             _ => library.display().to_string(),
         };
         let mut command = Command::new(&file);
@@ -103,7 +103,7 @@ impl ColoredProgram {
                 return Err(error).with_context(|| format!("{name}: cannot be started"));
             }
         };
-        Ok(ColoredProgram { child, folder, ledger, kit_id, seen: BTreeMap::new(), mask: start.mask })
+        Ok(ColoredProgram { child, folder, ledger, kit_id, resident_by_pid: BTreeMap::new(), mask: start.mask })
     }
 
     /// Process id of the program itself.
@@ -131,8 +131,8 @@ impl ColoredProgram {
 
     /// Waits until the agent is running. A refusal by the agent, the end of the program, and a timeout are errors.
     pub fn wait_until_ready(&mut self, patience: Duration) -> anyhow::Result<()> {
-        let until = Instant::now() + patience;
-        while Instant::now() < until {
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline {
             match self.agent_report().map(|agent| agent.account) {
                 Some(Ok(_)) => return Ok(()),
                 Some(Err(why)) => bail!("the agent could not start: {why}"),
@@ -165,7 +165,7 @@ impl ColoredProgram {
             if let Ok(resident) = resident(pid, &self.ledger, self.mask, Some(&agent))
                 && resident.allowed_anonymous_share().is_some()
             {
-                self.seen.insert(pid, resident);
+                self.resident_by_pid.insert(pid, resident);
             }
         }
         self.resident()
@@ -173,7 +173,7 @@ impl ColoredProgram {
 
     /// The pages of all its processes together, as last read.
     pub fn resident(&self) -> Option<ResidentPages> {
-        self.seen.values().copied().reduce(|all, found| all.sum(&found))
+        self.resident_by_pid.values().copied().reduce(|sum, pages| sum.sum(&pages))
     }
 
     /// The reports of all agents of the session: the program's own, and those of programs that it started.
@@ -190,10 +190,10 @@ impl ColoredProgram {
     ///
     /// # Errors
     /// The program cannot be waited for.
-    pub fn wait(&mut self, stop: &AtomicBool, look_every: Duration) -> anyhow::Result<i32> {
+    pub fn wait(&mut self, stop: &AtomicBool, max_poll_interval: Duration) -> anyhow::Result<i32> {
         // Short intervals at first, so that a short program is polled at least once and a long one not too often.
-        let mut poll_interval = Duration::from_millis(15).min(look_every);
-        let (mut is_reported, mut next) = (false, Instant::now() + poll_interval);
+        let mut poll_interval = Duration::from_millis(15).min(max_poll_interval);
+        let (mut is_reported, mut next_poll) = (false, Instant::now() + poll_interval);
         loop {
             if let Some(status) = self.child.try_wait().context("cannot wait for the program")? {
                 return Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
@@ -202,10 +202,10 @@ impl ColoredProgram {
                 is_reported = true;
                 self.signal(rustix::process::Signal::TERM);
             }
-            if Instant::now() >= next {
+            if Instant::now() >= next_poll {
                 self.read_resident();
-                poll_interval = (2 * poll_interval).min(look_every);
-                next = Instant::now() + poll_interval;
+                poll_interval = (2 * poll_interval).min(max_poll_interval);
+                next_poll = Instant::now() + poll_interval;
             }
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -36,7 +36,7 @@ pub struct ConfigSource {
     /// The configuration file; `None` for the default one.
     pub file: Option<PathBuf>,
     /// The file was named explicitly, so that its absence is an error.
-    pub named: bool,
+    pub is_named: bool,
     /// Policy that overrides the configured one.
     pub policy: Option<String>,
     /// Change nothing, whatever the configuration says?
@@ -56,13 +56,13 @@ impl ConfigSource {
     /// The file cannot be read, or is invalid; the error names the line.
     pub fn read(&self) -> anyhow::Result<ManageConfig> {
         let file = self.file.clone().unwrap_or_else(paths::config_file);
-        let mut config = match cachemate_files::exists(&file) || self.named {
+        let mut config = match cachemate_files::exists(&file) || self.is_named {
             true => load_manage_config(&file.display().to_string(), &paths::user_id)?,
             false => ManageConfig::default(),
         };
         if let Some(name) = &self.policy {
-            let same = config.policy.as_ref().is_some_and(|choice| choice.name == *name);
-            if !same {
+            let is_same = config.policy.as_ref().is_some_and(|choice| choice.name == *name);
+            if !is_same {
                 let name = name.clone();
                 config.policy = Some(cachemate_spec::PolicyChoice { name, parameters: Default::default() });
             }
@@ -108,7 +108,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     let services = ServiceWatch::start(&state_dir, &config, source.nri.clone(), switches.wake.clone())?;
     let options = LiveRunOptions {
         rules: host::rules(&config.rules),
-        learned: services.stored_profiles(say),
+        learned_profiles: services.stored_profiles(say),
         runtime: services.runtime(),
         state_dir,
         progress,
@@ -116,9 +116,9 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
         wake: switches.wake.clone(),
         config,
     };
-    let host::LiveRun { control_loop: mut live, header, missing } = host::open(&host, &options)?;
-    missing.iter().for_each(|missing| say(&missing.to_string()));
-    let shared = new_shared_status(&options.config, switches);
+    let host::LiveRun { control_loop: mut live, header, missing_evidence } = host::open(&host, &options)?;
+    missing_evidence.iter().for_each(|evidence| say(&evidence.to_string()));
+    let shared_status = new_shared_status(&options.config, switches);
     let mut watcher = Watcher::new(header.pipeline.predictor.clone());
     let file = source.file.clone().unwrap_or_else(paths::config_file);
     watcher.status.config = cachemate_files::exists(&file).then(|| file.display().to_string());
@@ -130,16 +130,16 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     watcher.status.mode = options.config.mode;
     watcher.status.policy = live.policy_name.clone();
     watcher.status.colors = Some(describe_colors(&live));
-    publish(&shared, &watcher);
+    publish(&shared_status, &watcher);
     let socket_path = options.config.socket.clone().unwrap_or_else(paths::socket);
-    let _server = socket::serve(&socket_path, shared.clone())?;
+    let _server = socket::serve(&socket_path, shared_status.clone())?;
     let metrics_address = MetricsAddress::from_config(&options.config)?;
     if let Some(path) = &options.config.metrics_textfile {
-        metrics::write_textfile(path, shared.clone())?;
+        metrics::write_textfile(path, shared_status.clone())?;
     }
-    let endpoints = Endpoints::open(metrics_address, source.page.as_ref(), &shared, &header, say)?;
+    let endpoints = Endpoints::open(metrics_address, source.page.as_ref(), &shared_status, &header, say)?;
     watcher.status.unavailable.clone_from(&endpoints.unavailable);
-    publish(&shared, &watcher);
+    publish(&shared_status, &watcher);
     let log = create_run_log(&options.config, &header)?;
     // An error means that systemd did not start this process, so there is nothing to notify.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
@@ -150,7 +150,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
         evidence_text(host.capability_survey.level, calibrated.load(Ordering::Relaxed) != 0),
         socket_path.display()
     ));
-    let sinks = WindowSinks { shared, log, endpoints, header, services };
+    let sinks = WindowSinks { shared_status, log, endpoints, header, services };
     live.machine.set_heartbeat(|| _ = sd_notify::notify(false, &[NotifyState::Watchdog]));
     let outcome = run_windows(source, switches, &mut live, &mut watcher, sinks, &calibrated, say);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
@@ -211,13 +211,13 @@ fn create_run_log(config: &ManageConfig, header: &RunHeader) -> anyhow::Result<O
     Ok(Some(RunLogWriter::create(path, true, header)?))
 }
 
-fn publish(shared: &SharedStatus, watcher: &Watcher) {
-    shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&watcher.status);
+fn publish(shared_status: &SharedStatus, watcher: &Watcher) {
+    shared_status.status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&watcher.status);
 }
 
 /// Receivers of each window: the socket and the metrics, the run log, the dashboard.
 struct WindowSinks {
-    shared: SharedStatus,
+    shared_status: SharedStatus,
     log: Option<RunLogWriter>,
     endpoints: Endpoints,
     header: RunHeader,
@@ -233,10 +233,10 @@ fn run_windows(
     calibrated: &AtomicU32,
     say: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
-    let WindowSinks { shared, mut log, mut endpoints, header, mut services } = sinks;
+    let WindowSinks { shared_status, mut log, mut endpoints, header, mut services } = sinks;
     let started = Instant::now();
     loop {
-        if switches.reload.swap(false, Ordering::Relaxed) && reload(source, live, watcher, &shared, &mut services, say)
+        if switches.reload.swap(false, Ordering::Relaxed) && reload(source, live, watcher, &shared_status, &mut services, say)
         {
             end_log(&mut log, "the configuration was reloaded", say);
         }
@@ -248,7 +248,7 @@ fn run_windows(
                 if watcher.refuse_plan(window, &bad) {
                     say(&format!("the plan of window {window} is refused, the one before stays: {bad}"));
                 }
-                publish(&shared, watcher);
+                publish(&shared_status, watcher);
                 let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
                 continue;
             }
@@ -279,10 +279,10 @@ fn run_windows(
         watcher.status.mode = if live.machine.is_acting() { ManageMode::Act } else { ManageMode::Observe };
         watcher.status.running_ns = started.elapsed().as_nanos() as u64;
         watcher.status.pressure = cachemate_linux::sense::pressure::read(&LinuxHost::new("/"));
-        if endpoints.retry(&shared, &header, say) {
+        if endpoints.retry(&shared_status, &header, say) {
             watcher.status.unavailable.clone_from(&endpoints.unavailable);
         }
-        publish(&shared, watcher);
+        publish(&shared_status, watcher);
         if let Some(feed) = &endpoints.feed {
             feed.push(&record, live.profiles(), || page::daemon_state(&live.machine, &watcher.status));
         }
@@ -296,10 +296,10 @@ fn run_windows(
 }
 
 /// From here on the log's header would no longer be true: a replay would decide differently.
-fn end_log(log: &mut Option<RunLogWriter>, why: &str, say: &dyn Fn(&str)) {
+fn end_log(log: &mut Option<RunLogWriter>, reason: &str, say: &dyn Fn(&str)) {
     match log.take().map(RunLogWriter::finish) {
         None => {}
-        Some(Ok(())) => say(&format!("the run log ends here: {why}")),
+        Some(Ok(())) => say(&format!("the run log ends here: {reason}")),
         Some(Err(error)) => say(&format!("the run log could not be closed: {error}")),
     }
 }
@@ -321,7 +321,7 @@ fn reload(
     source: &ConfigSource,
     live: &mut LiveLoop,
     watcher: &mut Watcher,
-    shared: &SharedStatus,
+    shared_status: &SharedStatus,
     services: &mut ServiceWatch,
     say: &dyn Fn(&str),
 ) -> bool {
@@ -329,18 +329,18 @@ fn reload(
     let outcome = source.read().and_then(|config| {
         let policy = host::verified_policy(&config)?;
         let name = host::policy_config(&config).name;
-        let acting = config.mode == ManageMode::Act;
-        if acting && !live.machine.may_act() {
+        let is_acting = config.mode == ManageMode::Act;
+        if is_acting && !live.machine.may_act() {
             let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
             live.machine.acquire(host::acquire_actuation_lock(&state_dir)?);
         }
-        let account = live.machine.set_rules(host::rules(&config.rules), host::cpusets(&config), acting)?;
+        let account = live.machine.set_rules(host::rules(&config.rules), host::cpusets(&config), is_acting)?;
         report_restored(&account, say);
         cachemate_pipeline::replace_policy(live, name, policy);
-        *shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed_user_ids(&config);
+        *shared_status.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed_user_ids(&config);
         Ok(config)
     });
-    let reloaded = outcome.is_ok();
+    let is_reloaded = outcome.is_ok();
     match outcome {
         Ok(config) => {
             watcher.status.mode = config.mode;
@@ -356,7 +356,7 @@ fn reload(
         }
     }
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
-    reloaded
+    is_reloaded
 }
 
 /// Reports objects that could not be restored, or were left unchanged because another process has changed them.
@@ -364,12 +364,12 @@ fn reload(
 /// # Errors
 /// An object could not be restored; the journal is kept.
 pub fn report_failures(account: &[RestoredObject], say: &dyn Fn(&str)) -> anyhow::Result<()> {
-    let mut failed = 0;
+    let mut failure_count = 0;
     for line in account {
         match &line.outcome {
-            RestoreOutcome::Failed(why) => {
-                failed += 1;
-                say(&format!("not restored: {:?}: {why}", line.object));
+            RestoreOutcome::Failed(reason) => {
+                failure_count += 1;
+                say(&format!("not restored: {:?}: {reason}", line.object));
             }
             RestoreOutcome::ChangedByOther(now) => {
                 say(&format!("left alone, changed by another process: {:?} is {now}", line.object))
@@ -377,8 +377,8 @@ pub fn report_failures(account: &[RestoredObject], say: &dyn Fn(&str)) -> anyhow
             _ => {}
         }
     }
-    if failed > 0 {
-        bail!("{failed} objects could not be restored; the journal is kept, and cachemate restore tries again");
+    if failure_count > 0 {
+        bail!("{failure_count} objects could not be restored; the journal is kept, and cachemate restore tries again");
     }
     Ok(())
 }

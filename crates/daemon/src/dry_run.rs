@@ -49,9 +49,9 @@ impl DryRun {
     /// Observes one window and the resulting list; true if this is the list to report.
     pub fn observe(&mut self, record: &WindowRecord, list: &[Change]) -> bool {
         self.windows += 1;
-        let refused =
-            record.applied.refused.iter().map(|refused| &refused.message).filter(|message| *message != OBSERVING);
-        for refusal in refused {
+        let messages =
+            record.applied.refused.iter().map(|item| &item.message).filter(|message| *message != OBSERVING);
+        for refusal in messages {
             self.refuse(refusal.clone());
         }
         if self.window.is_some() || list.is_empty() {
@@ -85,7 +85,7 @@ impl DryRun {
             text.push_str(&format!("{:>4}  {line}{dependency_text}\n", change.id.0));
         }
         self.reasons.iter().take(8).for_each(|reason| text.push_str(&format!("decided: {reason}\n")));
-        self.refused.iter().take(5).for_each(|why| text.push_str(&format!("refused: {why}\n")));
+        self.refused.iter().take(5).for_each(|refusal| text.push_str(&format!("refused: {refusal}\n")));
         self.notes.iter().for_each(|note| text.push_str(&format!("note: {note}\n")));
         text
     }
@@ -125,15 +125,15 @@ pub fn manage(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> a
         rules: host::rules(&config.rules),
         progress: progress_dir(&config).map_or_else(ProgressFiles::default, ProgressFiles::for_other_users),
         state_dir: state_dir.clone(),
-        learned: Default::default(),
+        learned_profiles: Default::default(),
         runtime: None,
         stop: switches.stop.clone(),
         wake: switches.wake.clone(),
         config,
     };
-    let host::LiveRun { control_loop: mut live, missing, .. } = host::open(&host, &options)?;
+    let host::LiveRun { control_loop: mut live, missing_evidence, .. } = host::open(&host, &options)?;
     let mut answer = DryRun::new(&live.policy_name);
-    answer.notes.extend(missing.iter().map(ToString::to_string));
+    answer.notes.extend(missing_evidence.iter().map(ToString::to_string));
     answer.notes.extend(active_daemon(&state_dir));
     answer.watch(&mut live, windows)?;
     Ok(answer)

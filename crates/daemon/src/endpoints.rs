@@ -37,7 +37,7 @@ impl Endpoints {
     pub fn open(
         metrics: Option<MetricsAddress>,
         page: Option<&PageAddress>,
-        shared: &SharedStatus,
+        shared_status: &SharedStatus,
         header: &RunHeader,
         say: &dyn Fn(&str),
     ) -> anyhow::Result<Self> {
@@ -48,7 +48,7 @@ impl Endpoints {
             unavailable: Vec::new(),
             next_attempt: Instant::now(),
         };
-        endpoints.attempt(shared, header, say)?;
+        endpoints.attempt(shared_status, header, say)?;
         let retry = format!("going on without it, and trying again every {} s", RETRY.as_secs());
         endpoints.unavailable.iter().for_each(|reason| say(&format!("{reason}; {retry}")));
         Ok(endpoints)
@@ -56,23 +56,23 @@ impl Endpoints {
 
     /// Retries endpoints that are not served yet, unless the last attempt is too recent. Returns true if their state
     /// has changed.
-    pub fn retry(&mut self, shared: &SharedStatus, header: &RunHeader, say: &dyn Fn(&str)) -> bool {
+    pub fn retry(&mut self, shared_status: &SharedStatus, header: &RunHeader, say: &dyn Fn(&str)) -> bool {
         if self.unavailable.is_empty() || Instant::now() < self.next_attempt {
             return false;
         }
-        let before = self.unavailable.clone();
-        if let Err(error) = self.attempt(shared, header, say) {
+        let previous = self.unavailable.clone();
+        if let Err(error) = self.attempt(shared_status, header, say) {
             // The address was valid at the start, so its failure does not end a daemon that manages the host.
             self.unavailable = vec![format!("{error:#}")];
         }
-        self.unavailable != before
+        self.unavailable != previous
     }
 
-    fn attempt(&mut self, shared: &SharedStatus, header: &RunHeader, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+    fn attempt(&mut self, shared_status: &SharedStatus, header: &RunHeader, say: &dyn Fn(&str)) -> anyhow::Result<()> {
         self.next_attempt = Instant::now() + RETRY;
         self.unavailable.clear();
         if let Some(address) = &self.metrics {
-            match metrics::serve(address, shared.clone()) {
+            match metrics::serve(address, shared_status.clone()) {
                 Ok(bound) => {
                     say(&format!("metrics are at http://{bound}/metrics"));
                     self.metrics = None;
@@ -84,7 +84,7 @@ impl Endpoints {
         if let Some(page) = &self.page {
             match serve(page, header) {
                 Ok(feed) => {
-                    say(&format!("the page is at {}", feed.at));
+                    say(&format!("the page is at {}", feed.address));
                     (self.feed, self.page) = (Some(feed), None);
                 }
                 Err(error) if error.is_taken() => self.unavailable.push(format!("no dashboard: {error}")),

@@ -47,7 +47,7 @@ pub struct LiveRun {
     /// First line of a run log.
     pub header: RunHeader,
     /// Evidence that the policy requests and this host cannot provide.
-    pub missing: Vec<UnavailableEvidence>,
+    pub missing_evidence: Vec<UnavailableEvidence>,
 }
 
 /// Instructions that a counter reading must cover to count (a second's worth at a low rate).
@@ -76,12 +76,12 @@ pub struct HostSurvey {
 ///
 /// # Errors
 /// The kernel's description of the CPUs cannot be read.
-pub fn survey_host(deep: bool) -> anyhow::Result<HostSurvey> {
+pub fn survey_host(calibrates: bool) -> anyhow::Result<HostSurvey> {
     let host = read_topology(Path::new("/")).context("cannot read the caches of this host")?;
     let kernel = LinuxHost::new("/");
     let events = survey(&kernel, last_level(&host.topology));
     let resctrl = resctrl::find(&kernel, &host);
-    let capability_survey = survey_capabilities(&kernel, &host.topology, &resctrl, &events, deep);
+    let capability_survey = survey_capabilities(&kernel, &host.topology, &resctrl, &events, calibrates);
     Ok(HostSurvey {
         topology: host.topology,
         warnings: host.warnings,
@@ -93,18 +93,18 @@ pub fn survey_host(deep: bool) -> anyhow::Result<HostSurvey> {
 
 /// The evidence level after calibration of the probe, as `doctor` determines it. The calibration runs while the daemon
 /// starts, which does not wait for it. 0 if it is not known yet.
-pub(crate) fn calibrated_level(found: &HostSurvey) -> Arc<AtomicU32> {
+pub(crate) fn calibrated_level(host_survey: &HostSurvey) -> Arc<AtomicU32> {
     let level = Arc::new(AtomicU32::new(0));
-    if found.capability_survey.level != PROBES {
-        level.store(found.capability_survey.level, Ordering::Relaxed);
+    if host_survey.capability_survey.level != PROBES {
+        level.store(host_survey.capability_survey.level, Ordering::Relaxed);
         return level;
     }
     let tell = level.clone();
     let spawned = std::thread::Builder::new().name("cachemate-calibr".into()).spawn(move || {
-        tell.store(survey_host(true).map_or(PROBES, |found| found.capability_survey.level), Ordering::Relaxed);
+        tell.store(survey_host(true).map_or(PROBES, |survey| survey.capability_survey.level), Ordering::Relaxed);
     });
     if spawned.is_err() {
-        level.store(found.capability_survey.level, Ordering::Relaxed);
+        level.store(host_survey.capability_survey.level, Ordering::Relaxed);
     }
     level
 }
@@ -124,7 +124,7 @@ pub struct LiveRunOptions {
     /// Files in which programs report their progress.
     pub progress: ProgressFiles,
     /// Profiles of services' programs from earlier runs.
-    pub learned: ServiceProfiles,
+    pub learned_profiles: ServiceProfiles,
     /// The plugin of a container runtime; `None` if none is registered.
     pub runtime: Option<NriChannels>,
     /// Ends the loop.
@@ -137,19 +137,19 @@ pub struct LiveRunOptions {
 ///
 /// # Errors
 /// An unknown policy or invalid parameters, a profile that cannot be read, or a state directory that cannot be created.
-pub fn open(found: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::Result<LiveRun> {
+pub fn open(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::Result<LiveRun> {
     let is_acting = run_options.config.mode == ManageMode::Act;
     if is_acting {
         crate::paths::make_private_dir(&run_options.state_dir)?;
     }
     let window = window_length(&run_options.config);
-    let partitions = found.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
-    let mut capabilities: Capabilities = capabilities(&found.capability_survey, partitions, window.as_nanos() as u64);
-    let (colors, color_partitions) = match colors::partitions(&found.topology) {
+    let partitions = host_survey.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
+    let mut capabilities: Capabilities = capabilities(&host_survey.capability_survey, partitions, window.as_nanos() as u64);
+    let (colors, color_partitions) = match colors::partitions(&host_survey.topology) {
         Ok(color_partitions) => {
             (Support::Yes { note: Some(colors::describe_partitions(&color_partitions)) }, color_partitions)
         }
-        Err(missing) => (Support::No { reason: missing.why, remedy: Some(missing.remedy) }, Vec::new()),
+        Err(absence) => (Support::No { reason: absence.reason, remedy: Some(absence.remedy) }, Vec::new()),
     };
     capabilities.abilities.insert(Ability::Colors, colors);
     capabilities.partitions.extend(color_partitions);
@@ -167,13 +167,13 @@ pub fn open(found: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::Result<
         first_window: window.min(Duration::from_millis(100)),
         probe_share: 0.5,
         progress: run_options.progress.clone(),
-        resctrl: found.resctrl.clone(),
+        resctrl: host_survey.resctrl.clone(),
         gang_scheduler_socket: gang_scheduler_socket(&run_options.config),
         kernel_tolerance: run_options.config.kernel_cache_tolerance,
-        learned: run_options.learned.clone(),
+        learned_profiles: run_options.learned_profiles.clone(),
         directory: run_options.runtime.as_ref().map(|runtime| runtime.directory.clone()).unwrap_or_default(),
         starts: run_options.runtime.as_ref().map(|runtime| runtime.starts.clone()).unwrap_or_default(),
-        known: known_profiles(&run_options.config.profiles)?,
+        known_profiles: known_profiles(&run_options.config.profiles)?,
         acting: if is_acting { Some(acquire_actuation_lock(&run_options.state_dir)?) } else { None },
         stop: run_options.stop.clone(),
         wake: run_options.wake.clone(),
@@ -181,10 +181,10 @@ pub fn open(found: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::Result<
     let owners =
         run_options.runtime.clone().map(|runtime| GroupOwners::with_runtime(runtime.directory, runtime.updates));
     let kernel = LinuxHost::new("/").with_owners(owners.unwrap_or_default());
-    let machine = LiveMachine::new(kernel, found.topology.clone(), capabilities, found.events.clone(), options);
-    let pipeline = pipeline(&run_options.config, &found.topology, machine.capabilities())?;
-    let (header, missing) = (pipeline.header(&machine), pipeline.missing_evidence(&machine));
-    Ok(LiveRun { control_loop: pipeline.start(machine), header, missing })
+    let machine = LiveMachine::new(kernel, host_survey.topology.clone(), capabilities, host_survey.events.clone(), options);
+    let pipeline = pipeline(&run_options.config, &host_survey.topology, machine.capabilities())?;
+    let (header, missing_evidence) = (pipeline.header(&machine), pipeline.missing_evidence(&machine));
+    Ok(LiveRun { control_loop: pipeline.start(machine), header, missing_evidence })
 }
 
 /// Acquires the right to act, of which there is one per user.
@@ -296,7 +296,7 @@ pub(crate) fn cpusets(config: &ManageConfig) -> Vec<CpusetGroup> {
 
 /// Profile files, including those in directories, by the first 15 bytes of the program's name.
 pub(crate) fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, Profile>> {
-    let mut known = BTreeMap::new();
+    let mut profiles = BTreeMap::new();
     for path in paths {
         let files = if path.is_dir() {
             let mut files =
@@ -308,14 +308,14 @@ pub(crate) fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<Strin
         };
         for file in files {
             let read = ProfileFile::read(&file)?;
-            let end = (0..=read.program.len().min(15)).rev().find(|&at| read.program.is_char_boundary(at)).unwrap_or(0);
-            if let Some(twice) = known.insert(read.program[..end].to_string(), read.profile) {
-                drop(twice);
+            let end = (0..=read.program.len().min(15)).rev().find(|&index| read.program.is_char_boundary(index)).unwrap_or(0);
+            if let Some(duplicate) = profiles.insert(read.program[..end].to_string(), read.profile) {
+                drop(duplicate);
                 bail!("{}: a second profile of '{}'", file.display(), read.program);
             }
         }
     }
-    Ok(known)
+    Ok(profiles)
 }
 
 #[cfg(all(test, not(feature = "chaos")))]

@@ -39,12 +39,12 @@ pub fn serve(address: &str, token: Option<String>, pages: impl PageRoutes) -> an
     let cannot = || format!("{address}: cannot listen");
     let listener = TcpListener::bind(address).with_context(cannot)?;
     let bound = listener.local_addr().with_context(cannot)?;
-    let started = listener.set_nonblocking(true).and_then(|()| {
+    let start_result = listener.set_nonblocking(true).and_then(|()| {
         serve_in_own_thread("cachemate-http", || {
             Ok(listen(tokio::net::TcpListener::from_std(listener)?, Arc::new((token, pages))))
         })
     });
-    started.with_context(cannot)?;
+    start_result.with_context(cannot)?;
     Ok(bound)
 }
 
@@ -64,17 +64,17 @@ async fn listen(listener: tokio::net::TcpListener, guarded: Arc<(Option<String>,
 }
 
 fn answer(request: &Request<Incoming>, token: Option<&str>, pages: &impl PageRoutes) -> Response<Full<Bytes>> {
-    let say = |status, kind: &'static str, text: String| {
+    let respond = |status, content_type: &'static str, text: String| {
         let mut response = Response::new(Full::new(Bytes::from(text)));
         *response.status_mut() = status;
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         response
     };
-    let refuse = |status, text: &str| say(status, "text/plain; charset=utf-8", format!("{text}\n"));
+    let refuse = |status, text: &str| respond(status, "text/plain; charset=utf-8", format!("{text}\n"));
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
     if let Some(token) = token {
-        let given = request.headers().get(AUTHORIZATION).and_then(|given| given.as_bytes().strip_prefix(b"Bearer "));
-        if !given.is_some_and(|given| constant_time_eq(given, token.as_bytes())) {
+        let given_token = request.headers().get(AUTHORIZATION).and_then(|header| header.as_bytes().strip_prefix(b"Bearer "));
+        if !given_token.is_some_and(|given_token| constant_time_eq(given_token, token.as_bytes())) {
             let mut refusal = refuse(StatusCode::UNAUTHORIZED, "expected the token of metrics_token_file");
             refusal.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             return refusal;
@@ -86,7 +86,7 @@ fn answer(request: &Request<Incoming>, token: Option<&str>, pages: &impl PageRou
         return refuse(StatusCode::METHOD_NOT_ALLOWED, "pages can be read, by GET and HEAD");
     }
     match pages(request.uri().path()) {
-        Some((kind, text)) => say(StatusCode::OK, kind, text),
+        Some((kind, text)) => respond(StatusCode::OK, kind, text),
         None => refuse(StatusCode::NOT_FOUND, "nothing is here; metrics are at /metrics"),
     }
 }

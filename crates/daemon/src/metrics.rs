@@ -63,9 +63,9 @@ fn label(name: &'static str, value: &str) -> (&'static str, LabelValue) {
 ///
 /// # Errors
 /// The address is taken, or is not of this host.
-pub fn serve(at: &MetricsAddress, shared: SharedStatus) -> anyhow::Result<SocketAddr> {
-    let pages = Arc::new(MetricsPage { shared, last: Mutex::default() });
-    http::serve(&at.address, at.token.clone(), move |path| match path {
+pub fn serve(metrics_address: &MetricsAddress, shared_status: SharedStatus) -> anyhow::Result<SocketAddr> {
+    let pages = Arc::new(MetricsPage { shared_status, last: Mutex::default() });
+    http::serve(&metrics_address.address, metrics_address.token.clone(), move |path| match path {
         "/metrics" => Some((OPEN_METRICS, pages.render())),
         _ => None,
     })
@@ -95,9 +95,9 @@ impl MetricsAddress {
 
 fn read_token(path: &Path) -> anyhow::Result<String> {
     let file = path.display();
-    let missing = || anyhow::anyhow!("{file}: no such file, expected the token of the metrics");
+    let not_found = || anyhow::anyhow!("{file}: no such file, expected the token of the metrics");
     let mode =
-        cachemate_files::metadata(path).with_context(|| format!("{file}: cannot be read"))?.ok_or_else(missing)?;
+        cachemate_files::metadata(path).with_context(|| format!("{file}: cannot be read"))?.ok_or_else(not_found)?;
     let mode = mode.permissions().mode() & 0o777;
     if mode & 0o007 != 0 {
         bail!("{file}: found mode {mode:03o}, expected one that keeps the token from other users (chmod 640)");
@@ -118,15 +118,15 @@ const TEXTFILE_PERIOD: Duration = Duration::from_secs(15);
 ///
 /// # Errors
 /// The file cannot be written now; later failures are retried.
-pub fn write_textfile(path: &Path, shared: SharedStatus) -> anyhow::Result<()> {
-    let write = |path: &Path, shared: &SharedStatus| cachemate_files::replace(path, page(&shared.status()).as_bytes());
-    write(path, &shared).with_context(|| format!("{}: the metrics cannot be written", path.display()))?;
+pub fn write_textfile(path: &Path, shared_status: SharedStatus) -> anyhow::Result<()> {
+    let write = |path: &Path, shared_status: &SharedStatus| cachemate_files::replace(path, page(&shared_status.status()).as_bytes());
+    write(path, &shared_status).with_context(|| format!("{}: the metrics cannot be written", path.display()))?;
     let path = path.to_path_buf();
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(TEXTFILE_PERIOD);
             // A full disk is temporary; the collector reports the age of the file.
-            let _ = write(&path, &shared);
+            let _ = write(&path, &shared_status);
         }
     });
     Ok(())
@@ -135,10 +135,10 @@ pub fn write_textfile(path: &Path, shared: SharedStatus) -> anyhow::Result<()> {
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All requests within this time get the same page.
-const FRESH: Duration = Duration::from_millis(250);
+const MAX_PAGE_AGE: Duration = Duration::from_millis(250);
 
 struct MetricsPage {
-    shared: SharedStatus,
+    shared_status: SharedStatus,
     last: Mutex<Option<(Instant, String)>>,
 }
 
@@ -146,8 +146,8 @@ impl MetricsPage {
     fn render(&self) -> String {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {
-            Some((made, text)) if made.elapsed() < FRESH => text.clone(),
-            _ => last.insert((Instant::now(), page(&self.shared.status()))).1.clone(),
+            Some((made, text)) if made.elapsed() < MAX_PAGE_AGE => text.clone(),
+            _ => last.insert((Instant::now(), page(&self.shared_status.status()))).1.clone(),
         }
     }
 }
@@ -201,18 +201,18 @@ pub fn page(status: &DaemonStatus) -> String {
     let mut by_name: BTreeMap<(String, u32), f64> = BTreeMap::new();
     for task in &status.tasks {
         if let (Some(intensity), Some(cache)) = (task.intensity, task.cache) {
-            let most = by_name.entry((task.name.clone(), cache)).or_insert(f64::MIN);
-            *most = most.max(intensity.value);
+            let max_ratio = by_name.entry((task.name.clone(), cache)).or_insert(f64::MIN);
+            *max_ratio = max_ratio.max(intensity.value);
         }
     }
     let mut rows: Vec<((String, u32), f64)> = by_name.into_iter().collect();
     rows.sort_by(|a, b| b.1.total_cmp(&a.1));
     rows.truncate(MAX_NAMED);
-    let named = rows
+    let labeled_rows = rows
         .into_iter()
         .map(|((name, id), value)| ([&[label("name", &name)], &cache(id)[..]].concat(), value))
         .collect();
-    gauge(&mut registry, "intensity_ratio", "Share of a probe's lines that the program evicts (top ten)", named);
+    gauge(&mut registry, "intensity_ratio", "Share of a probe's lines that the program evicts (top ten)", labeled_rows);
     promises(&mut registry, status);
     service_gauges(&mut registry, &status.services);
     let mut text = String::new();
@@ -260,21 +260,21 @@ fn promises(registry: &mut Registry, status: &DaemonStatus) {
 /// The slowdown of each service, and its main causes.
 fn service_gauges(registry: &mut Registry, services: &[ServiceStatus]) {
     let services = &services[..services.len().min(MAX_SERVICES)];
-    let own = |service: &ServiceStatus| vec![label("service", &service.name), label("kind", service.kind.text())];
-    let each = |value: fn(&ServiceStatus) -> f64| services.iter().map(|status| (own(status), value(status))).collect();
-    gauge(registry, "service_tasks", "Managed threads of the service", each(|status| f64::from(status.tasks)));
-    gauge(registry, "service_cpus", "Processor time per time", each(|status| status.cpu_share));
+    let service_labels = |service: &ServiceStatus| vec![label("service", &service.name), label("kind", service.kind.text())];
+    let rows_of = |value: fn(&ServiceStatus) -> f64| services.iter().map(|status| (service_labels(status), value(status))).collect();
+    gauge(registry, "service_tasks", "Managed threads of the service", rows_of(|status| f64::from(status.tasks)));
+    gauge(registry, "service_cpus", "Processor time per time", rows_of(|status| status.cpu_share));
     let slowdowns = services.iter().filter_map(|service| {
         let source = vec![label("source", service.slowdown_source.as_ref()?)];
-        Some(([own(service), source].concat(), service.slowdown_percent? / 100.0))
+        Some(([service_labels(service), source].concat(), service.slowdown_percent? / 100.0))
     });
     let help = "Run time over run time alone, minus one";
     gauge(registry, "service_slowdown_ratio", help, slowdowns.collect());
     let losses = services.iter().flat_map(|service| {
         service.slowdown_by.iter().take(MAX_CAUSES).map(|cause| {
-            let by =
+            let cause_labels =
                 vec![label("by", &cause.service), label("by_kind", cause.kind.text()), label("source", &cause.source)];
-            ([own(service), by].concat(), cause.percent / 100.0)
+            ([service_labels(service), cause_labels].concat(), cause.percent / 100.0)
         })
     });
     gauge(registry, "service_loss_ratio", "Run time that another service adds", losses.collect());

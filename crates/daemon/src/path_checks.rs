@@ -59,10 +59,10 @@ fn check_folder(path: &Path) -> anyhow::Result<()> {
     if path.as_os_str().is_empty() {
         bail!("found an empty path, expected a directory");
     }
-    let there = path.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
-    for path in there {
+    let ancestors = path.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    for path in ancestors {
         match path.metadata() {
-            Ok(found) if found.is_dir() => return check_write_access(path),
+            Ok(metadata) if metadata.is_dir() => return check_write_access(path),
             Ok(_) => bail!("{} is not a directory", path.display()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error).with_context(|| format!("{}", path.display())),
@@ -86,7 +86,7 @@ fn socket(path: &Path) -> anyhow::Result<()> {
         bail!("found {bytes} bytes, expected {MAX_SOCKET_PATH} at most");
     }
     match path.symlink_metadata() {
-        Ok(found) if !found.file_type().is_socket() => bail!("is there, and no socket"),
+        Ok(metadata) if !metadata.file_type().is_socket() => bail!("is there, and no socket"),
         _ => Ok(()),
     }
 }
@@ -94,7 +94,7 @@ fn socket(path: &Path) -> anyhow::Result<()> {
 fn check_log_file(path: &Path) -> anyhow::Result<()> {
     let folder = parent(path)?;
     match path.metadata() {
-        Ok(found) if found.is_dir() => bail!("is a folder"),
+        Ok(metadata) if metadata.is_dir() => bail!("is a folder"),
         Ok(_) => check_write_access(path),
         Err(_) if folder.is_dir() => check_write_access(folder),
         Err(_) => bail!("{} is not a directory", folder.display()),

@@ -47,10 +47,10 @@ pub fn socket() -> PathBuf {
 pub(crate) fn actuation_lock_paths() -> anyhow::Result<LockPaths> {
     const ROOT: &str = "/run/cachemate";
     let user = rustix::process::geteuid().as_raw();
-    let own = PathBuf::from(format!("/run/user/{user}"));
+    let user_dir = PathBuf::from(format!("/run/user/{user}"));
     let dir = path_variable("CACHEMATE_LOCK_DIR").unwrap_or_else(|| match is_root() {
         true => PathBuf::from(ROOT),
-        false if own.is_dir() => own,
+        false if user_dir.is_dir() => user_dir,
         false => self::path_from_variable("XDG_STATE_HOME", ".local/state").join("cachemate"),
     });
     std::fs::create_dir_all(&dir).with_context(|| format!("{}: the directory cannot be created", dir.display()))?;

@@ -57,24 +57,24 @@ impl ProgramGroup {
         progress_dir: &Path,
         deadline: Option<Duration>,
         stop: Arc<AtomicBool>,
-        over: Arc<AtomicBool>,
+        is_over: Arc<AtomicBool>,
     ) -> anyhow::Result<Self> {
         std::fs::create_dir_all(progress_dir)
             .with_context(|| format!("{}: the directory cannot be created", progress_dir.display()))?;
-        let mut running: Vec<RunningChild> = Vec::new();
+        let mut children: Vec<RunningChild> = Vec::new();
         for (index, command) in commands.iter().enumerate() {
             match spawn(command, &progress_dir.join(format!("program-{index}")), progress_dir) {
                 Ok(program) => {
                     signal_group(&program, Signal::STOP);
-                    running.push(program);
+                    children.push(program);
                 }
                 Err(error) => {
-                    end_programs(&mut running);
+                    end_programs(&mut children);
                     return Err(error);
                 }
             }
         }
-        let pids = running.iter().map(|program| program.child.id() as i32).collect();
+        let pids = children.iter().map(|program| program.child.id() as i32).collect();
         let released = Arc::new(AtomicBool::new(false));
         let release = Arc::clone(&released);
         let waiter = std::thread::Builder::new()
@@ -83,7 +83,7 @@ impl ProgramGroup {
                 while !release.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed) {
                     std::thread::sleep(POLL_INTERVAL);
                 }
-                wait(running, deadline, &stop, &over)
+                wait(children, deadline, &stop, &is_over)
             })
             .context("cannot start the waiting thread")?;
         Ok(ProgramGroup { pids, released, waiter })
@@ -117,32 +117,32 @@ fn spawn(command: &[String], report: &Path, progress_dir: &Path) -> anyhow::Resu
 }
 
 fn wait(
-    mut running: Vec<RunningChild>,
+    mut children: Vec<RunningChild>,
     deadline: Option<Duration>,
     stop: &AtomicBool,
-    over: &AtomicBool,
+    is_over: &AtomicBool,
 ) -> Vec<ProgramExit> {
-    running.iter().for_each(|program| signal_group(program, Signal::CONT));
+    children.iter().for_each(|program| signal_group(program, Signal::CONT));
     let start = Instant::now();
-    let mut ended: Vec<Option<ProgramExit>> = vec![None; running.len()];
-    while ended.iter().any(Option::is_none) {
+    let mut exits: Vec<Option<ProgramExit>> = vec![None; children.len()];
+    while exits.iter().any(Option::is_none) {
         let late = deadline.is_some_and(|deadline| start.elapsed() >= deadline);
         if late || stop.load(Ordering::Relaxed) {
             break;
         }
-        for (program, ended) in running.iter_mut().zip(&mut ended).filter(|(_, ended)| ended.is_none()) {
+        for (program, exit) in children.iter_mut().zip(&mut exits).filter(|(_, exit)| exit.is_none()) {
             if let Ok(Some(status)) = program.child.try_wait() {
-                *ended = Some(result(start, &program.report, status.code(), status.signal()));
+                *exit = Some(result(start, &program.report, status.code(), status.signal()));
             }
         }
         std::thread::sleep(POLL_INTERVAL);
     }
     // Work is read before the programs end, so that their shutdown is not measured.
-    let results = running.iter().zip(ended);
+    let results = children.iter().zip(exits);
     let results =
-        results.map(|(program, ended)| ended.unwrap_or_else(|| result(start, &program.report, None, None))).collect();
-    over.store(true, Ordering::Relaxed);
-    end_programs(&mut running);
+        results.map(|(program, exit)| exit.unwrap_or_else(|| result(start, &program.report, None, None))).collect();
+    is_over.store(true, Ordering::Relaxed);
+    end_programs(&mut children);
     results
 }
 
@@ -161,13 +161,13 @@ fn signal_group(program: &RunningChild, signal: Signal) {
 }
 
 /// Terminates the whole process group, first with SIGTERM and then with SIGKILL.
-fn end_programs(running: &mut [RunningChild]) {
+fn end_programs(children: &mut [RunningChild]) {
     let alive = |program: &mut RunningChild| matches!(program.child.try_wait(), Ok(None));
-    running.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::TERM));
-    let until = Instant::now() + GRACE;
-    while Instant::now() < until && running.iter_mut().any(alive) {
+    children.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::TERM));
+    let deadline = Instant::now() + GRACE;
+    while Instant::now() < deadline && children.iter_mut().any(alive) {
         std::thread::sleep(Duration::from_millis(10));
     }
-    running.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::KILL));
-    running.iter_mut().for_each(|program| drop(program.child.wait()));
+    children.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::KILL));
+    children.iter_mut().for_each(|program| drop(program.child.wait()));
 }

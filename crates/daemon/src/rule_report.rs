@@ -94,8 +94,8 @@ fn conditions(rule: &RuleConfig) -> String {
         rule.namespace.as_ref().map(|pattern| format!("namespace '{}'", printable(pattern))),
         (!rule.labels.is_empty()).then(|| format!("labels {}", labels(&rule.labels))),
     ];
-    let given: Vec<String> = conditions.into_iter().flatten().collect();
-    if given.is_empty() { "every program".to_string() } else { given.join(", ") }
+    let stated_conditions: Vec<String> = conditions.into_iter().flatten().collect();
+    if stated_conditions.is_empty() { "every program".to_string() } else { stated_conditions.join(", ") }
 }
 
 fn labels(labels: &BTreeMap<String, String>) -> String {
@@ -111,13 +111,13 @@ fn describe(matched: &RuleMatch) -> String {
         }
     }
     let listed: Vec<String> = names.iter().take(MAX_NAMES).map(|name| printable(name)).collect();
-    let more = if names.len() > MAX_NAMES { ", ..." } else { "" };
+    let ellipsis = if names.len() > MAX_NAMES { ", ..." } else { "" };
     let count = match matched.decided.len() {
         0 => "0 processes".to_string(),
         1 => "1 process".to_string(),
         count => format!("{count} processes"),
     };
-    if listed.is_empty() { count } else { format!("{count}: {}{more}", listed.join(", ")) }
+    if listed.is_empty() { count } else { format!("{count}: {}{ellipsis}", listed.join(", ")) }
 }
 
 fn describe_absence(matched: &RuleMatch) -> String {

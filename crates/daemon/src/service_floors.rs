@@ -73,8 +73,8 @@ impl FloorHistory {
         let path = self.config.progress_file.as_ref()?;
         let text = cachemate_files::read_text_limited(path, MAX_FILE_BYTES).ok();
         let total = text.and_then(|text| text.trim().parse::<u64>().ok());
-        let before = std::mem::replace(&mut self.last_total, total);
-        Some(total?.checked_sub(before?)? as f64)
+        let previous_total = std::mem::replace(&mut self.last_total, total);
+        Some(total?.checked_sub(previous_total?)? as f64)
     }
 }
 
@@ -112,9 +112,9 @@ impl RateHistory {
 
 /// Work of all tasks of a service: the reported work if any of them reports, otherwise their instructions.
 fn task_work(observation: &Observation, service: &ServiceIdentity) -> Option<(FloorMeasure, f64)> {
-    let own: Vec<&TaskSample> = observation.tasks.iter().filter(|task| task.service_or_command() == *service).collect();
+    let own_tasks: Vec<&TaskSample> = observation.tasks.iter().filter(|task| task.service_or_command() == *service).collect();
     let sum = |work: fn(&TaskSample) -> Option<f64>| {
-        own.iter().filter_map(|task| work(task)).fold(None, |sum: Option<f64>, work| Some(sum.unwrap_or(0.0) + work))
+        own_tasks.iter().filter_map(|task| work(task)).fold(None, |sum: Option<f64>, work| Some(sum.unwrap_or(0.0) + work))
     };
     let reported = sum(|task| task.progress).map(|work| (FloorMeasure::Reported, work));
     let instructions = || sum(|task| task.counts.get(CounterEvent::Instructions));
@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    fn observe(floors: &mut ServiceFloors, seen: &Observation) -> Option<FloorStatus> {
+    fn observe(floors: &mut ServiceFloors, observation: &Observation) -> Option<FloorStatus> {
         let report = ServiceReport {
             service: ServiceIdentity::new(ServiceKind::Unit, "redis.service"),
             tasks: [0, 1].map(TaskId).to_vec(),
@@ -155,7 +155,7 @@ mod tests {
             reason: None,
         };
         let mut services = [ServiceStatus::new(&report)];
-        floors.observe(seen, &mut services);
+        floors.observe(observation, &mut services);
         services[0].floor.clone()
     }
 

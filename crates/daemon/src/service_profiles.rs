@@ -74,8 +74,8 @@ impl ProfileStore {
             return;
         }
         let file = ProfilesFile { format: FORMAT, profiles: profiles.entries().cloned().collect() };
-        let written = serde_json::to_vec(&file).map_err(std::io::Error::other);
-        if let Err(error) = written.and_then(|bytes| cachemate_files::replace(&self.path, &bytes)) {
+        let encoded = serde_json::to_vec(&file).map_err(std::io::Error::other);
+        if let Err(error) = encoded.and_then(|bytes| cachemate_files::replace(&self.path, &bytes)) {
             say(&format!("{}: {error}; learned profiles are not stored", self.path.display()));
         }
     }

@@ -154,9 +154,9 @@ impl From<NriState> for NriStatus {
 
 /// Describes a control group that its owner or a user has changed.
 pub(crate) fn override_text(group: &GroupOverride) -> String {
-    let by = group.owner.map_or("another program or a person".to_string(), |owner| format!("{owner} or a person"));
-    let GroupOverride { cgroup, wanted, current, .. } = group;
-    format!("cpuset {}: CPUs {wanted} overridden by {by}, now {current}", printable(cgroup))
+    let owner_text = group.owner.map_or("another program or a person".to_string(), |owner| format!("{owner} or a person"));
+    let GroupOverride { cgroup, wanted_cpus: wanted, current, .. } = group;
+    format!("cpuset {}: CPUs {wanted} overridden by {owner_text}, now {current}", printable(cgroup))
 }
 
 fn cause(loss: &ServiceLoss) -> SlowdownCause {

@@ -69,7 +69,7 @@ impl Drop for ControlSocket {
 ///
 /// # Errors
 /// The directory cannot be created, or the socket cannot be bound.
-pub(crate) fn serve(path: &Path, shared: SharedStatus) -> anyhow::Result<ControlSocket> {
+pub(crate) fn serve(path: &Path, shared_status: SharedStatus) -> anyhow::Result<ControlSocket> {
     let shown = path.display();
     if let Some(dir) = path.parent().filter(|dir| !cachemate_files::exists(dir)) {
         std::fs::create_dir_all(dir).with_context(|| format!("{}: the directory cannot be created", dir.display()))?;
@@ -82,8 +82,8 @@ pub(crate) fn serve(path: &Path, shared: SharedStatus) -> anyhow::Result<Control
     let _ = std::fs::remove_file(&owners);
     // The kernel checks the mode when a client connects, so only root and this user enter the owners' queue. Every user
     // may connect to the other socket; the peer's credentials decide about the reply.
-    listen_at(&owners, 0o600, shared.clone())?;
-    listen_at(path, 0o666, shared)?;
+    listen_at(&owners, 0o600, shared_status.clone())?;
+    listen_at(path, 0o666, shared_status)?;
     Ok(ControlSocket { paths: [path.to_path_buf(), owners] })
 }
 
@@ -95,15 +95,15 @@ fn owners_socket(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-fn listen_at(path: &Path, mode: u32, shared: SharedStatus) -> anyhow::Result<()> {
+fn listen_at(path: &Path, mode: u32, shared_status: SharedStatus) -> anyhow::Result<()> {
     let shown = path.display();
     let listener = UnixListener::bind(path).with_context(|| format!("{shown}: cannot listen"))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .with_context(|| format!("{shown}: cannot set its mode"))?;
-    let started = listener.set_nonblocking(true).and_then(|()| {
-        serve_in_own_thread("cachemate-socket", || Ok(listen(tokio::net::UnixListener::from_std(listener)?, shared)))
+    let start_result = listener.set_nonblocking(true).and_then(|()| {
+        serve_in_own_thread("cachemate-socket", || Ok(listen(tokio::net::UnixListener::from_std(listener)?, shared_status)))
     });
-    started.with_context(|| format!("{shown}: the socket's thread cannot be started"))
+    start_result.with_context(|| format!("{shown}: the socket's thread cannot be started"))
 }
 
 /// The user at the other end of a connection.
@@ -111,22 +111,22 @@ fn listen_at(path: &Path, mode: u32, shared: SharedStatus) -> anyhow::Result<()>
 struct Peer {
     user: u32,
     /// Root, or the daemon's own user.
-    owner: bool,
-    allowed: bool,
+    is_owner: bool,
+    is_allowed: bool,
 }
 
-async fn listen(listener: tokio::net::UnixListener, shared: SharedStatus) {
-    let own = rustix::process::geteuid().as_raw();
-    let new = |capacity| ConnectionLimit::new(capacity, Deadlines { stranger: PATIENCE, admitted: PATIENCE });
+async fn listen(listener: tokio::net::UnixListener, shared_status: SharedStatus) {
+    let own_user = rustix::process::geteuid().as_raw();
+    let new_limit = |capacity| ConnectionLimit::new(capacity, Deadlines { stranger: PATIENCE, admitted: PATIENCE });
     // Slots for root and the daemon's own user, for users that the configuration allows, and for all others.
-    let (mut owners, mut friends, mut strangers) = (new(PLACES), new(4 * PLACES), new(PLACES));
+    let (mut owners, mut friends, mut strangers) = (new_limit(PLACES), new_limit(4 * PLACES), new_limit(PLACES));
     loop {
         let Some((stream, _)) = accept(listener.accept().await).await else { continue };
         let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
-        let owner = user == 0 || user == own;
-        let allowed = owner || shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner).contains(&user);
-        let peer = Peer { user, owner, allowed };
-        let limit = match (owner, allowed) {
+        let is_owner = user == 0 || user == own_user;
+        let is_allowed = is_owner || shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner).contains(&user);
+        let peer = Peer { user, is_owner, is_allowed };
+        let limit = match (is_owner, is_allowed) {
             (true, _) => &mut owners,
             (false, true) => &mut friends,
             (false, false) => &mut strangers,
@@ -136,7 +136,7 @@ async fn listen(listener: tokio::net::UnixListener, shared: SharedStatus) {
 }
 
 /// Answers a request; a peer that disconnects needs no answer.
-async fn answer(mut stream: tokio::net::UnixStream, peer: Peer, shared: SharedStatus) {
+async fn answer(mut stream: tokio::net::UnixStream, peer: Peer, shared_status: SharedStatus) {
     let Ok(request) = read_request(&mut stream).await else { return };
     if let Ok(text) = render_reply(&request, peer, &shared) {
         let _ = stream.write_all(text.as_bytes()).await;
@@ -146,27 +146,27 @@ async fn answer(mut stream: tokio::net::UnixStream, peer: Peer, shared: SharedSt
 /// The first line, up to the maximum length of a request.
 async fn read_request(stream: &mut tokio::net::UnixStream) -> io::Result<String> {
     let mut line = Vec::new();
-    let mut some = [0u8; LONGEST_REQUEST];
+    let mut buffer = [0u8; LONGEST_REQUEST];
     while line.len() < LONGEST_REQUEST && !line.contains(&b'\n') {
-        let read = stream.read(&mut some[..LONGEST_REQUEST - line.len()]).await?;
+        let read = stream.read(&mut buffer[..LONGEST_REQUEST - line.len()]).await?;
         if read == 0 {
             break;
         }
-        line.extend_from_slice(&some[..read]);
+        line.extend_from_slice(&buffer[..read]);
     }
     let text = String::from_utf8_lossy(&line);
     Ok(text.lines().next().unwrap_or_default().trim().to_string())
 }
 
-fn render_reply(request: &str, peer: Peer, shared: &SharedStatus) -> serde_json::Result<String> {
+fn render_reply(request: &str, peer: Peer, shared_status: &SharedStatus) -> serde_json::Result<String> {
     let user = peer.user;
     let refuse = |error: String| serde_json::to_string(&SocketError { error });
     match request {
-        _ if !peer.allowed => refuse(format!("user {user} may not ask here (allow_users in the configuration)")),
-        "status" => serde_json::to_string(&shared.status()),
-        "reload" if peer.owner => {
-            shared.reload.store(true, Ordering::Relaxed);
-            shared.wake.store(true, Ordering::Relaxed);
+        _ if !peer.is_allowed => refuse(format!("user {user} may not ask here (allow_users in the configuration)")),
+        "status" => serde_json::to_string(&shared_status.status()),
+        "reload" if peer.is_owner => {
+            shared_status.reload.store(true, Ordering::Relaxed);
+            shared_status.wake.store(true, Ordering::Relaxed);
             Ok("{\"reload\": true}".to_string())
         }
         "reload" => refuse(format!("user {user} may look but not change anything")),

@@ -22,7 +22,7 @@ use crate::promise_status::{self, PromiseStatus};
 use crate::service_status::{NriStatus, ServiceStatus, override_text};
 
 /// Maximum number of decisions that are kept.
-const REMEMBERED: usize = 30;
+const MAX_DECISIONS: usize = 30;
 /// Smallest intensity of an aggressor, and smallest sensitivity of a victim (docs/live.md).
 const AGGRESSOR_FROM: f64 = 0.15;
 const VICTIM_FROM: f64 = 0.10;
@@ -431,11 +431,11 @@ impl Watcher {
     /// Compares the kernel's cache-aware scheduling with the plan's affinities.
     fn observe_kernel(&mut self, kernel: &dyn Kernel, topology: &Topology) {
         let state = sched_cache::read(kernel);
-        let placed = |task: &TaskStatus| PlacedThread {
+        let placed_thread = |task: &TaskStatus| PlacedThread {
             pid: task.pid,
             allowed: task.allowed.as_ref().and_then(|cpus| cpus.parse().ok()),
         };
-        let threads: Vec<PlacedThread> = self.status.tasks.iter().map(placed).collect();
+        let threads: Vec<PlacedThread> = self.status.tasks.iter().map(placed_thread).collect();
         let pids: BTreeSet<i32> = threads.iter().map(|thread| thread.pid).collect();
         let conflict_of = |pid: i32| {
             let detail = sched_cache::conflicts(&state, topology, pid, &threads);
@@ -448,9 +448,9 @@ impl Watcher {
 
     fn observe_guardian(&mut self, pid: Option<u32>) {
         if self.status.guardian_pid != pid || self.status.guardian_isolated.is_none() {
-            let own = std::process::id() as i32;
-            let together = pid.and_then(|pid| do_end_together(&LinuxHost::new("/"), own, i32::try_from(pid).ok()?));
-            self.status.guardian_isolated = together.map(|together| !together);
+            let own_pid = std::process::id() as i32;
+            let ends_together = pid.and_then(|pid| do_end_together(&LinuxHost::new("/"), own_pid, i32::try_from(pid).ok()?));
+            self.status.guardian_isolated = ends_together.map(|ends_together| !ends_together);
         }
         self.status.guardian_pid = pid;
     }
@@ -469,29 +469,29 @@ impl Watcher {
     /// Observes waits. The kernel adds a wait to a thread's account when the wait ends, so the largest addition between
     /// two windows is a bound of the longest wait. A wait in progress shows as a runnable thread that did not run.
     fn observe_waits(&mut self, record: &WindowRecord) {
-        let mut waiting = BTreeMap::new();
+        let mut waits_ns = BTreeMap::new();
         for task in record.observation.tasks.iter().filter(|task| !task.exited) {
             let has_run = task.has_run();
-            let before = self.waiting_ns.get(&task.task).copied().unwrap_or(0);
-            let going_on = if task.cpu.is_some() && !has_run { before + record.observation.span.elapsed_ns } else { 0 };
+            let previous_ns = self.waiting_ns.get(&task.task).copied().unwrap_or(0);
+            let going_on = if task.cpu.is_some() && !has_run { previous_ns + record.observation.span.elapsed_ns } else { 0 };
             if going_on > 0 {
-                waiting.insert(task.task, going_on);
+                waits_ns.insert(task.task, going_on);
             }
             let longest = task.run_queue_wait_ns.into_iter().chain((going_on > 0).then_some(going_on)).max();
             self.status.counters.max_runqueue_wait_ns = self.status.counters.max_runqueue_wait_ns.max(longest);
         }
-        self.waiting_ns = waiting;
+        self.waiting_ns = waits_ns;
     }
 
     /// Records an invalid plan: it is not applied, and the previous one stays in force. Returns true if the error has
     /// not been reported yet.
-    pub fn refuse_plan(&mut self, window: u64, bad: &PlanError) -> bool {
-        let message = format!("the policy's plan: {bad}");
-        let new = self.status.refused_plan.as_ref() != Some(&message);
+    pub fn refuse_plan(&mut self, window: u64, error: &PlanError) -> bool {
+        let message = format!("the policy's plan: {error}");
+        let is_new = self.status.refused_plan.as_ref() != Some(&message);
         self.status.refused_plan = Some(message);
         self.status.counters.refused_plans += 1;
         self.status.windows = window + 1;
-        new
+        is_new
     }
 
     /// Records a decision, unless it repeats the previous one.
@@ -516,7 +516,7 @@ impl Watcher {
                 self.status.decisions.insert(0, decision);
             }
         }
-        self.status.decisions.truncate(REMEMBERED);
+        self.status.decisions.truncate(MAX_DECISIONS);
     }
 
     fn task(&self, task: &TaskView<'_>, ids: Ids, topology: &Topology) -> TaskStatus {

@@ -23,12 +23,12 @@ pub fn open_plain(path: &Path) -> io::Result<File> {
 /// The kind of a file, for people.
 pub(crate) fn file_kind(metadata: &Metadata) -> &'static str {
     use std::os::unix::fs::FileTypeExt;
-    let kind = metadata.file_type();
+    let file_type = metadata.file_type();
     match () {
-        () if kind.is_dir() => "a folder",
-        () if kind.is_fifo() => "a FIFO",
-        () if kind.is_socket() => "a socket",
-        () if kind.is_char_device() || kind.is_block_device() => "a device",
+        () if file_type.is_dir() => "a folder",
+        () if file_type.is_fifo() => "a FIFO",
+        () if file_type.is_socket() => "a socket",
+        () if file_type.is_char_device() || file_type.is_block_device() => "a device",
         () => "no plain file",
     }
 }
@@ -121,8 +121,8 @@ pub(crate) fn read_open(file: &File, path: &Path, limit_bytes: u64) -> io::Resul
 
 pub(crate) fn decode_text(path: &Path, content: Vec<u8>) -> io::Result<String> {
     String::from_utf8(content).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        let message = format!("{}: found a byte at {at} that is no UTF-8, expected text", path.display());
+        let offset = error.utf8_error().valid_up_to();
+        let message = format!("{}: found a byte at {offset} that is no UTF-8, expected text", path.display());
         io::Error::new(io::ErrorKind::InvalidData, message)
     })
 }
@@ -131,7 +131,7 @@ pub(crate) fn decode_text(path: &Path, content: Vec<u8>) -> io::Result<String> {
 #[derive(Debug)]
 pub struct FreshFile {
     file: File,
-    fresh: PathBuf,
+    fresh_path: PathBuf,
     path: PathBuf,
     is_committed: bool,
 }
@@ -149,9 +149,9 @@ impl FreshFile {
         {
             return Err(refuse(path, file_kind(&metadata), "a plain file or none"));
         }
-        let fresh = path.with_file_name(unpredictable_name(&name.to_string_lossy())?);
-        let file = File::options().write(true).create_new(true).open(&fresh)?;
-        Ok(FreshFile { file, fresh, path: path.to_path_buf(), is_committed: false })
+        let fresh_path = path.with_file_name(unpredictable_name(&name.to_string_lossy())?);
+        let file = File::options().write(true).create_new(true).open(&fresh_path)?;
+        Ok(FreshFile { file, fresh_path, path: path.to_path_buf(), is_committed: false })
     }
 
     /// Forces the content to the disk and puts it in the place of whatever has the name; a link is replaced, not followed.
@@ -160,7 +160,7 @@ impl FreshFile {
     /// As the file system reports; then the old file is unchanged.
     pub fn commit(mut self) -> io::Result<()> {
         self.file.sync_all()?;
-        std::fs::rename(&self.fresh, &self.path)?;
+        std::fs::rename(&self.fresh_path, &self.path)?;
         self.is_committed = true;
         Ok(())
     }
@@ -179,7 +179,7 @@ impl Write for FreshFile {
 impl Drop for FreshFile {
     fn drop(&mut self) {
         if !self.is_committed {
-            let _ = std::fs::remove_file(&self.fresh);
+            let _ = std::fs::remove_file(&self.fresh_path);
         }
     }
 }

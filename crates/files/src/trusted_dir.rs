@@ -119,10 +119,10 @@ impl TrustedDir {
         &self.path
     }
 
-    fn check_writable(&self, rest: &Path) -> io::Result<()> {
+    fn check_writable(&self, subpath: &Path) -> io::Result<()> {
         match self.access {
             DirAccess::ReadWrite => Ok(()),
-            DirAccess::ReadOnly => Err(refuse(&self.path.join(rest), "a change", "none, as the folder is only read")),
+            DirAccess::ReadOnly => Err(refuse(&self.path.join(subpath), "a change", "none, as the folder is only read")),
         }
     }
 
@@ -152,36 +152,36 @@ impl TrustedDir {
     ///
     /// # Errors
     /// As [`TrustedDir::open`].
-    pub fn dir(&self, rest: &Path) -> io::Result<Self> {
-        let path = self.path.join(rest);
-        let rest = if rest.as_os_str().is_empty() { Path::new(".") } else { rest };
-        let file = self.reach(rest, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    pub fn dir(&self, subpath: &Path) -> io::Result<Self> {
+        let path = self.path.join(subpath);
+        let subpath = if subpath.as_os_str().is_empty() { Path::new(".") } else { subpath };
+        let file = self.reach(subpath, OFlags::RDONLY | OFlags::DIRECTORY)?;
         check_dir(&path, &rustix::fs::fstat(&file)?)?;
         Ok(TrustedDir { file, path, access: self.access })
     }
 
     /// Opens the file or folder at `rest`, without following links and never above this folder.
-    fn reach(&self, rest: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    fn reach(&self, subpath: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let reached = match rustix::fs::openat2(&self.file, rest, flags, mode, beneath) {
+        let outcome = match rustix::fs::openat2(&self.file, subpath, flags, mode, beneath) {
             // Kernels before 5.6, and filters that do not know the call.
-            Err(Errno::NOSYS | Errno::PERM) => self.walk(rest, flags, mode),
+            Err(Errno::NOSYS | Errno::PERM) => self.walk(subpath, flags, mode),
             other => other,
         };
-        reached.map_err(|error| match error {
-            Errno::LOOP => refuse(&self.path.join(rest), "a link", "a plain file or folder (remove it)"),
+        outcome.map_err(|error| match error {
+            Errno::LOOP => refuse(&self.path.join(subpath), "a link", "a plain file or folder (remove it)"),
             other => other.into(),
         })
     }
 
     /// As `openat2` beneath this folder, one component at a time.
-    fn walk(&self, rest: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    fn walk(&self, subpath: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         let step = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut folder = rustix::fs::openat(&self.file, ".", step, Mode::empty())?;
         let mut names = Vec::new();
-        for component in rest.components() {
+        for component in subpath.components() {
             match component {
                 Component::Normal(name) => names.push(name),
                 Component::CurDir => {}
@@ -205,13 +205,13 @@ impl TrustedDir {
     ///
     /// # Errors
     /// As the file system reports; a link, anything but a plain file, or another user's file is refused with the reason.
-    pub fn file(&self, rest: &Path, flags: OFlags) -> io::Result<File> {
+    pub fn file(&self, subpath: &Path, flags: OFlags) -> io::Result<File> {
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC) {
-            self.check_writable(rest)?;
+            self.check_writable(subpath)?;
         }
-        let path = || self.path.join(rest);
+        let path = || self.path.join(subpath);
         // Truncation comes after the check: it must not reach a file that is refused.
-        let file = File::from(self.reach(rest, flags.difference(OFlags::TRUNC))?);
+        let file = File::from(self.reach(subpath, flags.difference(OFlags::TRUNC))?);
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Err(refuse(&path(), file_kind(&metadata), "a plain file (remove it)"));
@@ -229,9 +229,9 @@ impl TrustedDir {
     ///
     /// # Errors
     /// As [`TrustedDir::file`], or the file is longer.
-    pub fn read(&self, rest: &Path, limit_bytes: u64) -> io::Result<Option<Vec<u8>>> {
-        match self.file(rest, OFlags::RDONLY) {
-            Ok(file) => read_open(&file, &self.path.join(rest), limit_bytes).map(Some),
+    pub fn read(&self, subpath: &Path, limit_bytes: u64) -> io::Result<Option<Vec<u8>>> {
+        match self.file(subpath, OFlags::RDONLY) {
+            Ok(file) => read_open(&file, &self.path.join(subpath), limit_bytes).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -241,17 +241,17 @@ impl TrustedDir {
     ///
     /// # Errors
     /// As [`TrustedDir::read`], or the file is no text.
-    pub fn read_text(&self, rest: &Path, limit_bytes: u64) -> io::Result<Option<String>> {
-        let content = self.read(rest, limit_bytes)?;
-        content.map(|content| decode_text(&self.path.join(rest), content)).transpose()
+    pub fn read_text(&self, subpath: &Path, limit_bytes: u64) -> io::Result<Option<String>> {
+        let content = self.read(subpath, limit_bytes)?;
+        content.map(|content| decode_text(&self.path.join(subpath), content)).transpose()
     }
 
     /// Metadata of a file inside, without opening it; `None` if nothing is there. A link is not followed.
     ///
     /// # Errors
     /// As the file system reports.
-    pub fn stat(&self, rest: &Path) -> io::Result<Option<Stat>> {
-        match rustix::fs::statat(&self.file, rest, AtFlags::SYMLINK_NOFOLLOW) {
+    pub fn stat(&self, subpath: &Path) -> io::Result<Option<Stat>> {
+        match rustix::fs::statat(&self.file, subpath, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error.into()),
@@ -263,10 +263,10 @@ impl TrustedDir {
     /// # Errors
     /// It cannot be written; then it is not there.
     pub fn write_fresh(&self, name: &str, content: &[u8]) -> io::Result<String> {
-        let fresh = unpredictable_name(name)?;
-        let file = self.file(Path::new(&fresh), OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
-        (&file).write_all(content).inspect_err(|_| _ = self.remove(&fresh))?;
-        Ok(fresh)
+        let fresh_name = unpredictable_name(name)?;
+        let file = self.file(Path::new(&fresh_name), OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+        (&file).write_all(content).inspect_err(|_| _ = self.remove(&fresh_name))?;
+        Ok(fresh_name)
     }
 
     /// Puts `content` in the place of a file inside, which is there whole or as before.
@@ -274,16 +274,16 @@ impl TrustedDir {
     /// # Errors
     /// As the file system reports; then the old file is unchanged.
     pub fn replace(&self, name: &str, content: &[u8]) -> io::Result<()> {
-        let fresh = self.write_fresh(name, content)?;
-        self.rename(&fresh, name).inspect_err(|_| _ = self.remove(&fresh))
+        let fresh_name = self.write_fresh(name, content)?;
+        self.rename(&fresh_name, name).inspect_err(|_| _ = self.remove(&fresh_name))
     }
 
     /// Adds one line to a file inside in one write, and makes the file first if it is missing.
     ///
     /// # Errors
     /// As [`TrustedDir::file`].
-    pub fn append_line(&self, rest: &Path, line: &str) -> io::Result<()> {
-        let file = self.file(rest, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
+    pub fn append_line(&self, subpath: &Path, line: &str) -> io::Result<()> {
+        let file = self.file(subpath, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
         (&file).write_all(format!("{line}\n").as_bytes())
     }
 
@@ -304,27 +304,27 @@ impl TrustedDir {
     ///
     /// # Errors
     /// As the file system reports.
-    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.rename_into(from, self, to)
+    pub fn rename(&self, old_name: &str, new_name: &str) -> io::Result<()> {
+        self.rename_into(old_name, self, new_name)
     }
 
     /// Moves a file of this folder into another one, in the place of whatever has that name there.
     ///
     /// # Errors
     /// As the file system reports.
-    pub fn rename_into(&self, from: &str, other: &TrustedDir, to: &str) -> io::Result<()> {
-        self.check_writable(Path::new(from))?;
-        other.check_writable(Path::new(to))?;
-        Ok(rustix::fs::renameat(&self.file, from, &other.file, to)?)
+    pub fn rename_into(&self, old_name: &str, target_dir: &TrustedDir, new_name: &str) -> io::Result<()> {
+        self.check_writable(Path::new(old_name))?;
+        target_dir.check_writable(Path::new(new_name))?;
+        Ok(rustix::fs::renameat(&self.file, old_name, &target_dir.file, new_name)?)
     }
 
     /// Gives a file of this folder a second name in another one, unless that name is taken (`AlreadyExists`).
     ///
     /// # Errors
     /// As the file system reports.
-    pub fn link_into(&self, from: &str, other: &TrustedDir, to: &str) -> io::Result<()> {
-        other.check_writable(Path::new(to))?;
-        Ok(rustix::fs::linkat(&self.file, from, &other.file, to, AtFlags::empty())?)
+    pub fn link_into(&self, old_name: &str, target_dir: &TrustedDir, new_name: &str) -> io::Result<()> {
+        target_dir.check_writable(Path::new(new_name))?;
+        Ok(rustix::fs::linkat(&self.file, old_name, &target_dir.file, new_name, AtFlags::empty())?)
     }
 
     /// Removes a file inside; it may be missing.

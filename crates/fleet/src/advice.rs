@@ -65,20 +65,20 @@ pub struct FleetAdvice {
     pub services: Vec<ServiceAdvice>,
 }
 
-fn member(kind: &FleetService, profile: u16, solver: &CoRunSolver) -> CoRunMember {
-    let threads = kind.threads.clamp(1, (solver.cpus_per_cache() / 2).max(1) as u16);
-    let load = libm::round(kind.busy_cpus / f64::from(kind.threads) * f64::from(LOAD_LEVELS));
+fn member(service: &FleetService, profile: u16, solver: &CoRunSolver) -> CoRunMember {
+    let threads = service.threads.clamp(1, (solver.cpus_per_cache() / 2).max(1) as u16);
+    let load = libm::round(service.busy_cpus / f64::from(service.threads) * f64::from(LOAD_LEVELS));
     CoRunMember { kind: profile, load: load.clamp(1.0, f64::from(LOAD_LEVELS)) as u8, threads, is_confined: false }
 }
 
 /// Slowdowns of two services on one cache, in the order of the services, in percent.
-fn pair_slowdowns(solver: &CoRunSolver, member: CoRunMember, other: CoRunMember) -> (f64, f64) {
-    let is_swapped = other < member;
-    let members = if is_swapped { vec![other, member] } else { vec![member, other] };
+fn pair_slowdowns(solver: &CoRunSolver, member: CoRunMember, other_member: CoRunMember) -> (f64, f64) {
+    let is_swapped = other_member < member;
+    let members = if is_swapped { vec![other_member, member] } else { vec![member, other_member] };
     let speeds = solver.speeds(&CoRunKey { members: members.clone(), ..CoRunKey::default() });
     let percent = |index: usize| {
-        let alone = f64::from(solver.solo_cycles_per_instr(members[index]));
-        ((f64::from(speeds[index].cycles_per_instr) / alone - 1.0) * 100.0).max(0.0)
+        let solo_cycles = f64::from(solver.solo_cycles_per_instr(members[index]));
+        ((f64::from(speeds[index].cycles_per_instr) / solo_cycles - 1.0) * 100.0).max(0.0)
     };
     if is_swapped { (percent(1), percent(0)) } else { (percent(0), percent(1)) }
 }
@@ -98,10 +98,10 @@ pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice 
     let mut pairs: Vec<(f64, usize, usize, ServicePair)> = Vec::new();
     for (place, &(one, first)) in profiled.iter().enumerate() {
         for &(other, second) in &profiled[place + 1..] {
-            let (own, others) = pair_slowdowns(solver, first, second);
-            let (excess, other_excess) = (own - limit(one), others - limit(other));
+            let (own_slowdown, other_slowdown) = pair_slowdowns(solver, first, second);
+            let (excess, other_excess) = (own_slowdown - limit(one), other_slowdown - limit(other));
             let ((victim, lost), (aggressor, won)) =
-                if excess >= other_excess { ((one, own), (other, others)) } else { ((other, others), (one, own)) };
+                if excess >= other_excess { ((one, own_slowdown), (other, other_slowdown)) } else { ((other, other_slowdown), (one, own_slowdown)) };
             let pair = ServicePair {
                 victim: services[victim].kind.name.clone(),
                 aggressor: services[aggressor].kind.name.clone(),
@@ -115,9 +115,9 @@ pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice 
     }
     pairs.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
     let advice = |(index, service): (usize, &AdvisedService)| {
-        let bad = || pairs.iter().filter(|pair| pair.3.is_bad);
-        let (suffers, harms) = (bad().any(|pair| pair.1 == index), bad().any(|pair| pair.2 == index));
-        let bad_co_runners = bad().filter(|pair| pair.1 == index || pair.2 == index);
+        let bad_pairs = || pairs.iter().filter(|pair| pair.3.is_bad);
+        let (suffers, harms) = (bad_pairs().any(|pair| pair.1 == index), bad_pairs().any(|pair| pair.2 == index));
+        let bad_co_runners = bad_pairs().filter(|pair| pair.1 == index || pair.2 == index);
         let keep_apart: Vec<String> = bad_co_runners
             .map(|pair| services[if pair.1 == index { pair.2 } else { pair.1 }].kind.name.clone())
             .collect();

@@ -66,22 +66,22 @@ fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> FleetServ
 
 /// Services of one cell, by arrival: those that run at the start, then arrivals at random times (Poisson) that replace
 /// the leaving ones on average.
-pub fn draw_lives(kinds: &[FleetService], running: f64, hours: f64, seed: u64, cell: u32) -> Vec<ServiceLife> {
+pub fn draw_lives(kinds: &[FleetService], running_count: f64, hours: f64, seed: u64, cell: u32) -> Vec<ServiceLife> {
     let mut random = SplitMix64::new(SplitMix64::scatter(seed) ^ SplitMix64::scatter(u64::from(cell) + 1));
     let weights: Vec<f64> = kinds.iter().map(|kind| kind.weight).collect();
-    let all: f64 = weights.iter().sum();
+    let total_weight: f64 = weights.iter().sum();
     let ends = |start: f64, kind: u16, random: &mut SplitMix64| match kinds[usize::from(kind)].lifetime_hours {
         None => f64::INFINITY,
         Some(mean) => start + exponential(mean, random),
     };
     let mut lives = Vec::new();
-    for _ in 0..libm::round(running) as u64 {
+    for _ in 0..libm::round(running_count) as u64 {
         let kind = pick(&weights, &mut random);
         // Exponential lifetimes are memoryless, so the rest of a running one is distributed like a new one.
         lives.push(ServiceLife { kind, arrives: 0.0, departs: ends(0.0, kind, &mut random) });
     }
     let rates: Vec<f64> =
-        kinds.iter().map(|kind| kind.lifetime_hours.map_or(0.0, |mean| running * kind.weight / all / mean)).collect();
+        kinds.iter().map(|kind| kind.lifetime_hours.map_or(0.0, |mean| running_count * kind.weight / total_weight / mean)).collect();
     let rate: f64 = rates.iter().sum();
     // Without departures there are no arrivals.
     let mut now = if rate > 0.0 { exponential(1.0 / rate, &mut random) } else { hours };
@@ -112,8 +112,8 @@ impl FleetService {
     /// Load of each thread at an hour, in units of one eighth of a CPU; at least one.
     pub fn load_level(&self, hour: f64) -> u8 {
         let phase = core::f64::consts::TAU * (hour - self.peak_hour) / 24.0;
-        let busy = self.busy_cpus * (1.0 + self.daily_swing * libm::cos(phase)) / f64::from(self.threads);
-        libm::round(busy * f64::from(crate::corun::LOAD_LEVELS)).clamp(1.0, f64::from(crate::corun::LOAD_LEVELS)) as u8
+        let busy_share = self.busy_cpus * (1.0 + self.daily_swing * libm::cos(phase)) / f64::from(self.threads);
+        libm::round(busy_share * f64::from(crate::corun::LOAD_LEVELS)).clamp(1.0, f64::from(crate::corun::LOAD_LEVELS)) as u8
     }
 }
 
@@ -139,8 +139,8 @@ mod tests {
     fn arrivals_replace_departures() {
         let kinds = draw_kinds(&DrawSpec::default(), 3);
         let lives = draw_lives(&kinds, 4000.0, 24.0, 3, 0);
-        let running = lives.iter().filter(|life| life.departs > 24.0).count() as f64;
-        assert!((running / 4000.0 - 1.0).abs() < 0.05, "{running}");
+        let running_count = lives.iter().filter(|life| life.departs > 24.0).count() as f64;
+        assert!((running_count / 4000.0 - 1.0).abs() < 0.05, "{running_count}");
         assert!(lives.is_sorted_by(|a, b| a.arrives <= b.arrives));
     }
 }

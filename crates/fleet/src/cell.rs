@@ -67,7 +67,7 @@ struct FleetCell<'a> {
     /// Number of services of each kind, by host.
     kinds: Vec<BTreeMap<u16, u32>>,
     services: Vec<PlacedService>,
-    waiting: Vec<u32>,
+    waiting_services: Vec<u32>,
     outcome: CellOutcome,
 }
 
@@ -78,7 +78,7 @@ pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool
         hosts: vec![FleetHost::new(&setup.model); setup.hosts as usize],
         kinds: vec![BTreeMap::new(); setup.hosts as usize],
         services: Vec::with_capacity(lives.len()),
-        waiting: Vec::new(),
+        waiting_services: Vec::new(),
         outcome: CellOutcome::default(),
     };
     let mut departures = BinaryHeap::new();
@@ -99,7 +99,7 @@ pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool
             departures.push(Departure { hours: life.departs, service });
             cell.outcome.services += 1;
             if !cell.place(service, hour) {
-                cell.waiting.push(service);
+                cell.waiting_services.push(service);
             }
             next += 1;
         }
@@ -159,10 +159,10 @@ impl FleetCell<'_> {
     }
 
     fn place_waiting(&mut self, hour: f64) {
-        let waiting = std::mem::take(&mut self.waiting);
-        for service in waiting {
+        let waiting_services = std::mem::take(&mut self.waiting_services);
+        for service in waiting_services {
             if self.services[service as usize].is_live && !self.place(service, hour) {
-                self.waiting.push(service);
+                self.waiting_services.push(service);
             }
         }
     }
@@ -188,9 +188,9 @@ impl FleetCell<'_> {
                 let service = &mut self.services[number as usize];
                 let lost_percent = std::mem::take(&mut service.lost_seconds) / step_seconds * 100.0;
                 let percent = (ratios / threads - 1.0) * 100.0 + lost_percent;
-                let kind = &model.kinds[usize::from(service.kind)];
+                let service_kind = &model.kinds[usize::from(service.kind)];
                 self.outcome.slowdowns.add(percent);
-                if let Some(limit) = kind.max_slowdown_percent {
+                if let Some(limit) = service_kind.max_slowdown_percent {
                     self.outcome.limited_samples += 1;
                     self.outcome.kept_samples += u64::from(percent <= limit + 1e-9);
                     if percent > limit {
@@ -204,8 +204,8 @@ impl FleetCell<'_> {
         let limited = |service: &&u32| {
             model.kinds[usize::from(self.services[**service as usize].kind)].max_slowdown_percent.is_some()
         };
-        self.outcome.limited_samples += self.waiting.iter().filter(limited).count() as u64;
-        self.outcome.waiting_samples += self.waiting.len() as u64;
+        self.outcome.limited_samples += self.waiting_services.iter().filter(limited).count() as u64;
+        self.outcome.waiting_samples += self.waiting_services.len() as u64;
         if setup.policy.moves_services() {
             self.reschedule(worst, hour);
         }
@@ -216,11 +216,11 @@ impl FleetCell<'_> {
         let watts = match host.services {
             0 => power.sleep_watts,
             _ => {
-                let busy = (host.busy_cpus() / self.setup.capacity.cpus).min(1.0);
+                let busy_share = (host.busy_cpus() / self.setup.capacity.cpus).min(1.0);
                 let traffic = host.memory_bytes_per_second / 1e9;
                 self.outcome.host_hours += self.setup.step_hours;
                 power.idle_watts
-                    + busy * (power.busy_watts - power.idle_watts)
+                    + busy_share * (power.busy_watts - power.idle_watts)
                     + traffic * power.watts_per_gb_per_second
             }
         };
@@ -229,8 +229,8 @@ impl FleetCell<'_> {
 
     fn reschedule(&mut self, mut worst: Vec<(f64, u32)>, hour: f64) {
         worst.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        let most = u64::from(self.setup.moves.max_per_step) * u64::from(self.setup.hosts);
-        let mut remaining = most.div_ceil(100);
+        let max_moves = u64::from(self.setup.moves.max_per_step) * u64::from(self.setup.hosts);
+        let mut remaining = max_moves.div_ceil(100);
         for (_, number) in worst {
             if remaining == 0 {
                 break;

@@ -129,14 +129,14 @@ pub struct ClusterServices {
 ///
 /// # Errors
 /// An unusable quantity, limit or profile name, with its pod.
-pub fn cluster_services(list: &PodList, known: &[FleetService]) -> Result<ClusterServices, FleetFieldError> {
+pub fn cluster_services(list: &PodList, declared: &[FleetService]) -> Result<ClusterServices, FleetFieldError> {
     if list.items.is_empty() || list.items.len() > MAX_PODS {
         return Err(FleetFieldError::new("items", format!("{} pods", list.items.len()), "1 to 1 000 000 pods"));
     }
     let mut cluster = ClusterServices { kinds: Vec::new(), pods: Vec::new(), unprofiled: 0 };
     let mut numbers: BTreeMap<String, u16> = BTreeMap::new();
     for (index, pod) in list.items.iter().enumerate() {
-        let kind = pod_kind(pod, known).map_err(|error| error.with_path_prefix(&format!("items[{index}]")))?;
+        let kind = pod_kind(pod, declared).map_err(|error| error.with_path_prefix(&format!("items[{index}]")))?;
         cluster.unprofiled += usize::from(kind.profile.is_none());
         let identity = format!("{} {} {} {:?}", kind.name, kind.cpus, kind.memory_bytes, kind.max_slowdown_percent);
         let next = cluster.kinds.len();
@@ -152,7 +152,7 @@ pub fn cluster_services(list: &PodList, known: &[FleetService]) -> Result<Cluste
     Ok(cluster)
 }
 
-fn pod_kind(pod: &ExportedPod, known: &[FleetService]) -> Result<FleetService, FleetFieldError> {
+fn pod_kind(pod: &ExportedPod, declared: &[FleetService]) -> Result<FleetService, FleetFieldError> {
     let limit = match pod_mark(&pod.metadata, "cachemate.io/max-slowdown") {
         None => None,
         Some(text) => Some(limit_percent(text)?),
@@ -161,7 +161,7 @@ fn pod_kind(pod: &ExportedPod, known: &[FleetService]) -> Result<FleetService, F
         None => None,
         Some(name) => {
             let field = "metadata.annotations.cachemate.io/profile";
-            let known_kind = known.iter().find(|kind| kind.name == name);
+            let known_kind = declared.iter().find(|kind| kind.name == name);
             Some(known_kind.ok_or_else(|| FleetFieldError::new(field, name, "the name of a [[services]] entry"))?)
         }
     };

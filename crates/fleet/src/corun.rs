@@ -159,9 +159,9 @@ impl CoRunSolver {
             return Arc::new([]);
         }
         let shard = &self.shards[shard_of(key)];
-        let known = shard.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
-        if let Some(known) = known {
-            return known;
+        let stored = shard.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+        if let Some(stored) = stored {
+            return stored;
         }
         let speeds: CoRunSpeeds = self.solve(key).into();
         let mut entries = shard.lock().unwrap_or_else(PoisonError::into_inner);

@@ -24,7 +24,7 @@ pub const MAX_STATE_AGE_SECONDS: f64 = 60.0;
 /// Maximum number of kinds of pods whose forecasts are stored; the least recently requested one is dropped first.
 const MAX_POD_KINDS: usize = 32;
 /// Busy CPUs of a pod without a request.
-const LEAST_CPUS: f64 = 0.1;
+const MIN_CPUS: f64 = 0.1;
 
 /// A request of kube-scheduler.
 #[derive(Debug, Deserialize)]
@@ -110,16 +110,16 @@ pub struct Extender {
 impl ClusterKnowledge {
     /// The pod's profile with its name: by its annotation, else by the image of a container.
     pub fn profile(&self, pod: &ExportedPod) -> Option<(&str, &WorkloadProfile)> {
-        let named = |name: &str| self.profiles.get_key_value(name).map(|(name, profile)| (name.as_str(), profile));
+        let profile_named = |name: &str| self.profiles.get_key_value(name).map(|(name, profile)| (name.as_str(), profile));
         if let Some(name) = pod_mark(&pod.metadata, "cachemate.io/profile") {
-            return named(name);
+            return profile_named(name);
         }
         let images = pod.spec.containers.iter().filter_map(|container| self.images.get(&container.image));
-        images.filter_map(|name| named(name)).next()
+        images.filter_map(|name| profile_named(name)).next()
     }
 
     /// A request that is not a valid quantity counts as unknown, and so does an invalid limit: neither blocks a pod.
-    fn scored(&self, pod: &ExportedPod) -> ScoredPod {
+    fn scored_pod(&self, pod: &ExportedPod) -> ScoredPod {
         let metadata = &pod.metadata;
         let limit = pod_mark(metadata, "cachemate.io/max-slowdown").and_then(|text| limit_percent(text).ok());
         ScoredPod {
@@ -128,7 +128,7 @@ impl ClusterKnowledge {
                 false => metadata.uid.clone(),
             },
             profile: self.profile(pod).map(|(name, _)| name.to_string()),
-            busy_cpus: requested_amount(pod, "cpu").unwrap_or(0.0).clamp(LEAST_CPUS, crate::spec::MAX_CPUS),
+            busy_cpus: requested_amount(pod, "cpu").unwrap_or(0.0).clamp(MIN_CPUS, crate::spec::MAX_CPUS),
             max_slowdown_percent: limit,
         }
     }
@@ -164,11 +164,11 @@ impl Extender {
     pub fn filter<'a>(&mut self, request: &'a ExtenderRequest, now: f64) -> Result<FilterAnswer<'a>, FleetFieldError> {
         let names = names(request)?;
         self.expire(now);
-        let pod = self.knowledge.scored(&request.pod);
-        let kept = keeps_limits(&self.forecasts(&pod, names, now));
+        let pod = self.knowledge.scored_pod(&request.pod);
+        let kept_nodes = keeps_limits(&self.forecasts(&pod, names, now));
         let mut answer = FilterAnswer::default();
-        for (name, kept) in names.iter().zip(kept) {
-            if kept {
+        for (name, is_kept) in names.iter().zip(kept_nodes) {
+            if is_kept {
                 answer.nodenames.push(name);
             } else {
                 answer.failed_nodes.insert(name, "a slowdown limit would break on its cache");
@@ -188,11 +188,11 @@ impl Extender {
     ) -> Result<Vec<NodeScore<'a>>, FleetFieldError> {
         let names = names(request)?;
         self.expire(now);
-        let pod = self.knowledge.scored(&request.pod);
-        let known = self.forecasts(&pod, names, now);
-        let ranks = match known.iter().all(Option::is_none) {
+        let pod = self.knowledge.scored_pod(&request.pod);
+        let forecasts = self.forecasts(&pod, names, now);
+        let ranks = match forecasts.iter().all(Option::is_none) {
             true => vec![NEUTRAL_SCORE; names.len()],
-            false => scores(&self.knowledge.demand(&pod), &known),
+            false => scores(&self.knowledge.demand(&pod), &forecasts),
         };
         let answer: Vec<NodeScore<'a>> =
             names.iter().zip(ranks).map(|(host, score)| NodeScore { host, score }).collect();
@@ -208,7 +208,7 @@ impl Extender {
 
     fn forecasts(&mut self, pod: &ScoredPod, names: &[String], now: f64) -> Vec<Option<PlacementForecast>> {
         let forecasts = self.cache_forecasts(pod, names.iter().map(String::as_str), now);
-        forecasts.into_iter().map(|known| known.map(|(_, forecast)| forecast)).collect()
+        forecasts.into_iter().map(|entry| entry.map(|(_, forecast)| forecast)).collect()
     }
 
     /// The cache that each node would choose, and the forecast there; `None` if unknown.
@@ -219,15 +219,15 @@ impl Extender {
         now: f64,
     ) -> Vec<Option<(usize, PlacementForecast)>> {
         let Some(profile) = &pod.profile else { return vec![None; names.len()] };
-        let place = self.kinds.iter().position(|kind| kind.is_of(pod));
-        let kind = place.map(|place| self.kinds.remove(place)).unwrap_or_else(|| KindForecasts {
+        let position = self.kinds.iter().position(|kind| kind.is_of(pod));
+        let kind_forecasts = position.map(|position| self.kinds.remove(position)).unwrap_or_else(|| KindForecasts {
             profile: profile.clone(),
             busy_cpus: pod.busy_cpus,
             max_slowdown_percent: pod.max_slowdown_percent,
             nodes: vec![(0, None); self.nodes.len()],
         });
         self.kinds.truncate(MAX_POD_KINDS - 1);
-        self.kinds.insert(0, kind);
+        self.kinds.insert(0, kind_forecasts);
         let Extender { knowledge, nodes, ledger, kinds } = self;
         let demand = knowledge.demand(pod);
         let mut forecaster = ServiceForecaster::new(&demand);
@@ -240,13 +240,13 @@ impl Extender {
                 return None;
             }
             if own_node == Some(name) {
-                return forecaster.node_forecast(&ledger.adjusted(name, &node.state, &pod.identity));
+                return forecaster.node_forecast(&ledger.adjusted_state(name, &node.state, &pod.identity));
             }
-            let known = &mut kinds[0].nodes[number];
-            if known.0 != node.version {
-                *known = (node.version, forecaster.node_forecast(&ledger.adjusted(name, &node.state, &pod.identity)));
+            let stored = &mut kinds[0].nodes[number];
+            if stored.0 != node.version {
+                *stored = (node.version, forecaster.node_forecast(&ledger.adjusted_state(name, &node.state, &pod.identity)));
             }
-            known.1
+            stored.1
         };
         names.map(forecast).collect()
     }
@@ -256,9 +256,9 @@ impl Extender {
         if let Some(node) = self.ledger.remove_pod(&pod.identity) {
             self.nodes.touch(&node);
         }
-        let Some(best) = answer.iter().rev().max_by_key(|one| one.score) else { return };
-        let known = self.cache_forecasts(pod, std::iter::once(best.host), now);
-        let Some((cache, _)) = known.first().copied().flatten() else { return };
+        let Some(best) = answer.iter().rev().max_by_key(|node_score| node_score.score) else { return };
+        let chosen_caches = self.cache_forecasts(pod, std::iter::once(best.host), now);
+        let Some((cache, _)) = chosen_caches.first().copied().flatten() else { return };
         let Some(number) = self.nodes.number(best.host) else { return };
         let Some(profile) = self.knowledge.demand(pod).profile else { return };
         let state = &self.nodes.node(number).state;
@@ -307,11 +307,11 @@ mod tests {
     const MIB: f64 = 1024.0 * 1024.0;
 
     fn knowledge(nodes: &[&str]) -> ClusterKnowledge {
-        let mut known = ClusterKnowledge::default();
-        known.profiles.insert("index".to_string(), mix(20.0, &[(20.0 * MIB, 0.95)]).profile());
-        known.images.insert("registry/index:3".to_string(), "index".to_string());
-        known.nodes.extend(nodes.iter().map(|name| (name.to_string(), (1000.0, empty_node(1)))));
-        known
+        let mut cluster = ClusterKnowledge::default();
+        cluster.profiles.insert("index".to_string(), mix(20.0, &[(20.0 * MIB, 0.95)]).profile());
+        cluster.images.insert("registry/index:3".to_string(), "index".to_string());
+        cluster.nodes.extend(nodes.iter().map(|name| (name.to_string(), (1000.0, empty_node(1)))));
+        cluster
     }
 
     fn request(uid: &str, mark: bool, names: &[&str]) -> ExtenderRequest {
@@ -330,16 +330,16 @@ mod tests {
     /// Do pending pods spread over nodes before any node has published them?
     #[test]
     fn placements_in_flight_count() {
-        let known = knowledge(&["a", "b", "c"]);
+        let cluster = knowledge(&["a", "b", "c"]);
         let mut extender = Extender::default();
-        extender.publish(known);
-        let mut chosen = Vec::new();
+        extender.publish(cluster);
+        let mut chosen_hosts = Vec::new();
         for uid in ["1", "2", "3"] {
             let request = request(uid, true, &["a", "b", "c"]);
             let answer = extender.prioritize(&request, 1001.0).unwrap();
-            chosen.push(answer.iter().rev().max_by_key(|one| one.score).unwrap().host.to_string());
+            chosen_hosts.push(answer.iter().rev().max_by_key(|node_score| node_score.score).unwrap().host.to_string());
         }
-        assert_eq!(chosen, ["a", "b", "c"]);
+        assert_eq!(chosen_hosts, ["a", "b", "c"]);
         assert_eq!(extender.placements_in_flight(), 3);
         extender.prioritize(&request("1", true, &["a", "b", "c"]), 1002.0).unwrap();
         assert_eq!(extender.placements_in_flight(), 3, "a pod that is asked about again has one guess");
@@ -350,17 +350,17 @@ mod tests {
     /// Are answers neutral without a profile, and with states that are too old?
     #[test]
     fn without_knowledge_answers_are_neutral() {
-        let known = knowledge(&["a", "b"]);
+        let cluster = knowledge(&["a", "b"]);
         let mut unknown = knowledge(&["a", "b"]);
         unknown.profiles.clear();
-        for (known, now) in [(unknown, 1001.0), (known, 1000.0 + MAX_STATE_AGE_SECONDS + 1.0)] {
+        for (cluster, now) in [(unknown, 1001.0), (cluster, 1000.0 + MAX_STATE_AGE_SECONDS + 1.0)] {
             let mut extender = Extender::default();
-            extender.publish(known);
-            let asked = request("1", true, &["a", "b", "new"]);
-            let answer = extender.prioritize(&asked, now).unwrap();
+            extender.publish(cluster);
+            let pod_request = request("1", true, &["a", "b", "new"]);
+            let answer = extender.prioritize(&pod_request, now).unwrap();
             assert!(answer.iter().all(|one| one.score == NEUTRAL_SCORE), "{answer:?}");
-            let kept = extender.filter(&asked, now).unwrap();
-            assert_eq!((kept.nodenames.len(), kept.failed_nodes.len()), (3, 0));
+            let filtered = extender.filter(&pod_request, now).unwrap();
+            assert_eq!((filtered.nodenames.len(), filtered.failed_nodes.len()), (3, 0));
             assert_eq!(extender.placements_in_flight(), 0);
         }
     }
@@ -368,10 +368,10 @@ mod tests {
     /// Is a pod without an annotation recognized by its image, and a request without names rejected with an error?
     #[test]
     fn images_name_profiles_and_names_are_required() {
-        let known = knowledge(&["a"]);
-        assert!(known.profile(&request("1", false, &["a"]).pod).is_some());
-        let bare = ExtenderRequest { pod: ExportedPod::default(), nodenames: None };
-        let refusal = Extender::default().filter(&bare, 0.0).unwrap_err();
+        let cluster = knowledge(&["a"]);
+        assert!(cluster.profile(&request("1", false, &["a"]).pod).is_some());
+        let nameless = ExtenderRequest { pod: ExportedPod::default(), nodenames: None };
+        let refusal = Extender::default().filter(&nameless, 0.0).unwrap_err();
         assert!(refusal.to_string().contains("nodeCacheCapable"), "{refusal}");
     }
 
@@ -381,36 +381,36 @@ mod tests {
     fn stored_forecasts_answer_as_fresh_ones() {
         let nodes: Vec<String> = (0..12).map(|node| format!("node-{node}")).collect();
         let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
-        let mut known = knowledge(&names);
-        known.nodes.values_mut().for_each(|(_, state)| *state = empty_node(3));
+        let mut cluster = knowledge(&names);
+        cluster.nodes.values_mut().for_each(|(_, state)| *state = empty_node(3));
         let mut random = cachemate_core::SplitMix64::new(41);
         let mut extender = Extender::default();
-        extender.publish(known.clone());
+        extender.publish(cluster.clone());
         for step in 0..390u32 {
             let now = 1000.0 + 0.5 * f64::from(step);
-            known.nodes.values_mut().for_each(|(published, _)| *published = now);
+            cluster.nodes.values_mut().for_each(|(published, _)| *published = now);
             let node = random.draw_below(12) as usize;
             match step % 25 {
                 3 | 8 | 13 | 18 => {
-                    let state = known.nodes.get_mut(&nodes[node]).map(|(_, state)| &mut state.caches[node % 3]);
+                    let state = cluster.nodes.get_mut(&nodes[node]).map(|(_, state)| &mut state.caches[node % 3]);
                     state.into_iter().for_each(|cache| cache.fill_bytes_per_second = 1e9 * random.draw_unit());
                 }
-                15 => _ = known.nodes.remove(&nodes[node]),
-                20 => _ = known.nodes.entry(nodes[node].clone()).or_insert((now, empty_node(3))),
+                15 => _ = cluster.nodes.remove(&nodes[node]),
+                20 => _ = cluster.nodes.entry(nodes[node].clone()).or_insert((now, empty_node(3))),
                 24 => {
                     let profile = mix(20.0 + f64::from(step % 3), &[(20.0 * MIB, 0.95)]).profile();
-                    known.profiles.insert("index".to_string(), profile);
+                    cluster.profiles.insert("index".to_string(), profile);
                 }
                 _ => {}
             }
-            extender.publish(known.clone());
-            let mut asked = request(&format!("pod-{}", random.draw_below(30)), true, &names);
-            asked.pod.metadata.labels.insert("cachemate.io/max-slowdown".to_string(), format!("{}%", step % 4));
+            extender.publish(cluster.clone());
+            let mut pod_request = request(&format!("pod-{}", random.draw_below(30)), true, &names);
+            pod_request.pod.metadata.labels.insert("cachemate.io/max-slowdown".to_string(), format!("{}%", step % 4));
             // The same placements in flight, without stored forecasts.
             let mut fresh = Extender { ledger: extender.ledger.clone(), ..Extender::default() };
-            fresh.publish(known.clone());
-            assert_eq!(extender.filter(&asked, now).unwrap(), fresh.filter(&asked, now).unwrap(), "{step}");
-            assert_eq!(extender.prioritize(&asked, now).unwrap(), fresh.prioritize(&asked, now).unwrap(), "{step}");
+            fresh.publish(cluster.clone());
+            assert_eq!(extender.filter(&pod_request, now).unwrap(), fresh.filter(&pod_request, now).unwrap(), "{step}");
+            assert_eq!(extender.prioritize(&pod_request, now).unwrap(), fresh.prioritize(&pod_request, now).unwrap(), "{step}");
             assert_eq!(extender.ledger, fresh.ledger, "{step}");
         }
         assert!(extender.placements_in_flight() > 10 && extender.kinds.len() == 4);

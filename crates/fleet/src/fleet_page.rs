@@ -109,15 +109,15 @@ impl FleetResult {
 
     fn distribution(&self, variant: &VariantOutcome) -> Chart {
         let tail = self.variants.iter().filter_map(|variant| variant.total.slowdowns.percentile(0.99));
-        let most = tail.fold(SHOWN_PERCENT, f64::max);
+        let max_percent = tail.fold(SHOWN_PERCENT, f64::max);
         let slowdowns: &SlowdownHistogram = &variant.total.slowdowns;
         let point = |step: u32| {
-            let percent = most * f64::from(step) / f64::from(SHOWN_POINTS);
+            let percent = max_percent * f64::from(step) / f64::from(SHOWN_POINTS);
             Some(ChartPoint::new(percent, slowdowns.share_up_to(percent)? * 100.0))
         };
         Chart {
             title: variant.name.clone(),
-            x: Axis::linear("slowdown, %").with_range(0.0, most),
+            x: Axis::linear("slowdown, %").with_range(0.0, max_percent),
             y: Axis::linear("samples, %").with_range(0.0, 100.0),
             series: vec![Series {
                 points: (0..=SHOWN_POINTS).filter_map(point).collect(),

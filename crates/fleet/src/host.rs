@@ -118,10 +118,10 @@ impl FleetHost {
         self.requested_cpus += spec.cpus;
         self.requested_bytes += spec.memory_bytes;
         self.services += 1;
-        let most = (model.solver.cpus_per_cache() as u16).max(1);
-        let parts = spec.threads.div_ceil(most);
-        for part in 0..parts {
-            let threads = spec.threads / parts + u16::from(part < spec.threads % parts);
+        let max_threads = (model.solver.cpus_per_cache() as u16).max(1);
+        let parts = spec.threads.div_ceil(max_threads);
+        for index in 0..parts {
+            let threads = spec.threads / parts + u16::from(index < spec.threads % parts);
             let resident = Resident { service, kind, threads, load, is_confined: false };
             let cache = self.choose_cache(model, &resident);
             self.residents[cache].push(resident);
@@ -136,9 +136,9 @@ impl FleetHost {
         self.requested_bytes = (self.requested_bytes - spec.memory_bytes).max(0.0);
         self.services -= 1;
         for cache in 0..self.residents.len() {
-            let before = self.residents[cache].len();
+            let count_before = self.residents[cache].len();
             self.residents[cache].retain(|resident| resident.service != service);
-            if self.residents[cache].len() != before {
+            if self.residents[cache].len() != count_before {
                 self.refresh(model, cache);
             }
         }
@@ -177,30 +177,30 @@ impl FleetHost {
         let residents = &self.residents[cache];
         let size = model.solver.cache_bytes();
         let hertz = self.state.hertz;
-        let known =
+        let profiled =
             || residents.iter().filter_map(|resident| Some((resident, kind_of(model, resident).profile.as_ref()?)));
-        let mut spaces: Vec<f64> = known().map(|(_, profile)| profile.footprint_bytes().min(size)).collect();
+        let mut spaces: Vec<f64> = profiled().map(|(_, profile)| profile.footprint_bytes().min(size)).collect();
         if spaces.iter().sum::<f64>() > size {
             let even = size / spaces.len() as f64;
             spaces.iter_mut().for_each(|space| *space = space.min(even));
             for _ in 0..SHARE_ITERATIONS {
-                share_by_fills(&mut spaces, size, known().map(|(resident, profile)| (busy_cpus(resident), profile)));
+                share_by_fills(&mut spaces, size, profiled().map(|(resident, profile)| (busy_cpus(resident), profile)));
             }
         }
-        let fills = known().zip(&spaces).map(|((resident, profile), &space)| {
+        let fills = profiled().zip(&spaces).map(|((resident, profile), &space)| {
             profile.fills_per_cycle(space) * busy_cpus(resident) * hertz * LINE_BYTES
         });
         let fill_bytes_per_second = fills.sum();
         let effect = |share: f64| {
-            let (mut slowdown, mut busy, mut broken_limits) = (0.0, 0.0, 0.0);
-            for ((resident, profile), &space) in known().zip(&spaces) {
+            let (mut slowdown, mut busy_sum, mut broken_limits) = (0.0, 0.0, 0.0);
+            for ((resident, profile), &space) in profiled().zip(&spaces) {
                 let percent = (profile.cycles_per_instr(space * share) / profile.cycles_per_instr(size) - 1.0) * 100.0;
                 slowdown += percent.max(0.0) * busy_cpus(resident);
-                busy += busy_cpus(resident);
+                busy_sum += busy_cpus(resident);
                 let limit = kind_of(model, resident).max_slowdown_percent;
                 broken_limits += f64::from(u8::from(limit.is_some_and(|limit| percent > limit)));
             }
-            let slowdown_percent = if busy > 0.0 { slowdown / busy } else { 0.0 };
+            let slowdown_percent = if busy_sum > 0.0 { slowdown / busy_sum } else { 0.0 };
             ShareEffect { share, slowdown_percent, broken_limits }
         };
         let effects = if spaces.is_empty() { Vec::new() } else { EFFECT_SHARES.map(effect).to_vec() };
@@ -214,10 +214,10 @@ impl FleetHost {
 
     /// Updates the remaining bandwidth of each memory node.
     fn refresh_bandwidth(&mut self, model: &HostModel<'_>) {
-        let whole = self.state.memory_bytes_per_second;
+        let total_bandwidth = self.state.memory_bytes_per_second;
         for node in self.state.caches.chunks_mut(model.solver.caches_per_node().max(1)) {
-            let used: f64 = node.iter().map(|cache| cache.fill_bytes_per_second).sum();
-            node.iter_mut().for_each(|cache| cache.bandwidth_left_bytes_per_second = (whole - used).max(0.0));
+            let used_bandwidth: f64 = node.iter().map(|cache| cache.fill_bytes_per_second).sum();
+            node.iter_mut().for_each(|cache| cache.bandwidth_left_bytes_per_second = (total_bandwidth - used_bandwidth).max(0.0));
         }
     }
 
@@ -247,8 +247,8 @@ impl FleetHost {
             let levels: Vec<u8> = (0..traffic.len())
                 .map(|cache| {
                     let node = cache / per_node * per_node..(cache / per_node + 1) * per_node;
-                    let others: f64 = node.filter(|other| *other != cache).map(|other| traffic[other]).sum();
-                    let level = libm::round(others / solver.node_bytes_per_cycle() * f64::from(TRAFFIC_LEVELS));
+                    let other_traffic: f64 = node.filter(|neighbor| *neighbor != cache).map(|neighbor| traffic[neighbor]).sum();
+                    let level = libm::round(other_traffic / solver.node_bytes_per_cycle() * f64::from(TRAFFIC_LEVELS));
                     level.clamp(0.0, f64::from(TRAFFIC_LEVELS) - 1.0) as u8
                 })
                 .collect();
@@ -264,12 +264,12 @@ impl FleetHost {
     fn cache_slowdowns(&self, model: &HostModel<'_>, cache: usize) -> Vec<PartSlowdown> {
         let (key, order) = self.key(model, cache);
         let speeds = model.solver.speeds(&key);
-        let part = |((member, speed), &index): ((&CoRunMember, &crate::corun::MemberSpeed), &usize)| {
+        let part_slowdown = |((member, speed), &index): ((&CoRunMember, &crate::corun::MemberSpeed), &usize)| {
             let resident = &self.residents[cache][index];
             let ratio = f64::from(speed.cycles_per_instr) / f64::from(model.solver.solo_cycles_per_instr(*member));
             PartSlowdown { service: resident.service, threads: resident.threads, ratio }
         };
-        key.members.iter().zip(speeds.iter()).zip(&order).map(part).collect()
+        key.members.iter().zip(speeds.iter()).zip(&order).map(part_slowdown).collect()
     }
 
     /// One step of the node's policy after an evaluation; returns the slowdowns after it.
@@ -289,8 +289,8 @@ impl FleetHost {
             slowdowns = self.evaluate(model);
         }
         for _ in 0..NODE_TRIALS {
-            let Some(better) = self.try_move(model, &slowdowns) else { break };
-            slowdowns = better;
+            let Some(improved) = self.try_move(model, &slowdowns) else { break };
+            slowdowns = improved;
             *moves += 1;
         }
         if model.partitions && model.solver.can_partition() {
@@ -310,25 +310,25 @@ impl FleetHost {
         for (cache, parts) in slowdowns.iter().enumerate() {
             for part in parts {
                 let excess = self.part_excess(model, cache, part);
-                if excess > 0.0 && worst.is_none_or(|(known, ..)| excess > known) {
+                if excess > 0.0 && worst.is_none_or(|(worst_excess, ..)| excess > worst_excess) {
                     worst = Some((excess, cache, part.service));
                 }
             }
         }
-        let (_, from, service) = worst?;
-        let before = self.objective(model, slowdowns);
+        let (_, source, service) = worst?;
+        let old_objective = self.objective(model, slowdowns);
         let mut trial = self.clone();
-        let index = trial.residents[from].iter().position(|resident| resident.service == service)?;
-        let resident = trial.residents[from].remove(index);
-        trial.refresh(model, from);
+        let index = trial.residents[source].iter().position(|resident| resident.service == service)?;
+        let resident = trial.residents[source].remove(index);
+        trial.refresh(model, source);
         let target = trial.choose_cache(model, &resident);
-        if target == from {
+        if target == source {
             return None;
         }
         trial.residents[target].push(resident);
         trial.refresh(model, target);
         let after = trial.evaluate(model);
-        if trial.objective(model, &after) > before - MIN_GAIN {
+        if trial.objective(model, &after) > old_objective - MIN_GAIN {
             return None;
         }
         *self = trial;
@@ -344,8 +344,8 @@ impl FleetHost {
         self.residents[cache].iter_mut().for_each(|resident| resident.is_confined = unlimited(resident));
         let mut best = (self.cache_objective(model, cache, slowdowns) - MIN_GAIN, 0u8);
         let ways = model.solver.ways();
-        for part in [8, 4, 2] {
-            let small = (ways / part).max(1) as u8;
+        for divisor in [8, 4, 2] {
+            let small = (ways / divisor).max(1) as u8;
             self.confined_ways[cache] = small;
             let trial = self.cache_slowdowns(model, cache);
             let objective = self.cache_objective(model, cache, &trial);
@@ -371,8 +371,8 @@ impl FleetHost {
     }
 
     fn cache_objective(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
-        let all: f64 = slowdowns.iter().map(|part| (part.ratio - 1.0) * 100.0 * f64::from(part.threads)).sum();
-        self.excess(model, cache, slowdowns) + WITHIN_LIMITS_WEIGHT * all
+        let slowdown_sum: f64 = slowdowns.iter().map(|part| (part.ratio - 1.0) * 100.0 * f64::from(part.threads)).sum();
+        self.excess(model, cache, slowdowns) + WITHIN_LIMITS_WEIGHT * slowdown_sum
     }
 
     fn objective(&self, model: &HostModel<'_>, slowdowns: &[Vec<PartSlowdown>]) -> f64 {
@@ -416,7 +416,7 @@ fn share_by_fills<'a>(
     let fills: Vec<f64> = residents
         .clone()
         .zip(&*spaces)
-        .map(|((busy, profile), &space)| busy * profile.fills_per_cycle(space))
+        .map(|((cpus, profile), &space)| cpus * profile.fills_per_cycle(space))
         .collect();
     let sum: f64 = fills.iter().sum();
     if sum <= 0.0 {
@@ -425,6 +425,6 @@ fn share_by_fills<'a>(
     for ((space, fill), (_, profile)) in spaces.iter_mut().zip(&fills).zip(residents) {
         *space = 0.5 * (*space + (size * fill / sum).min(profile.footprint_bytes()));
     }
-    let all: f64 = spaces.iter().sum();
-    spaces.iter_mut().for_each(|space| *space *= size / all);
+    let total: f64 = spaces.iter().sum();
+    spaces.iter_mut().for_each(|space| *space *= size / total);
 }

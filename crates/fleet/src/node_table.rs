@@ -56,8 +56,8 @@ impl NodeTable {
     /// The number of a node; `None` if it has not published a state.
     pub(crate) fn number(&self, name: &str) -> Option<usize> {
         let hash = name_hash(name);
-        let first = self.numbers.partition_point(|(other, _)| *other < hash);
-        let equal = self.numbers[first..].iter().take_while(|(other, _)| *other == hash);
+        let first = self.numbers.partition_point(|(entry_hash, _)| *entry_hash < hash);
+        let equal = self.numbers[first..].iter().take_while(|(entry_hash, _)| *entry_hash == hash);
         equal.map(|&(_, number)| number).find(|&number| self.nodes[number].name == name)
     }
 

@@ -39,11 +39,11 @@ impl SlowdownHistogram {
     /// The smallest slowdown that this share of the samples does not exceed; `None` without samples.
     pub fn percentile(&self, share: f64) -> Option<f64> {
         let samples = self.samples();
-        let wanted = libm::ceil(share * samples as f64).max(1.0) as u64;
+        let target_count = libm::ceil(share * samples as f64).max(1.0) as u64;
         let mut sum = 0;
         let class = self.counts.iter().position(|count| {
             sum += count;
-            sum >= wanted
+            sum >= target_count
         });
         class.filter(|_| samples > 0).map(|class| libm::round(class as f64) / 10.0)
     }

@@ -21,7 +21,7 @@ pub struct HostCapacity {
 }
 
 impl HostCapacity {
-    fn fits(&self, host: &FleetHost, kind: &FleetService) -> bool {
+    fn has_room_for(&self, host: &FleetHost, kind: &FleetService) -> bool {
         host.requested_cpus + kind.cpus <= self.cpus + 1e-9
             && host.requested_bytes + kind.memory_bytes <= self.memory_bytes + 0.5
     }
@@ -46,38 +46,38 @@ pub fn choose_host(
     except: Option<usize>,
 ) -> Option<usize> {
     let fitting: Vec<usize> =
-        (0..hosts.len()).filter(|&index| Some(index) != except && capacity.fits(&hosts[index], kind)).collect();
-    let free = |index: usize| 100.0 * (1.0 - capacity.requested_share(&hosts[index], kind));
+        (0..hosts.len()).filter(|&index| Some(index) != except && capacity.has_room_for(&hosts[index], kind)).collect();
+    let free_percent = |index: usize| 100.0 * (1.0 - capacity.requested_share(&hosts[index], kind));
     let best = |score: &dyn Fn(usize) -> f64| {
         let mut best: Option<(f64, usize)> = None;
-        for (place, &index) in fitting.iter().enumerate() {
-            let place_score = score(place);
-            if best.is_none_or(|(known, _)| place_score > known) {
+        for (position, &index) in fitting.iter().enumerate() {
+            let place_score = score(position);
+            if best.is_none_or(|(best_score, _)| place_score > best_score) {
                 best = Some((place_score, index));
             }
         }
         best.map(|(_, index)| index)
     };
     match policy {
-        PlacementPolicy::Requests => best(&|place| free(fitting[place])),
-        PlacementPolicy::BinPack => best(&|place| -free(fitting[place])),
+        PlacementPolicy::Requests => best(&|place| free_percent(fitting[place])),
+        PlacementPolicy::BinPack => best(&|place| -free_percent(fitting[place])),
         PlacementPolicy::Spread => best(&|place| {
             let index = fitting[place];
             -f64::from(same_kind(index)) * 1e6 - f64::from(hosts[index].services)
         }),
         PlacementPolicy::Misses => {
             let rate = |index: usize| hosts[index].fill_bytes_per_second();
-            let most = fitting.iter().map(|&index| rate(index)).fold(0.0, f64::max);
-            let score = |index: usize| if most > 0.0 { f64::from(MAX_SCORE) * (1.0 - rate(index) / most) } else { 0.0 };
-            best(&|place| free(fitting[place]) + 10.0 * EXTENDER_WEIGHT * libm::round(score(fitting[place])))
+            let max_rate = fitting.iter().map(|&index| rate(index)).fold(0.0, f64::max);
+            let score = |index: usize| if max_rate > 0.0 { f64::from(MAX_SCORE) * (1.0 - rate(index) / max_rate) } else { 0.0 };
+            best(&|place| free_percent(fitting[place]) + 10.0 * EXTENDER_WEIGHT * libm::round(score(fitting[place])))
         }
         PlacementPolicy::Forecast => {
-            let known = forecasts(service, fitting.iter().map(|&index| Some(&hosts[index].state)));
-            let keeps_known_limits = keeps_limits(&known);
-            let ranks = scores(service, &known);
+            let node_forecasts = forecasts(service, fitting.iter().map(|&index| Some(&hosts[index].state)));
+            let keeps_known_limits = keeps_limits(&node_forecasts);
+            let ranks = scores(service, &node_forecasts);
             best(&|place| {
                 let extender = 10.0 * EXTENDER_WEIGHT * f64::from(ranks[place]);
-                if keeps_known_limits[place] { free(fitting[place]) + extender } else { f64::NEG_INFINITY }
+                if keeps_known_limits[place] { free_percent(fitting[place]) + extender } else { f64::NEG_INFINITY }
             })
         }
     }

@@ -67,7 +67,7 @@ impl PlacementLedger {
         let guess = self.guesses.remove(&number)?;
         self.by_pod.remove(&guess.pod);
         if let Some(numbers) = self.by_node.get_mut(&guess.node) {
-            numbers.retain(|other| *other != number);
+            numbers.retain(|guess_number| *guess_number != number);
             if numbers.is_empty() {
                 self.by_node.remove(&guess.node);
             }
@@ -87,7 +87,7 @@ impl PlacementLedger {
     }
 
     /// A node's state with the placements in flight added, except those of the pod itself.
-    pub(crate) fn adjusted<'a>(&self, node: &str, state: &'a NodeCacheState, pod: &str) -> Cow<'a, NodeCacheState> {
+    pub(crate) fn adjusted_state<'a>(&self, node: &str, state: &'a NodeCacheState, pod: &str) -> Cow<'a, NodeCacheState> {
         let mut adjusted = Cow::Borrowed(state);
         let numbers = self.by_node.get(node).into_iter().flatten();
         for guess in numbers.filter_map(|number| self.guesses.get(number)).filter(|guess| guess.pod != pod) {
@@ -95,8 +95,8 @@ impl PlacementLedger {
                 cache.busy_cpus += guess.busy_cpus;
                 cache.fill_bytes_per_second += guess.fill_bytes_per_second;
                 cache.occupancy_bytes = (cache.occupancy_bytes + guess.bytes).min(cache.size_bytes);
-                let left = cache.bandwidth_left_bytes_per_second - guess.fill_bytes_per_second;
-                cache.bandwidth_left_bytes_per_second = left.max(0.0);
+                let remaining = cache.bandwidth_left_bytes_per_second - guess.fill_bytes_per_second;
+                cache.bandwidth_left_bytes_per_second = remaining.max(0.0);
             }
         }
         adjusted
@@ -128,7 +128,7 @@ mod tests {
         ledger.insert(guess("2", "a", 110.0));
         ledger.insert(guess("3", "b", 120.0));
         let state = empty_node(1);
-        assert_eq!(ledger.adjusted("a", &state, "1").caches[0].busy_cpus, state.caches[0].busy_cpus + 1.0);
+        assert_eq!(ledger.adjusted_state("a", &state, "1").caches[0].busy_cpus, state.caches[0].busy_cpus + 1.0);
         assert_eq!(ledger.expire(141.0), ["a"]);
         assert_eq!(ledger.expire(115.0), ["b"]);
         assert_eq!((ledger.len(), ledger.node_of("2"), ledger.node_of("3")), (1, Some("a"), None));

@@ -118,12 +118,12 @@ impl WorkloadProfile {
 
     /// Misses per instruction with this number of bytes of the cache; linear between the points.
     pub fn misses_per_instr(&self, bytes: f64) -> f64 {
-        let above = self.curve.partition_point(|point| point.bytes <= bytes);
-        let (low, misses_low) = match above.checked_sub(1) {
+        let upper = self.curve.partition_point(|point| point.bytes <= bytes);
+        let (low, misses_low) = match upper.checked_sub(1) {
             Some(index) => (self.curve[index].bytes, self.curve[index].misses_per_kilo_instr),
             None => (0.0, self.references_per_kilo_instr),
         };
-        let per_kilo = match self.curve.get(above) {
+        let per_kilo = match self.curve.get(upper) {
             None => misses_low,
             Some(high) => {
                 let share = ((bytes - low) / (high.bytes - low)).clamp(0.0, 1.0);
@@ -147,8 +147,8 @@ impl WorkloadProfile {
     /// it fills lines as long as it runs.
     pub fn footprint_bytes(&self) -> f64 {
         let none = NO_MISSES * self.references_per_kilo_instr;
-        let whole = self.curve.iter().find(|point| point.misses_per_kilo_instr <= none);
-        whole.map_or(f64::INFINITY, |point| point.bytes)
+        let fitting_point = self.curve.iter().find(|point| point.misses_per_kilo_instr <= none);
+        fitting_point.map_or(f64::INFINITY, |point| point.bytes)
     }
 
     /// One of `threads` threads of the service, each with an equal part of its memory.
@@ -234,14 +234,14 @@ impl ReferenceMix {
         let lines = bytes / LINE_BYTES;
         let stream = (1.0 - self.working_sets.iter().map(|set| set.share).sum::<f64>()).max(0.0);
         let touched = |time: f64| {
-            let set = |set: &WorkingSet| {
+            let touched_lines = |set: &WorkingSet| {
                 let size = set.bytes / LINE_BYTES;
                 size * -libm::expm1(-set.share * time / size)
             };
-            self.working_sets.iter().map(set).sum::<f64>() + stream * time
+            self.working_sets.iter().map(touched_lines).sum::<f64>() + stream * time
         };
-        let fits = stream <= 0.0 && self.working_sets.iter().map(|set| set.bytes).sum::<f64>() <= bytes;
-        if fits {
+        let all_fit = stream <= 0.0 && self.working_sets.iter().map(|set| set.bytes).sum::<f64>() <= bytes;
+        if all_fit {
             return 0.0;
         }
         let (mut low, mut high) = (0.0, lines.max(1.0));
@@ -252,8 +252,8 @@ impl ReferenceMix {
             let middle = 0.5 * (low + high);
             if touched(middle) < lines { low = middle } else { high = middle }
         }
-        let set = |set: &WorkingSet| set.share * libm::exp(-set.share * low / (set.bytes / LINE_BYTES));
-        (self.working_sets.iter().map(set).sum::<f64>() + stream).min(1.0)
+        let miss_share = |set: &WorkingSet| set.share * libm::exp(-set.share * low / (set.bytes / LINE_BYTES));
+        (self.working_sets.iter().map(miss_share).sum::<f64>() + stream).min(1.0)
     }
 
     /// The same as a profile.
@@ -317,9 +317,9 @@ pub(crate) mod tests {
     fn impossible_profiles_are_refused_by_field() {
         let good = mix(20.0, &[(MIB, 0.6)]).profile();
         let refused = |change: fn(&mut WorkloadProfile)| {
-            let mut bad = good.clone();
-            change(&mut bad);
-            bad.check().unwrap_err().field
+            let mut damaged = good.clone();
+            change(&mut damaged);
+            damaged.check().unwrap_err().field
         };
         assert_eq!(refused(|bad| bad.curve.clear()), "curve");
         assert_eq!(refused(|bad| bad.curve[1].bytes = f64::NAN), "curve[1].bytes");

@@ -129,17 +129,17 @@ impl CacheState {
 
     /// Effect of a share on the residents, interpolated between the published ones.
     fn share_effect(&self, share: f64) -> (f64, f64) {
-        let below = self.effects.partition_point(|effect| effect.share > share);
+        let lower = self.effects.partition_point(|effect| effect.share > share);
         let value = |effect: &ShareEffect| (effect.slowdown_percent, effect.broken_limits);
-        match (below.checked_sub(1).and_then(|index| self.effects.get(index)), self.effects.get(below)) {
+        match (lower.checked_sub(1).and_then(|index| self.effects.get(index)), self.effects.get(lower)) {
             (Some(high), Some(low)) => {
-                let part = (high.share - share) / (high.share - low.share);
-                let mixed = |high: f64, low: f64| high + part * (low - high);
+                let fraction = (high.share - share) / (high.share - low.share);
+                let mixed = |high: f64, low: f64| high + fraction * (low - high);
                 // A limit is either broken or kept, so the smaller share's limits count from halfway on.
-                let broken = if part >= 0.5 { low.broken_limits } else { high.broken_limits };
+                let broken = if fraction >= 0.5 { low.broken_limits } else { high.broken_limits };
                 (mixed(high.slowdown_percent, low.slowdown_percent), broken)
             }
-            (Some(only), None) | (None, Some(only)) => value(only),
+            (Some(nearest), None) | (None, Some(nearest)) => value(nearest),
             (None, None) => (0.0, 0.0),
         }
     }
@@ -206,22 +206,22 @@ impl ShareTable {
     }
 
     /// Space of the service beside residents with this many fills.
-    fn remaining_space(&self, others: f64) -> f64 {
-        let step = self.pressure.partition_point(|pressure| *pressure >= others).clamp(1, SHARE_STEPS) - 1;
+    fn remaining_space(&self, other_fills: f64) -> f64 {
+        let step = self.pressure.partition_point(|pressure| *pressure >= other_fills).clamp(1, SHARE_STEPS) - 1;
         if step == 0 {
-            let all = self.fills[0] + others;
-            let first = if all > 0.0 { self.size_bytes * self.fills[0] / all } else { self.size_bytes };
+            let all_fills = self.fills[0] + other_fills;
+            let first = if all_fills > 0.0 { self.size_bytes * self.fills[0] / all_fills } else { self.size_bytes };
             return first.min(self.size_bytes / SHARE_STEPS as f64);
         }
         let (high, low) = (self.pressure[step], self.pressure[step + 1]);
-        let part = if high > low { ((high - others) / (high - low)).clamp(0.0, 1.0) } else { 1.0 };
-        self.size_bytes * (step as f64 + part) / SHARE_STEPS as f64
+        let fraction = if high > low { ((high - other_fills) / (high - low)).clamp(0.0, 1.0) } else { 1.0 };
+        self.size_bytes * (step as f64 + fraction) / SHARE_STEPS as f64
     }
 
     fn interpolate(&self, values: &[f64; SHARE_STEPS + 1], bytes: f64) -> f64 {
-        let place = (bytes / self.size_bytes * SHARE_STEPS as f64).clamp(0.0, SHARE_STEPS as f64);
-        let low = (place as usize).min(SHARE_STEPS - 1);
-        values[low] + (place - low as f64) * (values[low + 1] - values[low])
+        let position = (bytes / self.size_bytes * SHARE_STEPS as f64).clamp(0.0, SHARE_STEPS as f64);
+        let low = (position as usize).min(SHARE_STEPS - 1);
+        values[low] + (position - low as f64) * (values[low + 1] - values[low])
     }
 }
 
@@ -257,7 +257,7 @@ impl<'a> ServiceForecaster<'a> {
         let mut best: Option<(usize, PlacementForecast)> = None;
         for (index, cache) in node.caches.iter().enumerate() {
             let forecast = self.cache_forecast(node, cache)?;
-            if best.as_ref().is_none_or(|(_, known)| is_better(&forecast, known)) {
+            if best.as_ref().is_none_or(|(_, best_forecast)| is_better(&forecast, best_forecast)) {
                 best = Some((index, forecast));
             }
         }
@@ -272,20 +272,20 @@ fn table_forecast(
     node: &NodeCacheState,
     cache: &CacheState,
 ) -> PlacementForecast {
-    let free = (cache.size_bytes - cache.occupancy_bytes).max(0.0);
-    let bytes = table.remaining_space(cache.fill_bytes_per_second).max(free).min(table.footprint_bytes);
-    let wanted = table.interpolate(&table.fills, bytes) * (1.0 + profile.write_share);
-    let used = (node.memory_bytes_per_second - cache.bandwidth_left_bytes_per_second).max(0.0) + wanted;
-    let crowd = (used / (BUSY_MEMORY * node.memory_bytes_per_second)).max(1.0);
+    let free_bytes = (cache.size_bytes - cache.occupancy_bytes).max(0.0);
+    let bytes = table.remaining_space(cache.fill_bytes_per_second).max(free_bytes).min(table.footprint_bytes);
+    let own_traffic = table.interpolate(&table.fills, bytes) * (1.0 + profile.write_share);
+    let total_traffic = (node.memory_bytes_per_second - cache.bandwidth_left_bytes_per_second).max(0.0) + own_traffic;
+    let crowd = (total_traffic / (BUSY_MEMORY * node.memory_bytes_per_second)).max(1.0);
     // Waits for memory grow with utilization; the share of its time that waits for memory is known.
-    let here = table.interpolate(&table.cycles, bytes) + table.interpolate(&table.waits, bytes) * (crowd - 1.0);
-    let slowdown_percent = (here / table.cycles[SHARE_STEPS] - 1.0).max(0.0) * 100.0;
-    let lost = (bytes - free).max(0.0);
+    let cycles_here = table.interpolate(&table.cycles, bytes) + table.interpolate(&table.waits, bytes) * (crowd - 1.0);
+    let slowdown_percent = (cycles_here / table.cycles[SHARE_STEPS] - 1.0).max(0.0) * 100.0;
+    let taken_bytes = (bytes - free_bytes).max(0.0);
     let remaining_share =
-        if cache.occupancy_bytes > 0.0 { (1.0 - lost / cache.occupancy_bytes).clamp(0.0, 1.0) } else { 1.0 };
-    let (before, broken_before) = cache.share_effect(1.0);
-    let (after, broken_after) = cache.share_effect(remaining_share);
-    let harm_cpu_percent = (after - before).max(0.0) * cache.busy_cpus;
+        if cache.occupancy_bytes > 0.0 { (1.0 - taken_bytes / cache.occupancy_bytes).clamp(0.0, 1.0) } else { 1.0 };
+    let (slowdown_before, broken_before) = cache.share_effect(1.0);
+    let (slowdown_after, broken_after) = cache.share_effect(remaining_share);
+    let harm_cpu_percent = (slowdown_after - slowdown_before).max(0.0) * cache.busy_cpus;
     let own_broken = service.max_slowdown_percent.is_some_and(|limit| slowdown_percent > limit);
     let broken_limits = (broken_after - broken_before).max(0.0) + f64::from(u8::from(own_broken));
     let crowded_cpus = (cache.busy_cpus + service.busy_cpus - cache.cpus).max(0.0);
@@ -325,16 +325,16 @@ pub fn keeps_limits(forecasts: &[Option<PlacementForecast>]) -> Vec<bool> {
 /// Scores from 0 to [`MAX_SCORE`]: the best node has the highest, and each additional cost of four percent of a CPU
 /// halves the score.
 pub fn scores(service: &ServiceDemand<'_>, forecasts: &[Option<PlacementForecast>]) -> Vec<u8> {
-    let known = || forecasts.iter().flatten();
-    let fewest = known().map(|forecast| forecast.broken_limits).fold(f64::INFINITY, f64::min);
-    let keeping = known().filter(|forecast| forecast.broken_limits <= fewest);
+    let known_forecasts = || forecasts.iter().flatten();
+    let fewest = known_forecasts().map(|forecast| forecast.broken_limits).fold(f64::INFINITY, f64::min);
+    let keeping = known_forecasts().filter(|forecast| forecast.broken_limits <= fewest);
     let cheapest = keeping.map(|forecast| forecast.cost_cpu_percent).fold(f64::INFINITY, f64::min);
     let half = HALF_PREFERENCE_PERCENT * service.busy_cpus.max(0.25);
     let score = |forecast: &Option<PlacementForecast>| match forecast {
         None => NEUTRAL_SCORE,
         Some(forecast) => {
-            let more = (forecast.cost_cpu_percent - cheapest).max(0.0);
-            let preference = half / (half + more) / (1.0 + forecast.broken_limits - fewest);
+            let excess_cost = (forecast.cost_cpu_percent - cheapest).max(0.0);
+            let preference = half / (half + excess_cost) / (1.0 + forecast.broken_limits - fewest);
             libm::round(f64::from(MAX_SCORE) * preference) as u8
         }
     };
@@ -380,7 +380,7 @@ pub(crate) mod tests {
         ServiceDemand { profile: Some(profile), busy_cpus: 2.0, max_slowdown_percent: Some(5.0) }
     }
 
-    fn one(service: &ServiceDemand<'_>, node: &NodeCacheState, cache: &CacheState) -> PlacementForecast {
+    fn forecast_one(service: &ServiceDemand<'_>, node: &NodeCacheState, cache: &CacheState) -> PlacementForecast {
         ServiceForecaster::new(service).cache_forecast(node, cache).unwrap()
     }
 
@@ -400,12 +400,12 @@ pub(crate) mod tests {
         let profile = mix(20.0, &[(24.0 * MIB, 1.0)]).profile();
         let node = empty_node(1);
         let slowdowns: Vec<f64> =
-            [1e8, 1e9, 4e9, 2e10].map(|fills| one(&demand(&profile), &node, &crowded(fills)).slowdown_percent).to_vec();
+            [1e8, 1e9, 4e9, 2e10].map(|fills| forecast_one(&demand(&profile), &node, &crowded(fills)).slowdown_percent).to_vec();
         assert!(slowdowns.is_sorted() && slowdowns[3] > slowdowns[0] + 20.0, "{slowdowns:?}");
         let harms: Vec<f64> = [1.0, 5.0, 20.0, 40.0]
             .map(|references| {
                 let stream = mix(references, &[]).profile();
-                one(&demand(&stream), &node, &crowded(2e9)).harm_cpu_percent
+                forecast_one(&demand(&stream), &node, &crowded(2e9)).harm_cpu_percent
             })
             .to_vec();
         assert!(harms.is_sorted() && harms[3] > harms[0], "{harms:?}");
@@ -417,21 +417,21 @@ pub(crate) mod tests {
         let profile = mix(20.0, &[]).profile();
         let node = empty_node(1);
         let service = demand(&profile);
-        let own = profile.fills_per_cycle(0.0) * node.hertz * service.busy_cpus * 64.0;
+        let own_fills = profile.fills_per_cycle(0.0) * node.hertz * service.busy_cpus * 64.0;
         let cache = CacheState {
             effects: vec![
                 ShareEffect { share: 1.0, slowdown_percent: 0.0, broken_limits: 0.0 },
                 ShareEffect { share: 0.0, slowdown_percent: 100.0, broken_limits: 0.0 },
             ],
-            ..crowded(own)
+            ..crowded(own_fills)
         };
         // Half of the cache is lost, so the residents lose half of 100 percent on eight CPUs. The stream loses nothing.
-        let stream = one(&service, &node, &cache);
+        let stream = forecast_one(&service, &node, &cache);
         assert!(stream.slowdown_percent < 1e-9, "{stream:?}");
         assert!((stream.harm_cpu_percent / 8.0 - 50.0).abs() < 1.0, "{stream:?}");
         let reuse = mix(20.0, &[(1000.0 * MIB, 1.0)]).profile();
-        let own = reuse.fills_per_cycle(16.0 * MIB) * node.hertz * 2.0 * 64.0;
-        let halved = one(&demand(&reuse), &node, &CacheState { fill_bytes_per_second: own, ..cache });
+        let own_fills = reuse.fills_per_cycle(16.0 * MIB) * node.hertz * 2.0 * 64.0;
+        let halved = forecast_one(&demand(&reuse), &node, &CacheState { fill_bytes_per_second: own_fills, ..cache });
         assert!((halved.harm_cpu_percent / 8.0 - 50.0).abs() < 1.0, "{halved:?}");
     }
 
@@ -444,21 +444,21 @@ pub(crate) mod tests {
         assert_eq!(scores(&unknown, &neutral), [NEUTRAL_SCORE; 2]);
         assert_eq!(keeps_limits(&neutral), [true, true]);
         let profile = mix(20.0, &[(24.0 * MIB, 1.0)]).profile();
-        let known = forecasts(&demand(&profile), [Some(&nodes[0]), None, Some(&nodes[1])].into_iter());
-        let ranks = scores(&demand(&profile), &known);
+        let node_forecasts = forecasts(&demand(&profile), [Some(&nodes[0]), None, Some(&nodes[1])].into_iter());
+        let ranks = scores(&demand(&profile), &node_forecasts);
         assert!(ranks[0] == 10 && ranks[1] == 5 && ranks[2] < 5, "{ranks:?}");
-        assert_eq!(keeps_limits(&known), [true, true, false]);
-        assert_eq!(keeps_limits(&known[2..]), [true], "a forecast makes no service unschedulable");
+        assert_eq!(keeps_limits(&node_forecasts), [true, true, false]);
+        assert_eq!(keeps_limits(&node_forecasts[2..]), [true], "a forecast makes no service unschedulable");
     }
 
     /// Are forged states rejected with the field?
     #[test]
     fn forged_states_are_refused() {
         let refused = |change: fn(&mut NodeCacheState)| {
-            let mut bad = NodeCacheState { caches: vec![crowded(1e9)], ..empty_node(1) };
-            bad.check().unwrap();
-            change(&mut bad);
-            bad.check().unwrap_err().field
+            let mut damaged = NodeCacheState { caches: vec![crowded(1e9)], ..empty_node(1) };
+            damaged.check().unwrap();
+            change(&mut damaged);
+            damaged.check().unwrap_err().field
         };
         assert_eq!(refused(|bad| bad.hertz = f64::NAN), "hertz");
         assert_eq!(refused(|bad| bad.caches.clear()), "caches");

@@ -333,7 +333,7 @@ impl ServiceSpec {
         }
         check_range("weight", self.weight, 1e-6, 1e6)?;
         let sources = [self.profile.is_some(), self.profile_file.is_some(), self.references.is_some()];
-        if sources.iter().filter(|given| **given).count() > 1 {
+        if sources.iter().filter(|is_set| **is_set).count() > 1 {
             return Err(FleetFieldError::new(
                 "profile",
                 "several sources",

@@ -150,9 +150,9 @@ impl<'a> FleetStudy<'a> {
             Some(next - 1)
         });
         let profiles = profiles.collect();
-        let known: Vec<_> = kinds.iter().filter_map(|kind| kind.profile.clone()).collect();
+        let known_profiles: Vec<_> = kinds.iter().filter_map(|kind| kind.profile.clone()).collect();
         let solvers =
-            machines.iter().map(|machine| CoRunSolver::new(machine, known.clone())).collect::<Result<_, _>>()?;
+            machines.iter().map(|machine| CoRunSolver::new(machine, known_profiles.clone())).collect::<Result<_, _>>()?;
         let mut variants = Vec::new();
         for change in std::iter::once(&FleetChange::None).chain(changes) {
             for &node in &spec.nodes {
@@ -172,12 +172,12 @@ impl<'a> FleetStudy<'a> {
     fn lives(&self, cell: usize, cells: &[u32]) -> Vec<ServiceLife> {
         match self.pods {
             None => {
-                let running = self.spec.services_per_host * f64::from(cells[cell]);
-                draw_lives(self.kinds, running, self.spec.hours, self.spec.seed, cell as u32)
+                let running_count = self.spec.services_per_host * f64::from(cells[cell]);
+                draw_lives(self.kinds, running_count, self.spec.hours, self.spec.seed, cell as u32)
             }
             Some(pods) => {
-                let own = pods.iter().skip(cell).step_by(cells.len());
-                own.map(|&kind| ServiceLife { kind, arrives: 0.0, departs: f64::INFINITY }).collect()
+                let cell_pods = pods.iter().skip(cell).step_by(cells.len());
+                cell_pods.map(|&kind| ServiceLife { kind, arrives: 0.0, departs: f64::INFINITY }).collect()
             }
         }
     }
@@ -233,21 +233,21 @@ impl<'a> FleetStudy<'a> {
     pub fn run_part(
         &self,
         part: FleetPart,
-        known: &BTreeMap<FleetPart, FleetPartOutcome>,
+        known_outcomes: &BTreeMap<FleetPart, FleetPartOutcome>,
         stop: &dyn Fn() -> bool,
     ) -> Option<FleetPartOutcome> {
         let cells = self.hosts_by_cell();
         match part {
             FleetPart::Cell { variant, cell } => {
                 let variant = &self.variants[variant];
-                let more = u32::from(variant.change == FleetChange::OneMoreHost && cell + 1 == cells.len());
+                let extra_hosts = u32::from(variant.change == FleetChange::OneMoreHost && cell + 1 == cells.len());
                 let lives = self.lives(cell, &cells);
-                cell::run(&self.setup(variant, cells[cell] + more), &lives, stop).map(FleetPartOutcome::Cell)
+                cell::run(&self.setup(variant, cells[cell] + extra_hosts), &lives, stop).map(FleetPartOutcome::Cell)
             }
             FleetPart::Search { variant } => {
-                let first = |variant: usize| match known.get(&FleetPart::Cell { variant, cell: 0 }) {
+                let first = |variant: usize| match known_outcomes.get(&FleetPart::Cell { variant, cell: 0 }) {
                     Some(FleetPartOutcome::Cell(outcome)) => Some(outcome.clone()),
-                    _ => match self.run_part(FleetPart::Cell { variant, cell: 0 }, known, stop)? {
+                    _ => match self.run_part(FleetPart::Cell { variant, cell: 0 }, known_outcomes, stop)? {
                         FleetPartOutcome::Cell(outcome) => Some(outcome),
                         FleetPartOutcome::Search(_) => None,
                     },
@@ -272,18 +272,18 @@ impl<'a> FleetStudy<'a> {
     pub fn run(&self, control: &RunControl<'_>) -> Option<FleetResult> {
         let (cells, searches): (Vec<_>, Vec<_>) =
             self.parts().into_iter().partition(|part| matches!(part, FleetPart::Cell { .. }));
-        let all = cells.len() + searches.len() * SEARCH_CELLS;
-        let done = AtomicUsize::new(0);
-        let mut known = BTreeMap::new();
+        let total_weight = cells.len() + searches.len() * SEARCH_CELLS;
+        let finished_weight = AtomicUsize::new(0);
+        let mut known_outcomes = BTreeMap::new();
         for (parts, weight) in [(cells, 1), (searches, SEARCH_CELLS)] {
             let outcomes = parallel(control.workers, parts.len(), &|index| {
-                let outcome = self.run_part(parts[index], &known, &|| (control.stop)())?;
-                (control.progress)(done.fetch_add(weight, Ordering::Relaxed) + weight, all);
+                let outcome = self.run_part(parts[index], &known_outcomes, &|| (control.stop)())?;
+                (control.progress)(finished_weight.fetch_add(weight, Ordering::Relaxed) + weight, total_weight);
                 Some(outcome)
             })?;
-            known.extend(parts.into_iter().zip(outcomes));
+            known_outcomes.extend(parts.into_iter().zip(outcomes));
         }
-        self.merge(&known)
+        self.merge(&known_outcomes)
     }
 
     /// The result of all parts; `None` if one is missing.
@@ -334,14 +334,14 @@ impl<'a> FleetStudy<'a> {
         stop: &dyn Fn() -> bool,
     ) -> Option<HostSearch> {
         let hosts = self.hosts_by_cell()[0];
-        let (Some(known), Some(promise)) = (start.limit_kept_share(), promise) else {
+        let (Some(kept_share), Some(promise)) = (start.limit_kept_share(), promise) else {
             return Some(HostSearch::default());
         };
-        let mut shares = BTreeMap::from([(0, 0.0), (hosts, known)]);
+        let mut shares = BTreeMap::from([(0, 0.0), (hosts, kept_share)]);
         let run = |count: u32| cell::run(&self.setup(variant, count), lives, stop);
         // `high` keeps the promise, and `low` does not.
         let (mut low, mut high) = (0, hosts);
-        let mut is_kept = known >= promise;
+        let mut is_kept = kept_share >= promise;
         if is_kept {
             let mut step = hosts.div_ceil(8);
             while step < high && low == 0 {
@@ -351,7 +351,7 @@ impl<'a> FleetStudy<'a> {
                 if share >= promise { (high, step) = (next, step * 2) } else { low = next }
             }
         }
-        let mut before = start;
+        let mut previous = start;
         while !is_kept {
             (low, high) = (high, high + high.div_ceil(2));
             if high > hosts * MAX_HOSTS_FACTOR {
@@ -362,17 +362,17 @@ impl<'a> FleetStudy<'a> {
             shares.insert(high, share);
             is_kept = share >= promise;
             // A policy that leaves additional hosts empty gains nothing from still more of them.
-            if !is_kept && outcome.slowdowns == before.slowdowns && outcome.kept_samples == before.kept_samples {
+            if !is_kept && outcome.slowdowns == previous.slowdowns && outcome.kept_samples == previous.kept_samples {
                 break;
             }
-            before = outcome;
+            previous = outcome;
         }
         let mut evaluations = 0;
         while is_kept && high - low > 1 {
             evaluations += 1;
-            let (below, above) = (shares[&low], shares[&high]);
-            let chord = f64::from(low) + (promise - below) / (above - below).max(1e-9) * f64::from(high - low);
-            let ray = if below > 0.0 { f64::from(low) * promise / below } else { chord };
+            let (low_share, high_share) = (shares[&low], shares[&high]);
+            let chord = f64::from(low) + (promise - low_share) / (high_share - low_share).max(1e-9) * f64::from(high - low);
+            let ray = if low_share > 0.0 { f64::from(low) * promise / low_share } else { chord };
             let middle = if evaluations % 3 == 0 { 0.5 * f64::from(low + high) } else { 0.5 * (chord + ray) };
             let next = (libm::round(middle) as u32).clamp(low + 1, high - 1);
             let share = run(next)?.limit_kept_share().unwrap_or(1.0);

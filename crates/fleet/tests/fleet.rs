@@ -153,8 +153,8 @@ fn the_same_seed_gives_the_same_bits_on_any_number_of_workers() {
     assert_eq!(single.csv(), three.csv());
     assert_eq!(single.variants.len(), 20, "five policies, two node policies, and one more host");
     assert!(single.variants[10].name.ends_with("one more host"), "{}", single.variants[10].name);
-    let other = FleetSpec { seed: 6, ..spec };
-    assert_ne!(single.variants, run(&other, &kinds, 1, &[FleetChange::OneMoreHost]).variants);
+    let other_seed = FleetSpec { seed: 6, ..spec };
+    assert_ne!(single.variants, run(&other_seed, &kinds, 1, &[FleetChange::OneMoreHost]).variants);
 }
 
 /// Do results and work of equal cells add up: three times the hosts, three times the services, the same shares?

@@ -3,7 +3,7 @@
 use cachemate_core::SplitMix64;
 
 /// Values that often break readers of numbers, names and structures.
-const ODD: &[&str] = &[
+const ODD_VALUES: &[&str] = &[
     "0",
     "-1",
     "1",
@@ -35,41 +35,41 @@ const ODD: &[&str] = &[
     "{\"a\":",
     "\u{feff}",
 ];
-const CHANGES_AT_MOST: u64 = 6;
+const MAX_CHANGES: u64 = 6;
 const MAX_NESTING: u64 = 4_000;
 
 /// A changed copy of `seed`, of `at_most` bytes at most; `other` lends pieces.
-pub fn mutate(generator: &mut SplitMix64, seed: &[u8], other: &[u8], at_most: usize) -> Vec<u8> {
+pub fn mutate(generator: &mut SplitMix64, seed: &[u8], other_seed: &[u8], max_bytes: usize) -> Vec<u8> {
     let mut bytes = seed.to_vec();
-    for _ in 0..=generator.draw_below(CHANGES_AT_MOST) {
-        mutate_once(generator, &mut bytes, other);
-        bytes.truncate(at_most);
+    for _ in 0..=generator.draw_below(MAX_CHANGES) {
+        mutate_once(generator, &mut bytes, other_seed);
+        bytes.truncate(max_bytes);
     }
     bytes
 }
 
-fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other: &[u8]) {
-    let at = random_index(generator, bytes.len() + 1);
-    let odd = ODD[random_index(generator, ODD.len())].as_bytes();
+fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other_seed: &[u8]) {
+    let index = random_index(generator, bytes.len() + 1);
+    let odd = ODD_VALUES[random_index(generator, ODD_VALUES.len())].as_bytes();
     match generator.draw_below(9) {
-        0 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << generator.draw_below(8)),
-        1 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte = generator.next_u64() as u8),
-        2 => bytes.truncate(at),
-        3 => drop(bytes.drain(at..at + random_index(generator, bytes.len() - at + 1))),
+        0 => bytes.iter_mut().skip(index).take(1).for_each(|byte| *byte ^= 1 << generator.draw_below(8)),
+        1 => bytes.iter_mut().skip(index).take(1).for_each(|byte| *byte = generator.next_u64() as u8),
+        2 => bytes.truncate(index),
+        3 => drop(bytes.drain(index..index + random_index(generator, bytes.len() - index + 1))),
         4 => {
             let piece = random_piece(generator, bytes);
-            bytes.splice(at..at, piece);
+            bytes.splice(index..index, piece);
         }
         5 => {
-            let piece = random_piece(generator, other);
-            bytes.splice(at..at, piece);
+            let piece = random_piece(generator, other_seed);
+            bytes.splice(index..index, piece);
         }
-        6 => drop(bytes.splice(at..at, odd.iter().copied())),
+        6 => drop(bytes.splice(index..index, odd.iter().copied())),
         7 => insert_number(generator, bytes, odd),
         _ => {
             let opening = [b'[', b'{', b'(', b'"', b' ', b'\n'][random_index(generator, 6)];
             let count = generator.draw_below(MAX_NESTING) as usize;
-            bytes.splice(at..at, std::iter::repeat_n(opening, count));
+            bytes.splice(index..index, std::iter::repeat_n(opening, count));
         }
     }
 }
@@ -86,12 +86,12 @@ fn insert_number(generator: &mut SplitMix64, bytes: &mut Vec<u8>, odd: &[u8]) {
     bytes.splice(start..end, odd.iter().copied());
 }
 
-fn random_piece(generator: &mut SplitMix64, from: &[u8]) -> Vec<u8> {
-    let start = random_index(generator, from.len() + 1);
-    let end = start + random_index(generator, from.len() - start + 1);
-    from[start..end].to_vec()
+fn random_piece(generator: &mut SplitMix64, source: &[u8]) -> Vec<u8> {
+    let start = random_index(generator, source.len() + 1);
+    let end = start + random_index(generator, source.len() - start + 1);
+    source[start..end].to_vec()
 }
 
-fn random_index(generator: &mut SplitMix64, below: usize) -> usize {
-    generator.draw_below(below as u64) as usize
+fn random_index(generator: &mut SplitMix64, bound: usize) -> usize {
+    generator.draw_below(bound as u64) as usize
 }

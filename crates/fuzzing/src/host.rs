@@ -11,7 +11,7 @@ use cachemate_core::CpuSet;
 use cachemate_linux::kernel::scheduling::SchedParams;
 use cachemate_linux::kernel::{DirLock, Kernel};
 
-const FILES_AT_MOST: usize = 512;
+const MAX_FILES: usize = 512;
 
 /// A host that is told by an input: its files, and nothing else.
 pub struct InputHost {
@@ -25,9 +25,9 @@ impl InputHost {
         let mut files: BTreeMap<PathBuf, String> = BTreeMap::new();
         let mut path = None;
         for line in text.split_inclusive('\n') {
-            let named = line.trim_end().strip_prefix("==> ").and_then(|line| line.strip_suffix(" <=="));
-            match named {
-                Some(name) if files.len() < FILES_AT_MOST => path = plain_path(name),
+            let header_path = line.trim_end().strip_prefix("==> ").and_then(|line| line.strip_suffix(" <=="));
+            match header_path {
+                Some(name) if files.len() < MAX_FILES => path = plain_path(name),
                 Some(_) => path = None,
                 None => {
                     if let Some(path) = &path {

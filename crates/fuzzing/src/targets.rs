@@ -33,18 +33,18 @@ pub struct FuzzTarget {
     /// Reads an input and drops what it read.
     pub run: fn(&[u8]),
     /// Most memory in use at once, for an input of [`MAX_INPUT_BYTES`]; the unpacker's own is not counted.
-    pub memory_at_most_bytes: usize,
+    pub max_memory_bytes: usize,
     /// Files of the project that are inputs as they are, beside the corpus: a folder or a file.
-    pub beside: &'static str,
+    pub extra_folder: &'static str,
 }
 
 const fn new_target(
     name: &'static str,
-    memory_at_most_mib: usize,
+    max_memory_mib: usize,
     run: fn(&[u8]),
     corpus_dir: &'static str,
 ) -> FuzzTarget {
-    FuzzTarget { name, run, memory_at_most_bytes: memory_at_most_mib * MIB, beside: corpus_dir }
+    FuzzTarget { name, run, max_memory_bytes: max_memory_mib * MIB, extra_folder: corpus_dir }
 }
 
 /// Every reader of foreign input.
@@ -75,11 +75,11 @@ pub fn find_target(name: &str) -> Option<&'static FuzzTarget> {
 /// # Errors
 /// A file of them cannot be read.
 pub fn read_corpus(target: &FuzzTarget) -> io::Result<Vec<Vec<u8>>> {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folder = own.join("corpus").join(target.name);
+    let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = crate_dir.join("corpus").join(target.name);
     let mut files = if cachemate_files::exists(&folder) { list_files(&folder)? } else { Vec::new() };
-    if !target.beside.is_empty() {
-        files.extend(list_files(&own.join("../..").join(target.beside))?);
+    if !target.extra_folder.is_empty() {
+        files.extend(list_files(&crate_dir.join("../..").join(target.extra_folder))?);
     }
     let cut = |file: PathBuf| {
         let mut bytes = Vec::new();
@@ -174,12 +174,12 @@ fn journal_lines(bytes: &[u8]) {
         let message = line.split_once(' ').map_or(line, |(_, message_part)| message_part);
         format!("{:016x} {message}\n", xxhash_rust::xxh3::xxh3_64(message.as_bytes()))
     });
-    let Ok(found) = journal::read(path, summed.collect::<String>().as_bytes()) else { return };
+    let Ok(recovered) = journal::read(path, summed.collect::<String>().as_bytes()) else { return };
     let nothing = InputHost::new(b"");
-    for (object, held) in &found.held {
+    for (object, entry) in &recovered.entries {
         object_state::read_state(&nothing, object).ok();
-        object_state::write_state(&nothing, object, &held.original).ok();
-        object_state::write_state(&nothing, object, &held.original).ok();
+        object_state::write_state(&nothing, object, &entry.original).ok();
+        object_state::write_state(&nothing, object, &entry.original).ok();
     }
 }
 
@@ -191,12 +191,12 @@ fn host(bytes: &[u8]) {
         ManageRule { cgroup: Some("/a".into()), user: Some(5), pid: Some(5), ..ManageRule::default() },
         ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() },
     ];
-    let mut all = tasks::TaskTable::new(true);
+    let mut task_table = tasks::TaskTable::new(true);
     for now_ns in 0..2 {
-        all.forget_reused(&fuzzed_host);
-        all.refresh(&fuzzed_host, &rules, now_ns).ok();
+        task_table.forget_reused(&fuzzed_host);
+        task_table.refresh(&fuzzed_host, &rules, now_ns).ok();
     }
-    for task in all.all() {
+    for task in task_table.all() {
         fuzzed_host.affinity(task.thread.tid).ok();
         fuzzed_host.scheduling(task.thread.tid).ok();
     }

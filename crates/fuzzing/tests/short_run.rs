@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cachemate_core::SplitMix64;
 use cachemate_fuzzing::{CountingAllocator, FuzzTarget, MAX_INPUT_BYTES, TARGETS, mutate, read_corpus};
 
-const CHANGED: u64 = 1_500;
+const CHANGED_INPUTS: u64 = 1_500;
 /// No input is worth more time; nothing is expected to come near.
 const HANGS_AFTER: Duration = Duration::from_secs(60);
 
@@ -62,10 +62,10 @@ impl Watchdog {
         self.done.fetch_add(1, Ordering::Relaxed);
         assert!(outcome.is_ok(), "{} panicked on {}", target.name, bytes.escape_ascii());
         assert!(
-            took <= target.memory_at_most_bytes,
+            took <= target.max_memory_bytes,
             "{} took {took} bytes, at most {} stated, on {}",
             target.name,
-            target.memory_at_most_bytes,
+            target.max_memory_bytes,
             bytes.escape_ascii()
         );
         took
@@ -86,7 +86,7 @@ fn no_input_harms_a_reader() {
         let mut most = corpus.iter().map(|bytes| watched.run(target, bytes)).max().unwrap_or(0);
         let mut generator = SplitMix64::new(number("CACHEMATE_FUZZ_SEED").unwrap_or(15) + index as u64);
         let (start, mut runs) = (Instant::now(), 0);
-        while seconds.map_or(runs < CHANGED, |seconds| start.elapsed().as_secs() < seconds) {
+        while seconds.map_or(runs < CHANGED_INPUTS, |seconds| start.elapsed().as_secs() < seconds) {
             let seed = &corpus[generator.draw_below(corpus.len() as u64) as usize];
             let other = &corpus[generator.draw_below(corpus.len() as u64) as usize];
             let bytes = mutate(&mut generator, seed, other, MAX_INPUT_BYTES);

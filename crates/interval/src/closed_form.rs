@@ -41,7 +41,7 @@ pub fn phase_of(
 
 /// Independent references to `lines` equally likely lines: with `s` resident lines, a share `s / lines` hits.
 pub fn uniform(line_bytes: f64, capacity_lines: f64, lines: f64, references_per_instr: f64) -> ProgramPhase {
-    let fills = |held: f64| references_per_instr * (1.0 - held / lines).max(0.0);
+    let fills = |resident_lines: f64| references_per_instr * (1.0 - resident_lines / lines).max(0.0);
     ProgramPhase {
         footprint_bytes: Some(lines * line_bytes),
         ..phase_of(line_bytes, capacity_lines, STEPS_OF_A_LINE, fills)

@@ -88,8 +88,8 @@ impl PhaseCurves {
         self.aided.extend(aided);
         self.footprint_lines.push(footprint.min(f64::from(self.capacity_lines())) as f32);
         let unaided = phase.points.iter().filter_map(|point| point.without_prefetch);
-        let (stall, fills) = unaided.fold((0.0, 0.0), |(stall, fills), bare| {
-            (stall + bare.memory_stall_cycles_per_instr, fills + bare.demand_fills_per_instr)
+        let (stall, fills) = unaided.fold((0.0, 0.0), |(stall, fills), rates| {
+            (stall + rates.memory_stall_cycles_per_instr, fills + rates.demand_fills_per_instr)
         });
         self.miss_price.push(if fills > NO_FILLS { (stall / fills) as f32 } else { latency_cycles as f32 });
         self.throttles.push(throttles);
@@ -101,8 +101,8 @@ impl PhaseCurves {
     pub fn rates(&self, curve: u32, lines: f32, dropped: f32) -> SizeRates {
         let first = curve as usize * NODES;
         // A program whose whole footprint is resident misses as often as with the whole cache.
-        let whole = lines >= ALL_OF_IT * self.footprint_lines[curve as usize];
-        let lines = if whole { self.capacity_lines() } else { lines };
+        let fits_whole = lines >= ALL_OF_IT * self.footprint_lines[curve as usize];
+        let lines = if fits_whole { self.capacity_lines() } else { lines };
         let aided = self.interpolate(&self.aided[first..first + NODES], lines);
         if dropped <= 0.0 || !self.throttles[curve as usize] {
             return aided;
@@ -135,53 +135,53 @@ impl PhaseCurves {
 
     #[inline]
     fn interpolate(&self, nodes: &[SizeRates], lines: f32) -> SizeRates {
-        let place = (lines * self.steps_per_line).clamp(0.0, STEPS as f32);
-        let low = (place as usize).min(STEPS - 1);
-        interpolate(&nodes[low], &nodes[low + 1], place - low as f32)
+        let position = (lines * self.steps_per_line).clamp(0.0, STEPS as f32);
+        let low = (position as usize).min(STEPS - 1);
+        interpolate(&nodes[low], &nodes[low + 1], position - low as f32)
     }
 
     /// Lines touched in a window of this many own instructions, and how many more each further instruction touches.
     /// `near` is the position of the previous result, from which the search starts; it is updated.
     #[inline]
-    pub fn footprint(&self, curve: u32, window_instr: f64, near: &mut u8) -> (f32, f32) {
+    pub fn footprint(&self, curve: u32, window_instr: f64, hint: &mut u8) -> (f32, f32) {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
         let window = window_instr as f32;
-        let mut at = usize::from(*near);
+        let mut at = usize::from(*hint);
         while at < STEPS - 1 && nodes[at + 1].window_instr <= window {
             at += 1;
         }
         while at > 0 && nodes[at].window_instr > window {
             at -= 1;
         }
-        *near = at as u8;
+        *hint = at as u8;
         let (low, high) = (nodes[at].window_instr, nodes[at + 1].window_instr);
         if window >= high {
             return (self.footprint_lines[curve as usize], 0.0);
         }
         let slope = self.lines_per_step / (high - low);
         let lines = self.lines_per_step * at as f32 + slope * (window - low);
-        let most = self.footprint_lines[curve as usize];
-        if lines < most { (lines, slope) } else { (most, 0.0) }
+        let max_lines = self.footprint_lines[curve as usize];
+        if lines < max_lines { (lines, slope) } else { (max_lines, 0.0) }
     }
 
     /// Lines touched by the end of a window before which `start` lines had been touched.
     #[inline]
-    pub fn grow(&self, curve: u32, start: f32, window_instr: f64, near: &mut u8) -> f32 {
+    pub fn grow(&self, curve: u32, start: f32, window_instr: f64, hint: &mut u8) -> f32 {
         let to_start = self.window_instr(curve, start);
         if to_start >= HARDLY_GROWS_INSTR {
             start
         } else {
-            self.footprint(curve, to_start + window_instr, near).0.max(start)
+            self.footprint(curve, to_start + window_instr, hint).0.max(start)
         }
     }
 
     /// Shares of a phase's references that hit within a given number of lines of the LRU stack.
     pub fn distances(&self, curve: u32) -> DistanceDistribution {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
-        let all = nodes[0].demand_per_instr.max(f32::MIN_POSITIVE);
+        let total_demand = nodes[0].demand_per_instr.max(f32::MIN_POSITIVE);
         let mut best = 0.0f32;
         let bound = |(at, node): (usize, &SizeRates)| {
-            best = best.max(1.0 - node.demand_per_instr / all);
+            best = best.max(1.0 - node.demand_per_instr / total_demand);
             (self.lines_per_step * at as f32, best)
         };
         DistanceDistribution { up_to: nodes.iter().enumerate().map(bound).skip(1).collect() }
@@ -238,26 +238,26 @@ impl JoinedCurve {
         let first = phase.points[0];
         // Without a cache every reference is a miss, which costs as much as a miss at the smallest measured size.
         let demand = phase.references_per_instr.max(first.demand_fills_per_instr);
-        let more = demand - first.demand_fills_per_instr;
+        let extra_demand = demand - first.demand_fills_per_instr;
         let price = match first.demand_fills_per_instr > NO_FILLS {
             true => (first.memory_stall_cycles_per_instr / first.demand_fills_per_instr).min(latency_cycles),
             false => latency_cycles,
         };
         let unaided = first.without_prefetch.map(|unaided| {
             let demand = demand.max(unaided.demand_fills_per_instr);
-            let more = demand - unaided.demand_fills_per_instr;
+            let extra_demand = demand - unaided.demand_fills_per_instr;
             crate::program::UnprefetchedRates {
-                cycles_per_instr: unaided.cycles_per_instr + price * more,
+                cycles_per_instr: unaided.cycles_per_instr + price * extra_demand,
                 demand_fills_per_instr: demand,
                 writebacks_per_instr: unaided.writebacks_per_instr,
-                memory_stall_cycles_per_instr: unaided.memory_stall_cycles_per_instr + price * more,
+                memory_stall_cycles_per_instr: unaided.memory_stall_cycles_per_instr + price * extra_demand,
             }
         });
         let nothing = SizePoint {
             size_bytes: 0.0,
-            cycles_per_instr: first.cycles_per_instr + price * more,
+            cycles_per_instr: first.cycles_per_instr + price * extra_demand,
             demand_fills_per_instr: demand,
-            memory_stall_cycles_per_instr: first.memory_stall_cycles_per_instr + price * more,
+            memory_stall_cycles_per_instr: first.memory_stall_cycles_per_instr + price * extra_demand,
             without_prefetch: unaided,
             ..first
         };
@@ -278,13 +278,13 @@ impl JoinedCurve {
         if size_bytes >= self.sizes_bytes[last] {
             return self.rates[last];
         }
-        let above = self.sizes_bytes.partition_point(|size| *size <= size_bytes);
+        let upper = self.sizes_bytes.partition_point(|size| *size <= size_bytes);
         let log = libm::log(size_bytes);
         let interpolated = |value: fn(&SizeRates) -> f32| {
             let point = |index: usize| Some((*self.logs.get(index)?, f64::from(value(&self.rates[index]))));
-            let before = above.checked_sub(2).and_then(point);
-            let ends = point(above - 1).zip(point(above));
-            ends.map_or(0.0, |ends| monotone(log, before, ends, point(above + 1)) as f32)
+            let previous = upper.checked_sub(2).and_then(point);
+            let ends = point(upper - 1).zip(point(upper));
+            ends.map_or(0.0, |ends| monotone(log, previous, ends, point(upper + 1)) as f32)
         };
         SizeRates {
             cycles_per_instr: interpolated(|rates| rates.cycles_per_instr),
@@ -308,23 +308,23 @@ fn monotone(
     after: Option<CurvePosition>,
 ) -> f64 {
     let secant = |a: CurvePosition, b: CurvePosition| (b.1 - a.1) / (b.0 - a.0);
-    let (width, own) = (high.0 - low.0, secant(low, high));
-    let steep = |beside: Option<(f64, f64)>| match beside {
-        None => own,
-        Some((_, other)) if other * own <= 0.0 => 0.0,
+    let (width, own_secant) = (high.0 - low.0, secant(low, high));
+    let steep = |adjacent: Option<(f64, f64)>| match adjacent {
+        None => own_secant,
+        Some((_, other)) if other * own_secant <= 0.0 => 0.0,
         // The harmonic mean, weighted by the width of the other interval.
         Some((other_width, other)) => {
             let (mine, theirs) = (2.0 * other_width + width, other_width + 2.0 * width);
-            (mine + theirs) / (mine / own + theirs / other)
+            (mine + theirs) / (mine / own_secant + theirs / other)
         }
     };
     let at_low = steep(before.map(|before| (low.0 - before.0, secant(before, low))));
     let at_high = steep(after.map(|after| (after.0 - high.0, secant(high, after))));
     let t = (at - low.0) / width;
-    let (rest, both) = (1.0 - t, t * (1.0 - t));
-    low.1 * rest * rest * (1.0 + 2.0 * t)
+    let (complement, product) = (1.0 - t, t * (1.0 - t));
+    low.1 * complement * complement * (1.0 + 2.0 * t)
         + high.1 * t * t * (3.0 - 2.0 * t)
-        + width * both * (rest * at_low - t * at_high)
+        + width * product * (complement * at_low - t * at_high)
 }
 
 fn rates_of(point: &SizePoint, unaided: bool) -> SizeRates {
@@ -371,12 +371,12 @@ mod tests {
         let mut curves = PhaseCurves::new(LINES);
         let curve = curves.add(&phase, 64.0, 200.0);
         for instr in [1e4, 1e5, 1e6, 3e6, 1e7] {
-            let mut near = 0;
-            let (lines, _) = curves.footprint(curve, instr, &mut near);
+            let mut hint = 0;
+            let (lines, _) = curves.footprint(curve, instr, &mut hint);
             let expected = b * (1.0 - libm::exp(-a * instr / b));
             assert!((f64::from(lines) / expected - 1.0).abs() < 0.02, "{instr}: {lines} {expected}");
-            let back = curves.window_instr(curve, lines);
-            assert!((back / instr - 1.0).abs() < 0.01 || expected > 0.99 * b, "{instr}: {back}");
+            let round_trip = curves.window_instr(curve, lines);
+            assert!((round_trip / instr - 1.0).abs() < 0.01 || expected > 0.99 * b, "{instr}: {round_trip}");
         }
     }
 
@@ -411,10 +411,10 @@ mod tests {
         for lines in [100.0, 1000.0, 30_000.0, 30_719.0, 30_721.0] {
             let mut curves = PhaseCurves::new(LINES);
             let curve = curves.add(&closed_form::uniform(64.0, LINES, lines, 0.02), 64.0, 200.0);
-            let (held, _) = curves.footprint(curve, 1e12, &mut 0);
-            let rates = curves.rates(curve, held, 0.0);
-            assert!(rates.fills_per_instr < 1e-6, "{lines}: {held} {rates:?}");
-            assert!(curves.rates(curve, 0.9 * held, 0.0).fills_per_instr > 1e-3);
+            let (resident, _) = curves.footprint(curve, 1e12, &mut 0);
+            let rates = curves.rates(curve, resident, 0.0);
+            assert!(rates.fills_per_instr < 1e-6, "{lines}: {resident} {rates:?}");
+            assert!(curves.rates(curve, 0.9 * resident, 0.0).fills_per_instr > 1e-3);
         }
     }
 
@@ -442,8 +442,8 @@ mod tests {
     #[test]
     fn points_are_joined_by_a_monotone_curve() {
         let falls = |x: f64| libm::exp(-x);
-        let place = |x: f64| (x, falls(x));
-        let join = |at: f64| monotone(at, Some(place(0.0)), (place(1.0), place(2.0)), Some(place(3.0)));
+        let point = |x: f64| (x, falls(x));
+        let join = |at: f64| monotone(at, Some(point(0.0)), (point(1.0), point(2.0)), Some(point(3.0)));
         assert!((join(1.0) - falls(1.0)).abs() < 1e-12 && (join(2.0) - falls(2.0)).abs() < 1e-12);
         let chord = 0.5 * (falls(1.0) + falls(2.0));
         assert!((join(1.5) - falls(1.5)).abs() < 0.3 * (chord - falls(1.5)), "{} {}", join(1.5), falls(1.5));

@@ -95,7 +95,7 @@ struct Slots {
     /// Extra cycles per instruction for issue slots, halved private caches and remote lines.
     extra: Vec<f32>,
     per_instr: Vec<[f32; BOOKED]>,
-    done: Vec<TaskTotals>,
+    totals: Vec<TaskTotals>,
     /// Instructions per cycle of external traffic, which needs no CPU; 0 for tasks.
     external_rate: Vec<f64>,
     /// Whether the program has ended or the task was removed.
@@ -127,7 +127,7 @@ pub struct IntervalEngine {
     line_bytes: f64,
     programs: Vec<CompiledProgram>,
     slots: Slots,
-    free: Vec<u32>,
+    free_slots: Vec<u32>,
     flows: Vec<OccupancyModel>,
     package_of_flow: Vec<u32>,
     node_of_flow: Vec<usize>,
@@ -176,8 +176,8 @@ impl IntervalEngine {
     /// Like [`IntervalEngine::new`], with spare caches for [`IntervalEngine::move_to_spare_cache`].
     pub(crate) fn with_spares(spec: &MachineSpec, explicit: bool, spare_flows: usize) -> Option<Self> {
         let last = spec.last_level()?;
-        let (known, hertz) = (spec.instances(last) as usize, spec.hertz as f64);
-        let count = known + spare_flows;
+        let (cache_count, hertz) = (spec.instances(last) as usize, spec.hertz as f64);
+        let count = cache_count + spare_flows;
         let line_bytes = f64::from(last.line_bytes);
         let capacity = last.size_bytes as f64 / line_bytes;
         let cpus_of_one = last.shared_by_cores * spec.contexts_per_core;
@@ -188,8 +188,8 @@ impl IntervalEngine {
             CoreModel::InOrder { issue_width } | CoreModel::OutOfOrder { issue_width, .. } => issue_width,
         };
         let latency = f64::from(spec.memory.local_latency_cycles);
-        let or_memory = |given: Option<u32>| given.map_or(latency, f64::from);
-        let home_of_flow: Vec<usize> = (0..count).map(|at| if at < known { at } else { 0 }).collect();
+        let or_memory = |latency_cycles: Option<u32>| latency_cycles.map_or(latency, f64::from);
+        let home_of_flow: Vec<usize> = (0..count).map(|at| if at < cache_count { at } else { 0 }).collect();
         let package = |&home: &usize| home as u32 * cpus_of_one / cores_of_package;
         let package_of_flow: Vec<u32> = home_of_flow.iter().map(package).collect();
         let cores = |at: u32| (at * cpus_of_one..(at + 1) * cpus_of_one).step_by(spec.contexts_per_core as usize);
@@ -199,15 +199,15 @@ impl IntervalEngine {
             line_bytes,
             programs: Vec::new(),
             slots: Slots::default(),
-            free: Vec::new(),
+            free_slots: Vec::new(),
             flows: vec![OccupancyModel::new(capacity as f32, last.replacement); count],
             node_of_flow: package_of_flow.iter().map(|&package| memory.node_of(package)).collect(),
             package_of_flow,
             cores_of_flow: (0..count)
-                .map(|at| if at < known { cores(at as u32).collect() } else { Vec::new() })
+                .map(|at| if at < cache_count { cores(at as u32).collect() } else { Vec::new() })
                 .collect(),
             home_of_flow,
-            known_caches: known,
+            known_caches: cache_count,
             spare_flows,
             regions: Regions::new(count),
             turns: RunQueues::new(
@@ -246,8 +246,8 @@ impl IntervalEngine {
             first_curve = first_curve.min(curve);
         }
         let regions = program.phases.iter().map(|phase| {
-            let region = |used: &crate::program::RegionUse| {
-                (self.regions.place(used.region), used.reads_per_instr, used.writes_per_instr)
+            let region = |region_use: &crate::program::RegionUse| {
+                (self.regions.region_index(region_use.region), region_use.reads_per_instr, region_use.writes_per_instr)
             };
             phase.sharing.iter().map(region).collect()
         });
@@ -274,26 +274,26 @@ impl IntervalEngine {
     /// Moves these CPUs of one cache to another, empty cache of the same size. False = no spare cache is left.
     pub(crate) fn move_to_spare_cache(&mut self, cpus: &CpuSet) -> bool {
         let Some(first) = cpus.first().filter(|_| self.spare_flows > 0) else { return false };
-        let before = self.turns.cache_of(first) as usize;
+        let old_flow = self.turns.cache_of(first) as usize;
         let flow = self.flows.len() - self.spare_flows;
         self.spare_flows -= 1;
-        let home = self.home_of_flow[before];
+        let home = self.home_of_flow[old_flow];
         self.home_of_flow[flow] = home;
         (self.package_of_flow[flow], self.node_of_flow[flow]) = (self.package_of_flow[home], self.node_of_flow[home]);
         let is_moved = |core: &u32| cpus.contains(*core);
-        self.cores_of_flow[flow] = self.cores_of_flow[before].iter().copied().filter(is_moved).collect();
-        self.cores_of_flow[before].retain(|core| !is_moved(core));
-        self.integrate_to_now(before);
+        self.cores_of_flow[flow] = self.cores_of_flow[old_flow].iter().copied().filter(is_moved).collect();
+        self.cores_of_flow[old_flow].retain(|core| !is_moved(core));
+        self.integrate_to_now(old_flow);
         self.flows[flow].since = self.now;
-        let other = self.flows[before].clone();
-        self.flows[flow].divide_as(&other);
-        self.domains[flow] = self.domains[before].clone();
+        let old_model = self.flows[old_flow].clone();
+        self.flows[flow].divide_as(&old_model);
+        self.domains[flow] = self.domains[old_flow].clone();
         cpus.iter().for_each(|cpu| self.turns.set_cache(cpu, flow as u32));
         true
     }
 
     /// Starts external traffic, which uses one cache at a fixed speed and no CPU; returns its slot.
-    pub(crate) fn start_outside(&mut self, program: u32, cache: usize, instr_per_cycle: f64) -> u32 {
+    pub(crate) fn start_external(&mut self, program: u32, cache: usize, instr_per_cycle: f64) -> u32 {
         let slot = self.new_slot(program);
         self.turns.add(slot, CpuSet::default(), 0.0, 1.0);
         self.slots.external_rate[slot as usize] = instr_per_cycle;
@@ -304,7 +304,7 @@ impl IntervalEngine {
 
     fn new_slot(&mut self, program: u32) -> u32 {
         let slots = &mut self.slots;
-        let slot = self.free.pop().unwrap_or(slots.program.len() as u32);
+        let slot = self.free_slots.pop().unwrap_or(slots.program.len() as u32);
         if slot as usize == slots.program.len() {
             slots.program.push(0);
             slots.phase.push(0);
@@ -317,7 +317,7 @@ impl IntervalEngine {
             slots.dropped.push(0.0);
             slots.extra.push(0.0);
             slots.per_instr.push([0.0; BOOKED]);
-            slots.done.push(TaskTotals::default());
+            slots.totals.push(TaskTotals::default());
             slots.external_rate.push(0.0);
             slots.finished.push(false);
             slots.registered_rate.push(0.0);
@@ -340,7 +340,7 @@ impl IntervalEngine {
         self.memories.push(None);
         (slots.dropped[index], slots.extra[index], slots.external_rate[index], slots.registered_rate[index]) =
             (0.0, 0.0, 0.0, 0.0);
-        (slots.per_instr[index], slots.done[index], slots.finished[index]) =
+        (slots.per_instr[index], slots.totals[index], slots.finished[index]) =
             ([0.0; BOOKED], TaskTotals::default(), false);
         slot
     }
@@ -353,8 +353,8 @@ impl IntervalEngine {
         self.flows.iter_mut().for_each(|flow| flow.remove_task(slot));
         self.slots.flow[slot as usize] = NOWHERE;
         self.turns.remove(slot);
-        self.turns.changed.retain(|changed| *changed != slot);
-        self.free.push(slot);
+        self.turns.changed_slots.retain(|changed_slot| *changed_slot != slot);
+        self.free_slots.push(slot);
         if flow != NOWHERE {
             self.schedule_step(flow as usize, FIRST_STEP);
         }
@@ -366,7 +366,7 @@ impl IntervalEngine {
     }
     /// The totals of a task since its arrival, complete up to the last call of [`IntervalEngine::run`].
     pub fn task_totals(&self, slot: u32) -> &TaskTotals {
-        &self.slots.done[slot as usize]
+        &self.slots.totals[slot as usize]
     }
     /// The number of the task's present phase.
     pub(crate) fn phase(&self, slot: u32) -> u32 {
@@ -407,19 +407,19 @@ impl IntervalEngine {
     /// it omits are in the first domain.
     pub fn divide(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], members: Vec<(u32, u8)>) {
         self.integrate_to_now(cache);
-        let domain_of = |slot: u32| members.iter().find(|(task, _)| *task == slot).map_or(0, |found| found.1);
+        let domain_of = |slot: u32| members.iter().find(|(task, _)| *task == slot).map_or(0, |member| member.1);
         self.flows[cache].divide(domains, groups, domain_of);
         self.domains[cache] = members;
         self.schedule_step(cache, FIRST_STEP);
     }
 
     /// Like [`IntervalEngine::divide`], unless the cache (with those separated from it) is already divided in this way.
-    pub(crate) fn divide_if_new(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], members: &[(u32, u8)]) {
+    pub(crate) fn divide_if_changed(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], members: &[(u32, u8)]) {
         for index in 0..self.flows.len() - self.spare_flows {
             let flow = &self.flows[index];
-            let same = flow.domains.len() == domains.len()
+            let is_same = flow.domains.len() == domains.len()
                 && flow.domains.iter().zip(domains).all(|(a, b)| (a.capacity_lines, a.group) == *b);
-            if self.home_of_flow[index] == cache && (!same || self.domains[index] != members) {
+            if self.home_of_flow[index] == cache && (!is_same || self.domains[index] != members) {
                 self.divide(index, domains, groups, members.to_vec());
             }
         }
@@ -428,7 +428,7 @@ impl IntervalEngine {
     /// Takes a share of a task's time for other work, until a call with 0.
     pub(crate) fn steal(&mut self, slot: u32, share: f64) {
         self.slots.stolen[slot as usize] = share.clamp(0.0, 1.0) as f32;
-        self.turns.changed.push(slot);
+        self.turns.changed_slots.push(slot);
     }
 
     /// The node that holds the task's pages; `None` = the task has not run yet.
@@ -436,8 +436,8 @@ impl IntervalEngine {
         self.memories[self.slots.memory[slot as usize] as usize]
     }
     /// Makes a task use the pages of another task.
-    pub(crate) fn share_memory(&mut self, slot: u32, with: u32) {
-        self.slots.memory[slot as usize] = self.slots.memory[with as usize];
+    pub(crate) fn share_memory(&mut self, slot: u32, sibling: u32) {
+        self.slots.memory[slot as usize] = self.slots.memory[sibling as usize];
     }
 
     /// Instructions per cycle on a processor.
@@ -514,8 +514,8 @@ impl IntervalEngine {
     /// Ends turns that are over, and moves tasks to the CPUs that the queues assign.
     fn take_turns(&mut self) {
         self.turns.update(self.now);
-        let mut changed = std::mem::take(&mut self.turns.changed);
-        for &slot in &changed {
+        let mut changed_slots = std::mem::take(&mut self.turns.changed_slots);
+        for &slot in &changed_slots {
             let index = slot as usize;
             if self.slots.finished[index] || self.slots.external_rate[index] > 0.0 {
                 continue;
@@ -524,34 +524,34 @@ impl IntervalEngine {
             let (share, cpu) = (sched.share * (1.0 - self.slots.stolen[index]), sched.cpu);
             let flow = cpu.map(|cpu| self.turns.cache_of(cpu) as usize);
             self.slots.switches[index] = self.turns.switches_per_cycle(slot);
-            let (before, after) = (self.slots.flow[index], flow.map_or(NOWHERE, |flow| flow as u32));
-            if before != after {
-                if before != NOWHERE {
-                    self.schedule_step(before as usize, FIRST_STEP);
+            let (old_flow, new_flow) = (self.slots.flow[index], flow.map_or(NOWHERE, |flow| flow as u32));
+            if old_flow != new_flow {
+                if old_flow != NOWHERE {
+                    self.schedule_step(old_flow as usize, FIRST_STEP);
                 }
-                self.move_to(slot, after);
+                self.move_to(slot, new_flow);
             }
-            if let Some(flow) = flow.filter(|_| self.slots.ask[index].share != share || before != after) {
+            if let Some(flow) = flow.filter(|_| self.slots.ask[index].share != share || old_flow != new_flow) {
                 self.integrate_to_now(flow);
                 self.slots.ask[index].share = share;
-                self.schedule_step(flow, if before == after { FIRST_STEP } else { FIRST_STEP_OF_NEWCOMER });
+                self.schedule_step(flow, if old_flow == new_flow { FIRST_STEP } else { FIRST_STEP_OF_NEWCOMER });
             }
             if flow.is_none() {
                 self.slots.ask[index].share = 0.0;
             }
         }
-        changed.clear();
-        self.turns.changed = changed;
+        changed_slots.clear();
+        self.turns.changed_slots = changed_slots;
     }
 
     fn move_to(&mut self, slot: u32, flow: u32) {
         let index = slot as usize;
-        let before = self.slots.flow[index];
-        if before != NOWHERE {
+        let old_flow = self.slots.flow[index];
+        if old_flow != NOWHERE {
             self.slots.fresh[index] = false;
-            self.integrate_to_now(before as usize);
+            self.integrate_to_now(old_flow as usize);
             self.unregister_rate(index);
-            self.flows[before as usize].stop_task(self.slots.entry[index] as usize);
+            self.flows[old_flow as usize].stop_task(self.slots.entry[index] as usize);
         }
         self.slots.flow[index] = flow;
         if flow != NOWHERE {
@@ -559,7 +559,7 @@ impl IntervalEngine {
             self.memories[self.slots.memory[index] as usize].get_or_insert(node);
             self.integrate_to_now(flow as usize);
             let slots = &mut self.slots;
-            self.flows[flow as usize].sweep(|moved, entry| slots.entry[moved as usize] = entry as u32);
+            self.flows[flow as usize].sweep(|moved_slot, entry| slots.entry[moved_slot as usize] = entry as u32);
             let curve = self.programs[slots.program[index] as usize].first_curve + slots.phase[index];
             let entry = self.flows[flow as usize].enter(slot, curve, self.now);
             // The task left its lines here in an earlier phase, and has changed phase since then.
@@ -567,15 +567,15 @@ impl IntervalEngine {
                 self.flows[flow as usize].change_curve(entry, curve, 0.0, &self.curves);
             }
             slots.entry[index] = entry as u32;
-            let domain = self.domains[flow as usize].iter().find(|(task, _)| *task == slot).map_or(0, |found| found.1);
+            let domain = self.domains[flow as usize].iter().find(|(task, _)| *task == slot).map_or(0, |member| member.1);
             self.flows[flow as usize].set_domain(entry, domain);
         }
     }
 
     /// Schedules a short step of a cache now, because its state has changed.
     fn schedule_step(&mut self, flow: usize, of_turnover: f64) {
-        let before = self.fresh[flow];
-        self.fresh[flow] = if before > 0.0 { before.min(of_turnover) } else { of_turnover };
+        let pending_step = self.fresh[flow];
+        self.fresh[flow] = if pending_step > 0.0 { pending_step.min(of_turnover) } else { of_turnover };
         self.due[flow] = self.now;
     }
 
@@ -594,17 +594,17 @@ impl IntervalEngine {
             let index = state.task[entry] as usize;
             let instructions = state.rate[entry] * elapsed;
             let share = f64::from(slots.ask[index].share);
-            let done = &mut slots.done[index];
+            let totals = &mut slots.totals[index];
             if instructions <= 0.0 && share <= 0.0 {
-                done.wait_cycles += self.turns.tasks[index].demand * elapsed;
+                totals.wait_cycles += self.turns.tasks[index].demand * elapsed;
                 continue;
             }
-            done.instructions += instructions;
-            done.cycles += share * elapsed;
-            done.wait_cycles += (self.turns.tasks[index].demand - share).max(0.0) * elapsed;
-            done.switches += slots.switches[index] * elapsed;
-            for (sum, each) in done.counts.iter_mut().zip(&slots.per_instr[index]) {
-                *sum += f64::from(*each) * instructions;
+            totals.instructions += instructions;
+            totals.cycles += share * elapsed;
+            totals.wait_cycles += (self.turns.tasks[index].demand - share).max(0.0) * elapsed;
+            totals.switches += slots.switches[index] * elapsed;
+            for (sum, per_instr) in totals.counts.iter_mut().zip(&slots.per_instr[index]) {
+                *sum += f64::from(*per_instr) * instructions;
             }
             slots.left_instr[index] -= instructions;
             slots.work_left_instr[index] -= instructions;

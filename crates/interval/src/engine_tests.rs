@@ -46,7 +46,7 @@ fn engine(explicit: bool) -> IntervalEngine {
     IntervalEngine::new(&machine(1, 4, 2, 1), explicit).unwrap()
 }
 
-fn on(cpus: &[u32]) -> CpuSet {
+fn cpu_set(cpus: &[u32]) -> CpuSet {
     cpus.iter().copied().collect()
 }
 
@@ -57,15 +57,15 @@ fn a_program_alone_runs_as_its_profile_says() {
     let phase = uniform(100_000.0, 0.02);
     let last = phase.points[phase.points.len() - 1];
     let program = engine.add_program(PhasedProgram::steady("one", phase));
-    let slot = engine.start(program, on(&[0]));
+    let slot = engine.start(program, cpu_set(&[0]));
     engine.run(4e9);
-    let before = *engine.task_totals(slot);
+    let earlier = *engine.task_totals(slot);
     engine.run(8e9);
-    let done = engine.task_totals(slot);
-    let instructions = done.instructions - before.instructions;
+    let totals = engine.task_totals(slot);
+    let instructions = totals.instructions - earlier.instructions;
     let cycles = 4e9 / instructions;
     assert!((cycles / last.cycles_per_instr - 1.0).abs() < 2e-3, "{cycles} {}", last.cycles_per_instr);
-    let misses = (done.counts[DEMAND] - before.counts[DEMAND]) / instructions;
+    let misses = (totals.counts[DEMAND] - earlier.counts[DEMAND]) / instructions;
     assert!((misses / last.demand_fills_per_instr - 1.0).abs() < 2e-3, "{misses}");
     assert!((engine.occupied_bytes(slot, 0) / (LINES * 64.0) - 1.0).abs() < 1e-3);
 }
@@ -76,15 +76,15 @@ fn neighbors_in_a_cache_slow_each_other() {
     let speed = |cpus: &[u32]| {
         let mut engine = engine(false);
         let program = engine.add_program(PhasedProgram::steady("fits", uniform(50_000.0, 0.02)));
-        let slots: Vec<u32> = cpus.iter().map(|&cpu| engine.start(program, on(&[cpu]))).collect();
+        let slots: Vec<u32> = cpus.iter().map(|&cpu| engine.start(program, cpu_set(&[cpu]))).collect();
         engine.run(4e9);
-        let before = engine.task_totals(slots[0]).instructions;
+        let instr_before = engine.task_totals(slots[0]).instructions;
         engine.run(8e9);
-        engine.task_totals(slots[0]).instructions - before
+        engine.task_totals(slots[0]).instructions - instr_before
     };
-    let (alone, apart, together) = (speed(&[0]), speed(&[0, 2]), speed(&[0, 1]));
-    assert!((apart / alone - 1.0).abs() < 0.01, "{apart} {alone}");
-    assert!(together < 0.8 * alone, "{together} {alone}");
+    let (solo_instr, split_instr, shared_instr) = (speed(&[0]), speed(&[0, 2]), speed(&[0, 1]));
+    assert!((split_instr / solo_instr - 1.0).abs() < 0.01, "{split_instr} {solo_instr}");
+    assert!(shared_instr < 0.8 * solo_instr, "{shared_instr} {solo_instr}");
 }
 
 /// Do phases change at the stated instructions, and does an endless program repeat?
@@ -97,7 +97,7 @@ fn phases_follow_at_their_instructions() {
     program.repeats_from = Some(0);
     let round_cycles = 1e9 + 2e9;
     let number = engine.add_program(program);
-    let slot = engine.start(number, on(&[0]));
+    let slot = engine.start(number, cpu_set(&[0]));
     engine.run(1.001e9);
     assert_eq!(engine.phase(slot), 1);
     engine.run(round_cycles * 10.0);
@@ -113,20 +113,20 @@ fn who_comes_back_to_old_lines_is_in_its_present_phase() {
     let fast = closed_form::phase_of(64.0, LINES, 4, |_| 0.0);
     let number = engine
         .add_program(PhasedProgram { phases: vec![slow, fast], ..PhasedProgram::steady("two", uniform(1e3, 0.01)) });
-    let slot = engine.start(number, on(&[0]));
+    let slot = engine.start(number, cpu_set(&[0]));
     engine.run(1e9);
-    engine.turns.allow(slot, on(&[2]));
+    engine.turns.allow(slot, cpu_set(&[2]));
     engine.run(1e10);
     assert_eq!(engine.phase(slot), 1);
     let speed = |engine: &mut IntervalEngine| {
-        let (before, now) = (engine.task_totals(slot).instructions, engine.now_cycles());
+        let (instr_before, now) = (engine.task_totals(slot).instructions, engine.now_cycles());
         engine.run(now + 1e9);
-        engine.task_totals(slot).instructions - before
+        engine.task_totals(slot).instructions - instr_before
     };
-    let there = speed(&mut engine);
-    engine.turns.allow(slot, on(&[0]));
-    let back = speed(&mut engine);
-    assert!((back / there - 1.0).abs() < 1e-3, "{back} after {there}");
+    let speed_there = speed(&mut engine);
+    engine.turns.allow(slot, cpu_set(&[0]));
+    let speed_back = speed(&mut engine);
+    assert!((speed_back / speed_there - 1.0).abs() < 1e-3, "{speed_back} after {speed_there}");
 }
 
 /// Is the end of a program reported at its cycle, and is its slot then free again?
@@ -136,12 +136,12 @@ fn programs_end_and_their_slots_are_used_again() {
     let phase = ProgramPhase { instructions: Some(2e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.0) };
     let program = PhasedProgram { phases: vec![phase], ..PhasedProgram::steady("ends", uniform(1000.0, 0.01)) };
     let number = engine.add_program(program);
-    let slot = engine.start(number, on(&[0, 1]));
+    let slot = engine.start(number, cpu_set(&[0, 1]));
     engine.run(1e10);
     assert_eq!(std::mem::take(&mut engine.ended), [slot]);
     assert!((engine.now_cycles() / 2e9 - 1.0).abs() < 1e-3, "{}", engine.now_cycles());
     engine.stop(slot);
-    assert_eq!(engine.start(number, on(&[3])), slot);
+    assert_eq!(engine.start(number, cpu_set(&[3])), slot);
 }
 
 /// Do streams on one node share its bandwidth, whichever cache they are in?
@@ -152,12 +152,12 @@ fn streams_in_different_caches_meet_at_the_controller() {
     phase.points[0].cycles_per_instr = 1.0;
     phase.points[0].memory_stall_cycles_per_instr = 0.2;
     let program = engine.add_program(PhasedProgram::steady("stream", phase));
-    let slots: Vec<u32> = (0..4).map(|cpu| engine.start(program, on(&[cpu]))).collect();
+    let slots: Vec<u32> = (0..4).map(|cpu| engine.start(program, cpu_set(&[cpu]))).collect();
     engine.run(4e9);
-    let before: Vec<f64> = slots.iter().map(|&slot| engine.task_totals(slot).instructions).collect();
+    let instr_before: Vec<f64> = slots.iter().map(|&slot| engine.task_totals(slot).instructions).collect();
     engine.run(8e9);
-    let lines = |(slot, before): (&u32, &f64)| 0.05 * (engine.task_totals(*slot).instructions - before) / 4e9;
-    let bytes: f64 = slots.iter().zip(&before).map(lines).sum::<f64>() * 64.0;
+    let lines = |(slot, earlier): (&u32, &f64)| 0.05 * (engine.task_totals(*slot).instructions - earlier) / 4e9;
+    let bytes: f64 = slots.iter().zip(&instr_before).map(lines).sum::<f64>() * 64.0;
     assert!((3.6..=4.02).contains(&bytes), "{bytes} bytes a cycle of 4");
 }
 
@@ -170,12 +170,12 @@ fn short_turns_are_as_good_as_averaged() {
         let mut engine = IntervalEngine::new(&spec, explicit).unwrap();
         let a = engine.add_program(PhasedProgram::steady("a", uniform(50_000.0, 0.01)));
         let b = engine.add_program(PhasedProgram::steady("b", uniform(90_000.0, 0.005)));
-        let slots: Vec<u32> = [a, b, a, b, a].iter().map(|&program| engine.start(program, on(&[0, 1]))).collect();
+        let slots: Vec<u32> = [a, b, a, b, a].iter().map(|&program| engine.start(program, cpu_set(&[0, 1]))).collect();
         engine.run(2e9);
-        let before: Vec<f64> = slots.iter().map(|&slot| engine.task_totals(slot).instructions).collect();
+        let instr_before: Vec<f64> = slots.iter().map(|&slot| engine.task_totals(slot).instructions).collect();
         engine.run(6e9);
         let total: f64 =
-            slots.iter().zip(&before).map(|(&slot, before)| engine.task_totals(slot).instructions - before).sum();
+            slots.iter().zip(&instr_before).map(|(&slot, earlier)| engine.task_totals(slot).instructions - earlier).sum();
         total
     };
     let (explicit, averaged) = (run(true), run(false));
@@ -187,19 +187,19 @@ fn short_turns_are_as_good_as_averaged() {
 fn a_migration_costs_the_refill_and_nothing_else() {
     let mut engine = engine(false);
     let program = engine.add_program(PhasedProgram::steady("mover", uniform(40_000.0, 0.02)));
-    let slot = engine.start(program, on(&[0]));
+    let slot = engine.start(program, cpu_set(&[0]));
     engine.run(2e9);
-    let before = engine.task_totals(slot).instructions;
+    let instr_before = engine.task_totals(slot).instructions;
     engine.run(3e9);
-    let speed = (engine.task_totals(slot).instructions - before) / 1e9;
-    engine.turns.allow(slot, on(&[2]));
-    let before = engine.task_totals(slot).instructions;
+    let speed = (engine.task_totals(slot).instructions - instr_before) / 1e9;
+    engine.turns.allow(slot, cpu_set(&[2]));
+    let instr_before = engine.task_totals(slot).instructions;
     engine.run(4e9);
-    let lost = speed * 1e9 - (engine.task_totals(slot).instructions - before);
+    let lost_instr = speed * 1e9 - (engine.task_totals(slot).instructions - instr_before);
     // It misses each of its lines once more, and each miss waits 100 cycles; at its usual speed it does this much work.
     let expected = 40_000.0 * 100.0 * speed;
     assert!(engine.steps < 300, "{} steps", engine.steps);
-    assert!((lost / expected - 1.0).abs() < 0.08, "{lost} {expected}");
+    assert!((lost_instr / expected - 1.0).abs() < 0.08, "{lost_instr} {expected}");
     assert!(engine.occupied_bytes(slot, 0) > 0.9 * 40_000.0 * 64.0, "its old lines stay while nobody needs the room");
 }
 
@@ -211,16 +211,16 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
         let mut phase = uniform(1000.0, 0.01);
         phase.sharing = vec![RegionUse { region: 3, bytes: 4096.0, reads_per_instr: 0.01, writes_per_instr: 0.005 }];
         let program = engine.add_program(PhasedProgram::steady("talks", phase));
-        let slots = cpus.map(|cpu| engine.start(program, on(&[cpu])));
+        let slots = cpus.map(|cpu| engine.start(program, cpu_set(&[cpu])));
         engine.run(2e9);
         (engine.task_totals(slots[0]).instructions, engine.task_totals(slots[0]).counts[REMOTE_HITS])
     };
-    let (together, apart) = (run([0, 1]), run([0, 2]));
-    assert_eq!(together.1, 0.0);
+    let (shared_counts, split_counts) = (run([0, 1]), run([0, 2]));
+    assert_eq!(shared_counts.1, 0.0);
     // Reads: writes elsewhere over all accesses, 5 of 20; writes: 15 of 20.
     let expected = 0.01 * 0.25 + 0.005 * 0.75;
-    assert!((apart.1 / apart.0 / expected - 1.0).abs() < 0.02, "{} {expected}", apart.1 / apart.0);
-    assert!(apart.0 < 0.9 * together.0);
+    assert!((split_counts.1 / split_counts.0 / expected - 1.0).abs() < 0.02, "{} {expected}", split_counts.1 / split_counts.0);
+    assert!(split_counts.0 < 0.9 * shared_counts.0);
 }
 
 /// Does a program whose profile begins with an empty cache run as profiled, whereas one whose profile does not first
@@ -231,7 +231,7 @@ fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
         let mut engine = engine(false);
         let program = PhasedProgram { from_empty_cache, ..PhasedProgram::steady("a", uniform(40_000.0, 0.02)) };
         let program = engine.add_program(program);
-        let slot = engine.start(program, on(&[0]));
+        let slot = engine.start(program, cpu_set(&[0]));
         engine.run(2e6);
         2e6 / engine.task_totals(slot).instructions
     };
@@ -248,7 +248,7 @@ fn contexts_share_their_core() {
         let mut quick = quick;
         quick.points.iter_mut().for_each(|point| point.cycles_per_instr = 0.6);
         let program = engine.add_program(PhasedProgram::steady("quick", quick));
-        let slots: Vec<u32> = (0..count).map(|cpu| engine.start(program, on(&[cpu]))).collect();
+        let slots: Vec<u32> = (0..count).map(|cpu| engine.start(program, cpu_set(&[cpu]))).collect();
         engine.run(1e9);
         let total: f64 = slots.iter().map(|&slot| engine.task_totals(slot).instructions).sum();
         total / 1e9
@@ -264,7 +264,7 @@ fn the_same_calls_give_the_same_bits() {
     let run = || {
         let mut engine = engine(true);
         let program = engine.add_program(PhasedProgram::steady("a", uniform(90_000.0, 0.02)));
-        let slots: Vec<u32> = (0..6).map(|_| engine.start(program, on(&[0, 1, 2, 3]))).collect();
+        let slots: Vec<u32> = (0..6).map(|_| engine.start(program, cpu_set(&[0, 1, 2, 3]))).collect();
         engine.run(3e9);
         slots.iter().map(|&slot| engine.task_totals(slot).instructions.to_bits()).collect::<Vec<_>>()
     };

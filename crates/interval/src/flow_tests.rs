@@ -13,7 +13,7 @@ fn settle(flow: &mut OccupancyModel, curves: &PhaseCurves, rates: &[f64]) {
     }
 }
 
-fn with(phases: &[ProgramPhase]) -> (OccupancyModel, PhaseCurves) {
+fn flow_with(phases: &[ProgramPhase]) -> (OccupancyModel, PhaseCurves) {
     let mut curves = PhaseCurves::new(LINES);
     let mut flow = OccupancyModel::new(LINES as f32, ReplacementPolicy::Lru);
     for (task, phase) in phases.iter().enumerate() {
@@ -24,7 +24,7 @@ fn with(phases: &[ProgramPhase]) -> (OccupancyModel, PhaseCurves) {
 }
 
 /// Occupancies of programs that refer to their lines at random, from an exact fully associative LRU list.
-fn simulated(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64> {
+fn simulated_lines(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64> {
     let total: usize = lines.iter().sum();
     let (mut stamp, mut state) = (vec![0u64; total], 88_172_645_463_325_252u64);
     let mut next = || {
@@ -33,19 +33,19 @@ fn simulated(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64> {
         state ^= state << 17;
         (state >> 11) as f64 / (1u64 << 53) as f64
     };
-    let whole: f64 = weights.iter().sum();
+    let total_weight: f64 = weights.iter().sum();
     let mut shares = vec![0.0; lines.len()];
-    let (rounds, each) = (60u64, 20_000u64);
+    let (rounds, ticks) = (60u64, 20_000u64);
     for round in 1..=rounds {
-        for tick in 0..each {
-            let (mut pick, mut user) = (next() * whole, 0);
+        for tick in 0..ticks {
+            let (mut pick, mut user) = (next() * total_weight, 0);
             while pick >= weights[user] && user + 1 < weights.len() {
                 pick -= weights[user];
                 user += 1;
             }
             let first: usize = lines[..user].iter().sum();
             let line = first + (next() * lines[user] as f64) as usize;
-            stamp[line] = round * each + tick + 1;
+            stamp[line] = round * ticks + tick + 1;
         }
         if round > rounds / 3 {
             // An LRU cache holds the `capacity` lines that were touched last.
@@ -71,13 +71,13 @@ fn independent_streams_compose_as_under_exact_lru() {
     ];
     for (lines, weights) in cases {
         let phases: Vec<ProgramPhase> =
-            lines.iter().map(|&own| closed_form::uniform(64.0, LINES, own as f64, 0.1)).collect();
-        let (mut flow, curves) = with(&phases);
+            lines.iter().map(|&line_count| closed_form::uniform(64.0, LINES, line_count as f64, 0.1)).collect();
+        let (mut flow, curves) = flow_with(&phases);
         settle(&mut flow, &curves, weights);
-        let expected = simulated(lines, weights, LINES as usize);
+        let expected = simulated_lines(lines, weights, LINES as usize);
         for (found, expected) in flow.lines.iter().zip(&expected) {
-            let off = (f64::from(*found) - expected).abs() / LINES;
-            assert!(off < 0.015, "{lines:?} {weights:?}: {:?}, exactly {expected}", flow.lines);
+            let error = (f64::from(*found) - expected).abs() / LINES;
+            assert!(error < 0.015, "{lines:?} {weights:?}: {:?}, exactly {expected}", flow.lines);
         }
         assert!((f64::from(flow.occupied_lines()) / LINES - 1.0).abs() < 1e-3);
     }
@@ -88,7 +88,7 @@ fn independent_streams_compose_as_under_exact_lru() {
 fn streams_share_in_proportion_to_their_fills() {
     for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Random] {
         let (mut flow, curves) =
-            with(&[closed_form::stream(64.0, LINES, 0.02), closed_form::stream(64.0, LINES, 0.01)]);
+            flow_with(&[closed_form::stream(64.0, LINES, 0.02), closed_form::stream(64.0, LINES, 0.01)]);
         flow.random = replacement == ReplacementPolicy::Random;
         settle(&mut flow, &curves, &[1.0, 1.0]);
         assert!((f64::from(flow.lines[0]) / LINES - 2.0 / 3.0).abs() < 0.005, "{replacement:?} {:?}", flow.lines);
@@ -99,10 +99,10 @@ fn streams_share_in_proportion_to_their_fills() {
 #[test]
 fn random_replacement_settles_at_shares_of_fills() {
     let phases = [closed_form::uniform(64.0, LINES, 6000.0, 0.1), closed_form::uniform(64.0, LINES, 3000.0, 0.1)];
-    let (mut flow, curves) = with(&phases);
+    let (mut flow, curves) = flow_with(&phases);
     flow.random = true;
     settle(&mut flow, &curves, &[1.0, 1.0]);
-    let fills = |lines: f64, own: f64| 0.1 * (1.0 - lines / own);
+    let fills = |lines: f64, own_lines: f64| 0.1 * (1.0 - lines / own_lines);
     let (a, b) = (fills(f64::from(flow.lines[0]), 6000.0), fills(f64::from(flow.lines[1]), 3000.0));
     assert!((f64::from(flow.lines[0]) / LINES - a / (a + b)).abs() < 0.01, "{:?}", flow.lines);
 }
@@ -114,39 +114,39 @@ fn a_partition_is_a_cache_of_its_size() {
     let stream = closed_form::stream(64.0, LINES, 0.05);
     for ways in [1, 4, 12] {
         let part = (LINES / 16.0 * f64::from(ways)) as f32;
-        let (mut flow, curves) = with(&[closed_form::uniform(64.0, LINES, 8000.0, 0.1), stream.clone()]);
-        let rest = LINES as f32 - part;
-        flow.divide(&[(part, 0), (rest, 1)], &[part, rest], |task| task as u8);
+        let (mut flow, curves) = flow_with(&[closed_form::uniform(64.0, LINES, 8000.0, 0.1), stream.clone()]);
+        let other_part = LINES as f32 - part;
+        flow.divide(&[(part, 0), (other_part, 1)], &[part, other_part], |task| task as u8);
         settle(&mut flow, &curves, &[1.0, 5.0]);
         assert!((flow.lines[0] / part - 1.0).abs() < 2e-3, "{ways}: {:?}", flow.lines);
-        let alone = curves.rates(0, part, 0.0).demand_per_instr;
+        let solo_demand = curves.rates(0, part, 0.0).demand_per_instr;
         let rate = curves.rates(0, flow.lines[0], 0.0).demand_per_instr;
-        assert!((rate / alone - 1.0).abs() < 0.01, "{ways} ways: {rate}, alone {alone}");
+        assert!((rate / solo_demand - 1.0).abs() < 0.01, "{ways} ways: {rate}, alone {solo_demand}");
     }
 }
 
 /// Does a newcomer's refill take the time that the growth of its footprint implies, in small steps and in growing ones?
 #[test]
 fn a_refill_takes_as_long_as_the_footprint_grows() {
-    let (own, references) = (3000.0, 0.05);
+    let (own_lines, references) = (3000.0, 0.05);
     for first_step in [1.0 / 256.0, 1.0 / 32.0] {
         let stream = closed_form::stream(64.0, LINES, 0.001);
-        let (mut flow, curves) = with(&[stream, closed_form::uniform(64.0, LINES, own, references)]);
+        let (mut flow, curves) = flow_with(&[stream, closed_form::uniform(64.0, LINES, own_lines, references)]);
         flow.stop_task(1);
         settle(&mut flow, &curves, &[1.0, 0.0]);
         assert!(flow.lines[1] < 1.0 && f64::from(flow.lines[0]) > 0.99 * LINES);
         flow.is_running[1] = true;
         let (began, mut half) = (flow.since, 0.0);
         let mut step = first_step * LINES / references;
-        while f64::from(flow.lines[1]) < 0.5 * own {
+        while f64::from(flow.lines[1]) < 0.5 * own_lines {
             flow.rate[1] = 1.0;
-            let before = (flow.since, f64::from(flow.lines[1]));
+            let earlier = (flow.since, f64::from(flow.lines[1]));
             flow.advance(flow.since + step, &curves);
-            let share = (0.5 * own - before.1) / (f64::from(flow.lines[1]) - before.1);
-            half = before.0 + share * step - began;
+            let share = (0.5 * own_lines - earlier.1) / (f64::from(flow.lines[1]) - earlier.1);
+            half = earlier.0 + share * step - began;
             step *= 1.3;
         }
-        let expected = own / references * std::f64::consts::LN_2;
+        let expected = own_lines / references * std::f64::consts::LN_2;
         assert!((half / expected - 1.0).abs() < 0.05, "{first_step}: {half}, {expected}");
     }
 }
@@ -155,21 +155,21 @@ fn a_refill_takes_as_long_as_the_footprint_grows() {
 #[test]
 fn who_left_keeps_its_lines_until_others_need_the_room() {
     let (mut flow, curves) =
-        with(&[closed_form::uniform(64.0, LINES, 4000.0, 0.1), closed_form::stream(64.0, LINES, 0.01)]);
+        flow_with(&[closed_form::uniform(64.0, LINES, 4000.0, 0.1), closed_form::stream(64.0, LINES, 0.01)]);
     settle(&mut flow, &curves, &[1.0, 0.1]);
-    let before = flow.lines[0];
+    let lines_before = flow.lines[0];
     flow.stop_task(0);
     flow.rate[1] = 0.1;
     flow.advance(flow.since + 0.1 * LINES / 0.001, &curves);
     let lines = flow.lines[0];
-    assert!(lines < before && lines > 0.5 * before, "{lines} of {before}");
+    assert!(lines < lines_before && lines > 0.5 * lines_before, "{lines} of {lines_before}");
     assert_eq!(flow.enter(0, 0, flow.since), 0);
     assert_eq!(flow.lines[0], lines);
     flow.stop_task(0);
     settle(&mut flow, &curves, &[0.0, 0.1]);
-    let mut moved = Vec::new();
-    flow.sweep(|task, at| moved.push((task, at)));
-    assert_eq!((flow.len(), moved), (1, vec![(1, 0)]));
+    let mut moves = Vec::new();
+    flow.sweep(|task, at| moves.push((task, at)));
+    assert_eq!((flow.len(), moves), (1, vec![(1, 0)]));
 }
 
 /// Is the result independent of the length of steps once rates are steady?
@@ -179,7 +179,7 @@ fn steps_of_any_length_end_in_the_same_state() {
     let ends: Vec<f32> = [1e-2, 1.0, 100.0, 1e6]
         .into_iter()
         .map(|turnovers| {
-            let (mut flow, curves) = with(&phases);
+            let (mut flow, curves) = flow_with(&phases);
             flow.rate.copy_from_slice(&[1.0, 2.0]);
             for _ in 0..(40.0 / turnovers) as usize + 3 {
                 flow.advance(flow.since + turnovers * LINES / 0.3, &curves);
@@ -196,7 +196,7 @@ fn steps_of_any_length_end_in_the_same_state() {
 fn overlapping_parts_confine_and_share() {
     let stream = || closed_form::stream(64.0, LINES, 0.05);
     for (references, holds) in [(0.1, 1024.0), (0.000_01, 0.0)] {
-        let (mut flow, curves) = with(&[closed_form::uniform(64.0, LINES, 8000.0, references), stream(), stream()]);
+        let (mut flow, curves) = flow_with(&[closed_form::uniform(64.0, LINES, 8000.0, references), stream(), stream()]);
         flow.divide(&[(1024.0, 0), (LINES as f32, 0)], &[LINES as f32], |task| u8::from(task > 0));
         settle(&mut flow, &curves, &[1.0, 1.0, 1.0]);
         let lines = f64::from(flow.lines[0]);
@@ -208,22 +208,22 @@ fn overlapping_parts_confine_and_share() {
 /// Does a program with identical phases have the occupancy that it has with one phase, however short they are?
 #[test]
 fn phases_that_are_alike_hold_as_one() {
-    let own = || closed_form::uniform(64.0, LINES, 6000.0, 0.1);
-    let (mut cache, curves) = with(&[own(), closed_form::stream(64.0, LINES, 0.05)]);
+    let own_phase = || closed_form::uniform(64.0, LINES, 6000.0, 0.1);
+    let (mut cache, curves) = flow_with(&[own_phase(), closed_form::stream(64.0, LINES, 0.05)]);
     settle(&mut cache, &curves, &[1.0, 1.0]);
     for phases_per_turnover in [0.5, 4.0, 40.0] {
-        let (mut flow, mut curves) = with(&[own(), closed_form::stream(64.0, LINES, 0.05)]);
-        let other = curves.add(&own(), 64.0, 200.0);
+        let (mut flow, mut curves) = flow_with(&[own_phase(), closed_form::stream(64.0, LINES, 0.05)]);
+        let other_curve = curves.add(&own_phase(), 64.0, 200.0);
         let length = LINES / 0.1 / phases_per_turnover;
         for number in 0..(20.0 * phases_per_turnover) as u32 {
             for _ in 0..8 {
                 flow.rate.copy_from_slice(&[1.0, 1.0]);
                 flow.advance(flow.since + length / 8.0, &curves);
             }
-            flow.change_curve(0, if number % 2 == 0 { other } else { 0 }, 1.0, &curves);
+            flow.change_curve(0, if number % 2 == 0 { other_curve } else { 0 }, 1.0, &curves);
         }
-        let off = (flow.lines[0] / cache.lines[0] - 1.0).abs();
-        assert!(off < 0.04, "{phases_per_turnover}: {:?}, one phase {:?}", flow.lines, cache.lines);
+        let error = (flow.lines[0] / cache.lines[0] - 1.0).abs();
+        assert!(error < 0.04, "{phases_per_turnover}: {:?}, one phase {:?}", flow.lines, cache.lines);
     }
 }
 
@@ -231,11 +231,11 @@ fn phases_that_are_alike_hold_as_one() {
 #[test]
 fn what_a_phase_left_goes_when_it_has_not_been_touched() {
     let (mut flow, mut curves) =
-        with(&[closed_form::uniform(64.0, LINES, 3500.0, 0.1), closed_form::stream(64.0, LINES, 0.05)]);
+        flow_with(&[closed_form::uniform(64.0, LINES, 3500.0, 0.1), closed_form::stream(64.0, LINES, 0.05)]);
     let small = curves.add(&closed_form::uniform(64.0, LINES, 500.0, 0.1), 64.0, 200.0);
     settle(&mut flow, &curves, &[1.0, 0.2]);
-    let held = flow.lines[0];
-    assert!(held > 3000.0, "{held}");
+    let occupancy = flow.lines[0];
+    assert!(occupancy > 3000.0, "{occupancy}");
     flow.change_curve(0, small, 1.0, &curves);
     let mut shown = Vec::new();
     for _ in 0..12 {
@@ -243,7 +243,7 @@ fn what_a_phase_left_goes_when_it_has_not_been_touched() {
         flow.advance(flow.since + LINES / 0.01 / 10.0, &curves);
         shown.push(flow.lines[0]);
     }
-    assert!(shown[0] > 0.7 * held && shown.is_sorted_by(|a, b| a >= b), "not at once, and never more: {shown:?}");
+    assert!(shown[0] > 0.7 * occupancy && shown.is_sorted_by(|a, b| a >= b), "not at once, and never more: {shown:?}");
     assert!((shown[11] - 500.0).abs() < 25.0, "its own working set stays: {shown:?}");
     assert!((shown[11] + flow.lines[1] - LINES as f32).abs() < 5.0, "{:?}", flow.lines);
 }

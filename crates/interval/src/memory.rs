@@ -113,13 +113,13 @@ impl QueueServer {
     #[inline]
     fn waits_at_load(&self, busy: f32) -> Waits {
         let busy = busy.min(BUSIEST);
-        let behind = self.cycles_per_line / (2.0 * (1.0 - busy));
+        let standing_wait = self.cycles_per_line / (2.0 * (1.0 - busy));
         if !self.first {
-            return Waits { demand: behind, other: behind };
+            return Waits { demand: standing_wait, other: standing_wait };
         }
         let left_over = busy * self.tail_probability(busy, STANDING_BACK);
         let passed_by = self.cycles_per_line / (2.0 * (1.0 - busy * self.demand_share));
-        Waits { demand: (passed_by + left_over * behind).min(behind), other: behind }
+        Waits { demand: (passed_by + left_over * standing_wait).min(standing_wait), other: standing_wait }
     }
 
     /// Lines of a task that use this server, per instruction.
@@ -137,11 +137,11 @@ impl QueueServer {
     /// Cycles per instruction that a task queues here at this load and with these waits.
     #[inline]
     fn queue_wait(&self, busy: f32, waits: Waits, ask: &MemoryDemand) -> f32 {
-        let others = match self.places > 0.0 {
+        let others_load = match self.places > 0.0 {
             true => self.saturation(busy) - self.saturation(self.unqueued_load(ask)),
             false => self.burst * busy - ask.burst * self.unqueued_load(ask),
         };
-        (ask.waits * waits.demand + ask.late * waits.other) * others.max(0.0)
+        (ask.waits * waits.demand + ask.late * waits.other) * others_load.max(0.0)
     }
 
     /// Probability that all slots are taken.
@@ -197,7 +197,7 @@ impl MemorySystem {
             ..QueueServer::default()
         });
         let windows = if bus.is_some() { spec.packages } else { memory.nodes };
-        let ahead = spec.prefetchers.iter().find_map(|prefetcher| match prefetcher {
+        let lines_ahead = spec.prefetchers.iter().find_map(|prefetcher| match prefetcher {
             PrefetcherSpec::Streamer { ahead_lines, .. } => Some(*ahead_lines as f32),
             _ => None,
         });
@@ -208,7 +208,7 @@ impl MemorySystem {
             packages_per_node: spec.packages / memory.nodes,
             latency_cycles,
             farther_cycles: memory.remote_latency_cycles as f32 - latency_cycles,
-            ahead_lines: ahead.filter(|_| rules.demand_priority),
+            ahead_lines: lines_ahead.filter(|_| rules.demand_priority),
             max_overlap: spec.pipeline.max_misses_in_flight() as f32,
         }
     }
@@ -263,13 +263,13 @@ impl MemorySystem {
                 / window.places
         });
         // Whole lines, rounded up on average.
-        let ahead = |room: f32| lines * room.clamp(0.0, 1.0) + 0.5;
+        let lines_at_room = |room: f32| lines * room.clamp(0.0, 1.0) + 0.5;
         let (now, alone) =
-            (ahead(room(&|server| server.busy) + spread), ahead(room(&|server| server.unqueued_load(ask))));
+            (lines_at_room(room(&|server| server.busy) + spread), lines_at_room(room(&|server| server.unqueued_load(ask))));
         let fills = (ask.lines - ask.written) * self.latency_cycles;
-        let more = fills / now - prefetch.aided_cycles.max(fills / alone);
-        let most = prefetch.unaided_cycles - prefetch.aided_cycles;
-        if more > 0.0 && most > 0.0 { prefetch.late_share * (more / most).min(1.0) } else { 0.0 }
+        let excess = fills / now - prefetch.aided_cycles.max(fills / alone);
+        let max_excess = prefetch.unaided_cycles - prefetch.aided_cycles;
+        if excess > 0.0 && max_excess > 0.0 { prefetch.late_share * (excess / max_excess).min(1.0) } else { 0.0 }
     }
 
     /// Number of lines that arrive at once if the task's misses overlap: misses that are waited for once arrive
@@ -305,22 +305,22 @@ impl MemorySystem {
         let sweeps = if self.buses.is_empty() && self.windows.is_empty() { 1 } else { 2 };
         for _ in 0..sweeps {
             for package in first..first + packages {
-                self.solve_one(node, Some(package), ServerKind::Bus, asks);
+                self.solve_server(node, Some(package), ServerKind::Bus, asks);
             }
-            self.solve_one(node, None, ServerKind::Controller, asks);
+            self.solve_server(node, None, ServerKind::Controller, asks);
             if self.windows.is_empty() {
                 continue;
             }
             let users = if self.buses.is_empty() { first..first + 1 } else { first..first + packages };
             for package in users {
-                let behind = |server: &QueueServer| {
+                let queued_cycles = |server: &QueueServer| {
                     let share = server.demand_share;
                     server.burst * server.busy * (share * server.now.demand + (1.0 - share) * server.now.other)
                 };
-                let held = self.latency_cycles + self.servers_on_path(node, package).map(behind).sum::<f32>();
+                let held_cycles = self.latency_cycles + self.servers_on_path(node, package).map(queued_cycles).sum::<f32>();
                 let window = if self.buses.is_empty() { node } else { package as usize };
-                self.windows[window].cycles_per_line = held / self.windows[window].places;
-                self.solve_one(node, (!self.buses.is_empty()).then_some(package), ServerKind::Window, asks);
+                self.windows[window].cycles_per_line = held_cycles / self.windows[window].places;
+                self.solve_server(node, (!self.buses.is_empty()).then_some(package), ServerKind::Window, asks);
             }
         }
         let memory = &*self;
@@ -328,48 +328,48 @@ impl MemorySystem {
     }
 
     /// Solves for the load of one server while the other servers on its users' paths stay unchanged.
-    fn solve_one(
+    fn solve_server(
         &mut self,
         node: usize,
-        only: Option<u32>,
-        part: ServerKind,
+        only_package: Option<u32>,
+        server_kind: ServerKind,
         asks: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand)),
     ) {
-        let Some(server) = self.server_mut(node, only, part).copied() else { return };
-        let (mut demand, mut all, mut bursts) = (0.0, 0.0, 0.0);
+        let Some(server) = self.server_mut(node, only_package, server_kind).copied() else { return };
+        let (mut demand, mut all_lines, mut bursts) = (0.0, 0.0, 0.0);
         asks(&mut |package, ask| {
-            if only.is_none_or(|only| only == package) && ask.cycles > 0.0 {
+            if only_package.is_none_or(|only_package| only_package == package) && ask.cycles > 0.0 {
                 let speed = ask.share * ask.speed();
                 demand += ask.first * speed;
-                all += server.lines(ask) * speed;
+                all_lines += server.lines(ask) * speed;
                 bursts += server.lines(ask) * speed * ask.burst;
             }
         });
-        let share = |part: f32| if all > 0.0 { part / all } else { 1.0 };
+        let share = |lines: f32| if all_lines > 0.0 { lines / all_lines } else { 1.0 };
         let mut server = QueueServer { demand_share: share(demand).min(1.0), burst: share(bursts), ..server };
         // The queueing so far covers all servers on the path.
-        let (memory, before) = (&*self, server);
+        let (memory, old_server) = (&*self, server);
         let lonely = self.buses.is_empty() && self.windows.is_empty();
         let elsewhere = |package: u32, ask: &MemoryDemand| match lonely {
             true => 0.0,
-            false => (memory.queue_wait(node, package, ask) - before.queue_wait(before.busy, before.now, ask)).max(0.0),
+            false => (memory.queue_wait(node, package, ask) - old_server.queue_wait(old_server.busy, old_server.now, ask)).max(0.0),
         };
-        let busy = solve_load(&server, &mut |each| {
+        let busy = solve_load(&server, &mut |visit| {
             asks(&mut |package, ask| {
-                if only.is_none_or(|only| only == package) {
-                    each(elsewhere(package, ask), ask);
+                if only_package.is_none_or(|only_package| only_package == package) {
+                    visit(elsewhere(package, ask), ask);
                 }
             });
         });
         server.settle(busy);
-        if let Some(place) = self.server_mut(node, only, part) {
-            *place = server;
+        if let Some(target) = self.server_mut(node, only_package, server_kind) {
+            *target = server;
         }
     }
 
-    fn server_mut(&mut self, node: usize, package: Option<u32>, part: ServerKind) -> Option<&mut QueueServer> {
+    fn server_mut(&mut self, node: usize, package: Option<u32>, server_kind: ServerKind) -> Option<&mut QueueServer> {
         let window = package.map_or(node, |package| package as usize);
-        match part {
+        match server_kind {
             ServerKind::Bus => self.buses.get_mut(window),
             ServerKind::Controller => self.controllers.get_mut(node),
             ServerKind::Window => self.windows.get_mut(window),
@@ -409,16 +409,16 @@ fn solve_load(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mu
     // Traffic falls as `busy` rises, so the difference has one root. Regula falsi (Illinois), from the last root.
     let (mut low, mut high) = (0.0f32, BUSIEST);
     let mut at = server.busy.min(BUSIEST);
-    let mut over = traffic(at) - at;
-    if over.abs() <= CLOSE_ENOUGH {
+    let mut excess = traffic(at) - at;
+    if excess.abs() <= CLOSE_ENOUGH {
         return at;
     }
-    let (mut over_low, mut over_high) = if over > 0.0 {
+    let (mut over_low, mut over_high) = if excess > 0.0 {
         low = at;
-        (over, traffic(high) - high)
+        (excess, traffic(high) - high)
     } else {
         high = at;
-        (traffic(low), over)
+        (traffic(low), excess)
     };
     if over_high >= 0.0 {
         return BUSIEST;
@@ -426,18 +426,18 @@ fn solve_load(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mu
     let mut side = 0i8;
     for _ in 0..MAX_ITERATIONS {
         at = (low * over_high - high * over_low) / (over_high - over_low);
-        over = traffic(at) - at;
-        if over.abs() <= CLOSE_ENOUGH || high - low <= CLOSE_ENOUGH {
+        excess = traffic(at) - at;
+        if excess.abs() <= CLOSE_ENOUGH || high - low <= CLOSE_ENOUGH {
             break;
         }
-        if over > 0.0 {
-            (low, over_low) = (at, over);
+        if excess > 0.0 {
+            (low, over_low) = (at, excess);
             if side == 1 {
                 over_high *= 0.5;
             }
             side = 1;
         } else {
-            (high, over_high) = (at, over);
+            (high, over_high) = (at, excess);
             if side == -1 {
                 over_low *= 0.5;
             }
@@ -467,7 +467,7 @@ mod tests {
     /// Solves as often as a machine does until it has settled.
     fn solved(memory: &mut MemorySystem, asks: &mut [MemoryDemand]) {
         for _ in 0..60 {
-            memory.solve(0, &mut |each| asks.iter_mut().for_each(|ask| each(0, ask)));
+            memory.solve(0, &mut |visit| asks.iter_mut().for_each(|ask| visit(0, ask)));
         }
     }
 
@@ -495,10 +495,10 @@ mod tests {
             let mut asks = vec![stream(1.0, 0.01, 0.025); count];
             solved(&mut memory, &mut asks);
             let lines: f32 = asks.iter().map(|ask| ask.lines * ask.speed()).sum();
-            let whole = 2.0 / 64.0;
-            assert!(lines <= whole * 1.001, "{count}: {lines} of {whole}");
-            let wanted = 0.025 * count as f32;
-            assert!(lines > 0.9 * whole.min(wanted), "{count}: {lines} of {whole}");
+            let max_lines = 2.0 / 64.0;
+            assert!(lines <= max_lines * 1.001, "{count}: {lines} of {max_lines}");
+            let demanded = 0.025 * count as f32;
+            assert!(lines > 0.9 * max_lines.min(demanded), "{count}: {lines} of {max_lines}");
             let speeds: Vec<f32> = asks.iter().map(MemoryDemand::speed).collect();
             assert!(speeds.iter().all(|speed| (speed / speeds[0] - 1.0).abs() < 1e-3), "{speeds:?}");
         }
@@ -544,9 +544,9 @@ mod tests {
     fn demand_waits_as_cobham_says() {
         let mut memory = memory(2.0, None);
         memory.controllers[0].first = true;
-        let (demand, rest) = (MemoryDemand { first: 0.01, ..stream(1.0, 0.0, 0.01) }, stream(1.0, 0.0, 0.009));
+        let (demand, background) = (MemoryDemand { first: 0.01, ..stream(1.0, 0.0, 0.01) }, stream(1.0, 0.0, 0.009));
         let light = MemoryDemand { late: 0.001, ..stream(1.0, 0.001, 1e-6) };
-        let mut asks = [demand, rest, MemoryDemand { late: 0.0, ..light }, MemoryDemand { waits: 0.0, ..light }];
+        let mut asks = [demand, background, MemoryDemand { late: 0.0, ..light }, MemoryDemand { waits: 0.0, ..light }];
         solved(&mut memory, &mut asks);
         let (first, busy) = (0.01 * 32.0, 0.019 * 32.0);
         let cobham = 0.001 * 32.0 * busy / 2.0 / (1.0 - first);
@@ -579,8 +579,8 @@ mod tests {
             let mut asks = vec![stream(1.0, 0.02, 0.03); 3];
             solved(&mut memory, &mut asks);
             let lines: f32 = asks.iter().map(|ask| ask.lines * ask.speed()).sum();
-            let most = places / 200.0;
-            assert!(lines <= most * 1.001 && lines > 0.85 * most.min(0.09), "{places}: {lines} of {most}");
+            let max_lines = places / 200.0;
+            assert!(lines <= max_lines * 1.001 && lines > 0.85 * max_lines.min(0.09), "{places}: {lines} of {max_lines}");
         }
         let mut memory = memory(64.0, None);
         memory.windows = vec![QueueServer { places: 1.0, cycles_per_line: 200.0, ..QueueServer::default() }];
@@ -602,9 +602,9 @@ mod tests {
         memory.windows[0].busy = memory.windows[0].unqueued_load(&ask);
         assert_eq!(memory.dropped_share(0, 0, &ask, &prefetch), 0.0, "alone");
         memory.windows[0].busy = 0.7;
-        let others = (0.7 - 5.0 / 12.0) * 12.0 / std::f32::consts::PI;
-        let ahead = 8.0 * (0.3 + others.sqrt() / 12.0) + 0.5;
-        let expected = (200.0 / ahead - 40.0) / 160.0;
+        let others_load = (0.7 - 5.0 / 12.0) * 12.0 / std::f32::consts::PI;
+        let lines_ahead = 8.0 * (0.3 + others_load.sqrt() / 12.0) + 0.5;
+        let expected = (200.0 / lines_ahead - 40.0) / 160.0;
         let found = memory.lost_prefetch_share(0, 0, &ask, &prefetch, 8.0);
         assert!((found / expected - 1.0).abs() < 0.02, "{found} {expected}");
         let slow = Prefetch { aided_cycles: 400.0, unaided_cycles: 500.0, ..prefetch };

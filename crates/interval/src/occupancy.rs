@@ -37,26 +37,26 @@ struct PastPhase {
     curve: u32,
     /// The lines were touched between this cycle and the end, evenly spread. None is left once the cut-off has passed
     /// the end.
-    from: f64,
-    until: f64,
+    from_cycle: f64,
+    until_cycle: f64,
     /// The task's instructions in the last phase between these cycles.
     window_instr: f64,
     /// Lines of earlier phases, beyond the footprint of the last one.
     rest_lines: f32,
-    near: u8,
+    hint: u8,
 }
 
 impl PastPhase {
     /// Lines touched before the present phase and after `cutoff`, and how many fewer they are one cycle later.
     #[inline]
     fn lines(&mut self, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
-        if cutoff >= self.until {
+        if cutoff >= self.until_cycle {
             return (0.0, 0.0);
         }
-        let span = self.until - self.from;
-        let remaining_share = ((self.until - cutoff) / span).min(1.0);
-        let (lines, slope) = curves.footprint(self.curve, self.window_instr * remaining_share, &mut self.near);
-        let per_cycle = if cutoff < self.from { 0.0 } else { 1.0 / span };
+        let span = self.until_cycle - self.from_cycle;
+        let remaining_share = ((self.until_cycle - cutoff) / span).min(1.0);
+        let (lines, slope) = curves.footprint(self.curve, self.window_instr * remaining_share, &mut self.hint);
+        let per_cycle = if cutoff < self.from_cycle { 0.0 } else { 1.0 / span };
         let loss = (f64::from(slope) * self.window_instr + f64::from(self.rest_lines)) * per_cycle;
         (lines + self.rest_lines * remaining_share as f32, loss as f32)
     }
@@ -64,13 +64,13 @@ impl PastPhase {
     /// Drops the lines that were touched before the cut-off.
     #[inline]
     fn apply_cutoff(&mut self, cutoff: f64) {
-        if cutoff >= self.until {
+        if cutoff >= self.until_cycle {
             *self = PastPhase::default();
-        } else if cutoff > self.from {
-            let remaining_share = (self.until - cutoff) / (self.until - self.from);
+        } else if cutoff > self.from_cycle {
+            let remaining_share = (self.until_cycle - cutoff) / (self.until_cycle - self.from_cycle);
             self.window_instr *= remaining_share;
             self.rest_lines *= remaining_share as f32;
-            self.from = cutoff;
+            self.from_cycle = cutoff;
         }
     }
 }
@@ -93,12 +93,12 @@ pub struct OccupancyModel {
     pub domain: Vec<u8>,
     /// The task's instructions in the present phase since the cut-off.
     window_instr: Vec<f64>,
-    past: Vec<PastPhase>,
+    past_phases: Vec<PastPhase>,
     /// Cycle at which the user arrived without lines.
     entered: Vec<f64>,
     /// Start of the cycles over which these instructions are spread; `until` is their end.
-    from: Vec<f64>,
-    until: Vec<f64>,
+    from_cycle: Vec<f64>,
+    until_cycle: Vec<f64>,
     pub lines: Vec<f32>,
     /// Occupancy at the previous step.
     pub lines_before: Vec<f32>,
@@ -106,7 +106,7 @@ pub struct OccupancyModel {
     pub rate: Vec<f64>,
     /// Lines added by each further instruction.
     slope: Vec<f32>,
-    near: Vec<u8>,
+    hint: Vec<u8>,
     /// Cycle up to which windows are advanced.
     pub since: f64,
 }
@@ -129,15 +129,15 @@ impl OccupancyModel {
             curve: Vec::new(),
             domain: Vec::new(),
             window_instr: Vec::new(),
-            past: Vec::new(),
+            past_phases: Vec::new(),
             entered: Vec::new(),
-            from: Vec::new(),
-            until: Vec::new(),
+            from_cycle: Vec::new(),
+            until_cycle: Vec::new(),
             lines: Vec::new(),
             lines_before: Vec::new(),
             rate: Vec::new(),
             slope: Vec::new(),
-            near: Vec::new(),
+            hint: Vec::new(),
             since: 0.0,
         }
     }
@@ -148,7 +148,7 @@ impl OccupancyModel {
 
     /// Adds a task that runs here from now on, and returns its entry. It regains the lines that it left here earlier.
     pub fn enter(&mut self, task: u32, curve: u32, now: f64) -> usize {
-        if let Some(at) = self.task.iter().position(|&known| known == task && task != NOBODY) {
+        if let Some(at) = self.task.iter().position(|&owner| owner == task && task != NOBODY) {
             self.is_running[at] = true;
             return at;
         }
@@ -157,15 +157,15 @@ impl OccupancyModel {
         self.curve.push(curve);
         self.domain.push(0);
         self.window_instr.push(0.0);
-        self.past.push(PastPhase::default());
+        self.past_phases.push(PastPhase::default());
         self.entered.push(now);
-        self.from.push(now);
-        self.until.push(now);
+        self.from_cycle.push(now);
+        self.until_cycle.push(now);
         self.lines.push(0.0);
         self.lines_before.push(0.0);
         self.rate.push(0.0);
         self.slope.push(0.0);
-        self.near.push(0);
+        self.hint.push(0);
         self.task.len() - 1
     }
 
@@ -185,7 +185,7 @@ impl OccupancyModel {
     }
 
     /// Removes users that have left and have no lines. `moved` is called for every entry that gets a new number.
-    pub fn sweep(&mut self, mut moved: impl FnMut(u32, usize)) {
+    pub fn sweep(&mut self, mut on_move: impl FnMut(u32, usize)) {
         let mut at = 0;
         while at < self.len() {
             if self.is_running[at] || self.lines[at] >= 1.0 {
@@ -194,7 +194,7 @@ impl OccupancyModel {
             }
             self.remove(at);
             if at < self.len() && self.is_running[at] {
-                moved(self.task[at], at);
+                on_move(self.task[at], at);
             }
         }
     }
@@ -205,15 +205,15 @@ impl OccupancyModel {
         self.curve.swap_remove(index);
         self.domain.swap_remove(index);
         self.window_instr.swap_remove(index);
-        self.past.swap_remove(index);
+        self.past_phases.swap_remove(index);
         self.entered.swap_remove(index);
-        self.from.swap_remove(index);
-        self.until.swap_remove(index);
+        self.from_cycle.swap_remove(index);
+        self.until_cycle.swap_remove(index);
         self.lines.swap_remove(index);
         self.lines_before.swap_remove(index);
         self.rate.swap_remove(index);
         self.slope.swap_remove(index);
-        self.near.swap_remove(index);
+        self.hint.swap_remove(index);
     }
 
     /// Are all lines that the user has touched since its arrival still resident?
@@ -234,14 +234,14 @@ impl OccupancyModel {
     /// Starts the task's next phase. Of its occupancy, the last phase touched as much as `rate` allows; the rest
     /// belongs to earlier phases.
     pub fn change_curve(&mut self, entry: usize, curve: u32, rate: f64, curves: &PhaseCurves) {
-        let (now, before) = (self.since, std::mem::replace(&mut self.curve[entry], curve));
-        let from = if self.past[entry].until > 0.0 { self.past[entry].from } else { self.from[entry] };
-        let (lines, span) = (self.lines[entry], (now - from).max(0.0));
-        let window_instr = curves.window_instr(before, lines).min(rate * span);
-        let mut past = PastPhase { curve: before, from, until: now, window_instr, ..PastPhase::default() };
-        past.rest_lines = (lines - curves.footprint(before, window_instr, &mut past.near).0).max(0.0);
-        self.past[entry] = if span > 0.0 { past } else { PastPhase::default() };
-        (self.window_instr[entry], self.from[entry], self.until[entry]) = (0.0, now, now);
+        let (now, old_curve) = (self.since, std::mem::replace(&mut self.curve[entry], curve));
+        let from_cycle = if self.past_phases[entry].until_cycle > 0.0 { self.past_phases[entry].from_cycle } else { self.from_cycle[entry] };
+        let (lines, span) = (self.lines[entry], (now - from_cycle).max(0.0));
+        let window_instr = curves.window_instr(old_curve, lines).min(rate * span);
+        let mut past_phase = PastPhase { curve: old_curve, from_cycle, until_cycle: now, window_instr, ..PastPhase::default() };
+        past_phase.rest_lines = (lines - curves.footprint(old_curve, window_instr, &mut past_phase.hint).0).max(0.0);
+        self.past_phases[entry] = if span > 0.0 { past_phase } else { PastPhase::default() };
+        (self.window_instr[entry], self.from_cycle[entry], self.until_cycle[entry]) = (0.0, now, now);
     }
 
     /// Divides the cache again: capacity and group of each domain (at most 64), capacity of each group, and the domain
@@ -257,9 +257,9 @@ impl OccupancyModel {
     }
 
     /// Divides an empty cache like another one.
-    pub fn divide_as(&mut self, other: &OccupancyModel) {
-        self.domains.clone_from(&other.domains);
-        self.groups.clone_from(&other.groups);
+    pub fn divide_as(&mut self, model: &OccupancyModel) {
+        self.domains.clone_from(&model.domains);
+        self.groups.clone_from(&model.groups);
     }
 
     /// Sets the domain of a user that arrived after the division.
@@ -272,10 +272,10 @@ impl OccupancyModel {
         self.lines[entry] *= (1.0 - share) as f32;
         let window = curves.window_instr(self.curve[entry], self.lines[entry]);
         self.window_instr[entry] = self.window_instr[entry].min(window);
-        let past = &mut self.past[entry];
-        let remaining_lines = curves.footprint(past.curve, past.window_instr, &mut past.near).0 * (1.0 - share) as f32;
-        past.window_instr = past.window_instr.min(curves.window_instr(past.curve, remaining_lines));
-        past.rest_lines *= (1.0 - share) as f32;
+        let past_phase = &mut self.past_phases[entry];
+        let remaining_lines = curves.footprint(past_phase.curve, past_phase.window_instr, &mut past_phase.hint).0 * (1.0 - share) as f32;
+        past_phase.window_instr = past_phase.window_instr.min(curves.window_instr(past_phase.curve, remaining_lines));
+        past_phase.rest_lines *= (1.0 - share) as f32;
     }
 
     /// Advances to `now` at the present rates, then makes occupancies fit. Returns the largest change as a share of its
@@ -289,10 +289,10 @@ impl OccupancyModel {
         for index in 0..self.len() {
             if self.rate[index] > 0.0 {
                 if self.window_instr[index] <= 0.0 {
-                    self.from[index] = now - elapsed;
+                    self.from_cycle[index] = now - elapsed;
                 }
                 self.window_instr[index] += self.rate[index] * elapsed;
-                self.until[index] = now;
+                self.until_cycle[index] = now;
             }
         }
         let mut change = 0.0f32;
@@ -304,31 +304,31 @@ impl OccupancyModel {
 
     fn settle_group(&mut self, group: u8, now: f64, curves: &PhaseCurves) -> f32 {
         let members = self.domains.iter().enumerate().filter(|(_, domain)| domain.group == group);
-        let mut open: u64 = members.fold(0, |set, (index, _)| set | 1 << index);
+        let mut open_domains: u64 = members.fold(0, |bits, (index, _)| bits | 1 << index);
         let mut remaining = self.groups[usize::from(group)];
         let mut change = 0.0f32;
         // A user that would exceed its part is confined to it; the others share the rest.
         loop {
-            let cutoff = self.settle(open, remaining, now, curves);
-            if open.count_ones() < 2 {
-                return change.max(self.apply_cutoff(open, cutoff, curves) / self.groups[usize::from(group)]);
+            let cutoff = self.settle(open_domains, remaining, now, curves);
+            if open_domains.count_ones() < 2 {
+                return change.max(self.apply_cutoff(open_domains, cutoff, curves) / self.groups[usize::from(group)]);
             }
             let mut confined: Option<usize> = None;
-            for index in (0..self.domains.len()).filter(|index| open >> index & 1 == 1) {
-                let part = self.domains[index].capacity_lines;
-                let smallest = confined.is_none_or(|other| part < self.domains[other].capacity_lines);
-                if smallest && self.sum_at(1 << index, cutoff, curves).0 > part * (1.0 + 1e-3) {
+            for index in (0..self.domains.len()).filter(|index| open_domains >> index & 1 == 1) {
+                let domain_lines = self.domains[index].capacity_lines;
+                let smallest = confined.is_none_or(|confined_index| domain_lines < self.domains[confined_index].capacity_lines);
+                if smallest && self.sum_at(1 << index, cutoff, curves).0 > domain_lines * (1.0 + 1e-3) {
                     confined = Some(index);
                 }
             }
             let Some(confined) = confined else {
-                return change.max(self.apply_cutoff(open, cutoff, curves) / self.groups[usize::from(group)]);
+                return change.max(self.apply_cutoff(open_domains, cutoff, curves) / self.groups[usize::from(group)]);
             };
-            let part = self.domains[confined].capacity_lines.min(remaining);
-            let own = self.settle(1 << confined, part, now, curves);
-            change = change.max(self.apply_cutoff(1 << confined, own, curves) / part);
-            remaining -= part;
-            open &= !(1 << confined);
+            let domain_lines = self.domains[confined].capacity_lines.min(remaining);
+            let own_cutoff = self.settle(1 << confined, domain_lines, now, curves);
+            change = change.max(self.apply_cutoff(1 << confined, own_cutoff, curves) / domain_lines);
+            remaining -= domain_lines;
+            open_domains &= !(1 << confined);
         }
     }
 
@@ -340,16 +340,16 @@ impl OccupancyModel {
         let mut at = start;
         for _ in 0..MAX_ITERATIONS {
             let (sum, loss_per_cycle) = self.sum_at(domains, at, curves);
-            let over = sum - capacity;
-            if over <= CLOSE_ENOUGH * capacity && (at == start || over >= -CLOSE_ENOUGH * capacity) {
+            let excess = sum - capacity;
+            if excess <= CLOSE_ENOUGH * capacity && (at == start || excess >= -CLOSE_ENOUGH * capacity) {
                 break;
             }
-            if over > 0.0 {
+            if excess > 0.0 {
                 low = at
             } else {
                 high = at
             }
-            let newton = at + f64::from(over) / f64::from(loss_per_cycle);
+            let newton = at + f64::from(excess) / f64::from(loss_per_cycle);
             at = if loss_per_cycle > 0.0 && newton > low && newton < high { newton } else { 0.5 * (low + high) };
         }
         at
@@ -362,23 +362,23 @@ impl OccupancyModel {
             if domains >> self.domain[index] & 1 == 0 {
                 continue;
             }
-            let (from, until) = (self.from[index], self.until[index]);
+            let (from_cycle, until_cycle) = (self.from_cycle[index], self.until_cycle[index]);
             let mut window = self.window_instr[index];
-            if cutoff >= until {
+            if cutoff >= until_cycle {
                 continue;
             }
-            if cutoff < self.past[index].until {
-                let (start, start_loss) = self.past[index].lines(cutoff, curves);
-                sum += curves.grow(self.curve[index], start, window, &mut self.near[index]);
+            if cutoff < self.past_phases[index].until_cycle {
+                let (start, start_loss) = self.past_phases[index].lines(cutoff, curves);
+                sum += curves.grow(self.curve[index], start, window, &mut self.hint[index]);
                 loss += start_loss;
                 continue;
             }
             let mut density = 0.0;
-            if cutoff >= from && until > from {
-                density = window / (until - from);
-                window = density * (until - cutoff);
+            if cutoff >= from_cycle && until_cycle > from_cycle {
+                density = window / (until_cycle - from_cycle);
+                window = density * (until_cycle - cutoff);
             }
-            let (lines, slope) = curves.footprint(self.curve[index], window, &mut self.near[index]);
+            let (lines, slope) = curves.footprint(self.curve[index], window, &mut self.hint[index]);
             sum += lines;
             loss += slope * density as f32;
         }
@@ -397,19 +397,19 @@ impl OccupancyModel {
             if domains >> self.domain[index] & 1 == 0 {
                 continue;
             }
-            let (from, until) = (self.from[index], self.until[index]);
-            if cutoff >= until {
-                (self.window_instr[index], self.from[index]) = (0.0, cutoff);
-            } else if cutoff > from {
-                self.window_instr[index] *= (until - cutoff) / (until - from);
-                self.from[index] = cutoff;
+            let (from_cycle, until_cycle) = (self.from_cycle[index], self.until_cycle[index]);
+            if cutoff >= until_cycle {
+                (self.window_instr[index], self.from_cycle[index]) = (0.0, cutoff);
+            } else if cutoff > from_cycle {
+                self.window_instr[index] *= (until_cycle - cutoff) / (until_cycle - from_cycle);
+                self.from_cycle[index] = cutoff;
             }
-            self.past[index].apply_cutoff(cutoff);
+            self.past_phases[index].apply_cutoff(cutoff);
             let (mut lines, slope) =
-                curves.footprint(self.curve[index], self.window_instr[index], &mut self.near[index]);
-            if self.past[index].until > 0.0 {
-                let (start, _) = self.past[index].lines(cutoff, curves);
-                lines = curves.grow(self.curve[index], start, self.window_instr[index], &mut self.near[index]);
+                curves.footprint(self.curve[index], self.window_instr[index], &mut self.hint[index]);
+            if self.past_phases[index].until_cycle > 0.0 {
+                let (start, _) = self.past_phases[index].lines(cutoff, curves);
+                lines = curves.grow(self.curve[index], start, self.window_instr[index], &mut self.hint[index]);
             }
             let lines = lines.min(self.domains[usize::from(self.domain[index])].capacity_lines);
             change = change.max((lines - self.lines[index]).abs());
@@ -423,21 +423,21 @@ impl OccupancyModel {
         let mut change = 0.0f32;
         for domain in 0..self.domains.len() {
             let capacity = self.domains[domain].capacity_lines;
-            let (mut inserted, mut held) = (0.0f32, 0.0f32);
+            let (mut inserted, mut occupancy) = (0.0f32, 0.0f32);
             for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == domain) {
                 let rates = curves.rates(self.curve[index], self.lines[index], 0.0);
                 self.slope[index] = rates.fills_per_instr;
                 inserted += (self.rate[index] * elapsed) as f32 * rates.fills_per_instr;
-                held += self.lines[index];
+                occupancy += self.lines[index];
             }
-            let (fits, all) = (held + inserted <= capacity, inserted);
+            let (has_room, all_inserted) = (occupancy + inserted <= capacity, inserted);
             for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == domain) {
-                let own = (self.rate[index] * elapsed) as f32 * self.slope[index];
-                let before = self.lines[index];
+                let own_fills = (self.rate[index] * elapsed) as f32 * self.slope[index];
+                let lines_before = self.lines[index];
                 // Fills into free space evict no line.
-                let evicting = if fits { 0.0 } else { (held + all - capacity).min(all) / capacity };
-                self.lines[index] = ((before + own) / (1.0 + evicting)).min(capacity);
-                change = change.max((self.lines[index] - before).abs() / capacity);
+                let evicting = if has_room { 0.0 } else { (occupancy + all_inserted - capacity).min(all_inserted) / capacity };
+                self.lines[index] = ((lines_before + own_fills) / (1.0 + evicting)).min(capacity);
+                change = change.max((self.lines[index] - lines_before).abs() / capacity);
             }
         }
         change

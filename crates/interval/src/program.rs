@@ -166,25 +166,25 @@ impl PhasedProgram {
     /// # Errors
     /// The first invalid field.
     pub fn check(&self) -> Result<(), PhasedProgramError> {
-        let bad = |field: String, found: String, expected: &str| {
+        let refuse = |field: String, found: String, expected: &str| {
             Err(PhasedProgramError { program: self.name.clone(), field, found, expected: expected.to_string() })
         };
         if self.phases.is_empty() {
-            return bad("phases".to_string(), "none".to_string(), "one or more");
+            return refuse("phases".to_string(), "none".to_string(), "one or more");
         }
         if self.repeats_from.is_some_and(|at| at as usize >= self.phases.len()) {
             let found = self.repeats_from.map_or(String::new(), |at| at.to_string());
-            return bad("repeats_from".to_string(), found, "the number of a phase, from 0");
+            return refuse("repeats_from".to_string(), found, "the number of a phase, from 0");
         }
         let share = self.demand.cpu_share;
         if !(share > 0.0 && share <= 1.0) {
-            return bad("demand.cpu_share".to_string(), share.to_string(), "more than 0, at most 1");
+            return refuse("demand.cpu_share".to_string(), share.to_string(), "more than 0, at most 1");
         }
         if self.demand.period_ns == 0 {
-            return bad("demand.period_ns".to_string(), "0".to_string(), "1 or more");
+            return refuse("demand.period_ns".to_string(), "0".to_string(), "1 or more");
         }
         for (at, phase) in self.phases.iter().enumerate() {
-            phase.check(&|field, found, expected| bad(format!("phases[{at}].{field}"), found, expected))?;
+            phase.check(&|field, found, expected| refuse(format!("phases[{at}].{field}"), found, expected))?;
         }
         Ok(())
     }
@@ -193,15 +193,15 @@ impl PhasedProgram {
 type ErrorSink<'a> = &'a dyn Fn(&str, String, &str) -> Result<(), PhasedProgramError>;
 
 impl ProgramPhase {
-    fn check(&self, bad: ErrorSink<'_>) -> Result<(), PhasedProgramError> {
+    fn check(&self, refuse: ErrorSink<'_>) -> Result<(), PhasedProgramError> {
         if let Some(length) = self.instructions.filter(|length| !(length.is_finite() && *length >= 1.0)) {
-            bad("instructions", length.to_string(), "1 or more")?;
+            refuse("instructions", length.to_string(), "1 or more")?;
         }
         if self.points.is_empty() {
-            bad("points", "none".to_string(), "one size or more")?;
+            refuse("points", "none".to_string(), "one size or more")?;
         }
         if !self.points.is_sorted_by(|a, b| a.size_bytes < b.size_bytes) {
-            bad("points", "sizes out of order".to_string(), "ascending sizes, each once")?;
+            refuse("points", "sizes out of order".to_string(), "ascending sizes, each once")?;
         }
         let number = |value: f64| value.is_finite() && value >= 0.0;
         let rates = [
@@ -210,7 +210,7 @@ impl ProgramPhase {
         ];
         for (field, value) in rates {
             if !number(value) {
-                bad(field, value.to_string(), "a number, 0 or more")?;
+                refuse(field, value.to_string(), "a number, 0 or more")?;
             }
         }
         for (index, point) in self.points.iter().enumerate() {
@@ -222,9 +222,9 @@ impl ProgramPhase {
                 ("writebacks_per_instr", point.writebacks_per_instr, true),
                 ("memory_stall_cycles_per_instr", point.memory_stall_cycles_per_instr, true),
             ];
-            for (field, value, fits) in rates {
-                if !(number(value) && fits) {
-                    bad(&format!("points[{index}].{field}"), value.to_string(), "a usable number")?;
+            for (field, value, is_valid) in rates {
+                if !(number(value) && is_valid) {
+                    refuse(&format!("points[{index}].{field}"), value.to_string(), "a usable number")?;
                 }
             }
         }

@@ -24,7 +24,7 @@ pub struct SchedTask {
     asleep_until: f64,
     burst_left: f64,
     /// Time on a CPU divided by the weight; comparable within a queue.
-    had: f64,
+    virtual_time: f64,
     /// Whether the task is in a gang of some rotation.
     in_gang: bool,
     /// Whether the slot is in use.
@@ -41,17 +41,17 @@ pub struct QueueRotation {
     now: usize,
     ends: f64,
     /// Whether CPUs without a member stay idle.
-    only: bool,
+    is_exclusive: bool,
 }
 
 impl QueueRotation {
     pub fn new(cpus: CpuSet, slice_cycles: f64, gangs: Vec<(Vec<(u32, Option<u32>)>, u32)>) -> Self {
-        QueueRotation { cpus, slice_cycles, gangs, now: usize::MAX, ends: f64::NEG_INFINITY, only: false }
+        QueueRotation { cpus, slice_cycles, gangs, now: usize::MAX, ends: f64::NEG_INFINITY, is_exclusive: false }
     }
 
     /// A rotation of one gang with these tasks.
     pub fn single_gang(cpus: CpuSet, slice_cycles: f64, members: Vec<(u32, Option<u32>)>) -> Self {
-        QueueRotation { only: true, ..QueueRotation::new(cpus, slice_cycles, vec![(members, 1)]) }
+        QueueRotation { is_exclusive: true, ..QueueRotation::new(cpus, slice_cycles, vec![(members, 1)]) }
     }
 }
 
@@ -79,7 +79,7 @@ pub struct RunQueues {
     pub tasks: Vec<SchedTask>,
     rotations: Vec<QueueRotation>,
     /// Slots whose CPU or share has changed since this list was last emptied.
-    pub changed: Vec<u32>,
+    pub changed_slots: Vec<u32>,
     /// Queues to be recomputed, because something in them has changed.
     stale: Vec<bool>,
 }
@@ -103,7 +103,7 @@ impl RunQueues {
             core_of_cpu,
             tasks: Vec::new(),
             rotations: Vec::new(),
-            changed: Vec::new(),
+            changed_slots: Vec::new(),
         }
     }
 
@@ -118,7 +118,7 @@ impl RunQueues {
             share: 0.0,
             asleep_until: 0.0,
             burst_left: demand * period_cycles,
-            had: 0.0,
+            virtual_time: 0.0,
             in_gang: false,
             alive: true,
         };
@@ -127,7 +127,7 @@ impl RunQueues {
         } else {
             self.tasks[slot as usize] = sched
         }
-        self.place(slot);
+        self.assign_cpu(slot);
     }
 
     pub fn remove(&mut self, slot: u32) {
@@ -137,7 +137,7 @@ impl RunQueues {
         for (members, _) in self.rotations.iter_mut().flat_map(|rotation| &mut rotation.gangs) {
             members.retain(|(member, _)| *member != slot);
         }
-        self.changed.push(slot);
+        self.changed_slots.push(slot);
         self.balance();
     }
 
@@ -152,7 +152,7 @@ impl RunQueues {
         let no_turn = |cpu: u32| !in_gang && self.gang_only_cpus().contains(cpu);
         if cpu.is_none_or(|cpu| !self.may_run(slot, cpu) || no_turn(cpu)) {
             self.unqueue(slot);
-            self.place(slot);
+            self.assign_cpu(slot);
         }
     }
 
@@ -172,13 +172,13 @@ impl RunQueues {
         if !online {
             for slot in std::mem::take(&mut self.queues[cpu as usize].tasks) {
                 self.tasks[slot as usize].cpu = None;
-                self.place(slot);
+                self.assign_cpu(slot);
             }
             self.stale[cpu as usize] = true;
         } else {
             let nowhere = |slot: &u32| self.tasks[*slot as usize].alive && self.tasks[*slot as usize].cpu.is_none();
-            let waiting: Vec<u32> = (0..self.tasks.len() as u32).filter(nowhere).collect();
-            waiting.into_iter().for_each(|slot| self.place(slot));
+            let unqueued_tasks: Vec<u32> = (0..self.tasks.len() as u32).filter(nowhere).collect();
+            unqueued_tasks.into_iter().for_each(|slot| self.assign_cpu(slot));
         }
         self.balance();
     }
@@ -209,14 +209,14 @@ impl RunQueues {
         let rotations = std::mem::take(&mut self.rotations);
         for rotation in &rotations {
             for (members, _) in &rotation.gangs {
-                let mut free: IndexSet = rotation.cpus.clone();
-                members.iter().filter_map(|(_, seat)| *seat).for_each(|cpu| free.remove(cpu));
+                let mut free_cpus: IndexSet = rotation.cpus.clone();
+                members.iter().filter_map(|(_, seat)| *seat).for_each(|cpu| free_cpus.remove(cpu));
                 for &(slot, seat) in members {
                     let current_cpu = self.tasks[slot as usize].cpu;
-                    let keeps = current_cpu.filter(|cpu| free.contains(*cpu) && self.may_run(slot, *cpu));
-                    let allowed = || free.iter().find(|&cpu| self.may_run(slot, cpu));
-                    let Some(cpu) = seat.or(keeps).or_else(allowed).or(free.first()) else { continue };
-                    free.remove(cpu);
+                    let keeps = current_cpu.filter(|cpu| free_cpus.contains(*cpu) && self.may_run(slot, *cpu));
+                    let allowed = || free_cpus.iter().find(|&cpu| self.may_run(slot, cpu));
+                    let Some(cpu) = seat.or(keeps).or_else(allowed).or(free_cpus.first()) else { continue };
+                    free_cpus.remove(cpu);
                     if current_cpu != Some(cpu) {
                         self.unqueue(slot);
                         self.enqueue(slot, cpu);
@@ -238,44 +238,44 @@ impl RunQueues {
 
     fn core_load(&self, cpu: u32) -> f64 {
         let core = self.core_of_cpu[cpu as usize];
-        let is_on_core = |other: &u32| self.core_of_cpu[*other as usize] == core;
-        (0..self.queues.len() as u32).filter(is_on_core).map(|other| self.load(other)).sum()
+        let is_on_core = |sibling: &u32| self.core_of_cpu[*sibling as usize] == core;
+        (0..self.queues.len() as u32).filter(is_on_core).map(|sibling| self.load(sibling)).sum()
     }
 
     /// Moves a task to the least loaded CPU that it may use: CPUs with a turn for it first, then by load of the queue,
     /// load of the core, and distance from its previous CPU.
-    fn place(&mut self, slot: u32) {
+    fn assign_cpu(&mut self, slot: u32) {
         let previous_cache = self.tasks[slot as usize].cpu.map(|cpu| self.cache_of_cpu[cpu as usize]);
         let closed = if self.tasks[slot as usize].in_gang { CpuSet::default() } else { self.gang_only_cpus() };
         let mut best: Option<((bool, f64, f64, bool), u32)> = None;
         for cpu in (0..self.queues.len() as u32).filter(|&cpu| self.may_run(slot, cpu)) {
-            let far = previous_cache.is_some_and(|was| was != self.cache_of_cpu[cpu as usize]);
-            let key = (closed.contains(cpu), self.load(cpu), self.core_load(cpu), far);
-            if best.is_none_or(|(least, _)| key < least) {
+            let changes_cache = previous_cache.is_some_and(|was| was != self.cache_of_cpu[cpu as usize]);
+            let key = (closed.contains(cpu), self.load(cpu), self.core_load(cpu), changes_cache);
+            if best.is_none_or(|(best_key, _)| key < best_key) {
                 best = Some((key, cpu));
             }
         }
         if let Some((_, cpu)) = best {
             self.enqueue(slot, cpu);
         } else {
-            self.changed.push(slot);
+            self.changed_slots.push(slot);
         }
     }
 
     fn enqueue(&mut self, slot: u32, cpu: u32) {
-        let virtual_time_of = |other: &u32| self.tasks[*other as usize].had;
+        let virtual_time_of = |queued: &u32| self.tasks[*queued as usize].virtual_time;
         let minimum = self.queues[cpu as usize].tasks.iter().map(virtual_time_of).fold(f64::INFINITY, f64::min);
         self.queues[cpu as usize].tasks.push(slot);
         let task = &mut self.tasks[slot as usize];
-        (task.cpu, task.had) = (Some(cpu), if minimum.is_finite() { minimum } else { 0.0 });
+        (task.cpu, task.virtual_time) = (Some(cpu), if minimum.is_finite() { minimum } else { 0.0 });
         self.stale[cpu as usize] = true;
-        self.changed.push(slot);
+        self.changed_slots.push(slot);
     }
 
     fn unqueue(&mut self, slot: u32) {
         let Some(cpu) = self.tasks[slot as usize].cpu.take() else { return };
         let queue = &mut self.queues[cpu as usize];
-        if let Some(at) = queue.tasks.iter().position(|&other| other == slot) {
+        if let Some(at) = queue.tasks.iter().position(|&queued| queued == slot) {
             queue.tasks.remove(at);
         }
         self.stale[cpu as usize] = true;
@@ -295,24 +295,24 @@ impl RunQueues {
         let mut best: Option<(f64, u32, u32)> = None;
         let closed = self.gang_only_cpus();
         let loads: Vec<f64> = (0..self.queues.len() as u32).map(|cpu| self.load(cpu)).collect();
-        for from in 0..self.queues.len() as u32 {
-            let load = if closed.contains(from) { NO_TURN_LOAD } else { loads[from as usize] };
-            for &slot in &self.queues[from as usize].tasks {
+        for source in 0..self.queues.len() as u32 {
+            let load = if closed.contains(source) { NO_TURN_LOAD } else { loads[source as usize] };
+            for &slot in &self.queues[source as usize].tasks {
                 let task = &self.tasks[slot as usize];
-                let own = task.weight * task.demand;
+                let own_load = task.weight * task.demand;
                 if task.in_gang {
                     continue;
                 }
-                let open = |to: &u32| *to != from && !closed.contains(*to) && self.may_run(slot, *to);
-                for to in (0..self.queues.len() as u32).filter(open) {
-                    let gain = load - own - loads[to as usize];
-                    if gain > 0.01 && best.is_none_or(|(most, _, _)| gain > most) {
-                        best = Some((gain, slot, to));
+                let may_take = |target: &u32| *target != source && !closed.contains(*target) && self.may_run(slot, *target);
+                for target in (0..self.queues.len() as u32).filter(may_take) {
+                    let gain = load - own_load - loads[target as usize];
+                    if gain > 0.01 && best.is_none_or(|(best_gain, _, _)| gain > best_gain) {
+                        best = Some((gain, slot, target));
                     }
                 }
             }
         }
-        best.map(|(_, slot, to)| (slot, to))
+        best.map(|(_, slot, target)| (slot, target))
     }
 
     /// Updates shares after changes, and ends turns that are over.
@@ -323,7 +323,7 @@ impl RunQueues {
             }
         }
         for cpu in 0..self.queues.len() {
-            if self.runs_in_gang(cpu as u32) {
+            if self.is_gang_cpu(cpu as u32) {
                 continue;
             }
             if !self.explicit {
@@ -337,7 +337,7 @@ impl RunQueues {
         }
     }
 
-    fn runs_in_gang(&self, cpu: u32) -> bool {
+    fn is_gang_cpu(&self, cpu: u32) -> bool {
         self.rotations.iter().any(|rotation| rotation.cpus.contains(cpu))
     }
 
@@ -352,7 +352,7 @@ impl RunQueues {
         let task = &mut self.tasks[slot as usize];
         if task.share != share as f32 {
             task.share = share as f32;
-            self.changed.push(slot);
+            self.changed_slots.push(slot);
         }
     }
 
@@ -362,7 +362,7 @@ impl RunQueues {
         self.queues[cpu].turn_ends = f64::INFINITY;
         let switches = if tasks.len() > 1 { self.switch_cycles / self.slice_cycles } else { 0.0 };
         let mut remaining = if self.queues[cpu].online { 1.0 } else { 0.0 };
-        let mut open: f64 = tasks.iter().map(|&slot| self.tasks[slot as usize].weight).sum();
+        let mut open_weight: f64 = tasks.iter().map(|&slot| self.tasks[slot as usize].weight).sum();
         let mut order = tasks.clone();
         // The task with the least demand for its weight is served first, so that no remainder is distributed twice.
         order.sort_by(|&a, &b| {
@@ -371,8 +371,8 @@ impl RunQueues {
         });
         for slot in order {
             let task = &self.tasks[slot as usize];
-            let share = if open > 0.0 { (remaining * task.weight / open).min(task.demand) } else { 0.0 };
-            open -= task.weight;
+            let share = if open_weight > 0.0 { (remaining * task.weight / open_weight).min(task.demand) } else { 0.0 };
+            open_weight -= task.weight;
             remaining -= share;
             self.set_share(slot, share * (1.0 - switches));
         }
@@ -387,7 +387,7 @@ impl RunQueues {
         for &slot in &tasks {
             let task = &mut self.tasks[slot as usize];
             if task.share > 0.0 {
-                task.had += elapsed / task.weight;
+                task.virtual_time += elapsed / task.weight;
                 task.burst_left -= elapsed;
                 if task.demand < 1.0 && task.burst_left <= 1.0 {
                     task.asleep_until = now + (1.0 - task.demand) * task.period_cycles;
@@ -396,16 +396,16 @@ impl RunQueues {
             }
         }
         let awake = |slot: &&u32| self.tasks[**slot as usize].asleep_until <= now;
-        let virtual_time_of = |slot: &u32| self.tasks[*slot as usize].had;
+        let virtual_time_of = |slot: &u32| self.tasks[*slot as usize].virtual_time;
         let minimum = tasks.iter().filter(awake).map(virtual_time_of).fold(f64::INFINITY, f64::min);
         let next = tasks.iter().filter(awake).find(|slot| virtual_time_of(slot) <= minimum).copied();
         let next = next.filter(|_| self.queues[cpu].online);
-        let asleep = tasks.iter().map(|&slot| self.tasks[slot as usize].asleep_until).filter(|until| *until > now);
+        let asleep = tasks.iter().map(|&slot| self.tasks[slot as usize].asleep_until).filter(|wake| *wake > now);
         let mut ends = asleep.fold(f64::INFINITY, f64::min);
         for &slot in &tasks {
             let task = &mut self.tasks[slot as usize];
             // A task that slept catches up by at most one slice.
-            task.had = if minimum.is_finite() { task.had.max(minimum - self.slice_cycles) } else { task.had };
+            task.virtual_time = if minimum.is_finite() { task.virtual_time.max(minimum - self.slice_cycles) } else { task.virtual_time };
             let mut share = 0.0;
             if Some(slot) == next {
                 let burst = if task.demand < 1.0 { task.burst_left } else { f64::INFINITY };
@@ -438,9 +438,9 @@ impl RunQueues {
             let tasks = std::mem::take(&mut queue.tasks);
             let runs = tasks.iter().position(|slot| members.contains(slot));
             // A seat without a member goes to tasks without a gang.
-            let only = self.rotations[index].only;
-            let other = || tasks.iter().position(|&slot| !self.tasks[slot as usize].in_gang);
-            let runs = runs.or_else(|| other().filter(|_| !only));
+            let is_exclusive = self.rotations[index].is_exclusive;
+            let gangless = || tasks.iter().position(|&slot| !self.tasks[slot as usize].in_gang);
+            let runs = runs.or_else(|| gangless().filter(|_| !is_exclusive));
             for (nth, &slot) in tasks.iter().enumerate() {
                 self.set_share(slot, if Some(nth) == runs { 1.0 - switch } else { 0.0 });
             }
@@ -455,7 +455,7 @@ impl RunQueues {
     /// Makes a CPU use another cache from now on.
     pub fn set_cache(&mut self, cpu: u32, cache: u32) {
         self.cache_of_cpu[cpu as usize] = cache;
-        self.changed.extend(&self.queues[cpu as usize].tasks);
+        self.changed_slots.extend(&self.queues[cpu as usize].tasks);
     }
     /// Tasks in one CPU's queue.
     pub fn queue(&self, cpu: u32) -> &[u32] {

@@ -39,8 +39,8 @@ impl Regions {
     }
 
     /// The position of a region in this table.
-    pub fn place(&mut self, number: u32) -> usize {
-        if let Some(at) = self.numbers.iter().position(|&known| known == number) {
+    pub fn region_index(&mut self, number: u32) -> usize {
+        if let Some(at) = self.numbers.iter().position(|&listed| listed == number) {
             return at;
         }
         self.numbers.push(number);
@@ -53,8 +53,8 @@ impl Regions {
     }
 
     /// Adds to (or subtracts from) the rates at which a cache accesses a region.
-    pub fn add(&mut self, place: usize, cache: usize, reads_per_cycle: f64, writes_per_cycle: f64) {
-        let rates = &mut self.rates[place * self.caches + cache];
+    pub fn add(&mut self, region: usize, cache: usize, reads_per_cycle: f64, writes_per_cycle: f64) {
+        let rates = &mut self.rates[region * self.caches + cache];
         rates.reads = (rates.reads + reads_per_cycle).max(0.0);
         rates.writes = (rates.writes + writes_per_cycle).max(0.0);
     }
@@ -62,23 +62,23 @@ impl Regions {
     /// The present cost of accesses from one cache. `same_package` marks the near caches.
     pub fn remote_transfers(
         &self,
-        place: usize,
+        region: usize,
         cache: usize,
         same_package: impl Fn(usize) -> bool,
     ) -> RemoteTransfers {
-        let all = &self.rates[place * self.caches..(place + 1) * self.caches];
-        let (mut reads, mut writes, mut near) = (0.0, 0.0, 0.0);
-        for (index, rates) in all.iter().enumerate().filter(|(index, _)| *index != cache) {
+        let region_rates = &self.rates[region * self.caches..(region + 1) * self.caches];
+        let (mut reads, mut writes, mut near_accesses) = (0.0, 0.0, 0.0);
+        for (index, rates) in region_rates.iter().enumerate().filter(|(index, _)| *index != cache) {
             reads += rates.reads;
             writes += rates.writes;
-            near += if same_package(index) { rates.reads + rates.writes } else { 0.0 };
+            near_accesses += if same_package(index) { rates.reads + rates.writes } else { 0.0 };
         }
-        let here = all[cache];
+        let own_rates = region_rates[cache];
         let share = |theirs: f64, ours: f64| if theirs > 0.0 { theirs / (theirs + ours) } else { 0.0 };
         RemoteTransfers {
-            per_read: share(writes, here.reads + here.writes),
-            per_write: share(reads + writes, here.writes),
-            from_same_package: if reads + writes > 0.0 { near / (reads + writes) } else { 0.0 },
+            per_read: share(writes, own_rates.reads + own_rates.writes),
+            per_write: share(reads + writes, own_rates.writes),
+            from_same_package: if reads + writes > 0.0 { near_accesses / (reads + writes) } else { 0.0 },
         }
     }
 }
@@ -92,10 +92,10 @@ mod tests {
     fn transfers_are_those_of_a_line_followed_one_by_one() {
         let (own, other) = ((3.0, 1.0), (2.0, 0.5));
         let mut regions = Regions::new(2);
-        let place = regions.place(7);
-        regions.add(place, 0, own.0, own.1);
-        regions.add(place, 1, other.0, other.1);
-        let expected = regions.remote_transfers(place, 0, |_| true);
+        let region = regions.region_index(7);
+        regions.add(region, 0, own.0, own.1);
+        regions.add(region, 1, other.0, other.1);
+        let expected = regions.remote_transfers(region, 0, |_| true);
         // One line: the events since cache 0 last touched it, and since it last wrote it.
         let mut state = 88_172_645_463_325_252u64;
         let mut next = || {
@@ -104,21 +104,21 @@ mod tests {
             state ^= state << 17;
             (state >> 11) as f64 / (1u64 << 53) as f64
         };
-        let (mut written, mut touched) = (false, false);
+        let (mut was_written, mut was_touched) = (false, false);
         let (mut reads, mut remote_reads, mut writes, mut remote_writes) = (0, 0, 0, 0);
         for _ in 0..400_000 {
             let pick = next() * 6.5;
             if pick < 3.0 {
                 reads += 1;
-                remote_reads += u32::from(written);
-                written = false;
+                remote_reads += u32::from(was_written);
+                was_written = false;
             } else if pick < 4.0 {
                 writes += 1;
-                remote_writes += u32::from(touched);
-                (written, touched) = (false, false);
+                remote_writes += u32::from(was_touched);
+                (was_written, was_touched) = (false, false);
             } else {
-                touched = true;
-                written |= pick >= 6.0;
+                was_touched = true;
+                was_written |= pick >= 6.0;
             }
         }
         let found = (f64::from(remote_reads) / f64::from(reads), f64::from(remote_writes) / f64::from(writes));
@@ -130,10 +130,10 @@ mod tests {
     #[test]
     fn one_cache_and_read_only_regions_cost_nothing() {
         let mut regions = Regions::new(2);
-        let place = regions.place(1);
-        regions.add(place, 0, 5.0, 2.0);
-        assert_eq!(regions.remote_transfers(place, 0, |_| true), RemoteTransfers::default());
-        let read_only = regions.place(2);
+        let region = regions.region_index(1);
+        regions.add(region, 0, 5.0, 2.0);
+        assert_eq!(regions.remote_transfers(region, 0, |_| true), RemoteTransfers::default());
+        let read_only = regions.region_index(2);
         regions.add(read_only, 0, 5.0, 0.0);
         regions.add(read_only, 1, 5.0, 0.0);
         assert_eq!(regions.remote_transfers(read_only, 0, |_| true).per_read, 0.0);

@@ -17,13 +17,13 @@ pub fn compute_slot_waits(slot_cycles: f32, contexts: &[(f32, f32)], waits: &mut
     let wait_at = |busy: f32, &(cycles, share): &(f32, f32)| {
         slot_cycles / (2.0 * (1.0 - busy)) * (busy - (slot_cycles * share / cycles).min(BUSIEST_ALONE)).max(0.0)
     };
-    let used = |busy: f32| -> f32 {
+    let utilization = |busy: f32| -> f32 {
         contexts.iter().map(|context| slot_cycles * context.1 / (context.0 + wait_at(busy, context))).sum()
     };
     let (mut low, mut high) = (0.0f32, BUSIEST);
     for _ in 0..HALVINGS {
         let middle = 0.5 * (low + high);
-        if used(middle) > middle { low = middle } else { high = middle }
+        if utilization(middle) > middle { low = middle } else { high = middle }
     }
     let busy = 0.5 * (low + high);
     for (wait, context) in waits.iter_mut().zip(contexts) {
@@ -38,21 +38,21 @@ mod tests {
     /// Does a context alone never wait, and do four that could each fill the core get a quarter each?
     #[test]
     fn slots_are_shared_and_never_used_twice() {
-        let mut waiting = [9.0; 1];
-        compute_slot_waits(1.0, &[(1.25, 1.0)], &mut waiting);
-        assert_eq!(waiting[0], 0.0);
+        let mut wait_cycles = [9.0; 1];
+        compute_slot_waits(1.0, &[(1.25, 1.0)], &mut wait_cycles);
+        assert_eq!(wait_cycles[0], 0.0);
         let contexts = [(1.1, 1.0); 4];
-        let mut waiting = [0.0; 4];
-        compute_slot_waits(1.0, &contexts, &mut waiting);
-        let total: f32 = waiting.iter().map(|wait| 1.0 / (1.1 + wait)).sum();
+        let mut wait_cycles = [0.0; 4];
+        compute_slot_waits(1.0, &contexts, &mut wait_cycles);
+        let total: f32 = wait_cycles.iter().map(|wait| 1.0 / (1.1 + wait)).sum();
         assert!((0.93..=1.001).contains(&total), "{total}");
     }
 
     /// Do contexts that mostly wait for memory hardly disturb each other?
     #[test]
     fn waiting_contexts_hardly_disturb() {
-        let mut waiting = [0.0; 4];
-        compute_slot_waits(1.0, &[(12.0, 1.0); 4], &mut waiting);
-        assert!(waiting.iter().all(|wait| *wait < 0.25), "{waiting:?}");
+        let mut wait_cycles = [0.0; 4];
+        compute_slot_waits(1.0, &[(12.0, 1.0); 4], &mut wait_cycles);
+        assert!(wait_cycles.iter().all(|wait| *wait < 0.25), "{wait_cycles:?}");
     }
 }

@@ -17,11 +17,11 @@ impl IntervalEngine {
         let growth = if fresh > 0.0 || new_phase { 0.0 } else { step_growth(change) };
         self.compute_demand(flow, 0.5 * growth.min(2.0) as f32);
         let node = self.node_of_flow[flow];
-        let before = self.traffic[flow];
+        let old_traffic = self.traffic[flow];
         let controller = &mut self.memory.controllers[node];
-        let now = memory_traffic(&self.flows[flow], &self.slots, controller);
-        self.traffic[flow] = now;
-        let shift = (now - before) * controller.cycles_per_line;
+        let new_traffic = memory_traffic(&self.flows[flow], &self.slots, controller);
+        self.traffic[flow] = new_traffic;
+        let shift = (new_traffic - old_traffic) * controller.cycles_per_line;
         controller.busy = (controller.busy + shift).clamp(0.0, 1.0);
         let change = (controller.busy - self.told_busy[node]).abs();
         if change > LOAD_CHANGE_TOLD * (1.0 - controller.busy).max(0.05) * 4.0 || !self.memory.buses.is_empty() {
@@ -158,20 +158,20 @@ impl IntervalEngine {
             let halved = compiled.program.phases[phase].half_private_extra_cycles_per_instr as f32;
             if halved > 0.0 {
                 let core = cpu / self.contexts_per_core * self.contexts_per_core;
-                let others = (core..core + self.contexts_per_core).filter(|other| *other != cpu);
-                let busy: f32 = others.map(|other| cpu_load(&self.turns, &self.slots, other)).sum();
-                extra += halved * busy.min(1.0);
+                let siblings = (core..core + self.contexts_per_core).filter(|sibling| *sibling != cpu);
+                let sibling_load: f32 = siblings.map(|sibling| cpu_load(&self.turns, &self.slots, sibling)).sum();
+                extra += halved * sibling_load.min(1.0);
             }
         }
         let (mut hits, mut cycles) = (0.0, 0.0);
         for &(place, reads, writes) in &compiled.regions[phase] {
             let package = self.package_of_flow[flow];
-            let near = |cache: usize| self.package_of_flow[cache] == package;
-            let remote = self.regions.remote_transfers(place, flow, near);
+            let same_package = |cache: usize| self.package_of_flow[cache] == package;
+            let remote = self.regions.remote_transfers(place, flow, same_package);
             let transfers = reads * remote.per_read + writes * remote.per_write;
-            let near = remote.from_same_package;
+            let near_share = remote.from_same_package;
             hits += transfers;
-            cycles += transfers * (near * self.same_package_cycles + (1.0 - near) * self.other_package_cycles);
+            cycles += transfers * (near_share * self.same_package_cycles + (1.0 - near_share) * self.other_package_cycles);
         }
         (self.slots.per_instr[at][REMOTE_HITS], self.slots.per_instr[at][REMOTE_CYCLES]) = (hits as f32, cycles as f32);
         extra += cycles as f32;
@@ -184,11 +184,11 @@ impl IntervalEngine {
     /// latency.
     fn remote_memory_cycles(&mut self, flow: usize, at: usize) -> f32 {
         let slots = &mut self.slots;
-        let near = self.memories[slots.memory[at] as usize].is_none_or(|node| node == self.node_of_flow[flow]);
+        let is_local = self.memories[slots.memory[at] as usize].is_none_or(|node| node == self.node_of_flow[flow]);
         let latencies = slots.ask[at].waits + slots.ask[at].late;
-        let longer = if near { 0.0 } else { latencies * self.memory.farther_cycles };
+        let longer = if is_local { 0.0 } else { latencies * self.memory.farther_cycles };
         slots.per_instr[at][STALL_CYCLES] += longer;
-        slots.per_instr[at][FAR_CYCLES] = if near { 0.0 } else { slots.per_instr[at][STALL_CYCLES] };
+        slots.per_instr[at][FAR_CYCLES] = if is_local { 0.0 } else { slots.per_instr[at][STALL_CYCLES] };
         longer
     }
 
@@ -204,9 +204,9 @@ impl IntervalEngine {
                 let (mut share, mut speed) = (0.0, 0.0);
                 for &slot in self.turns.queue(cpu) {
                     let ask = &self.slots.ask[slot as usize];
-                    let own = ask.cycles + ask.queued - self.slots.extra[slot as usize];
+                    let own_cycles = ask.cycles + ask.queued - self.slots.extra[slot as usize];
                     share += ask.share;
-                    speed += if ask.cycles > 0.0 { ask.share / own.max(self.slot_cycles) } else { 0.0 };
+                    speed += if ask.cycles > 0.0 { ask.share / own_cycles.max(self.slot_cycles) } else { 0.0 };
                 }
                 if speed > 0.0 {
                     contexts[count] = (share / speed, share.min(1.0));
@@ -216,8 +216,8 @@ impl IntervalEngine {
             smt::compute_slot_waits(self.slot_cycles, &contexts[..count], &mut waits[..count]);
             let mut next = waits[..count].iter();
             for cpu in core..core + per_core {
-                let busy = cpu_load(&self.turns, &self.slots, cpu) > 0.0;
-                self.core_waits[cpu as usize] = if busy { next.next().copied().unwrap_or(0.0) } else { 0.0 };
+                let is_busy = cpu_load(&self.turns, &self.slots, cpu) > 0.0;
+                self.core_waits[cpu as usize] = if is_busy { next.next().copied().unwrap_or(0.0) } else { 0.0 };
             }
         }
     }
@@ -237,18 +237,18 @@ impl IntervalEngine {
     /// Advances all tasks of the node to the present and updates their waiting times, because the node's load has
     /// changed.
     fn settle_node(&mut self, node: usize, but: usize) {
-        for other in 0..self.flows.len() {
-            if other != but && self.node_of_flow[other] == node {
-                self.integrate_to_now(other);
-                if self.end_phases(other) {
-                    self.due[other] = self.now;
+        for neighbor_flow in 0..self.flows.len() {
+            if neighbor_flow != but && self.node_of_flow[neighbor_flow] == node {
+                self.integrate_to_now(neighbor_flow);
+                if self.end_phases(neighbor_flow) {
+                    self.due[neighbor_flow] = self.now;
                 }
-                self.compute_demand(other, 0.0);
+                self.compute_demand(neighbor_flow, 0.0);
             }
         }
         let (flows, slots) = (&self.flows, &mut self.slots);
         let (packages, nodes) = (&self.package_of_flow, &self.node_of_flow);
-        self.memory.solve(node, &mut |each| {
+        self.memory.solve(node, &mut |visit| {
             for (index, state) in flows.iter().enumerate() {
                 if nodes[index] != node {
                     continue;
@@ -256,7 +256,7 @@ impl IntervalEngine {
                 for entry in 0..state.len() {
                     let task = state.task[entry] as usize;
                     if state.is_running[entry] && !slots.is_off_cpu(task) {
-                        each(packages[index], &mut slots.ask[task]);
+                        visit(packages[index], &mut slots.ask[task]);
                     }
                 }
             }
@@ -264,16 +264,16 @@ impl IntervalEngine {
         let busy = self.memory.controllers[node].busy;
         let much = (busy - self.told_busy[node]).abs() > 10.0 * LOAD_CHANGE_TOLD;
         self.told_busy[node] = busy;
-        for other in 0..self.flows.len() {
-            if self.node_of_flow[other] != node {
+        for neighbor_flow in 0..self.flows.len() {
+            if self.node_of_flow[neighbor_flow] != node {
                 continue;
             }
-            self.traffic[other] = memory_traffic(&self.flows[other], &self.slots, &self.memory.controllers[node]);
-            if other != but {
-                self.set_speeds(other);
+            self.traffic[neighbor_flow] = memory_traffic(&self.flows[neighbor_flow], &self.slots, &self.memory.controllers[node]);
+            if neighbor_flow != but {
+                self.set_speeds(neighbor_flow);
                 if much {
-                    let soon = self.now + 0.5 * self.step[other];
-                    self.due[other] = self.due[other].min(soon);
+                    let soon = self.now + 0.5 * self.step[neighbor_flow];
+                    self.due[neighbor_flow] = self.due[neighbor_flow].min(soon);
                 }
             }
         }
@@ -290,10 +290,10 @@ impl IntervalEngine {
             let at = state.task[entry] as usize;
             let ask = &self.slots.ask[at];
             let outside = self.slots.external_rate[at];
-            let over = self.slots.finished[at];
+            let is_finished = self.slots.finished[at];
             let rate = if outside > 0.0 { outside } else { f64::from(ask.share) * f64::from(ask.speed()) };
             // A task that has never run has no speed yet.
-            let rate = if over || self.slots.is_off_cpu(at) { 0.0 } else { rate };
+            let rate = if is_finished || self.slots.is_off_cpu(at) { 0.0 } else { rate };
             state.rate[entry] = rate;
             self.slots.per_instr[at][QUEUE_CYCLES] = ask.queued;
             if rate > 0.0 {
@@ -328,9 +328,9 @@ impl IntervalEngine {
             self.slots.registered_rate[at] = 0.0;
             self.slots.registered_phase[at] = phase as u32;
         }
-        let more = rate - self.slots.registered_rate[at];
+        let rate_change = rate - self.slots.registered_rate[at];
         for &(place, reads, writes) in &compiled.regions[phase] {
-            self.regions.add(place, flow, more * reads, more * writes);
+            self.regions.add(place, flow, rate_change * reads, rate_change * writes);
         }
         self.slots.registered_rate[at] = rate;
     }

@@ -18,8 +18,8 @@ impl DistanceDistribution {
         let bound = |&(lines, share): &(f32, f32)| (f64::from(lines), f64::from(share));
         let high = self.up_to.get(next).map(bound)?;
         let low = if next == 0 { (0.0, 0.0) } else { bound(&self.up_to[next - 1]) };
-        let part = (at - low.1) / (high.1 - low.1).max(1e-12);
-        Some(low.0 + part * (high.0 - low.0))
+        let fraction = (at - low.1) / (high.1 - low.1).max(1e-12);
+        Some(low.0 + fraction * (high.0 - low.0))
     }
 }
 
@@ -49,10 +49,10 @@ impl LastUses {
         live
     }
 
-    fn count(&mut self, slot: usize, by: i32) {
+    fn count(&mut self, slot: usize, change: i32) {
         for (counts, words) in [(&mut self.blocks, BLOCK_WORDS), (&mut self.regions, REGION_WORDS)] {
             let count = &mut counts[slot / (64 * words)];
-            *count = count.wrapping_add_signed(by);
+            *count = count.wrapping_add_signed(change);
         }
     }
 
@@ -76,10 +76,10 @@ impl LastUses {
             counts.iter().rposition(passed).unwrap_or(0)
         };
         let region = last(&self.regions);
-        let part = |at: usize, each: usize, total: usize| at * each..((at + 1) * each).min(total);
-        let blocks = part(region, REGION_WORDS / BLOCK_WORDS, self.blocks.len());
+        let range_of = |at: usize, size: usize, total: usize| at * size..((at + 1) * size).min(total);
+        let blocks = range_of(region, REGION_WORDS / BLOCK_WORDS, self.blocks.len());
         let block = blocks.start + last(&self.blocks[blocks.clone()]);
-        let words = part(block, BLOCK_WORDS, self.words.len());
+        let words = range_of(block, BLOCK_WORDS, self.words.len());
         let mut counts = [0; BLOCK_WORDS];
         counts.iter_mut().zip(&self.words[words.clone()]).for_each(|(count, word)| *count = word.count_ones());
         let at = words.start + last(&counts[..words.len()]);
@@ -102,7 +102,7 @@ pub fn addresses(
     capacity: f32,
     mut uniform: impl FnMut() -> f64,
 ) -> Vec<u64> {
-    let most = (2.0 * capacity) as u32;
+    let max_distance = (2.0 * capacity) as u32;
     // The stack starts full, so that distances beyond the accesses so far exist.
     let first = (capacity as u32).min(entries.max(1) * 4);
     let mut live = LastUses::new(first as usize + entries as usize, first as usize);
@@ -112,7 +112,7 @@ pub fn addresses(
     let mut addresses = Vec::with_capacity(entries as usize);
     for _ in 0..entries {
         let distance = distances.value_at(uniform()).map(|lines| lines as u32);
-        let line = match distance.filter(|distance| *distance < count.min(most)) {
+        let line = match distance.filter(|distance| *distance < count.min(max_distance)) {
             Some(distance) => {
                 count -= 1;
                 line_at[live.remove_nth(distance)]

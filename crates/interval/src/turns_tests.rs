@@ -1,19 +1,19 @@
 use super::*;
 
-fn all(cpus: u32) -> CpuSet {
+fn all_cpus(cpus: u32) -> CpuSet {
     (0..cpus).collect()
 }
 
 fn turns(cpus: u32, explicit: bool) -> RunQueues {
-    let two = |cpu: u32| cpu / 2;
-    RunQueues::new(1000.0, 0.0, explicit, (0..cpus).map(two).collect(), (0..cpus).collect())
+    let cache_of = |cpu: u32| cpu / 2;
+    RunQueues::new(1000.0, 0.0, explicit, (0..cpus).map(cache_of).collect(), (0..cpus).collect())
 }
 
 /// Are arrivals spread evenly, and does each task of a queue get the same time?
 #[test]
 fn arrivals_fill_the_least_loaded_queue() {
     let mut turns = turns(4, false);
-    (0..10).for_each(|slot| turns.add(slot, all(4), 1.0, 1e6));
+    (0..10).for_each(|slot| turns.add(slot, all_cpus(4), 1.0, 1e6));
     turns.update(0.0);
     let mut lengths: Vec<usize> = (0..4).map(|cpu| turns.queue(cpu).len()).collect();
     lengths.sort_unstable();
@@ -26,9 +26,9 @@ fn arrivals_fill_the_least_loaded_queue() {
 #[test]
 fn time_goes_by_weight_up_to_the_demand() {
     let mut turns = turns(1, false);
-    turns.add(0, all(1), 1.0, 1e6);
-    turns.add(1, all(1), 1.0, 1e6);
-    turns.add(2, all(1), 0.1, 1e6);
+    turns.add(0, all_cpus(1), 1.0, 1e6);
+    turns.add(1, all_cpus(1), 1.0, 1e6);
+    turns.add(2, all_cpus(1), 0.1, 1e6);
     turns.set_weight(1, 2.0);
     turns.update(0.0);
     let shares: Vec<f32> = turns.tasks.iter().map(|task| task.share).collect();
@@ -41,18 +41,18 @@ fn time_goes_by_weight_up_to_the_demand() {
 fn explicit_turns_add_up_to_the_averages() {
     let run = |explicit: bool| {
         let mut turns = turns(2, explicit);
-        (0..5).for_each(|slot| turns.add(slot, all(2), if slot == 3 { 0.25 } else { 1.0 }, 7_000.0));
+        (0..5).for_each(|slot| turns.add(slot, all_cpus(2), if slot == 3 { 0.25 } else { 1.0 }, 7_000.0));
         turns.set_weight(1, 3.0);
-        let (mut now, mut had) = (0.0, [0.0f64; 5]);
+        let (mut now, mut shares) = (0.0, [0.0f64; 5]);
         while now < 2e6 {
             turns.update(now);
             let next = turns.next_event().min(2e6);
-            for (had, task) in had.iter_mut().zip(&turns.tasks) {
-                *had += f64::from(task.share) * (next - now) / 2e6;
+            for (share, task) in shares.iter_mut().zip(&turns.tasks) {
+                *share += f64::from(task.share) * (next - now) / 2e6;
             }
             now = next;
         }
-        had
+        shares
     };
     let (explicit, averaged) = (run(true), run(false));
     for (a, b) in explicit.iter().zip(&averaged) {
@@ -64,19 +64,19 @@ fn explicit_turns_add_up_to_the_averages() {
 #[test]
 fn gangs_take_turns_together() {
     let mut turns = turns(2, false);
-    (0..4).for_each(|slot| turns.add(slot, all(2), 1.0, 1e6));
+    (0..4).for_each(|slot| turns.add(slot, all_cpus(2), 1.0, 1e6));
     let gangs = vec![(vec![(0, Some(0)), (1, Some(1))], 1), (vec![(2, None), (3, None)], 3)];
-    turns.set_rotations(vec![QueueRotation::new(all(2), 1000.0, gangs)]);
-    let (mut now, mut had) = (0.0, [0.0f64; 4]);
+    turns.set_rotations(vec![QueueRotation::new(all_cpus(2), 1000.0, gangs)]);
+    let (mut now, mut shares) = (0.0, [0.0f64; 4]);
     while now < 4e5 {
         turns.update(now);
-        let on: Vec<bool> = turns.tasks.iter().map(|task| task.share > 0.0).collect();
-        assert!(on == [true, true, false, false] || on == [false, false, true, true], "{on:?}");
+        let is_running: Vec<bool> = turns.tasks.iter().map(|task| task.share > 0.0).collect();
+        assert!(is_running == [true, true, false, false] || is_running == [false, false, true, true], "{is_running:?}");
         let next = turns.next_event();
-        had.iter_mut().zip(&turns.tasks).for_each(|(had, task)| *had += f64::from(task.share) * (next - now) / 4e5);
+        shares.iter_mut().zip(&turns.tasks).for_each(|(share, task)| *share += f64::from(task.share) * (next - now) / 4e5);
         now = next;
     }
-    assert!((had[0] - 0.25).abs() < 0.02 && (had[3] - 0.75).abs() < 0.02, "{had:?}");
+    assert!((shares[0] - 0.25).abs() < 0.02 && (shares[3] - 0.75).abs() < 0.02, "{shares:?}");
 }
 
 /// Does a task without a gang run beside gangs if some CPU has a turn for it, whether it arrived before them, after
@@ -84,17 +84,17 @@ fn gangs_take_turns_together() {
 #[test]
 fn who_is_in_no_gang_goes_where_it_has_a_turn() {
     let mut turns = turns(3, false);
-    let (ganged, open): (CpuSet, CpuSet) = ([0, 1].into_iter().collect(), [2].into_iter().collect());
-    (0..4).for_each(|slot| turns.add(slot, ganged.clone(), 1.0, 1e6));
-    (4..8).for_each(|slot| turns.add(slot, open.clone(), 1.0, 1e6));
-    turns.add(8, all(3), 1.0, 1e6);
-    turns.add(9, ganged.clone(), 1.0, 1e6);
+    let (gang_cpus, open_cpus): (CpuSet, CpuSet) = ([0, 1].into_iter().collect(), [2].into_iter().collect());
+    (0..4).for_each(|slot| turns.add(slot, gang_cpus.clone(), 1.0, 1e6));
+    (4..8).for_each(|slot| turns.add(slot, open_cpus.clone(), 1.0, 1e6));
+    turns.add(8, all_cpus(3), 1.0, 1e6);
+    turns.add(9, gang_cpus.clone(), 1.0, 1e6);
     assert!(turns.tasks[8].cpu.is_some_and(|cpu| cpu < 2), "the shorter queues are there");
     let gangs = vec![(vec![(0, None), (1, None)], 1), (vec![(2, None), (3, None)], 1)];
-    turns.set_rotations(vec![QueueRotation::new(ganged, 1000.0, gangs)]);
+    turns.set_rotations(vec![QueueRotation::new(gang_cpus, 1000.0, gangs)]);
     turns.balance();
-    turns.add(10, all(3), 1.0, 1e6);
-    turns.allow(9, all(3));
+    turns.add(10, all_cpus(3), 1.0, 1e6);
+    turns.allow(9, all_cpus(3));
     turns.update(0.0);
     for slot in 8..11 {
         assert_eq!(turns.tasks[slot].cpu, Some(2), "task {slot}");
@@ -106,15 +106,15 @@ fn who_is_in_no_gang_goes_where_it_has_a_turn() {
 #[test]
 fn an_offline_cpu_runs_nobody() {
     let mut turns = turns(2, false);
-    turns.add(0, all(2), 1.0, 1e6);
-    turns.add(1, all(2), 1.0, 1e6);
+    turns.add(0, all_cpus(2), 1.0, 1e6);
+    turns.add(1, all_cpus(2), 1.0, 1e6);
     turns.add(2, [1].into_iter().collect(), 1.0, 1e6);
     turns.set_online(1, false);
     turns.update(0.0);
     assert_eq!((turns.queue(0).len(), turns.queue(1).len()), (2, 0));
     assert_eq!((turns.tasks[2].cpu, turns.tasks[2].share), (None, 0.0));
     turns.set_online(1, true);
-    turns.allow(2, all(2));
+    turns.allow(2, all_cpus(2));
     turns.update(1.0);
     assert!(turns.tasks[2].share > 0.0);
 }

@@ -205,9 +205,9 @@ impl Kernel for FakeHost {
         if occupied {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
         }
-        let before = self.files.borrow().len();
+        let count_before = self.files.borrow().len();
         self.files.borrow_mut().retain(|file, _| !file.starts_with(path));
-        if self.files.borrow().len() == before { Err(not_found()) } else { outcome }
+        if self.files.borrow().len() == count_before { Err(not_found()) } else { outcome }
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         if path == Path::new("/proc") {

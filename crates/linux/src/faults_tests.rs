@@ -49,8 +49,8 @@ fn with_group(host: &FakeHost) {
 }
 
 /// A plan that keeps every task of the observation on CPU 1, with a window of `ns` nanoseconds.
-fn confining(seen: &cachemate_core::Observation, ns: u64) -> Plan {
-    let affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+fn confining(observation: &cachemate_core::Observation, ns: u64) -> Plan {
+    let affinity = observation.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
     Plan { affinity, ..Plan::idle(WindowLength::Time { ns }) }
 }
 
@@ -62,11 +62,11 @@ fn moved(threads: std::ops::Range<i32>, state_dir: &std::path::Path) -> (LiveMac
     threads.for_each(|tid| {
         host.thread(tid, tid, 1, "0-3");
     });
-    let before = states(&host);
+    let states_before = states(&host);
     let mut machine = machine(host, state_dir);
-    let seen = machine.observe().unwrap().unwrap();
-    machine.apply(&confining(&seen, 1)).unwrap();
-    (machine, before)
+    let observation = machine.observe().unwrap().unwrap();
+    machine.apply(&confining(&observation, 1)).unwrap();
+    (machine, states_before)
 }
 
 fn machine(host: FakeHost, state_dir: &std::path::Path) -> LiveMachine<FakeHost> {
@@ -101,10 +101,10 @@ pub(crate) fn options(state_dir: &std::path::Path) -> LiveOptions {
         resctrl: None,
         gang_scheduler_socket: None,
         kernel_tolerance: None,
-        learned: Default::default(),
+        learned_profiles: Default::default(),
         directory: Default::default(),
         starts: Default::default(),
-        known: BTreeMap::new(),
+        known_profiles: BTreeMap::new(),
         acting: None,
         stop: Arc::new(AtomicBool::new(false)),
         wake: Arc::new(AtomicBool::new(false)),
@@ -148,12 +148,12 @@ fn faults_on_any_write_leave_a_consistent_state() {
             host.thread(tid, tid, 1, "0-3");
         });
         with_group(&host);
-        let before = states(&host);
+        let states_before = states(&host);
         let mut machine = machine(host, dir.path());
         let mut draw = FaultRng(seed);
         for window in 0..8 {
-            let seen = machine.observe().unwrap().unwrap();
-            let tasks: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
+            let observation = machine.observe().unwrap().unwrap();
+            let tasks: Vec<TaskId> = observation.tasks.iter().map(|task| task.task).collect();
             if draw.below(3) > 0 {
                 let fault = (draw.below(8) as u32, ERRORS[draw.below(7) as usize]);
                 machine.with_kernel(|host| host.fault.set(Some(fault)));
@@ -170,7 +170,7 @@ fn faults_on_any_write_leave_a_consistent_state() {
         }
         machine.with_kernel(|host| host.fault.set(None));
         machine.restore_all().unwrap();
-        assert_eq!(machine.with_kernel(states), before, "seed {seed}");
+        assert_eq!(machine.with_kernel(states), states_before, "seed {seed}");
         assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
     }
 }
@@ -189,8 +189,8 @@ fn faults_among_way_masks_leave_a_consistent_state() {
         let mut machine = machine_with(cat, host.topology, Some(resctrl), dir.path());
         let mut draw = FaultRng(seed);
         for window in 0..8 {
-            let seen = machine.observe().unwrap().unwrap();
-            let tasks: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
+            let observation = machine.observe().unwrap().unwrap();
+            let tasks: Vec<TaskId> = observation.tasks.iter().map(|task| task.task).collect();
             if draw.below(3) > 0 {
                 let fault = (draw.below(8) as u32, ERRORS[draw.below(6) as usize]);
                 machine.with_kernel(|cat| cat.host.fault.set(Some(fault)));
@@ -207,15 +207,15 @@ fn faults_among_way_masks_leave_a_consistent_state() {
             }
             let applied = machine.apply(&plan).unwrap();
             machine.with_kernel(|cat| {
-                for held in &applied.shares {
-                    let (ShareMember::Task(task), Units::Ways { mask }) = (held.share.members[0], &held.share.units)
+                for active_share in &applied.shares {
+                    let (ShareMember::Task(task), Units::Ways { mask }) = (active_share.share.members[0], &active_share.share.units)
                     else {
-                        panic!("neither a task nor ways: {held:?}");
+                        panic!("neither a task nor ways: {active_share:?}");
                     };
                     let thread = [5, 6, 7, 8, 30][task.0 as usize]; // in order of arrival
                     let group = cat.placed()[&thread].clone();
                     let masks = cat.groups.borrow()[&group].masks.clone();
-                    assert_eq!(masks[&(8 * held.share.cache.0)], *mask, "seed {seed}, window {window}");
+                    assert_eq!(masks[&(8 * active_share.share.cache.0)], *mask, "seed {seed}, window {window}");
                 }
                 assert_eq!(cat.groups.borrow()["db"], db, "seed {seed}, window {window}");
                 if window == 4 {
@@ -236,19 +236,19 @@ fn faults_among_way_masks_leave_a_consistent_state() {
 fn a_failing_restore_keeps_its_journal() {
     for errno in [libc::EPERM, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO] {
         let dir = tempfile::tempdir().unwrap();
-        let (mut machine, before) = moved(5..7, dir.path());
+        let (mut machine, states_before) = moved(5..7, dir.path());
         machine.with_kernel(|host| host.fault.set(Some((0, errno))));
         let account = machine.restore_all().unwrap();
-        let failed = account
+        let failure_count = account
             .iter()
             .filter(|line| matches!(line.outcome, crate::safety::restore::RestoreOutcome::Failed(_)))
             .count();
-        assert_eq!(failed, 1, "{account:?}");
+        assert_eq!(failure_count, 1, "{account:?}");
         assert!(dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
         let restored =
             machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
         assert!(!restored.account.is_empty());
-        assert_eq!(machine.with_kernel(states), before);
+        assert_eq!(machine.with_kernel(states), states_before);
     }
 }
 
@@ -260,7 +260,7 @@ fn one_of_each() -> (FakeHost, Vec<DesiredState>) {
     let groups = Path::new("/sys/fs/cgroup/cpuset");
     host.file("/sys/fs/cgroup/cpuset/tasks", "5\n");
     let object = |object, state| DesiredState { item: PlanItem::Plan, object, state };
-    let wanted = vec![
+    let desired_states = vec![
         object(JournalObject::Affinity { pid: 5, thread }, ObjectState::Cpus("1".parse().unwrap())),
         object(JournalObject::Nice { pid: 5, thread }, ObjectState::Nice(7)),
         object(JournalObject::Policy { pid: 5, thread }, ObjectState::Policy(5)),
@@ -271,24 +271,24 @@ fn one_of_each() -> (FakeHost, Vec<DesiredState>) {
             ObjectState::Group("/batch".into()),
         ),
     ];
-    (host, wanted)
+    (host, desired_states)
 }
 
 /// Changes each object individually, as the steps of a list.
-fn make(actuator: &mut Actuator, host: &dyn Kernel, wanted: &[DesiredState]) -> (Vec<RefusedItem>, usize) {
-    let look = |want: &DesiredState| actuator.read_current(host, &want.object, &want.state).ok();
-    let changes: Vec<IntendedChange> = wanted.iter().filter_map(look).collect();
+fn make(actuator: &mut Actuator, host: &dyn Kernel, desired_states: &[DesiredState]) -> (Vec<RefusedItem>, usize) {
+    let intended_change = |desired_state: &DesiredState| actuator.read_current(host, &desired_state.object, &desired_state.state).ok();
+    let changes: Vec<IntendedChange> = desired_states.iter().filter_map(intended_change).collect();
     if let Err(error) = actuator.journal_changes(host, &changes) {
         let because = RefusalReason::NoCapacity;
-        let refuse = |want: &DesiredState| RefusedItem {
-            item: want.item.clone(),
+        let refuse = |desired_state: &DesiredState| RefusedItem {
+            item: desired_state.item.clone(),
             reason: because.clone(),
             message: error.to_string(),
         };
-        return (wanted.iter().map(refuse).collect(), 0);
+        return (desired_states.iter().map(refuse).collect(), 0);
     }
-    let known = |want: &&DesiredState| changes.iter().any(|change| change.object == want.object);
-    let results = wanted.iter().filter(known).map(|want| actuator.set(host, &want.item, &want.object, &want.state));
+    let is_intended = |desired_state: &&DesiredState| changes.iter().any(|change| change.object == desired_state.object);
+    let results = desired_states.iter().filter(is_intended).map(|desired_state| actuator.set(host, &desired_state.item, &desired_state.object, &desired_state.state));
     let (held, refused): (Vec<_>, Vec<_>) = results.partition(Result::is_ok);
     (refused.into_iter().filter_map(Result::err).collect(), held.len())
 }
@@ -299,19 +299,19 @@ fn make(actuator: &mut Actuator, host: &dyn Kernel, wanted: &[DesiredState]) -> 
 fn every_kind_of_write_survives_every_error() {
     let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
     let command = GuardianCommand { program: "/bin/sh".into(), args };
-    let all = |host: &FakeHost, wanted: &[DesiredState]| -> Vec<Option<ObjectState>> {
-        wanted.iter().map(|want| crate::safety::object_state::read_state(host, &want.object).ok()).collect()
+    let read_states = |host: &FakeHost, desired_states: &[DesiredState]| -> Vec<Option<ObjectState>> {
+        desired_states.iter().map(|desired_state| crate::safety::object_state::read_state(host, &desired_state.object).ok()).collect()
     };
-    for kind in 0..one_of_each().1.len() {
+    for index in 0..one_of_each().1.len() {
         for errno in ERRORS {
             let dir = tempfile::tempdir().unwrap();
-            let (host, wanted) = one_of_each();
-            let before = all(&host, &wanted);
+            let (host, desired_states) = one_of_each();
+            let states_before = read_states(&host, &desired_states);
             let mut actuator = Actuator::new(dir.path(), command.clone());
-            host.fault.set(Some((kind as u32, errno)));
-            let (refused, held) = make(&mut actuator, &host, &wanted);
-            let case = format!("{:?}, error {errno}: {refused:?}", wanted[kind].object);
-            assert_eq!(refused.len(), 1, "{case}");
+            host.fault.set(Some((index as u32, errno)));
+            let (refused_items, held_count) = make(&mut actuator, &host, &desired_states);
+            let case = format!("{:?}, error {errno}: {refused_items:?}", desired_states[index].object);
+            assert_eq!(refused_items.len(), 1, "{case}");
             let because = match errno {
                 libc::EPERM => RefusalReason::NoPermission,
                 libc::ESRCH => RefusalReason::NotFound,
@@ -319,19 +319,19 @@ fn every_kind_of_write_survives_every_error() {
                 libc::ENOSPC => RefusalReason::NoCapacity,
                 _ => RefusalReason::Failed,
             };
-            assert_eq!(refused[0].reason, because, "{case}");
-            assert_eq!(held, wanted.len() - 1, "the others went on: {case}");
-            assert_eq!(actuator.originals().len(), wanted.len(), "every original is written down: {case}");
+            assert_eq!(refused_items[0].reason, because, "{case}");
+            assert_eq!(held_count, desired_states.len() - 1, "the others went on: {case}");
+            assert_eq!(actuator.originals().len(), desired_states.len(), "every original is written down: {case}");
             // Once more without a fault, so that everything has to be restored; then the restore fails once.
-            assert!(make(&mut actuator, &host, &wanted).0.is_empty(), "{case}");
-            host.fault.set(Some((kind as u32, errno)));
+            assert!(make(&mut actuator, &host, &desired_states).0.is_empty(), "{case}");
+            host.fault.set(Some((index as u32, errno)));
             let account = actuator.restore_all(&host).unwrap();
             host.fault.set(None);
-            let failed = account.iter().any(|line| matches!(line.outcome, RestoreOutcome::Failed(_)));
+            let has_failed = account.iter().any(|line| matches!(line.outcome, RestoreOutcome::Failed(_)));
             let has_journal = dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists();
-            assert_eq!(failed, has_journal, "{case}: {account:?}");
+            assert_eq!(has_failed, has_journal, "{case}: {account:?}");
             crate::safety::guardian::restore_left_behind(&host, dir.path()).unwrap();
-            assert_eq!(all(&host, &wanted), before, "{case}: {account:?}");
+            assert_eq!(read_states(&host, &desired_states), states_before, "{case}: {account:?}");
         }
     }
 }
@@ -341,17 +341,17 @@ fn every_kind_of_write_survives_every_error() {
 #[test]
 fn out_of_descriptors_no_original_is_lost() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut machine, before) = moved(5..9, dir.path());
+    let (mut machine, states_before) = moved(5..9, dir.path());
     machine.with_kernel(|host| host.reads_fail.set(Some(libc::EMFILE)));
-    let seen = machine.observe().unwrap().unwrap();
+    let observation = machine.observe().unwrap().unwrap();
     assert!(
-        seen.tasks.iter().all(|task| !task.exited),
+        observation.tasks.iter().all(|task| !task.exited),
         "a thread that cannot be read has not exited: {:?}",
-        seen.tasks
+        observation.tasks
     );
     let account = machine.restore_all().unwrap();
-    let failed = account.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count();
-    assert!(failed >= 4, "{account:?}");
+    let failure_count = account.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count();
+    assert!(failure_count >= 4, "{account:?}");
     let restored = machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
     assert!(
         restored.account.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count() >= 4,
@@ -360,7 +360,7 @@ fn out_of_descriptors_no_original_is_lost() {
     assert!(dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
     machine.with_kernel(|host| host.reads_fail.set(None));
     machine.restore_all().unwrap();
-    assert_eq!(machine.with_kernel(states), before);
+    assert_eq!(machine.with_kernel(states), states_before);
     assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
 }
 
@@ -374,20 +374,20 @@ fn root_acts_alone() {
         host.thread(tid, tid, 1, "0-3");
     });
     // A thread of the fake host with this process's id.
-    let own = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
-    let before = states(&host);
-    let acting = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
+    let own_process = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
+    let states_before = states(&host);
+    let actuation_lock = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
     let mut machine = machine(host, dir.path());
-    machine.acquire(acting);
-    let seen = machine.observe().unwrap().unwrap();
-    let plan = confining(&seen, 1);
+    machine.acquire(actuation_lock);
+    let observation = machine.observe().unwrap().unwrap();
+    let plan = confining(&observation, 1);
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 2);
-    std::fs::write(dir.path().join("root-acts"), format!("{} {}\n", own.tid, own.start_ticks)).unwrap();
+    std::fs::write(dir.path().join("root-acts"), format!("{} {}\n", own_process.tid, own_process.start_ticks)).unwrap();
     machine.observe().unwrap().unwrap();
     assert!(!machine.is_acting());
-    assert_eq!(machine.with_kernel(states), before);
+    assert_eq!(machine.with_kernel(states), states_before);
     assert!(machine.apply(&plan).unwrap().affinity.is_empty());
-    assert_eq!(machine.with_kernel(states), before);
+    assert_eq!(machine.with_kernel(states), states_before);
 }
 
 /// When root begins to act during a long window: does a user's machine restore the host at once, and not at the
@@ -397,27 +397,27 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     let dir = tempfile::tempdir().unwrap();
     let host = FakeHost::default();
     host.thread(5, 5, 1, "0-3");
-    let own = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
-    let before = states(&host);
-    let acting = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
+    let own_process = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
+    let states_before = states(&host);
+    let actuation_lock = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
     let mut machine = machine(host, dir.path());
-    machine.acquire(acting);
-    let seen = machine.observe().unwrap().unwrap();
-    let plan = confining(&seen, 3_600_000_000_000);
+    machine.acquire(actuation_lock);
+    let observation = machine.observe().unwrap().unwrap();
+    let plan = confining(&observation, 3_600_000_000_000);
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 1);
-    let word = (dir.path().join("root-acts"), format!("{} {}\n", own.tid, own.start_ticks));
+    let word = (dir.path().join("root-acts"), format!("{} {}\n", own_process.tid, own_process.start_ticks));
     let (sender, ended) = std::sync::mpsc::channel();
-    let looks = std::thread::spawn(move || {
+    let machine_thread = std::thread::spawn(move || {
         machine.observe().unwrap().unwrap();
         let account = machine.restore_overruled();
         sender.send((machine.is_acting(), machine.with_kernel(states), account)).unwrap();
     });
     std::thread::sleep(Duration::from_millis(50));
     std::fs::write(word.0, word.1).unwrap();
-    let (acts, after, account) = ended.recv_timeout(Duration::from_secs(60)).expect("an hour is not waited for");
-    looks.join().unwrap();
+    let (acts, states_after, account) = ended.recv_timeout(Duration::from_secs(60)).expect("an hour is not waited for");
+    machine_thread.join().unwrap();
     assert!(!acts);
-    assert_eq!(after, before);
+    assert_eq!(states_after, states_before);
     assert!(
         account.iter().any(|line| line.outcome == RestoreOutcome::Restored),
         "restored objects are reported: {account:?}"
@@ -431,10 +431,10 @@ fn a_reload_tells_what_could_not_be_put_back() {
     let dir = tempfile::tempdir().unwrap();
     let host = FakeHost::default();
     host.thread(5, 5, 1, "0-3");
-    let before = states(&host);
+    let states_before = states(&host);
     let mut machine = machine(host, dir.path());
-    let seen = machine.observe().unwrap().unwrap();
-    let plan = confining(&seen, 1);
+    let observation = machine.observe().unwrap().unwrap();
+    let plan = confining(&observation, 1);
     machine.apply(&plan).unwrap();
     machine.with_kernel(|host| host.broken_from.set(Some(0)));
     for act in [true, false] {
@@ -444,7 +444,7 @@ fn a_reload_tells_what_could_not_be_put_back() {
     }
     machine.with_kernel(|host| host.broken_from.set(None));
     machine.restore_all().unwrap();
-    assert_eq!(machine.with_kernel(states), before);
+    assert_eq!(machine.with_kernel(states), states_before);
 }
 
 /// When rules release a member while gangs take turns: does the reload finish, with the member's original policy
@@ -456,23 +456,23 @@ fn a_reload_ends_while_gangs_take_turns() {
     (5..7).for_each(|tid| {
         host.thread(tid, tid, 1, "0-3");
     });
-    let before: Vec<u32> = host.threads.borrow().values().map(|thread| thread.policy).collect();
+    let policies_before: Vec<u32> = host.threads.borrow().values().map(|thread| thread.policy).collect();
     let mut machine = machine(host, dir.path());
-    let seen = machine.observe().unwrap().unwrap();
+    let observation = machine.observe().unwrap().unwrap();
     let gang = |task: &cachemate_core::TaskSample| Gang { members: vec![(task.task, None)], slices: 1 };
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
-    let gangs = seen.tasks.iter().map(gang).collect();
+    let gangs = observation.tasks.iter().map(gang).collect();
     plan.gangs = vec![GangSchedule { cpus: (0..1).collect(), slice_ns: 500_000, gangs }];
     assert_eq!(machine.apply(&plan).unwrap().gangs, plan.gangs);
     let (sender, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         machine.set_rules(Vec::new(), Vec::new(), true).unwrap();
-        let look = |host: &FakeHost| host.threads.borrow().values().map(|thread| thread.policy).collect::<Vec<_>>();
-        let policies = machine.with_kernel(look);
+        let read_policies = |host: &FakeHost| host.threads.borrow().values().map(|thread| thread.policy).collect::<Vec<_>>();
+        let policies = machine.with_kernel(read_policies);
         machine.restore_all().unwrap();
         sender.send(policies).unwrap();
     });
     let policies =
         ended.recv_timeout(Duration::from_secs(60)).expect("a reload never waits for a thread that waits for it");
-    assert_eq!(policies, before);
+    assert_eq!(policies, policies_before);
 }

@@ -110,10 +110,10 @@ pub trait Kernel {
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
     /// Does a file or directory exist? Its content is not read.
     fn exists(&self, path: &Path) -> io::Result<bool> {
-        let missing = |error: &io::Error| is_gone(error) || error.kind() == io::ErrorKind::NotADirectory;
+        let is_missing = |error: &io::Error| is_gone(error) || error.kind() == io::ErrorKind::NotADirectory;
         match self.read(path).map(drop).or_else(|_| self.list(path).map(drop)) {
             Ok(()) => Ok(true),
-            Err(error) if missing(&error) => Ok(false),
+            Err(error) if is_missing(&error) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -125,7 +125,7 @@ pub trait Kernel {
     /// Sets the nice value of this thread only, from -20 (the highest weight) to 19.
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()>;
     /// Sets a thread's class and its parameters, but not its nice value.
-    fn set_scheduling(&self, tid: i32, wanted: &SchedParams) -> io::Result<()>;
+    fn set_scheduling(&self, tid: i32, params: &SchedParams) -> io::Result<()>;
     /// Sets a class without parameters (`SCHED_OTHER`, `SCHED_BATCH`, `SCHED_IDLE`).
     fn set_policy(&self, tid: i32, policy: u32) -> io::Result<()> {
         self.set_scheduling(tid, &SchedParams::from_policy(policy))
@@ -201,7 +201,7 @@ pub fn is_gone(error: &io::Error) -> bool {
 /// The answer, or `None` if its object does not exist (any more).
 pub(crate) fn none_if_missing<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     match answer {
-        Ok(found) => Ok(Some(found)),
+        Ok(value) => Ok(Some(value)),
         Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(error),
     }
@@ -226,9 +226,9 @@ fn invalid_file(path: &Path, problem: impl std::fmt::Display) -> io::Error {
 
 /// Parses `/proc/TID/stat`; the command name is in parentheses and may itself contain spaces and parentheses.
 fn parse_stat(line: &str) -> Option<ThreadStat> {
-    let (tid, rest) = line.split_once(" (")?;
-    let (name, rest) = rest.rsplit_once(") ")?;
-    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let (tid, name_and_fields) = line.split_once(" (")?;
+    let (name, fields_text) = name_and_fields.rsplit_once(") ")?;
+    let fields: Vec<&str> = fields_text.split_ascii_whitespace().collect();
     // proc(5) numbers fields from 1; the state, field 3, is the first one after the name.
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     Some(ThreadStat {
@@ -281,10 +281,10 @@ fn lock_holders(kernel: &dyn Kernel, file: &fs::Metadata) -> String {
 const MAX_NAMED_HOLDERS: usize = 4;
 
 /// Are descriptors running out? A new descriptor has the lowest free number, so a high number shows it.
-pub(crate) fn is_descriptor_scarce(new: &fs::File) -> bool {
+pub(crate) fn is_descriptor_scarce(file: &fs::File) -> bool {
     use std::os::fd::AsRawFd;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    limit.is_some_and(|limit| new.as_raw_fd() as u64 + SPARE_DESCRIPTORS > limit)
+    limit.is_some_and(|limit| file.as_raw_fd() as u64 + SPARE_DESCRIPTORS > limit)
 }
 
 /// Programs that own control groups.
@@ -329,10 +329,10 @@ impl LinuxHost {
     /// A file in the directory of colors counts only if no other user can have put it there.
     fn open(&self, path: &Path, flags: OFlags) -> io::Result<fs::File> {
         match path.strip_prefix(BASE) {
-            Ok(rest) => {
+            Ok(relative_path) => {
                 let is_written = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
                 let access = if is_written { DirAccess::ReadWrite } else { DirAccess::ReadOnly };
-                TrustedDir::open_anchored(&self.path_below(Path::new(BASE)), access)?.file(rest, flags)
+                TrustedDir::open_anchored(&self.path_below(Path::new(BASE)), access)?.file(relative_path, flags)
             }
             Err(_) => {
                 let open = || rustix::fs::open(self.path_below(path), flags | OFlags::CLOEXEC, Mode::empty());
@@ -365,11 +365,11 @@ impl Kernel for LinuxHost {
         self.check_fence()?;
         // Control files are never links: a link would be an attempt to have another file overwritten.
         let mut file = self.open(path, OFlags::WRONLY | OFlags::NOFOLLOW)?;
-        let written = file.write(text.as_bytes())?;
-        if written == text.len() {
+        let written_bytes = file.write(text.as_bytes())?;
+        if written_bytes == text.len() {
             return Ok(());
         }
-        Err(io::Error::new(io::ErrorKind::WriteZero, format!("{written} of {} bytes written", text.len())))
+        Err(io::Error::new(io::ErrorKind::WriteZero, format!("{written_bytes} of {} bytes written", text.len())))
     }
     fn set_cpus_by_owner(&self, cpus_file: &Path, cpus: &str) -> io::Result<bool> {
         self.check_fence()?;
@@ -384,9 +384,9 @@ impl Kernel for LinuxHost {
         fs::remove_dir(self.path_below(path))
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
-        if let Ok(rest) = path.strip_prefix(BASE) {
+        if let Ok(relative_path) = path.strip_prefix(BASE) {
             let base = TrustedDir::open_anchored(&self.path_below(Path::new(BASE)), DirAccess::ReadOnly)?;
-            let mut names = base.dir(rest)?.names()?;
+            let mut names = base.dir(relative_path)?.names()?;
             names.sort_unstable();
             return Ok(names);
         }
@@ -401,11 +401,11 @@ impl Kernel for LinuxHost {
     fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock> {
         // Closed on exec, so that a guardian or a program that we start does not keep the lock.
         let file = fs::File::open(self.path_below(path))?;
-        let until = Instant::now() + patience;
+        let deadline = Instant::now() + patience;
         loop {
             match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(DirLock { _file: Some(file) }),
-                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(10));
                 }
                 Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -441,8 +441,8 @@ impl Kernel for LinuxHost {
         // the two differ.
         let mut mask = [0u64; 128];
         // SAFETY: the kernel writes at most the stated size into a live array; it returns the number of written bytes.
-        let written = unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask), mask.as_mut_ptr()) };
-        if written < 0 {
+        let written_bytes = unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask), mask.as_mut_ptr()) };
+        if written_bytes < 0 {
             return Err(io::Error::last_os_error());
         }
         let bit = |cpu: u32| mask.get(cpu as usize / 64).is_some_and(|word| word >> (cpu % 64) & 1 == 1);
@@ -461,9 +461,9 @@ impl Kernel for LinuxHost {
     fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
         scheduling::read(tid)
     }
-    fn set_scheduling(&self, tid: i32, wanted: &SchedParams) -> io::Result<()> {
+    fn set_scheduling(&self, tid: i32, params: &SchedParams) -> io::Result<()> {
         self.check_fence()?;
-        scheduling::write(tid, wanted)
+        scheduling::write(tid, params)
     }
 }
 
@@ -489,10 +489,10 @@ mod tests {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let stat = host.stat(tid).unwrap();
         assert!(host.is_alive(stat.key).unwrap());
-        let before = host.affinity(tid).unwrap();
-        host.set_affinity(tid, &before).unwrap();
-        assert_eq!(host.affinity(tid).unwrap(), before);
-        assert!(host.has_affinity(tid, &before).unwrap() && !host.has_affinity(tid, &CpuSet::default()).unwrap());
+        let affinity_before = host.affinity(tid).unwrap();
+        host.set_affinity(tid, &affinity_before).unwrap();
+        assert_eq!(host.affinity(tid).unwrap(), affinity_before);
+        assert!(host.has_affinity(tid, &affinity_before).unwrap() && !host.has_affinity(tid, &CpuSet::default()).unwrap());
         assert!(!host.is_alive(ThreadKey { start_ticks: stat.key.start_ticks + 1, ..stat.key }).unwrap());
     }
 }

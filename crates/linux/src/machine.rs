@@ -81,9 +81,9 @@ pub struct LiveOptions {
     /// Tolerance of the kernel's cache-aware scheduling ([`crate::sense::sched_cache`]); `None` = unchanged.
     pub kernel_tolerance: Option<u32>,
     /// Previously recorded profiles, by command name.
-    pub known: BTreeMap<String, Profile>,
+    pub known_profiles: BTreeMap<String, Profile>,
     /// Profiles of services' programs, from earlier runs.
-    pub learned: ServiceProfiles,
+    pub learned_profiles: ServiceProfiles,
     /// Containers that a runtime reports.
     pub directory: ServiceDirectory,
     /// Containers that a runtime is about to start.
@@ -121,7 +121,7 @@ pub struct LiveMachine<K> {
     weights: BTreeMap<ThreadKey, (f64, i32)>,
     placements: StartPlacements,
     /// The changes that the last plan required, made or not.
-    planned: Vec<Change>,
+    planned_changes: Vec<Change>,
     /// Confined groups, as last read back.
     confined: Vec<CpusetGroup>,
     overrides: GroupOverrides,
@@ -181,7 +181,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             colors: ColorShares::default(),
             weights: BTreeMap::new(),
             placements: StartPlacements::default(),
-            planned: Vec::new(),
+            planned_changes: Vec::new(),
             confined: Vec::new(),
             overrides: GroupOverrides::default(),
             in_force: AppliedPlan::default(),
@@ -207,8 +207,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     /// The processor time of this process so far.
     pub fn own_cpu_ns() -> u64 {
-        let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-        used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
+        let cpu_time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        cpu_time.tv_sec as u64 * 1_000_000_000 + cpu_time.tv_nsec as u64
     }
 
     /// Process id of the guardian; `None` = nothing has been changed.
@@ -233,7 +233,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     /// The changes that the last plan required, whether they were made or only observed.
     pub fn planned_changes(&self) -> &[Change] {
-        &self.planned
+        &self.planned_changes
     }
 
     /// Adds the profiles of this window to those of their services' programs. Returns whether any is new. A short-lived
@@ -249,7 +249,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 continue;
             }
             if let Some(profile) = profiles.get(&task.task) {
-                is_new |= self.options.learned.learn(&task.profile_key(), profile);
+                is_new |= self.options.learned_profiles.learn(&task.profile_key(), profile);
             }
         }
         is_new
@@ -257,7 +257,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     /// Profiles of services' programs, of this run and of earlier ones.
     pub fn learned_profiles(&self) -> &ServiceProfiles {
-        &self.options.learned
+        &self.options.learned_profiles
     }
 
     /// The managed threads, in order of arrival.
@@ -346,8 +346,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.probing.abandon(&probe, RefusalReason::NoPermission, OBSERVING);
             return true;
         }
-        if let Some(why) = self.missing_ability(Ability::Gangs).map(str::to_string) {
-            self.probing.abandon(&probe, RefusalReason::NoPermission, &why);
+        if let Some(reason) = self.missing_ability(Ability::Gangs).map(str::to_string) {
+            self.probing.abandon(&probe, RefusalReason::NoPermission, &reason);
             return true;
         }
         if !placement.target.scheduling.can_wait() {
@@ -356,7 +356,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             return true;
         }
         // Stopped, because the probe decides which tasks run.
-        let running = self.gangs.schedules();
+        let running_schedules = self.gangs.schedules();
         self.gangs.stop_all();
         let Some(placement) = self.placement(&*lock(&kernel), task) else { return true };
         let journaled =
@@ -365,7 +365,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             Ok(()) => self.probing.bracket(&kernel, &placement, &probe, &self.options.progress),
             Err(error) => self.probing.abandon(&probe, RefusalReason::NoCapacity, &error.to_string()),
         }
-        self.restart_gangs(running);
+        self.restart_gangs(running_schedules);
         true
     }
 
@@ -377,9 +377,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
     }
 
-    fn sample(&mut self, probe: &ProbeRequest, processes: &[ProcessId], one_in: u32, remote_only: bool, at_most: u32) {
-        let theirs = |task: &&ManagedThread| processes.contains(&task.process) && !task.exited;
-        let tasks = self.tasks.all().into_iter().filter(theirs);
+    fn sample(&mut self, probe: &ProbeRequest, processes: &[ProcessId], one_in: u32, remote_only: bool, max_samples: u32) {
+        let is_sampled = |task: &&ManagedThread| processes.contains(&task.process) && !task.has_exited;
+        let tasks = self.tasks.all().into_iter().filter(is_sampled);
         let threads: BTreeMap<i32, TaskId> = tasks.map(|task| (task.thread.tid, task.task)).collect();
         if threads.is_empty() {
             self.probing.abandon(probe, RefusalReason::NotFound, "none of the processes has a managed thread");
@@ -395,20 +395,20 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             line_bytes: lines.unwrap_or(64),
             origin_ns: now_ns.saturating_sub(self.started.elapsed().as_nanos() as u64),
         };
-        self.probing.sample(probe, &subjects, one_in, remote_only, at_most);
+        self.probing.sample(probe, &subjects, one_in, remote_only, max_samples);
     }
 
     /// The placement for a probe of this task now: on the cache that it last ran on.
     fn placement(&self, kernel: &K, task: TaskId) -> Option<ProbePlacement> {
-        let target = self.tasks.get(task).filter(|task| !task.fixed && !task.exited)?;
+        let target = self.tasks.get(task).filter(|task| !task.is_fixed && !task.has_exited)?;
         let online = self.topology.online();
-        let shares = |cpu: CpuId| {
+        let shared_cache = |cpu: CpuId| {
             let caches = self.topology.caches.iter();
             caches.filter(|cache| cache.last_level).find(|cache| cache.cpus.contains(cpu.0) && cache.cpus.count() > 1)
         };
-        let here = target.last_cpu.and_then(|cpu| Some((cpu, shares(cpu)?)));
+        let current_place = target.last_cpu.and_then(|cpu| Some((cpu, shared_cache(cpu)?)));
         let (target_cpu, cache) =
-            here.or_else(|| online.iter().find_map(|cpu| Some((CpuId(cpu), shares(CpuId(cpu))?))))?;
+            current_place.or_else(|| online.iter().find_map(|cpu| Some((CpuId(cpu), shared_cache(CpuId(cpu))?))))?;
         let probe_cpu = cache.cpus.intersection(&online).iter().find(|&cpu| cpu != target_cpu.0).map(CpuId)?;
         let participant = |task: &ManagedThread| {
             kernel.stat(task.thread.tid).ok().filter(|stat| stat.key == task.thread)?;
@@ -416,16 +416,16 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             let cpus = kernel.affinity(task.thread.tid).ok()?;
             Some(Participant { task: task.task, pid: task.pid, thread: task.thread, scheduling, cpus })
         };
-        let near = |other: &&ManagedThread| {
-            let on_it = other.last_cpu.is_none_or(|cpu| cache.cpus.contains(cpu.0));
-            other.task != task && !other.fixed && !other.exited && on_it
+        let is_nearby = |other: &&ManagedThread| {
+            let runs_here = other.last_cpu.is_none_or(|cpu| cache.cpus.contains(cpu.0));
+            other.task != task && !other.is_fixed && !other.has_exited && runs_here
         };
-        let others = self.tasks.all().into_iter().filter(near).filter_map(participant);
+        let other_participants = self.tasks.all().into_iter().filter(is_nearby).filter_map(participant);
         // Real-time threads cannot wait as idle tasks and stay unchanged.
-        let others = others.filter(|participant| participant.scheduling.can_wait()).collect();
+        let other_participants = other_participants.filter(|participant| participant.scheduling.can_wait()).collect();
         Some(ProbePlacement {
             target: participant(target)?,
-            others,
+            other_participants,
             target_cpu,
             probe_cpu,
             cache_bytes: cache.size_bytes,
@@ -442,15 +442,15 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             let kernel = lock(&kernel);
             self.tasks.forget_reused(&*kernel);
             self.looked_ticks = (self.looked_ticks.1, kernel.ticks_since_boot().ok());
-            let looked = self.tasks.refresh(&*kernel, &self.options.rules, now_ns);
-            looked.map_err(|error| MachineError(format!("/proc: {error}")))?;
+            let refresh_result = self.tasks.refresh(&*kernel, &self.options.rules, now_ns);
+            refresh_result.map_err(|error| MachineError(format!("/proc: {error}")))?;
         }
         let released = self.tasks.take_released();
         // An object that cannot be restored now stays in the journal until the end.
         self.release(&released)?;
         let kernel = lock(&kernel);
-        let new: Vec<&ManagedThread> = self.tasks.all().into_iter().filter(|task| task.task >= first_new).collect();
-        for task in &new {
+        let new_threads: Vec<&ManagedThread> = self.tasks.all().into_iter().filter(|task| task.task >= first_new).collect();
+        for task in &new_threads {
             // If the thread has exited or descriptors have run out, its counts are absent, never zero.
             if let Ok(counters) = ThreadCounters::attach(task.thread.tid, &self.events) {
                 self.counters.insert(task.thread, counters);
@@ -458,22 +458,22 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
         let renamed = self.tasks.renamed_tasks();
         let is_renamed = |task: &&ManagedThread| renamed.contains(&task.task) && task.task < first_new;
-        let recognizable = new.iter().copied().chain(self.tasks.all().into_iter().filter(is_renamed));
+        let recognizable = new_threads.iter().copied().chain(self.tasks.all().into_iter().filter(is_renamed));
         for task in recognizable {
             // A profile that was recorded on purpose is preferred to one that was learned in passing.
-            let recorded = self.options.known.get(&task.program).or_else(|| self.options.known.get(&task.name));
-            if let Some(profile) = recorded.or_else(|| self.options.learned.get(&task.profile_key())) {
+            let recorded = self.options.known_profiles.get(&task.program).or_else(|| self.options.known_profiles.get(&task.name));
+            if let Some(profile) = recorded.or_else(|| self.options.learned_profiles.get(&task.profile_key())) {
                 let evidence = ProbeEvidence::StoredProfile { task: task.task, profile: Box::new(profile.clone()) };
                 self.recognised.push(ProbeResult { probe: RECOGNISED, evidence, complete: true, cost_ns: Vec::new() });
             }
         }
-        let unread = |task: &&ManagedThread| self.actuator.is_unread(task.thread) && task.task < first_new;
-        let due: Vec<&ManagedThread> = new.iter().copied().chain(self.tasks.all().into_iter().filter(unread)).collect();
-        let tended = self.actuator.restore_inherited(&*kernel, &due, self.tasks.unmanaged_children());
-        let seen = |thread| self.tasks.is_alive(thread);
+        let is_new_unread = |task: &&ManagedThread| self.actuator.is_unread(task.thread) && task.task < first_new;
+        let due_threads: Vec<&ManagedThread> = new_threads.iter().copied().chain(self.tasks.all().into_iter().filter(is_new_unread)).collect();
+        let restore_result = self.actuator.restore_inherited(&*kernel, &due_threads, self.tasks.unmanaged_children());
+        let is_alive = |thread| self.tasks.is_alive(thread);
         // If the journal cannot be rewritten, the old one remains and nothing is lost, so the daemon continues.
-        let _ = self.actuator.forget_dead_threads(&*kernel, &seen);
-        tended.map_err(|error| MachineError(error.to_string()))
+        let _ = self.actuator.forget_dead_threads(&*kernel, &is_alive);
+        restore_result.map_err(|error| MachineError(error.to_string()))
     }
 
     /// Work done since the last observation, by the process's first thread.
@@ -482,54 +482,54 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = lock(&kernel);
         let reporters = self.options.progress.sweep(&*kernel, &mut self.progress_sweep);
         let may_report = |pid: i32| reporters.as_ref().is_none_or(|reporters| reporters.contains(&pid));
-        let reports = |task: &&ManagedThread| task.pid == task.thread.tid && !task.exited && may_report(task.pid);
-        let leaders = self.tasks.all().into_iter().filter(reports);
-        let report = |task: &ManagedThread| Some((task.thread, self.options.progress.total(&*kernel, task.pid)?));
-        let totals: BTreeMap<ThreadKey, u64> = leaders.filter_map(report).collect();
-        let before = std::mem::replace(&mut self.progress_before, totals);
-        let since =
-            |(thread, total): (&ThreadKey, &u64)| Some((*thread, total.checked_sub(*before.get(thread)?)? as f64));
-        self.progress_before.iter().filter_map(since).collect()
+        let is_reporter = |task: &&ManagedThread| task.pid == task.thread.tid && !task.has_exited && may_report(task.pid);
+        let leaders = self.tasks.all().into_iter().filter(is_reporter);
+        let thread_total = |task: &ManagedThread| Some((task.thread, self.options.progress.total(&*kernel, task.pid)?));
+        let totals: BTreeMap<ThreadKey, u64> = leaders.filter_map(thread_total).collect();
+        let previous_totals = std::mem::replace(&mut self.progress_before, totals);
+        let progress_since =
+            |(thread, total): (&ThreadKey, &u64)| Some((*thread, total.checked_sub(*previous_totals.get(thread)?)? as f64));
+        self.progress_before.iter().filter_map(progress_since).collect()
     }
 
     fn task_samples(&mut self) -> Vec<TaskSample> {
-        let mut seen = Vec::new();
-        let movable = |task: &&ManagedThread| !task.fixed && !task.exited;
+        let mut samples = Vec::new();
+        let movable = |task: &&ManagedThread| !task.is_fixed && !task.has_exited;
         let processes = || self.tasks.all().into_iter().filter(movable).map(|task| (task.process, task.pid)).collect();
         self.memory_nodes.refresh(&*lock(&self.kernel), &self.topology, processes);
         let progress = self.progress();
         for task in self.tasks.all() {
-            let before = self.usage_before.get(&task.thread).copied();
+            let previous_usage = self.usage_before.get(&task.thread).copied();
             // If a thread was born in this window, its whole total belongs to the window; for an older thread that was
             // not observed before, the window's part of the total is unknown.
-            let born_now = self.looked_ticks.0.is_some_and(|then| task.thread.start_ticks >= then);
-            let since = |value: fn(&ThreadUsage) -> Option<u64>| {
+            let born_now = self.looked_ticks.0.is_some_and(|last_look| task.thread.start_ticks >= last_look);
+            let count_since = |value: fn(&ThreadUsage) -> Option<u64>| {
                 let now = value(&task.usage)?;
-                match &before {
-                    Some(before) => Some(now.saturating_sub(value(before)?)),
+                match &previous_usage {
+                    Some(previous) => Some(now.saturating_sub(value(previous)?)),
                     None => born_now.then_some(now),
                 }
             };
             let mut counts = self.counters.get_mut(&task.thread).map(ThreadCounters::read).unwrap_or_default();
             let exact = |event, count| CounterReading { event, count, enabled_share: 1.0 };
-            counts.extend(since(|usage| usage.slices).map(|count| exact(CounterEvent::ContextSwitches, count)));
-            counts.extend(since(|usage| usage.calls).map(|count| exact(CounterEvent::SystemCalls, count)));
-            counts.extend(since(|usage| Some(usage.faults)).map(|count| exact(CounterEvent::PageFaults, count)));
+            counts.extend(count_since(|usage| usage.slices).map(|count| exact(CounterEvent::ContextSwitches, count)));
+            counts.extend(count_since(|usage| usage.calls).map(|count| exact(CounterEvent::SystemCalls, count)));
+            counts.extend(count_since(|usage| Some(usage.faults)).map(|count| exact(CounterEvent::PageFaults, count)));
             counts.sort_by_key(|reading| reading.event);
-            let ran_ns = since(|usage| usage.ran_ns);
-            seen.push(TaskSample {
+            let ran_ns = count_since(|usage| usage.ran_ns);
+            samples.push(TaskSample {
                 task: task.task,
                 process: task.process,
                 user: task.user,
                 name: task.name.clone(),
                 service: task.service_of_sample(),
                 arrival_ns: task.arrived_ns,
-                exited: task.exited,
-                unmovable: task.fixed,
+                exited: task.has_exited,
+                unmovable: task.is_fixed,
                 goal: task.goal,
                 cpu: task.cpu,
                 on_cpu_ns: task.last_cpu.zip(ran_ns).into_iter().filter(|(_, ns)| *ns > 0).collect(),
-                run_queue_wait_ns: since(|usage| usage.waited_ns),
+                run_queue_wait_ns: count_since(|usage| usage.waited_ns),
                 counts: EventCounts(counts),
                 progress: progress.get(&task.thread).copied(),
                 pages_per_color: None,
@@ -538,11 +538,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
         self.usage_before = self.tasks.all().iter().map(|task| (task.thread, task.usage)).collect();
         self.counters.retain(|thread, _| self.usage_before.contains_key(thread));
-        seen
+        samples
     }
 
     fn record_confined(&mut self, report: &ApplyReport) {
-        let holds = |group: &CpusetGroup| {
+        let confined_group = |group: &CpusetGroup| {
             let ends = Path::new(group.cgroup.trim_matches('/')).join(crate::kernel::group_dirs::CPUSET_FILE);
             let state = report.in_force.iter().find_map(|(object, state)| match (object, state) {
                 (JournalObject::File { path }, ObjectState::Text(text)) if path.ends_with(&ends) => text.parse().ok(),
@@ -550,34 +550,34 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             });
             Some(CpusetGroup { cgroup: group.cgroup.clone(), cpus: state? })
         };
-        self.confined = self.options.cpusets.iter().filter_map(holds).collect();
+        self.confined = self.options.cpusets.iter().filter_map(confined_group).collect();
     }
 
     /// Current occupancy of the shares in force, and the traffic of this window.
     fn read_way_shares(&mut self) -> Vec<(CounterScope, EventCounts)> {
         let Some(ways) = &mut self.ways else { return Vec::new() };
         let kernel = lock(&self.kernel);
-        let shares: Vec<CacheShare> = self.in_force.shares.iter().map(|held| held.share.clone()).collect();
+        let shares: Vec<CacheShare> = self.in_force.shares.iter().map(|active_share| active_share.share.clone()).collect();
         self.in_force.shares = ways.read_back(&*kernel, &shares, &self.tasks.all());
         ways.traffic_counts(&*kernel)
     }
 
     /// Current progress of recoloring, which continues between two plans.
     fn read_color_shares(&mut self) -> Vec<ActiveShare> {
-        let colored = |share: &CacheShare| matches!(share.units, Units::Colors { .. });
+        let is_colored = |share: &CacheShare| matches!(share.units, Units::Colors { .. });
         let shares: Vec<CacheShare> =
-            self.in_force.shares.iter().map(|held| held.share.clone()).filter(colored).collect();
+            self.in_force.shares.iter().map(|active_share| active_share.share.clone()).filter(is_colored).collect();
         if shares.is_empty() {
             return Vec::new();
         }
-        let (held, pending) = self.colors.read_back(&*lock(&self.kernel), &shares, &self.tasks.all());
+        let (active_shares, pending) = self.colors.read_back(&*lock(&self.kernel), &shares, &self.tasks.all());
         self.in_force.pending = pending;
-        held
+        active_shares
     }
 }
 
 fn counts_instructions(events: &[EventSurvey]) -> bool {
-    events.iter().any(|found| found.event == CounterEvent::Instructions && found.absent_because.is_none())
+    events.iter().any(|survey| survey.event == CounterEvent::Instructions && survey.absent_because.is_none())
 }
 
 /// A poisoned lock only means that another thread panicked; the kernel behind it has no state of ours that could be
@@ -595,10 +595,10 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
     }
 
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        let Some(mut ended) = self.wait_for_window_end() else { return Ok(None) };
+        let Some(mut end_reason) = self.wait_for_window_end() else { return Ok(None) };
         let cpus_changed = refresh_online(&*lock(&self.kernel), &mut self.topology);
         if self.suspend_clock.advance(SuspendClock::read_clocks()) || cpus_changed {
-            ended = WindowEnd::HostChanged;
+            end_reason = WindowEnd::HostChanged;
         }
         self.refresh_tasks()?;
         let now = Instant::now();
@@ -613,17 +613,17 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         let window = self.windows;
         self.windows += 1;
         // Shares in colors are read first, because reading the way shares covers only those.
-        let colored = self.read_color_shares();
+        let color_shares = self.read_color_shares();
         let places = self.read_way_shares();
-        self.in_force.shares.retain(|held| !matches!(held.share.units, Units::Colors { .. }));
-        self.in_force.shares.extend(colored);
+        self.in_force.shares.retain(|active_share| !matches!(active_share.share.units, Units::Colors { .. }));
+        self.in_force.shares.extend(color_shares);
         let in_force = self.in_force.clone();
         let mut answers = std::mem::take(&mut self.recognised);
         answers.append(&mut self.probing.answers);
         Ok(Some(Observation {
             window,
             span,
-            end_reason: ended,
+            end_reason,
             tasks,
             shared_counts: places,
             probe_results: answers,
@@ -642,25 +642,25 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         self.window = self.window.max(Duration::from_nanos(self.capabilities.min_window_ns));
         self.probing.set_requests(&plan.probes);
         let started = Instant::now();
-        let mut applied = AppliedPlan::default();
+        let mut applied_plan = AppliedPlan::default();
         if self.options.act {
-            self.update_gang_scheduler(plan, &mut applied);
+            self.update_gang_scheduler(plan, &mut applied_plan);
         }
         let (reading, derived, resctrl_lock) = self.derive(plan);
-        self.planned.clone_from(&derived.changes);
+        self.planned_changes.clone_from(&derived.changes);
         if !self.options.act {
             self.in_force = self.refresh_applied(reading, derived);
             return Ok(self.in_force.clone());
         }
-        let report = self.execute(&reading, derived, &mut applied);
+        let report = self.execute(&reading, derived, &mut applied_plan);
         drop(resctrl_lock);
-        self.set_kernel_tolerance(&mut applied);
+        self.set_kernel_tolerance(&mut applied_plan);
         self.record_confined(&report);
         let kernel = self.kernel();
         let kernel = lock(&kernel);
         let tasks = self.tasks.all();
         if let Some(ways) = &mut self.ways {
-            applied.shares = ways.read_back(&*kernel, &plan.shares, &tasks);
+            applied_plan.shares = ways.read_back(&*kernel, &plan.shares, &tasks);
         }
         for task in &tasks {
             let thread = task.thread;
@@ -668,30 +668,30 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
                 report.in_force.get(&JournalObject::Affinity { pid: task.pid, thread })
                 && plan.affinity.contains_key(&task.task)
             {
-                applied.affinity.insert(task.task, cpus.clone());
+                applied_plan.affinity.insert(task.task, cpus.clone());
             }
             if let Some(weight) = plan.weights.get(&task.task)
                 && let Some(ObjectState::Nice(nice)) =
                     report.in_force.get(&JournalObject::Nice { pid: task.pid, thread })
                 && self.weights.get(&thread) == Some(&(*weight, *nice))
             {
-                applied.weights.insert(task.task, *weight);
+                applied_plan.weights.insert(task.task, *weight);
             }
         }
-        let (held, pending) = self.colors.read_back(&*kernel, &plan.shares, &tasks);
-        applied.shares.extend(held);
-        applied.pending = pending;
-        applied.gangs = self.gangs.schedules();
+        let (active_shares, pending) = self.colors.read_back(&*kernel, &plan.shares, &tasks);
+        applied_plan.shares.extend(active_shares);
+        applied_plan.pending = pending;
+        applied_plan.gangs = self.gangs.schedules();
         if self.gangs.can_separate_clashes() {
-            applied.penalties.clone_from(&plan.penalties);
+            applied_plan.penalties.clone_from(&plan.penalties);
         }
-        applied.probes = self.probing.ids();
-        applied.refused.append(&mut self.probing.refused);
-        applied.cost_ns = started.elapsed().as_nanos() as u64;
+        applied_plan.probes = self.probing.ids();
+        applied_plan.refused.append(&mut self.probing.refused);
+        applied_plan.cost_ns = started.elapsed().as_nanos() as u64;
         self.actuator.beat(self.window);
-        self.in_force = applied.clone();
+        self.in_force = applied_plan.clone();
         drop(kernel);
         self.record_placements(&report);
-        Ok(applied)
+        Ok(applied_plan)
     }
 }

@@ -61,20 +61,20 @@ fn real_time_members_of_gangs_are_refused_and_keep_their_class() {
         let Some(special) = start_in(class) else { continue };
         let dir = tempfile::tempdir().unwrap();
         let programs = [special, Program::start(), Program::start()];
-        let before = class_of(&programs[0]);
+        let class_before = class_of(&programs[0]);
         let mut machine = machine(&programs, true, dir.path());
         let tasks: Vec<_> = machine.observe().unwrap().unwrap().tasks.iter().map(|task| task.task).collect();
         let applied = machine.apply(&taking_turns(&tasks)).unwrap();
         let mut waited = false;
         for _ in 0..100 {
-            assert_eq!(class_of(&programs[0]), before);
+            assert_eq!(class_of(&programs[0]), class_before);
             waited |= LinuxHost::new("/").stat(programs[1].pid()).unwrap().policy == 5;
             std::thread::sleep(Duration::from_millis(2));
         }
         let refusals: Vec<_> = applied.refused.iter().filter(|refused| refused.item == PlanItem::Gangs(0)).collect();
         assert!(waited && refusals.len() == 1 && refusals[0].message.contains("SCHED_"), "{class:?}: {applied:?}");
         machine.restore_all().unwrap();
-        assert_eq!(class_of(&programs[0]), before);
+        assert_eq!(class_of(&programs[0]), class_before);
     }
 }
 
@@ -85,7 +85,7 @@ fn real_time_threads_are_not_probed() {
         let Some(special) = start_in(class) else { continue };
         let dir = tempfile::tempdir().unwrap();
         let programs = [special];
-        let before = class_of(&programs[0]);
+        let class_before = class_of(&programs[0]);
         let mut machine = machine(&programs, true, dir.path());
         let task = machine.observe().unwrap().unwrap().tasks[0].task;
         let probe_kind = ProbeKind::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
@@ -95,12 +95,12 @@ fn real_time_threads_are_not_probed() {
         for _ in 0..20 {
             refused.extend(machine.apply(&plan).unwrap().refused);
             assert!(machine.observe().unwrap().unwrap().probe_results.is_empty());
-            assert_eq!(class_of(&programs[0]), before);
+            assert_eq!(class_of(&programs[0]), class_before);
         }
         let no_second_cpu = own_cpus().count() < 2;
         assert!(no_second_cpu || refused.iter().any(|refused| refused.message.contains("SCHED_")), "{refused:?}");
         machine.restore_all().unwrap();
-        assert_eq!(class_of(&programs[0]), before);
+        assert_eq!(class_of(&programs[0]), class_before);
     }
 }
 
@@ -136,22 +136,22 @@ fn every_class_is_put_back_with_its_parameters() {
     for class in CLASSES.into_iter().chain([reset]) {
         let host = LinuxHost::new("/");
         let Some(program) = start_in(class) else { continue };
-        let before = class_of(&program);
+        let class_before = class_of(&program);
         let thread = host.stat(program.pid()).unwrap().key;
         let object = JournalObject::Policy { pid: program.pid(), thread };
         let original = read_state(&host, &object).unwrap();
         let text = serde_json::to_string(&original).unwrap();
         assert_eq!(serde_json::from_str::<ObjectState>(&text).unwrap(), original, "{text}");
         host.set_policy(program.pid(), 5).unwrap();
-        assert_ne!(class_of(&program), before);
-        let held = JournalEntry {
+        assert_ne!(class_of(&program), class_before);
+        let entry = JournalEntry {
             original,
             our_values: vec![ObjectState::Policy(5)],
             since_ticks: u64::MAX,
             follows_cpuset: false,
         };
-        let account = restore(&host, &BTreeMap::from([(object, held)]));
+        let account = restore(&host, &BTreeMap::from([(object, entry)]));
         assert_eq!((account.len(), &account[0].outcome), (1, &RestoreOutcome::Restored));
-        assert_eq!(class_of(&program), before);
+        assert_eq!(class_of(&program), class_before);
     }
 }

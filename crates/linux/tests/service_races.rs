@@ -134,7 +134,7 @@ fn every_program_keeps_the_right_service() {
         let seen: BTreeMap<i32, String> = table
             .all()
             .into_iter()
-            .filter(|task| !task.exited)
+            .filter(|task| !task.has_exited)
             .map(|task| (task.pid, task.service_or_command().to_string()))
             .collect();
         for program in &programs {

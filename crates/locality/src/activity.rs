@@ -87,8 +87,8 @@ impl LastValue {
     /// Adds the next vector, which has `super_sets` bits.
     pub fn push(&mut self, vector: IndexSet, super_sets: u32) {
         if let Some(last) = &self.last {
-            let same = |bit: &u32| last.contains(*bit) == vector.contains(*bit);
-            self.right += (0..super_sets).filter(same).count() as u64;
+            let is_unchanged = |bit: &u32| last.contains(*bit) == vector.contains(*bit);
+            self.right += (0..super_sets).filter(is_unchanged).count() as u64;
             self.bits += u64::from(super_sets);
         }
         self.last = Some(vector);

@@ -61,12 +61,12 @@ impl MissRateCurve {
         if points.is_empty() {
             return Err(CurveError::Empty);
         }
-        for (at, &(size_bytes, rate)) in points.iter().enumerate() {
+        for (index, &(size_bytes, rate)) in points.iter().enumerate() {
             if !(rate.is_finite() && rate >= 0.0) {
-                return Err(CurveError::Rate { at, found: rate });
+                return Err(CurveError::Rate { at: index, found: rate });
             }
-            if at > 0 && points[at - 1].0 >= size_bytes {
-                return Err(CurveError::Order { at, found: size_bytes, before: points[at - 1].0 });
+            if index > 0 && points[index - 1].0 >= size_bytes {
+                return Err(CurveError::Order { at: index, found: size_bytes, before: points[index - 1].0 });
             }
         }
         Ok(MissRateCurve { points })
@@ -114,7 +114,7 @@ impl MissRateCurve {
 
     /// As [`Self::to_profile`] if sizes beyond `known_bytes` were not observed: the rate there is anything from 0 to
     /// the curve's.
-    pub fn to_profile_known_to(&self, plus_minus: f64, known_bytes: u64) -> Vec<(u64, Estimate)> {
+    pub fn to_profile_up_to(&self, plus_minus: f64, known_bytes: u64) -> Vec<(u64, Estimate)> {
         let mut points = self.to_profile(plus_minus);
         let last_known = points.iter().rev().find(|(size, _)| *size <= known_bytes).map(|(_, rate)| rate.high);
         for (_, rate) in points.iter_mut().filter(|(size, _)| *size > known_bytes) {
@@ -138,17 +138,17 @@ impl MissRateCurve {
     /// Moves the whole curve up or down so that it passes through a measured point (thesis 5.3.2), but never below 0.
     /// Returns the curve and the distance by which it was moved; `None` if the point lies outside the curve's sizes.
     pub fn shift_through(&self, size_bytes: u64, measured: f64) -> Option<(Self, f64)> {
-        let by = measured - self.ratio_at(size_bytes)?;
-        let points = self.points.iter().map(|&(size, rate)| (size, (rate + by).max(0.0))).collect();
-        Some((Self::new(points).ok()?, by))
+        let offset = measured - self.ratio_at(size_bytes)?;
+        let points = self.points.iter().map(|&(size, rate)| (size, (rate + offset).max(0.0))).collect();
+        Some((Self::new(points).ok()?, offset))
     }
 
     /// Returns RapidMRC's accuracy: the mean |difference| in misses per thousand instructions over this curve's sizes
     /// (thesis 5.6.1). `None` if the other curve does not cover them.
     pub fn distance(&self, other: &Self) -> Option<f64> {
-        let off = |&(size, rate): &(u64, f64)| Some((other.ratio_at(size)? - rate).abs());
-        let all: Option<Vec<f64>> = self.points.iter().map(off).collect();
-        Some(all?.iter().sum::<f64>() / self.points.len() as f64)
+        let difference = |&(size, rate): &(u64, f64)| Some((other.ratio_at(size)? - rate).abs());
+        let differences: Option<Vec<f64>> = self.points.iter().map(difference).collect();
+        Some(differences?.iter().sum::<f64>() / self.points.len() as f64)
     }
 
     /// Returns the cache's largest effect on the program: the highest rate on the curve minus the lowest. Programs with
@@ -260,7 +260,7 @@ mod tests {
     /// Is the rate beyond the known sizes bounded by 0 and the curve's own rate?
     #[test]
     fn unobserved_sizes_are_bounded_from_above_only() {
-        let points = curve(&[(64, 9.0), (128, 5.0), (192, 4.0), (256, 3.0)]).to_profile_known_to(0.5, 130);
+        let points = curve(&[(64, 9.0), (128, 5.0), (192, 4.0), (256, 3.0)]).to_profile_up_to(0.5, 130);
         let ends: Vec<(f64, f64)> = points.iter().map(|(_, rate)| (rate.low, rate.high)).collect();
         assert_eq!(ends, [(8.5, 9.5), (4.5, 5.5), (0.0, 5.5), (0.0, 5.5)]);
         assert!(points.iter().map(|(_, rate)| rate.value).eq([9.0, 5.0, 4.0, 3.0]));
@@ -271,14 +271,14 @@ mod tests {
         #[test]
         fn a_shift_passes_through_the_point(rates in prop::collection::vec(0.0f64..50.0, 2..16), to in 0.0f64..80.0) {
             let points: Vec<_> = rates.iter().enumerate().map(|(index, &rate)| (index as u64 * 64 + 64, rate)).collect();
-            let before = curve(&points);
-            let (after, by) = before.shift_through(128, to).unwrap();
-            prop_assert!((after.ratio_at(128).unwrap() - to).abs() < 1e-9);
-            for (old, new) in before.points().iter().zip(after.points()) {
-                prop_assert!((new.1 - (old.1 + by).max(0.0)).abs() < 1e-12);
+            let original_curve = curve(&points);
+            let (shifted_curve, offset) = original_curve.shift_through(128, to).unwrap();
+            prop_assert!((shifted_curve.ratio_at(128).unwrap() - to).abs() < 1e-9);
+            for (old_point, new_point) in original_curve.points().iter().zip(shifted_curve.points()) {
+                prop_assert!((new_point.1 - (old_point.1 + offset).max(0.0)).abs() < 1e-12);
             }
-            if by >= 0.0 {
-                prop_assert!((before.distance(&after).unwrap() - by).abs() < 1e-9);
+            if offset >= 0.0 {
+                prop_assert!((original_curve.distance(&shifted_curve).unwrap() - offset).abs() < 1e-9);
             }
         }
 
@@ -307,11 +307,11 @@ mod tests {
         let (sets, ways) = (32usize, 8u32);
         let lines: Vec<u64> = (0..120_000).map(|_| random.draw_below(600) * random.draw_below(600) / 600).collect();
         let mut stack: Vec<u64> = Vec::new();
-        let mut held: Vec<Vec<u64>> = vec![Vec::new(); sets];
+        let mut set_lines: Vec<Vec<u64>> = vec![Vec::new(); sets];
         let mut counts = std::collections::BTreeMap::new();
         let (mut cold, mut exact) = (0, vec![0.0; ways as usize + 1]);
         for &line in &lines {
-            match stack.iter().rposition(|&other| other == line) {
+            match stack.iter().rposition(|&stored_line| stored_line == line) {
                 Some(at) => {
                     *counts.entry((stack.len() - 1 - at) as u64).or_insert(0) += 1;
                     stack.remove(at);
@@ -319,10 +319,10 @@ mod tests {
                 None => cold += 1,
             }
             stack.push(line);
-            let set = &mut held[(line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 59) as usize];
-            let position = set.iter().rposition(|&other| other == line).map(|at| set.len() - 1 - at);
+            let set = &mut set_lines[(line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 59) as usize];
+            let position = set.iter().rposition(|&other| other == line).map(|index| set.len() - 1 - index);
             exact[position.map_or(ways as usize, |position| position.min(ways as usize))] += 1.0;
-            set.retain(|&other| other != line);
+            set.retain(|&stored_line| stored_line != line);
             set.push(line);
         }
         let folded =

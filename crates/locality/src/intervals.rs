@@ -119,10 +119,10 @@ mod tests {
             for &(instructions, missed) in &accesses {
                 misses += u64::from(missed);
                 if counter.advance(instructions) {
-                    let full = counter.close(std::mem::take(&mut misses));
-                    let count = full.instructions.unwrap();
+                    let interval = counter.close(std::mem::take(&mut misses));
+                    let count = interval.instructions.unwrap();
                     prop_assert!(count >= length && count - instructions < length);
-                    intervals.push(full);
+                    intervals.push(interval);
                 }
             }
             intervals.push(counter.close(misses));
@@ -141,8 +141,8 @@ mod tests {
         assert!(!counter.advance(5) && counter.advance(5));
         let interval = counter.close(1);
         assert_eq!((interval.accesses, interval.misses, interval.misses_per_kilo_instr()), (2, 1, None));
-        let counted = RunInterval { instructions: Some(500), accesses: 9, misses: 3 };
-        assert_eq!(counted.misses_per_kilo_instr(), Some(6.0));
+        let counted_interval = RunInterval { instructions: Some(500), accesses: 9, misses: 3 };
+        assert_eq!(counted_interval.misses_per_kilo_instr(), Some(6.0));
     }
 
     /// Does a signature hold the references that recur late, per thousand instructions, and is there none without

@@ -56,8 +56,8 @@ pub struct PhaseDetector {
 
 /// Returns the largest difference of an entry; if only one signal has an entry, the other's counts as 0.
 pub fn signal_difference(a: &[f64], b: &[f64]) -> f64 {
-    let entry = |values: &[f64], at: usize| values.get(at).copied().unwrap_or(0.0);
-    (0..a.len().max(b.len())).map(|at| (entry(a, at) - entry(b, at)).abs()).fold(0.0, f64::max)
+    let entry = |values: &[f64], index: usize| values.get(index).copied().unwrap_or(0.0);
+    (0..a.len().max(b.len())).map(|index| (entry(a, index) - entry(b, index)).abs()).fold(0.0, f64::max)
 }
 
 impl PhaseDetector {
@@ -117,7 +117,7 @@ impl PhaseDetector {
     fn is_outlier(&self, signal: &[f64]) -> bool {
         let max_difference = |a: &Vec<f64>| self.recent.iter().map(|b| signal_difference(a, b)).fold(0.0, f64::max);
         let spread = self.recent.iter().map(max_difference).fold(0.0, f64::max);
-        let nearest = self.recent.iter().map(|held| signal_difference(signal, held)).fold(f64::INFINITY, f64::min);
+        let nearest = self.recent.iter().map(|recent_signal| signal_difference(signal, recent_signal)).fold(f64::INFINITY, f64::min);
         nearest > spread.max(self.parameters.threshold)
     }
 
@@ -217,7 +217,7 @@ mod tests {
     /// Is a change just below the threshold not reported as a phase, and one just above it reported?
     #[test]
     fn the_threshold_is_three_misses_per_thousand_instructions() {
-        let step = |to: f64| run(&[vec![1.0; 6], vec![to; 6]].concat()).len();
+        let step = |new_rate: f64| run(&[vec![1.0; 6], vec![new_rate; 6]].concat()).len();
         assert_eq!((step(3.99), step(4.01)), (1, 2));
     }
 
@@ -248,10 +248,10 @@ mod tests {
     fn unrest_just_before_does_not_hide_a_change() {
         let reported = |rates: &[f64]| {
             let mut detector = PhaseDetector::new(PhaseParameters::default());
-            let changed = |rate: &f64| matches!(detector.push(&[*rate]), PhaseEvent::Changed { .. });
+            let is_change = |rate: &f64| matches!(detector.push(&[*rate]), PhaseEvent::Changed { .. });
             rates
                 .iter()
-                .map(changed)
+                .map(is_change)
                 .enumerate()
                 .filter_map(|(index, reported)| reported.then_some(index))
                 .collect::<Vec<_>>()
@@ -288,19 +288,19 @@ mod tests {
     /// its misses per thousand instructions and its locality signature, by interval.
     fn program_with_a_new_allocation() -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
         let (mut random, mut sampler) = (SplitMix64::new(4), ReuseSampler::new(20, 9));
-        let (mut rates, mut signatures, mut held): (Vec<_>, Vec<_>, Vec<u64>) = Default::default();
+        let (mut rates, mut signatures, mut stored_lines): (Vec<_>, Vec<_>, Vec<u64>) = Default::default();
         for interval in 0..18 {
             let (size, working_set) = (if interval < 6 { 300 } else { 60 }, if interval < 12 { 200 } else { 600 });
             let mut misses = 0;
             for _ in 0..10_000 {
                 let line = random.draw_below(working_set);
                 sampler.touch(line);
-                let position = held.iter().rposition(|&held| held == line);
+                let position = stored_lines.iter().rposition(|&stored| stored == line);
                 misses += u32::from(position.is_none());
-                position.map(|index| held.remove(index));
-                held.push(line);
-                let too_many = held.len().saturating_sub(size);
-                held.drain(..too_many);
+                position.map(|index| stored_lines.remove(index));
+                stored_lines.push(line);
+                let too_many = stored_lines.len().saturating_sub(size);
+                stored_lines.drain(..too_many);
             }
             // 25 instructions per access.
             rates.push(vec![f64::from(misses) / 250.0]);

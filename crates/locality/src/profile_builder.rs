@@ -75,7 +75,7 @@ impl ProfileSettings {
             ways,
             slices: 1,
             line_bytes,
-            curve_sizes_bytes: (1..=16).map(|part| size_bytes * part / 16).collect(),
+            curve_sizes_bytes: (1..=16).map(|step| size_bytes * step / 16).collect(),
             instructions_known: true,
             interval: IntervalLength::Instructions(1_000_000_000),
             reuse_one_in: 64,
@@ -250,8 +250,8 @@ impl ProfileBuilder {
             .filter(|&count| count > 0)
             .map(|count| 1000.0 * interval.accesses as f64 / count as f64);
         let signature = refs_per_kilo_instr.and_then(|refs| locality_signature(&sampled, refs));
-        let none = vec![SuperSetCount { accesses: 0, misses: 0 }; self.super_sets.len()];
-        let super_sets = std::mem::replace(&mut self.super_sets, none);
+        let empty_sets = vec![SuperSetCount { accesses: 0, misses: 0 }; self.super_sets.len()];
+        let super_sets = std::mem::replace(&mut self.super_sets, empty_sets);
         self.intervals.push(ProfiledInterval { interval, signature, samples: sampled.samples(), super_sets });
         self.reuse.merge(&sampled);
     }
@@ -265,8 +265,8 @@ impl ProfileBuilder {
         if self.counter.accesses() > 0 {
             self.end_interval();
         }
-        let known = self.settings.instructions_known;
-        let instructions = instructions.or(known.then_some(self.instructions)).filter(|&count| count > 0);
+        let instructions_known = self.settings.instructions_known;
+        let instructions = instructions.or(instructions_known.then_some(self.instructions)).filter(|&count| count > 0);
         let histogram = self.stack.finish()?;
         self.reuse.merge(&self.sampler.finish());
         let hits = self.cache.positions().unwrap_or_default();
@@ -328,9 +328,9 @@ fn sum_super_sets(intervals: &[ProfiledInterval]) -> Vec<SuperSetCount> {
     let groups = intervals.first().map_or(0, |interval| interval.super_sets.len());
     let mut sum = vec![SuperSetCount { accesses: 0, misses: 0 }; groups];
     for interval in intervals {
-        for (sum, more) in sum.iter_mut().zip(&interval.super_sets) {
-            sum.accesses += more.accesses;
-            sum.misses += more.misses;
+        for (sum, addend) in sum.iter_mut().zip(&interval.super_sets) {
+            sum.accesses += addend.accesses;
+            sum.misses += addend.misses;
         }
     }
     sum
@@ -388,7 +388,7 @@ mod tests {
     /// Do the numbers match those of the stream: counts, footprint, curve, positions, rates?
     #[test]
     fn the_profile_describes_the_stream() {
-        let cycle: Vec<u64> = (0..60_000).map(|at| at % 300).collect();
+        let cycle: Vec<u64> = (0..60_000).map(|index| index % 300).collect();
         let built = profile_of(&cycle, settings(), 1000);
         assert_eq!((built.accesses, built.stores, built.threads), (60_000, 30_000, 3));
         assert_eq!((built.instructions, built.footprint_lines), (Some(600_000), 300));
@@ -427,11 +427,11 @@ mod tests {
     /// Without instruction counts, is every rate per instruction missing, and everything else present?
     #[test]
     fn without_instructions_there_are_no_rates() {
-        let mut without = settings();
-        without.instructions_known = false;
+        let mut without_instructions = settings();
+        without_instructions.instructions_known = false;
         let accesses: Vec<ProgramAccess> =
             two_phases().iter().map(|&line| ProgramAccess { instructions: 0, ..access(line) }).collect();
-        let mut builder = ProfileBuilder::new(without).unwrap();
+        let mut builder = ProfileBuilder::new(without_instructions).unwrap();
         builder.push(&accesses).unwrap();
         let built = builder.finish(None).unwrap();
         let profile = &built.profile;

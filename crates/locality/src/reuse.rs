@@ -20,8 +20,8 @@ fn bucket_of(time: u64) -> usize {
         return time as usize;
     }
     let doublings = time.ilog2() - PER_DOUBLING_LOG2;
-    let within = (time >> doublings) - PER_DOUBLING;
-    (u64::from(doublings + 1) * PER_DOUBLING + within) as usize
+    let step = (time >> doublings) - PER_DOUBLING;
+    (u64::from(doublings + 1) * PER_DOUBLING + step) as usize
 }
 
 /// Returns the first and the last time of a bucket.
@@ -58,7 +58,7 @@ impl ReuseBucket {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ReuseTimes {
     weights: Vec<f64>,
-    never: f64,
+    cold_weight: f64,
 }
 
 impl ReuseTimes {
@@ -95,7 +95,7 @@ impl ReuseTimes {
             return None;
         }
         let mut profile: Vec<_> = self.buckets().map(|b| (Some(b.high), b.weight / samples)).collect();
-        profile.push((None, self.never / samples));
+        profile.push((None, self.cold_weight / samples));
         Some(profile)
     }
 
@@ -131,7 +131,7 @@ impl ReuseTimes {
                 behind.add_weighted(Some((bucket.midpoint() * passing) as u64), bucket.weight - hit);
             }
         }
-        behind.add_weighted(None, self.never);
+        behind.add_weighted(None, self.cold_weight);
         behind
     }
 
@@ -143,7 +143,7 @@ impl ReuseTimes {
     /// Adds one sample that counts `weight` times (finite, not negative).
     pub fn add_weighted(&mut self, time: Option<u64>, weight: f64) {
         let Some(time) = time else {
-            self.never += weight;
+            self.cold_weight += weight;
             return;
         };
         let bucket = bucket_of(time);
@@ -158,18 +158,18 @@ impl ReuseTimes {
         if self.weights.len() < other.weights.len() {
             self.weights.resize(other.weights.len(), 0.0);
         }
-        self.weights.iter_mut().zip(&other.weights).for_each(|(mine, more)| *mine += more);
-        self.never += other.never;
+        self.weights.iter_mut().zip(&other.weights).for_each(|(weight, addend)| *weight += addend);
+        self.cold_weight += other.cold_weight;
     }
 
     /// Returns the number of samples, including those never touched again: the N of StatCache.
     pub fn samples(&self) -> f64 {
-        self.weights.iter().sum::<f64>() + self.never
+        self.weights.iter().sum::<f64>() + self.cold_weight
     }
 
     /// Returns the number of samples never touched again.
     pub fn unreused_samples(&self) -> f64 {
-        self.never
+        self.cold_weight
     }
 
     /// Returns the buckets that are not empty, in ascending order.
@@ -207,7 +207,7 @@ pub struct ReuseSampler {
     open: BTreeMap<u64, u64>,
     /// Open watches by the line's hash.
     filter: Vec<u32>,
-    seen: ReuseTimes,
+    reuse_times: ReuseTimes,
 }
 
 impl ReuseSampler {
@@ -220,7 +220,7 @@ impl ReuseSampler {
             now: 0,
             open: BTreeMap::new(),
             filter: vec![0; 1 << FILTER_BITS],
-            seen: ReuseTimes::new(),
+            reuse_times: ReuseTimes::new(),
         };
         sampler.until_next = sampler.distance() - 1;
         sampler
@@ -231,10 +231,10 @@ impl ReuseSampler {
     pub fn touch(&mut self, line: u64) {
         let slot = filter_slot(line);
         if self.filter[slot] > 0
-            && let Some(since) = self.open.remove(&line)
+            && let Some(start) = self.open.remove(&line)
         {
             self.filter[slot] -= 1;
-            self.seen.add(Some(self.now - since - 1));
+            self.reuse_times.add(Some(self.now - start - 1));
         }
         if self.until_next == 0 {
             self.filter[slot] += 1;
@@ -247,13 +247,13 @@ impl ReuseSampler {
 
     /// Returns the samples that ended since the last call; open watches continue.
     pub fn drain(&mut self) -> ReuseTimes {
-        std::mem::take(&mut self.seen)
+        std::mem::take(&mut self.reuse_times)
     }
 
     /// Returns all samples that were not drained; open watches count as samples never touched again.
     pub fn finish(mut self) -> ReuseTimes {
-        self.seen.add_weighted(None, self.open.len() as f64);
-        self.seen
+        self.reuse_times.add_weighted(None, self.open.len() as f64);
+        self.reuse_times
     }
 
     fn distance(&mut self) -> u64 {
@@ -289,7 +289,7 @@ mod tests {
             lines.iter().for_each(|&line| sampler.touch(line));
             let mut exact = ReuseTimes::new();
             for (index, line) in lines.iter().enumerate() {
-                let next = lines[index + 1..].iter().position(|other| other == line);
+                let next = lines[index + 1..].iter().position(|next_line| next_line == line);
                 exact.add(next.map(|between| between as u64));
             }
             prop_assert_eq!(sampler.finish(), exact);
@@ -298,12 +298,12 @@ mod tests {
         /// Does a distribution stay the same when it is converted to a profile and back?
         #[test]
         fn profiles_keep_the_distribution(times in prop::collection::vec(prop::option::of(0u64..1 << 40), 1..60)) {
-            let mut before = ReuseTimes::new();
-            times.iter().for_each(|&time| before.add(time));
-            let after = ReuseTimes::from_profile(&before.to_profile().unwrap()).unwrap();
-            let scale = before.samples();
-            prop_assert!((after.unreused_samples() * scale - before.unreused_samples()).abs() < 1e-6);
-            for (a, b) in after.buckets().zip(before.buckets()) {
+            let mut original_times = ReuseTimes::new();
+            times.iter().for_each(|&time| original_times.add(time));
+            let restored_times = ReuseTimes::from_profile(&original_times.to_profile().unwrap()).unwrap();
+            let scale = original_times.samples();
+            prop_assert!((restored_times.unreused_samples() * scale - original_times.unreused_samples()).abs() < 1e-6);
+            for (a, b) in restored_times.buckets().zip(original_times.buckets()) {
                 prop_assert_eq!((a.low, a.high), (b.low, b.high));
                 prop_assert!((a.weight * scale - b.weight).abs() < 1e-6);
             }
@@ -320,14 +320,14 @@ mod tests {
             lines.iter().for_each(|&line| sampler.touch(line));
             sampler.finish()
         };
-        let (all, some) = (watch(1), watch(100));
-        assert!((some.samples() - 4000.0).abs() < 4.0 * 4000f64.sqrt(), "{}", some.samples());
+        let (exact_times, sampled_times) = (watch(1), watch(100));
+        assert!((sampled_times.samples() - 4000.0).abs() < 4.0 * 4000f64.sqrt(), "{}", sampled_times.samples());
         let below = |times: &ReuseTimes, limit: u64| {
             times.buckets().filter(|b| b.high < limit).map(|b| b.weight).sum::<f64>() / times.samples()
         };
         for limit in [128, 512, 1024, 4096] {
             // Four standard deviations of a share estimated from 4000 samples.
-            assert!((below(&all, limit) - below(&some, limit)).abs() < 0.032, "{limit}");
+            assert!((below(&exact_times, limit) - below(&sampled_times, limit)).abs() < 0.032, "{limit}");
         }
     }
 

@@ -112,9 +112,9 @@ pub fn global_entries(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<bool> {
 /// Returns the dot product of two shMaps (equation 3.1) over entries that are not global, with counters below the floor
 /// as 0.
 pub fn similarity(a: &[u8], b: &[u8], global: &[bool], floor: u8) -> u64 {
-    let counted = |counter: u8| if counter >= floor { u64::from(counter) } else { 0 };
+    let value_above_floor = |counter: u8| if counter >= floor { u64::from(counter) } else { 0 };
     let local = |entry: &usize| !global.get(*entry).copied().unwrap_or(false);
-    (0..a.len().min(b.len())).filter(local).map(|entry| counted(a[entry]) * counted(b[entry])).sum()
+    (0..a.len().min(b.len())).filter(local).map(|entry| value_above_floor(a[entry]) * value_above_floor(b[entry])).sum()
 }
 
 #[cfg(test)]
@@ -158,11 +158,11 @@ mod tests {
                 maps.touch(TaskId(thread), 1 << 40, THREADS);
             }
         }
-        let all: Vec<&[u8]> = (0..4).map(|thread| maps.map_of(TaskId(thread)).unwrap()).collect();
+        let thread_maps: Vec<&[u8]> = (0..4).map(|thread| maps.map_of(TaskId(thread)).unwrap()).collect();
         let sharing = SharingCriteria::default();
-        let global = global_entries(&all, &sharing);
+        let global = global_entries(&thread_maps, &sharing);
         assert_eq!(global.iter().filter(|&&global| global).count(), 1);
-        let alike = |a: usize, b: usize| similarity(all[a], all[b], &global, sharing.floor);
+        let alike = |a: usize, b: usize| similarity(thread_maps[a], thread_maps[b], &global, sharing.floor);
         assert_eq!((alike(0, 1), alike(2, 3)), (4 * 50 * 50, 4 * 50 * 50));
         assert_eq!((alike(0, 2), alike(1, 3)), (0, 0));
     }

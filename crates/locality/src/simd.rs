@@ -141,19 +141,19 @@ pub(crate) struct Portable;
 /// Ones below 32, zeros from there on: a window into this array is "one in the lanes below n".
 static ONES_U16: [u16; 64] = {
     let mut ones = [0; 64];
-    let mut at = 0;
-    while at < 32 {
-        ones[at] = 1;
-        at += 1;
+    let mut index = 0;
+    while index < 32 {
+        ones[index] = 1;
+        index += 1;
     }
     ones
 };
 static ONES_U32: [u32; 32] = {
     let mut ones = [0; 32];
-    let mut at = 0;
-    while at < 16 {
-        ones[at] = 1;
-        at += 1;
+    let mut index = 0;
+    while index < 16 {
+        ones[index] = 1;
+        index += 1;
     }
     ones
 };
@@ -161,10 +161,10 @@ static ONES_U32: [u32; 32] = {
 /// Zeros up to 16, then all bits: a window into this array keeps the lanes above n.
 static ABOVE: [u32; 32] = {
     let mut above = [0; 32];
-    let mut at = 17;
-    while at < 32 {
-        above[at] = !0;
-        at += 1;
+    let mut index = 17;
+    while index < 32 {
+        above[index] = !0;
+        index += 1;
     }
     above
 };
@@ -173,13 +173,13 @@ static ABOVE: [u32; 32] = {
 /// exit, because the lane cannot be predicted.
 #[cfg(any(test, not(target_arch = "x86_64")))]
 fn move_tag_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
-    let old = lanes.0;
-    let same = |(at, lane): (usize, &u32)| u32::from(*lane == tag) << at;
-    let matches = old.iter().enumerate().map(same).sum::<u32>() & ways;
+    let previous_lanes = lanes.0;
+    let matching_bit = |(index, lane): (usize, &u32)| u32::from(*lane == tag) << index;
+    let matches = previous_lanes.iter().enumerate().map(matching_bit).sum::<u32>() & ways;
     let last = (matches | 1 << 16).trailing_zeros() as usize;
-    lanes.0 = std::array::from_fn(|at| {
-        let up = if at == 0 { tag } else { old[at - 1] };
-        (old[at] & ABOVE[16 - last + at]) | (up & !ABOVE[16 - last + at])
+    lanes.0 = std::array::from_fn(|index| {
+        let predecessor = if index == 0 { tag } else { previous_lanes[index - 1] };
+        (previous_lanes[index] & ABOVE[16 - last + index]) | (predecessor & !ABOVE[16 - last + index])
     });
     matches
 }
@@ -187,17 +187,17 @@ fn move_tag_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
 impl Lanes for Portable {
     #[inline(always)]
     unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16 {
-        let old = counters.0[lane & 31];
+        let previous_count = counters.0[lane & 31];
         let ones: [u16; 32] = std::array::from_fn(|index| ONES_U16[32 - (lane & 31) + index]);
         counters.0 = std::array::from_fn(|index| counters.0[index].wrapping_add(ones[index]));
-        old
+        previous_count
     }
     #[inline(always)]
     unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32 {
-        let old = counters.0[lane & 15];
+        let previous_count = counters.0[lane & 15];
         let ones: [u32; 16] = std::array::from_fn(|index| ONES_U32[16 - (lane & 15) + index]);
         counters.0 = std::array::from_fn(|index| counters.0[index].wrapping_add(ones[index]));
-        old
+        previous_count
     }
     #[inline(always)]
     unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32 {
@@ -252,12 +252,12 @@ mod x86 {
             // SAFETY: the processor has the instructions and `lane` is below 32 (the caller's promise); the counters
             // are aligned to 64 bytes.
             unsafe {
-                let old = *counters.0.get_unchecked(lane);
+                let previous_count = *counters.0.get_unchecked(lane);
                 let place = counters.0.as_mut_ptr().cast();
-                let all = _mm512_load_si512(place);
+                let counts = _mm512_load_si512(place);
                 let below = ((1u64 << lane) - 1) as u32;
-                _mm512_store_si512(place, _mm512_mask_sub_epi16(all, below, all, _mm512_set1_epi16(-1)));
-                old
+                _mm512_store_si512(place, _mm512_mask_sub_epi16(counts, below, counts, _mm512_set1_epi16(-1)));
+                previous_count
             }
         }
         #[inline(always)]
@@ -265,20 +265,20 @@ mod x86 {
             // SAFETY: the processor has the instructions and `lane` is below 16 (the caller's promise); the counters
             // are aligned to 64 bytes.
             unsafe {
-                let old = *counters.0.get_unchecked(lane);
+                let previous_count = *counters.0.get_unchecked(lane);
                 let place = counters.0.as_mut_ptr().cast();
-                let all = _mm512_load_si512(place);
+                let counts = _mm512_load_si512(place);
                 let below = ((1u32 << lane) - 1) as u16;
-                _mm512_store_si512(place, _mm512_mask_sub_epi32(all, below, all, _mm512_set1_epi32(-1)));
-                old
+                _mm512_store_si512(place, _mm512_mask_sub_epi32(counts, below, counts, _mm512_set1_epi32(-1)));
+                previous_count
             }
         }
         #[inline(always)]
         unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32 {
             // SAFETY: the processor has the instructions (the caller's promise); the lanes are aligned to 64 bytes.
             unsafe {
-                let all = _mm256_load_si256(lanes.0.as_ptr().cast());
-                u32::from(_mm256_cmpeq_epi32_mask(all, _mm256_set1_epi32(tag as i32)))
+                let tags = _mm256_load_si256(lanes.0.as_ptr().cast());
+                u32::from(_mm256_cmpeq_epi32_mask(tags, _mm256_set1_epi32(tag as i32)))
             }
         }
         #[inline(always)]
@@ -286,13 +286,13 @@ mod x86 {
             // SAFETY: the processor has the instructions (the caller's promise); the lanes are aligned to 64 bytes.
             unsafe {
                 let place = lanes.0.as_mut_ptr().cast();
-                let all = _mm512_load_si512(place);
+                let tags = _mm512_load_si512(place);
                 let front = _mm512_set1_epi32(*tag as i32);
-                let matches = _mm512_mask_cmpeq_epi32_mask(ways as u16, all, front);
+                let matches = _mm512_mask_cmpeq_epi32_mask(ways as u16, tags, front);
                 // Lanes up to and including the lowest set bit; all of them if there is none.
-                let moved = matches ^ matches.wrapping_sub(1);
-                let up = _mm512_alignr_epi32::<15>(all, front);
-                _mm512_store_si512(place, _mm512_mask_mov_epi32(all, moved, up));
+                let moved_lanes = matches ^ matches.wrapping_sub(1);
+                let shifted_lanes = _mm512_alignr_epi32::<15>(tags, front);
+                _mm512_store_si512(place, _mm512_mask_mov_epi32(tags, moved_lanes, shifted_lanes));
                 *hits = _mm512_mask_sub_epi32(*hits, matches, *hits, _mm512_set1_epi32(-1));
                 matches != 0
             }
@@ -346,20 +346,20 @@ mod x86 {
         // to 16 of 32.
         unsafe {
             let place: *mut __m128i = lanes.0.as_mut_ptr().cast();
-            let old: [__m128i; 4] = std::array::from_fn(|index| _mm_load_si128(place.add(index)));
+            let quarters: [__m128i; 4] = std::array::from_fn(|index| _mm_load_si128(place.add(index)));
             let front = _mm_set1_epi32(tag as i32);
-            let same = |index: usize| _mm_cmpeq_epi32(old[index], front);
-            let pairs = (_mm_packs_epi32(same(0), same(1)), _mm_packs_epi32(same(2), same(3)));
+            let matches_tag = |index: usize| _mm_cmpeq_epi32(quarters[index], front);
+            let pairs = (_mm_packs_epi32(matches_tag(0), matches_tag(1)), _mm_packs_epi32(matches_tag(2), matches_tag(3)));
             let matches = _mm_movemask_epi8(_mm_packs_epi16(pairs.0, pairs.1)) as u32 & ways;
             let last = (matches | 1 << 16).trailing_zeros() as usize;
             let above: *const __m128i = ABOVE.as_ptr().add(16 - last).cast();
-            let mut before = front;
-            for (index, old) in old.into_iter().enumerate() {
+            let mut preceding_quarter = front;
+            for (index, quarter) in quarters.into_iter().enumerate() {
                 // Three lanes of this quarter behind the last lane of the preceding quarter.
-                let up = _mm_or_si128(_mm_slli_si128::<4>(old), _mm_srli_si128::<12>(before));
+                let shifted_lanes = _mm_or_si128(_mm_slli_si128::<4>(quarter), _mm_srli_si128::<12>(preceding_quarter));
                 let keep = _mm_loadu_si128(above.add(index));
-                _mm_store_si128(place.add(index), _mm_or_si128(_mm_and_si128(keep, old), _mm_andnot_si128(keep, up)));
-                before = old;
+                _mm_store_si128(place.add(index), _mm_or_si128(_mm_and_si128(keep, quarter), _mm_andnot_si128(keep, shifted_lanes)));
+                preceding_quarter = quarter;
             }
             matches
         }
@@ -373,14 +373,14 @@ mod x86 {
             // SAFETY: the processor has the instructions and `lane` is below 32 (the caller's promise); the counters
             // are aligned to 64 bytes.
             unsafe {
-                let old = *counters.0.get_unchecked(lane);
+                let previous_count = *counters.0.get_unchecked(lane);
                 let place: *mut __m256i = counters.0.as_mut_ptr().cast();
                 let ones: *const __m256i = ONES_U16.as_ptr().add(32 - lane).cast();
                 for half in 0..2 {
                     let sum = _mm256_add_epi16(_mm256_load_si256(place.add(half)), _mm256_loadu_si256(ones.add(half)));
                     _mm256_store_si256(place.add(half), sum);
                 }
-                old
+                previous_count
             }
         }
         #[inline(always)]
@@ -388,23 +388,23 @@ mod x86 {
             // SAFETY: the processor has the instructions and `lane` is below 16 (the caller's promise); the counters
             // are aligned to 64 bytes.
             unsafe {
-                let old = *counters.0.get_unchecked(lane);
+                let previous_count = *counters.0.get_unchecked(lane);
                 let place: *mut __m256i = counters.0.as_mut_ptr().cast();
                 let ones: *const __m256i = ONES_U32.as_ptr().add(16 - lane).cast();
                 for half in 0..2 {
                     let sum = _mm256_add_epi32(_mm256_load_si256(place.add(half)), _mm256_loadu_si256(ones.add(half)));
                     _mm256_store_si256(place.add(half), sum);
                 }
-                old
+                previous_count
             }
         }
         #[inline(always)]
         unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32 {
             // SAFETY: the processor has the instructions (the caller's promise); the lanes are aligned to 64 bytes.
             unsafe {
-                let all = _mm256_load_si256(lanes.0.as_ptr().cast());
-                let same = _mm256_cmpeq_epi32(all, _mm256_set1_epi32(tag as i32));
-                _mm256_movemask_ps(_mm256_castsi256_ps(same)) as u32
+                let tags = _mm256_load_si256(lanes.0.as_ptr().cast());
+                let equal_lanes = _mm256_cmpeq_epi32(tags, _mm256_set1_epi32(tag as i32));
+                _mm256_movemask_ps(_mm256_castsi256_ps(equal_lanes)) as u32
             }
         }
         #[inline(always)]
@@ -424,9 +424,9 @@ mod x86 {
                 hits.1 = _mm256_sub_epi32(hits.1, same_high);
                 let bits = |half| _mm256_movemask_ps(_mm256_castsi256_ps(half)) as u32;
                 let matches = bits(same_low) | bits(same_high) << 8;
-                let up = _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6);
-                let low_up = _mm256_permutevar8x32_epi32(low, up);
-                let high_up = _mm256_permutevar8x32_epi32(high, up);
+                let rotation = _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6);
+                let low_up = _mm256_permutevar8x32_epi32(low, rotation);
+                let high_up = _mm256_permutevar8x32_epi32(high, rotation);
                 let new_low = _mm256_blend_epi32::<1>(low_up, front);
                 let new_high = _mm256_blend_epi32::<1>(high_up, low_up);
                 // Lane i moves if no lane below it matched: i <= the lowest match, or all lanes.
@@ -475,21 +475,21 @@ mod tests {
             let ways = (1u32 << (1 + random.draw_below(16))) - 1;
             let mut tags: Vec<u32> = (1..=24).collect();
             (1..24).for_each(|at| tags.swap(at, random.draw_below(at as u64 + 1) as usize));
-            let before = U32x16(std::array::from_fn(|index| tags[index]));
+            let initial_lanes = U32x16(std::array::from_fn(|index| tags[index]));
             let tag = 1 + random.draw_below(24) as u32;
-            let mut expected = before;
-            let found = move_tag_to_front(&mut expected, tag, ways);
+            let mut expected = initial_lanes;
+            let matches = move_tag_to_front(&mut expected, tag, ways);
             let way_count = ways.count_ones() as usize;
-            let mut list: Vec<u32> = before.0[..way_count].iter().copied().filter(|&other| other != tag).collect();
+            let mut list: Vec<u32> = initial_lanes.0[..way_count].iter().copied().filter(|&lane_tag| lane_tag != tag).collect();
             list.insert(0, tag);
             assert_eq!(expected.0[..way_count], list[..way_count]);
             for simd in Simd::available() {
-                let mut lanes = before;
+                let mut lanes = initial_lanes;
                 let (lanes, tag) = (&mut lanes, &tag);
                 let hits = dispatch!(simd, hits_of(lanes: &mut U32x16, tag: &u32, ways: u32) -> [u32; 16]);
                 assert_eq!(lanes.0[..way_count], expected.0[..way_count], "{}", simd.name());
-                let at = |way: usize| u32::from(found >> way & 1 == 1);
-                assert_eq!(hits, std::array::from_fn(at), "{}", simd.name());
+                let is_hit = |way: usize| u32::from(matches >> way & 1 == 1);
+                assert_eq!(hits, std::array::from_fn(is_hit), "{}", simd.name());
             }
         }
     }

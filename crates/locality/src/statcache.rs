@@ -32,22 +32,22 @@ pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
 /// Returns the miss ratio of a program beside others, if all programs together miss this often for each of its own
 /// accesses. `None` without samples or lines.
 pub fn co_run_miss_ratio(reuse: &ReuseTimes, cache_misses_per_access: f64, lines: u64) -> Option<f64> {
-    let part = CacheSharer { reuse, share: 1.0, stretch: 1.0 };
-    (lines > 0 && reuse.samples() > 0.0).then(|| misses_at(&part, cache_misses_per_access, lines).0)
+    let sharer = CacheSharer { reuse, share: 1.0, stretch: 1.0 };
+    (lines > 0 && reuse.samples() > 0.0).then(|| misses_at(&sharer, cache_misses_per_access, lines).0)
 }
 
 /// Returns the miss ratio M of all programs together; see [`crate::statcc`].
 pub(crate) fn total_miss_ratio(parts: &[CacheSharer<'_>], lines: u64) -> Option<f64> {
-    if lines == 0 || parts.is_empty() || parts.iter().any(|part| part.reuse.samples() <= 0.0) {
+    if lines == 0 || parts.is_empty() || parts.iter().any(|sharer| sharer.reuse.samples() <= 0.0) {
         return None;
     }
     let mut ratio = 1.0;
     for _ in 0..200 {
         let (mut misses, mut slope) = (0.0, 0.0);
-        for part in parts {
-            let (its_misses, its_slope) = misses_at(part, ratio, lines);
-            misses += part.share * its_misses;
-            slope += part.share * its_slope;
+        for sharer in parts {
+            let (its_misses, its_slope) = misses_at(sharer, ratio, lines);
+            misses += sharer.share * its_misses;
+            slope += sharer.share * its_slope;
         }
         let (too_few, fall) = (ratio - misses, 1.0 - slope);
         // Only rounding makes either negative, and only at the root.
@@ -65,13 +65,13 @@ pub(crate) fn total_miss_ratio(parts: &[CacheSharer<'_>], lines: u64) -> Option<
 }
 
 /// Returns the misses per access of one program if a share `ratio` of all accesses misses, and their slope in `ratio`.
-pub(crate) fn misses_at(part: &CacheSharer<'_>, ratio: f64, lines: u64) -> (f64, f64) {
-    let samples = part.reuse.samples();
-    let (mut misses, mut slope) = (part.reuse.unreused_samples(), 0.0);
+pub(crate) fn misses_at(sharer: &CacheSharer<'_>, ratio: f64, lines: u64) -> (f64, f64) {
+    let samples = sharer.reuse.samples();
+    let (mut misses, mut slope) = (sharer.reuse.unreused_samples(), 0.0);
     // −ln(1 − 1/L); infinite for one line, which the first miss certainly replaces.
     let decay = -libm::log1p(-1.0 / lines as f64);
-    for bucket in part.reuse.buckets() {
-        let accesses = bucket.midpoint() * part.stretch;
+    for bucket in sharer.reuse.buckets() {
+        let accesses = bucket.midpoint() * sharer.stretch;
         if accesses <= 0.0 || ratio <= 0.0 {
             slope += bucket.weight * if lines == 1 { 0.0 } else { accesses * decay };
             continue;
@@ -102,16 +102,16 @@ mod tests {
     /// accesses.
     fn simulated(lines: &[u64], size: usize, warm: usize, seed: u64) -> f64 {
         let mut random = SplitMix64::new(seed);
-        let (mut held, mut misses) = (Vec::new(), 0u64);
+        let (mut stored_lines, mut misses) = (Vec::new(), 0u64);
         for (index, &line) in lines.iter().enumerate() {
-            if held.contains(&line) {
+            if stored_lines.contains(&line) {
                 continue;
             }
             misses += u64::from(index >= warm);
-            if held.len() < size {
-                held.push(line);
+            if stored_lines.len() < size {
+                stored_lines.push(line);
             } else {
-                held[random.draw_below(size as u64) as usize] = line;
+                stored_lines[random.draw_below(size as u64) as usize] = line;
             }
         }
         misses as f64 / (lines.len() - warm) as f64
@@ -121,10 +121,10 @@ mod tests {
     #[test]
     fn agrees_with_simulated_random_replacement() {
         let mut random = SplitMix64::new(11);
-        let cyclic: Vec<u64> = (0..60_000).map(|at| at % 150).collect();
+        let cyclic: Vec<u64> = (0..60_000).map(|index| index % 150).collect();
         let skewed: Vec<u64> = (0..60_000).map(|_| random.draw_below(400) * random.draw_below(400) / 400).collect();
         let mixed: Vec<u64> = (0..60_000u64)
-            .map(|at| if at.is_multiple_of(3) { 1000 + at / 3 % 200 } else { random.draw_below(60) })
+            .map(|index| if index.is_multiple_of(3) { 1000 + index / 3 % 200 } else { random.draw_below(60) })
             .collect();
         for (name, stream) in [("cyclic", cyclic), ("skewed", skewed), ("mixed", mixed)] {
             let reuse = all_reuses(&stream);
@@ -171,8 +171,8 @@ mod tests {
             times.iter().for_each(|&(time, weight)| reuse.add_weighted(Some(time), f64::from(weight)));
             reuse.add_weighted(None, f64::from(never));
             let root = miss_ratio(&reuse, lines).unwrap();
-            let part = CacheSharer { reuse: &reuse, share: 1.0, stretch: 1.0 };
-            let excess = |ratio: f64| misses_at(&part, ratio, lines).0 - ratio;
+            let sharer = CacheSharer { reuse: &reuse, share: 1.0, stretch: 1.0 };
+            let excess = |ratio: f64| misses_at(&sharer, ratio, lines).0 - ratio;
             if root > 1e-9 {
                 prop_assert!(excess(root).abs() < 1e-6, "{} at {root}", excess(root));
             }

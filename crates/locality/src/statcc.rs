@@ -43,9 +43,9 @@ fn total_rate(programs: &[ReuseAtRate<'_>]) -> Option<f64> {
 /// Solves random replacement at fixed access rates. `None` without programs or lines, or if one has no samples or no
 /// positive rate.
 pub fn random_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMissRatios> {
-    let all = total_rate(programs)?;
+    let group_rate = total_rate(programs)?;
     let parts: Vec<CacheSharer<'_>> =
-        programs.iter().map(|&(reuse, rate)| CacheSharer { reuse, share: rate / all, stretch: all / rate }).collect();
+        programs.iter().map(|&(reuse, rate)| CacheSharer { reuse, share: rate / group_rate, stretch: group_rate / rate }).collect();
     let group_miss_ratio = statcache::total_miss_ratio(&parts, lines)?;
     let of_one = |part| statcache::misses_at(part, group_miss_ratio, lines).0;
     Some(SharedMissRatios { miss_ratios: parts.iter().map(of_one).collect(), group_miss_ratio })
@@ -66,7 +66,7 @@ pub type MeasuredMissRatios<'a> = &'a [(f64, f64)];
 /// model has no difference); with no lines at all, every access misses, and beyond the largest size, nothing changes.
 fn measured_or_modeled(measured: MeasuredMissRatios<'_>, model: &StackModel, lines: f64) -> f64 {
     let next = measured.partition_point(|&(size, _)| size < lines);
-    let (low, ratio_low) = next.checked_sub(1).map_or((0.0, 1.0), |before| measured[before]);
+    let (low, ratio_low) = next.checked_sub(1).map_or((0.0, 1.0), |index| measured[index]);
     let Some(&(high, ratio_high)) = measured.get(next) else { return ratio_low };
     if high <= low {
         return ratio_high;
@@ -86,19 +86,19 @@ fn lru_shared(
     lines: u64,
 ) -> SharedMissRatios {
     let fill = time_to_fill(models, rates, lines as f64);
-    let of_one = |(at, model): (usize, &StackModel)| {
-        let accesses = fill.map_or(f64::INFINITY, |time| time * rates[at]);
-        match measured.get(at) {
+    let of_one = |(index, model): (usize, &StackModel)| {
+        let accesses = fill.map_or(f64::INFINITY, |time| time * rates[index]);
+        match measured.get(index) {
             Some(measured) if !measured.is_empty() => {
-                let held = fill.map_or(lines as f64, |_| model.lines_in(accesses).min(lines as f64));
-                measured_or_modeled(measured, model, held)
+                let lines_held = fill.map_or(lines as f64, |_| model.lines_in(accesses).min(lines as f64));
+                measured_or_modeled(measured, model, lines_held)
             }
             _ => model.late_reuse_fraction(accesses),
         }
     };
     let miss_ratios: Vec<f64> = models.iter().enumerate().map(of_one).collect();
-    let all: f64 = rates.iter().sum();
-    let group_miss_ratio = miss_ratios.iter().zip(rates).map(|(ratio, rate)| ratio * rate / all).sum();
+    let group_rate: f64 = rates.iter().sum();
+    let group_miss_ratio = miss_ratios.iter().zip(rates).map(|(ratio, rate)| ratio * rate / group_rate).sum();
     SharedMissRatios { miss_ratios, group_miss_ratio }
 }
 
@@ -194,7 +194,7 @@ pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: Replacem
         let shared = share(&rates)?;
         let next: Vec<f64> =
             programs.iter().zip(&shared.miss_ratios).map(|(p, &ratio)| p.cycles_per_instr(ratio)).collect();
-        let unsettled = cpi.iter().zip(&next).map(|(old, new)| (new - old).abs() / new).fold(0.0, f64::max);
+        let unsettled = cpi.iter().zip(&next).map(|(previous_cpi, current_cpi)| (current_cpi - previous_cpi).abs() / current_cpi).fold(0.0, f64::max);
         if unsettled < 1e-9 || round == 399 {
             let degradation = next.iter().zip(&solo).map(|(shared, alone)| shared / alone - 1.0).collect();
             return Some(CoRunEstimate { shared, cycles_per_instr: next, degradation, unsettled });
@@ -255,20 +255,20 @@ mod tests {
     }
     struct SyntheticProgram {
         pattern: AccessPattern,
-        at: u64,
+        position: u64,
         random: SplitMix64,
     }
     impl SyntheticProgram {
         fn new(pattern: AccessPattern, seed: u64) -> Self {
-            SyntheticProgram { pattern, at: 0, random: SplitMix64::new(seed) }
+            SyntheticProgram { pattern, position: 0, random: SplitMix64::new(seed) }
         }
         fn next(&mut self) -> u64 {
-            self.at += 1;
+            self.position += 1;
             match self.pattern {
-                AccessPattern::Cycle(lines) => self.at % lines,
+                AccessPattern::Cycle(lines) => self.position % lines,
                 AccessPattern::Skewed(lines) => self.random.draw_below(lines) * self.random.draw_below(lines) / lines,
-                AccessPattern::HotAndStream(lines) if self.at.is_multiple_of(2) => self.random.draw_below(lines),
-                AccessPattern::HotAndStream(_) => 1_000_000 + self.at,
+                AccessPattern::HotAndStream(lines) if self.position.is_multiple_of(2) => self.random.draw_below(lines),
+                AccessPattern::HotAndStream(_) => 1_000_000 + self.position,
             }
         }
         fn reuse(pattern: &AccessPattern, one_in: u32) -> ReuseTimes {
@@ -280,26 +280,26 @@ mod tests {
 
     struct OracleCache {
         /// The most recently used line is last for LRU; any order for random replacement.
-        held: Vec<u64>,
+        stored_lines: Vec<u64>,
         lines: usize,
         random: Option<SplitMix64>,
     }
     impl OracleCache {
         fn misses(&mut self, line: u64) -> bool {
-            let position = self.held.iter().rposition(|&held| held == line);
+            let position = self.stored_lines.iter().rposition(|&stored_line| stored_line == line);
             match (&mut self.random, position) {
                 (Some(_), Some(_)) => {}
-                (Some(random), None) if self.held.len() == self.lines => {
-                    self.held[random.draw_below(self.lines as u64) as usize] = line;
+                (Some(random), None) if self.stored_lines.len() == self.lines => {
+                    self.stored_lines[random.draw_below(self.lines as u64) as usize] = line;
                 }
-                (Some(_), None) => self.held.push(line),
+                (Some(_), None) => self.stored_lines.push(line),
                 (None, _) => {
-                    if let Some(at) = position {
-                        self.held.remove(at);
-                    } else if self.held.len() == self.lines {
-                        self.held.remove(0);
+                    if let Some(index) = position {
+                        self.stored_lines.remove(index);
+                    } else if self.stored_lines.len() == self.lines {
+                        self.stored_lines.remove(0);
                     }
-                    self.held.push(line);
+                    self.stored_lines.push(line);
                 }
             }
             position.is_none()
@@ -357,7 +357,7 @@ mod tests {
             let cycles: Vec<(f64, f64)> = (0..patterns.len()).map(|index| (2.0 + index as f64, 20.0)).collect();
             let reuses: Vec<ReuseTimes> = patterns.iter().map(|pattern| SyntheticProgram::reuse(pattern, 10)).collect();
             for lines in [100usize, 160] {
-                let sharers: Vec<CoRunner<'_>> = reuses
+                let co_runners: Vec<CoRunner<'_>> = reuses
                     .iter()
                     .zip(&cycles)
                     .map(|(reuse, &(base, miss))| CoRunner {
@@ -368,9 +368,9 @@ mod tests {
                         miss_cycles: miss,
                     })
                     .collect();
-                let model = solve_co_run(&sharers, lines as u64, composition).unwrap();
+                let model = solve_co_run(&co_runners, lines as u64, composition).unwrap();
                 assert!(model.unsettled < 1e-6, "{}", model.unsettled);
-                let cache = OracleCache { held: Vec::new(), lines, random: random.clone() };
+                let cache = OracleCache { stored_lines: Vec::new(), lines, random: random.clone() };
                 let (ratios, cpis) = simulate(&patterns, &cycles, cache);
                 for index in 0..patterns.len() {
                     let (guess, real) = (model.shared.miss_ratios[index], ratios[index]);
@@ -386,10 +386,10 @@ mod tests {
     }
 
     fn any_reuse() -> impl Strategy<Value = ReuseTimes> {
-        (prop::collection::vec((0u64..5000, 1u32..50), 1..20), 0u32..20).prop_map(|(times, never)| {
+        (prop::collection::vec((0u64..5000, 1u32..50), 1..20), 0u32..20).prop_map(|(times, cold_weight)| {
             let mut reuse = ReuseTimes::new();
             times.iter().for_each(|&(time, weight)| reuse.add_weighted(Some(time), f64::from(weight)));
-            reuse.add_weighted(None, f64::from(never));
+            reuse.add_weighted(None, f64::from(cold_weight));
             reuse
         })
     }
@@ -441,11 +441,11 @@ mod tests {
     /// Is a program without samples, or without accesses, refused rather than guessed?
     #[test]
     fn absent_evidence_gives_no_answer() {
-        let (none, mut some) = (ReuseTimes::new(), ReuseTimes::new());
-        some.add(Some(4));
-        assert_eq!(lru_at_rates(&[(&none, 1.0)], 8), None);
-        assert_eq!(lru_at_rates(&[(&some, 0.0)], 8), None);
+        let (no_reuse, mut one_reuse) = (ReuseTimes::new(), ReuseTimes::new());
+        one_reuse.add(Some(4));
+        assert_eq!(lru_at_rates(&[(&no_reuse, 1.0)], 8), None);
+        assert_eq!(lru_at_rates(&[(&one_reuse, 0.0)], 8), None);
         assert_eq!(random_at_rates(&[], 8), None);
-        assert_eq!(random_at_rates(&[(&some, 1.0)], 0), None);
+        assert_eq!(random_at_rates(&[(&one_reuse, 1.0)], 0), None);
     }
 }

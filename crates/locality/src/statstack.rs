@@ -31,8 +31,8 @@ struct SurvivalSegment {
 }
 
 impl SurvivalSegment {
-    fn expected_lines(&self, within: f64) -> f64 {
-        self.lines + within * self.surviving - 0.5 * self.ending / self.length * within * (within + 1.0)
+    fn expected_lines(&self, offset: f64) -> f64 {
+        self.lines + offset * self.surviving - 0.5 * self.ending / self.length * offset * (offset + 1.0)
     }
 }
 
@@ -43,7 +43,7 @@ pub struct StackModel {
     /// The longest observed reuse time, and the number of lines touched by then.
     end: f64,
     lines_at_end: f64,
-    never: f64,
+    cold_share: f64,
 }
 
 impl StackModel {
@@ -64,13 +64,13 @@ impl StackModel {
             end = segment.start + length;
             segments.push(segment);
         }
-        Some(StackModel { segments, end, lines_at_end: lines, never: reuse.unreused_samples() / samples })
+        Some(StackModel { segments, end, lines_at_end: lines, cold_share: reuse.unreused_samples() / samples })
     }
 
     /// Returns the expected number of distinct lines in a window of `accesses`.
     pub fn lines_in(&self, accesses: f64) -> f64 {
         if accesses >= self.end {
-            return self.lines_at_end + (accesses - self.end) * self.never;
+            return self.lines_at_end + (accesses - self.end) * self.cold_share;
         }
         let index = self.segments.partition_point(|segment| segment.start <= accesses) - 1;
         self.segments[index].expected_lines(accesses - self.segments[index].start)
@@ -81,24 +81,24 @@ impl StackModel {
     pub fn accesses_to_touch(&self, lines: f64) -> Option<f64> {
         // Sums of probabilities are rounded: a cycle through 100 lines must count as touching 100 - 1 others.
         if lines > self.lines_at_end + 1e-9 * (1.0 + lines) {
-            return (self.never > 0.0).then(|| self.end + (lines - self.lines_at_end) / self.never);
+            return (self.cold_share > 0.0).then(|| self.end + (lines - self.lines_at_end) / self.cold_share);
         }
         let index = self.segments.partition_point(|segment| segment.lines <= lines).saturating_sub(1);
         let segment = self.segments.get(index)?;
         // surviving·k − ending/(2·length)·(k² + k) = missing; this is the smaller root, in the form without
         // cancellation.
-        let missing = lines - segment.lines;
+        let further_lines = lines - segment.lines;
         let bend = 0.5 * segment.ending / segment.length;
         let slope = segment.surviving - bend;
-        let root = (slope * slope - 4.0 * bend * missing).max(0.0).sqrt();
-        let within = if missing <= 0.0 { 0.0 } else { 2.0 * missing / (slope + root) };
-        Some(segment.start + within.min(segment.length))
+        let root = (slope * slope - 4.0 * bend * further_lines).max(0.0).sqrt();
+        let offset = if further_lines <= 0.0 { 0.0 } else { 2.0 * further_lines / (slope + root) };
+        Some(segment.start + offset.min(segment.length))
     }
 
     /// Returns the number of distinct lines that the program ever touches, as far as the samples show; infinite if some
     /// never recurred.
     pub fn max_lines(&self) -> f64 {
-        if self.never > 0.0 { f64::INFINITY } else { self.lines_at_end }
+        if self.cold_share > 0.0 { f64::INFINITY } else { self.lines_at_end }
     }
 
     /// Returns the number of accesses after which no sample recurred.
@@ -111,7 +111,7 @@ impl StackModel {
         // Times are whole numbers: this is the first one not below `accesses`, except for rounding in the sums before.
         let first = (accesses * (1.0 - 1e-12) - 1e-9).ceil().max(0.0);
         if first >= self.end {
-            return self.never;
+            return self.cold_share;
         }
         let index = self.segments.partition_point(|segment| segment.start <= first) - 1;
         let segment = &self.segments[index];
@@ -125,7 +125,7 @@ impl StackModel {
 
     /// As [`Self::miss_ratio`], for a fractional number of lines, as in expected shares.
     pub fn miss_ratio_at(&self, lines: f64) -> f64 {
-        self.accesses_to_touch(lines).map_or(self.never, |fill| self.late_reuse_fraction(fill))
+        self.accesses_to_touch(lines).map_or(self.cold_share, |fill| self.late_reuse_fraction(fill))
     }
 }
 
@@ -152,10 +152,10 @@ mod tests {
     fn lru_miss_ratio(lines: &[u64], size: usize) -> f64 {
         let (mut stack, mut misses): (Vec<u64>, u64) = (Vec::new(), 0);
         for &line in lines {
-            match stack.iter().rposition(|&held| held == line) {
-                Some(at) => {
-                    misses += u64::from(stack.len() - 1 - at >= size);
-                    stack.remove(at);
+            match stack.iter().rposition(|&stored_line| stored_line == line) {
+                Some(position) => {
+                    misses += u64::from(stack.len() - 1 - position >= size);
+                    stack.remove(position);
                 }
                 None => misses += 1,
             }
@@ -183,9 +183,9 @@ mod tests {
         let mut random = SplitMix64::new(23);
         let skewed: Vec<u64> = (0..40_000).map(|_| random.draw_below(400) * random.draw_below(400) / 400).collect();
         let uniform: Vec<u64> = (0..40_000).map(|_| random.draw_below(150)).collect();
-        let chase: Vec<u64> = (0..40_000).map(|at| (at * 37) % 301).collect();
+        let chase: Vec<u64> = (0..40_000).map(|index| (index * 37) % 301).collect();
         let hot_and_stream: Vec<u64> =
-            (0..40_000u64).map(|at| if at.is_multiple_of(4) { 1000 + at } else { random.draw_below(60) }).collect();
+            (0..40_000u64).map(|index| if index.is_multiple_of(4) { 1000 + index } else { random.draw_below(60) }).collect();
         for (name, stream) in
             [("skewed", skewed), ("uniform", uniform), ("chase", chase), ("hot and stream", hot_and_stream)]
         {
@@ -225,7 +225,7 @@ mod tests {
             reuse.add(None);
             let model = StackModel::new(&reuse).unwrap();
             prop_assert!(model.miss_ratio(lines + 1) <= model.miss_ratio(lines) + 1e-12);
-            prop_assert!(model.miss_ratio(lines) >= model.never - 1e-12);
+            prop_assert!(model.miss_ratio(lines) >= model.cold_share - 1e-12);
         }
     }
 }

@@ -24,10 +24,10 @@ impl Mixture {
     fn lines(&self) -> Vec<u64> {
         let mut random = SplitMix64::new(self.seed);
         let next = |index: usize| {
-            let which = random.draw_unit();
-            if which < self.hot_share {
+            let draw = random.draw_unit();
+            if draw < self.hot_share {
                 random.draw_below(self.hot_lines)
-            } else if which < self.hot_share + self.stream_share {
+            } else if draw < self.hot_share + self.stream_share {
                 (1 << 40) + index as u64
             } else {
                 (1 << 30) + random.draw_below(self.warm_lines)

@@ -43,15 +43,15 @@ fn style() -> String {
 
 /// All modules as one script.
 fn script() -> String {
-    let mut whole = String::new();
+    let mut combined_script = String::new();
     for (name, text) in MODULES {
-        let _ = writeln!(whole, "// {name}");
+        let _ = writeln!(combined_script, "// {name}");
         for line in text.lines().filter(|line| !line.starts_with("import ")) {
-            whole.push_str(line.strip_prefix("export ").unwrap_or(line));
-            whole.push('\n');
+            combined_script.push_str(line.strip_prefix("export ").unwrap_or(line));
+            combined_script.push('\n');
         }
     }
-    whole
+    combined_script
 }
 
 /// The classic script comes first, because uPlot defines one global name.

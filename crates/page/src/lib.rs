@@ -39,12 +39,12 @@ pub struct RecordedRun {
 pub fn recording(mut log: RunLogReader, source: &str) -> Result<RecordedRun, TraceError> {
     let header = log.header().clone();
     let mut profiler = OfflineProfiler::from_pipeline(&header.pipeline);
-    let mut teller = SnapshotBuilder::new(&header);
+    let mut builder = SnapshotBuilder::new(&header);
     let mut snapshots = Vec::new();
-    let mut head = teller.head(source);
+    let mut head = builder.head(source);
     loop {
         match log.next_record() {
-            Ok(Some(record)) => snapshots.push(teller.snapshot(&record, profiler.update(&record.observation), None)),
+            Ok(Some(record)) => snapshots.push(builder.snapshot(&record, profiler.update(&record.observation), None)),
             Ok(None) => break,
             Err(error) if snapshots.is_empty() => return Err(error),
             Err(error) => {

@@ -8,7 +8,7 @@ use cachemate_pipeline::pair_forecast;
 use crate::snapshot::{MatrixSnapshot, ProgramSnapshot};
 
 /// Maximum number of rows and columns; a larger matrix is unreadable.
-const PROGRAMS_AT_MOST: usize = 16;
+const MAX_PROGRAMS: usize = 16;
 /// Windows between forecasts, because facts change little from one to the next.
 const WINDOWS_BETWEEN: u64 = 8;
 
@@ -42,11 +42,11 @@ impl Matrices {
         predictor: &PredictorConfig,
     ) -> Option<MatrixSnapshot> {
         self.measure(lasted_s, programs);
-        let due = self.made_in.is_none_or(|built_in| window >= built_in + WINDOWS_BETWEEN || window < built_in);
+        let is_due = self.made_in.is_none_or(|built_in| window >= built_in + WINDOWS_BETWEEN || window < built_in);
         let members = self.members(programs, busiest);
         let same_members = self.last.as_ref().is_some_and(|last| last.programs == members);
         let forecast = match &self.last {
-            Some(last) if same_members && !due => last.forecast.clone(),
+            Some(last) if same_members && !is_due => last.forecast.clone(),
             _ => {
                 self.made_in = Some(window);
                 forecasts(&members, busiest, topology, predictor)
@@ -75,14 +75,14 @@ impl Matrices {
         let live_programs: BTreeSet<u32> = programs.iter().map(|program| program.program).collect();
         self.measured.retain(|(row, column), _| live_programs.contains(row) && live_programs.contains(column));
         self.ran_s.retain(|program, _| live_programs.contains(program));
-        let mut on: BTreeMap<u32, Vec<&ProgramSnapshot>> = BTreeMap::new();
+        let mut programs_on: BTreeMap<u32, Vec<&ProgramSnapshot>> = BTreeMap::new();
         for program in programs {
             *self.ran_s.entry(program.program).or_default() += program.cpu_share.unwrap_or(0.0) * lasted_s;
-            program.places.iter().for_each(|(cache, _)| on.entry(*cache).or_default().push(program));
+            program.places.iter().for_each(|(cache, _)| programs_on.entry(*cache).or_default().push(program));
         }
         let mut pairs: BTreeMap<(u32, u32), f64> = BTreeMap::new();
-        for (row, slowdown) in on.values().flatten().filter_map(|program| Some((program, program.slowdown?))) {
-            let caches = row.places.iter().filter_map(|(cache, _)| on.get(cache)).flatten();
+        for (row, slowdown) in programs_on.values().flatten().filter_map(|program| Some((program, program.slowdown?))) {
+            let caches = row.places.iter().filter_map(|(cache, _)| programs_on.get(cache)).flatten();
             for column in caches.filter(|column| column.program != row.program) {
                 pairs.insert((row.program, column.program), slowdown);
             }
@@ -96,19 +96,19 @@ impl Matrices {
 
     /// Programs with a forecast or a measurement first, then those that ran most; in order of arrival.
     fn members(&self, programs: &[ProgramSnapshot], busiest: &BTreeMap<u32, &Profile>) -> Vec<u32> {
-        let known = |program: &ProgramSnapshot| {
+        let has_speed = |program: &ProgramSnapshot| {
             let forecast = busiest.get(&program.program).is_some_and(|profile| {
                 profile.rates.solo_instr_per_cycle.is_some() && profile.misses_per_kilo_instr().is_some()
             });
             forecast || program.slowdown.is_some()
         };
         let key =
-            |program: &ProgramSnapshot| (known(program), self.ran_s.get(&program.program).copied().unwrap_or(0.0));
-        let mut chosen: Vec<(usize, (bool, f64))> = programs.iter().map(key).enumerate().collect();
-        chosen.sort_by(|(_, a), (_, b)| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)));
-        chosen.truncate(PROGRAMS_AT_MOST);
-        chosen.sort_by_key(|(at, _)| *at);
-        chosen.into_iter().map(|(at, _)| programs[at].program).collect()
+            |program: &ProgramSnapshot| (has_speed(program), self.ran_s.get(&program.program).copied().unwrap_or(0.0));
+        let mut ranked_programs: Vec<(usize, (bool, f64))> = programs.iter().map(key).enumerate().collect();
+        ranked_programs.sort_by(|(_, a), (_, b)| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)));
+        ranked_programs.truncate(MAX_PROGRAMS);
+        ranked_programs.sort_by_key(|(index, _)| *index);
+        ranked_programs.into_iter().map(|(index, _)| programs[index].program).collect()
     }
 }
 
@@ -122,12 +122,12 @@ fn forecasts(
     let mut table = vec![vec![None; members.len()]; members.len()];
     for row in 0..members.len() {
         for column in row + 1..members.len() {
-            let (Some(row_profile), Some(other)) = (busiest.get(&members[row]), busiest.get(&members[column])) else {
+            let (Some(row_profile), Some(column_profile)) = (busiest.get(&members[row]), busiest.get(&members[column])) else {
                 continue;
             };
-            let pair = pair_forecast(topology, predictor, row_profile, other);
-            let [one, other] = pair.map(|forecast| forecast.map(|slowdown| round_short(slowdown.value)));
-            (table[row][column], table[column][row]) = (one, other);
+            let pair = pair_forecast(topology, predictor, row_profile, column_profile);
+            let [row_slowdown, column_slowdown] = pair.map(|forecast| forecast.map(|slowdown| round_short(slowdown.value)));
+            (table[row][column], table[column][row]) = (row_slowdown, column_slowdown);
         }
     }
     table

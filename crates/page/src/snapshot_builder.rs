@@ -122,8 +122,8 @@ fn promises(record: &WindowRecord, first: &TaskSample) -> Vec<PromiseSnapshot> {
         let sample = tasks.iter().find(|other| other.task == task);
         sample.map_or_else(|| "?".to_string(), |task| printable(&task.name))
     };
-    let own = record.promises.iter().filter(|report| report.process == first.process);
-    own.map(|report| PromiseSnapshot { state: report.state.describe(), text: report.describe(name) }).collect()
+    let own_reports = record.promises.iter().filter(|report| report.process == first.process);
+    own_reports.map(|report| PromiseSnapshot { state: report.state.describe(), text: report.describe(name) }).collect()
 }
 
 fn slim_evidence(evidence: &ProbeEvidence) -> ProbeEvidence {
@@ -194,11 +194,11 @@ impl SnapshotBuilder {
     }
 
     /// Builds the snapshot of one iteration of the loop, with the profiles that the policy received in it.
-    pub fn snapshot(&mut self, record: &WindowRecord, profiles: &Profiles, live: Option<DaemonState>) -> Snapshot {
+    pub fn snapshot(&mut self, record: &WindowRecord, profiles: &Profiles, daemon_state: Option<DaemonState>) -> Snapshot {
         let observation = &record.observation;
         let start_ns = *self.start_ns.get_or_insert(observation.span.start_ns);
         let end_ns = observation.span.start_ns.saturating_add(observation.span.elapsed_ns);
-        let view = self.tracker.observe(record, &self.header.topology, profiles, &names(record, live.as_ref()));
+        let view = self.tracker.observe(record, &self.header.topology, profiles, &names(record, daemon_state.as_ref()));
         let mut programs: Vec<ProgramThreads<'_, '_>> = Vec::new();
         for task in &view.tasks {
             match programs.iter_mut().find(|program| program.id == task.sample.process.0) {
@@ -207,7 +207,7 @@ impl SnapshotBuilder {
             }
         }
         let program_snapshots: Vec<ProgramSnapshot> =
-            programs.iter().map(|program| self.program(program, record, live.as_ref())).collect();
+            programs.iter().map(|program| self.program(program, record, daemon_state.as_ref())).collect();
         let busiest: BTreeMap<u32, &Profile> =
             programs.iter().filter_map(|program| Some((program.id, program.profile_with_curve()?))).collect();
         let lasted_s = observation.span.elapsed_ns as f64 / 1e9;
@@ -225,7 +225,7 @@ impl SnapshotBuilder {
             text: rendered.text.clone(),
             numbers: rendered.reason.numbers.iter().map(|(name, value)| (name.clone(), round_short(*value))).collect(),
         };
-        let (journal, daemon) = live.map(|live| (live.journal, live.daemon)).unzip();
+        let (journal, daemon) = daemon_state.map(|daemon_state| (daemon_state.journal, daemon_state.daemon)).unzip();
         Snapshot {
             window: observation.window,
             at_s: end_ns.saturating_sub(start_ns) as f64 / 1e9,
@@ -234,7 +234,7 @@ impl SnapshotBuilder {
             decisions: view.reasons.iter().filter(|rendered| rendered.is_new).map(decision).collect(),
             plan_changed: self.plan_changed(&record.decision.plan),
             gangs: record.applied.gangs.iter().map(|schedule| gang(schedule, record)).collect(),
-            shares: record.applied.shares.iter().map(|held| self.share(held, record)).collect(),
+            shares: record.applied.shares.iter().map(|active_share| self.share(active_share, record)).collect(),
             probes: probes(record),
             changes_s: Some(record.applied.cost_ns as f64 / 1e9).filter(|cost| *cost > 0.0),
             curves: self.new_curves(&busiest, &program_snapshots),
@@ -253,7 +253,7 @@ impl SnapshotBuilder {
         &self,
         program: &ProgramThreads<'_, '_>,
         record: &WindowRecord,
-        live: Option<&DaemonState>,
+        daemon_state: Option<&DaemonState>,
     ) -> ProgramSnapshot {
         let first = program.threads[0].sample;
         let mut places: BTreeMap<u32, u32> = BTreeMap::new();
@@ -272,7 +272,7 @@ impl SnapshotBuilder {
             program: program.id,
             name: printable(&first.name),
             service: printable(&first.service_or_command().to_string()),
-            pid: live.and_then(|live| live.pids.get(&first.task)).copied(),
+            pid: daemon_state.and_then(|daemon_state| daemon_state.pids.get(&first.task)).copied(),
             threads: program.threads.len() as u32,
             observed_only: program.threads.iter().all(|task| task.sample.unmovable),
             places: places.into_iter().collect(),
@@ -293,17 +293,17 @@ impl SnapshotBuilder {
     }
 
     fn plan_changed(&mut self, plan: &Plan) -> bool {
-        let same = |before: &Plan| {
-            (&before.affinity, &before.gangs, &before.shares, &before.weights)
+        let is_same = |previous_plan: &Plan| {
+            (&previous_plan.affinity, &previous_plan.gangs, &previous_plan.shares, &previous_plan.weights)
                 == (&plan.affinity, &plan.gangs, &plan.shares, &plan.weights)
         };
-        let changed = self.last_plan.as_ref().is_some_and(|before| !same(before));
+        let has_changed = self.last_plan.as_ref().is_some_and(|previous_plan| !is_same(previous_plan));
         self.last_plan = Some(plan.clone());
-        changed
+        has_changed
     }
 
-    fn share(&self, held: &ActiveShare, record: &WindowRecord) -> ShareSnapshot {
-        let share = &held.share;
+    fn share(&self, active_share: &ActiveShare, record: &WindowRecord) -> ShareSnapshot {
+        let share = &active_share.share;
         let (unit, units, unit_count) = match &share.units {
             Units::Ways { mask } => ("ways", mask, self.header.topology.cache(share.cache).and_then(|c| c.ways)),
             Units::Colors { allowed, .. } => ("colors", allowed, self.header.capabilities.colors_of(share.cache)),
@@ -316,15 +316,15 @@ impl SnapshotBuilder {
             indices: units.to_string(),
             unit_count,
             programs: processes(record, &members),
-            occupancy_bytes: held.occupancy_bytes,
-            allowed_page_share: held.pages_in_share.map(round_short),
+            occupancy_bytes: active_share.occupancy_bytes,
+            allowed_page_share: active_share.pages_in_share.map(round_short),
         }
     }
 
     /// Curves that differ from the last ones sent.
     fn new_curves(&mut self, busiest: &BTreeMap<u32, &Profile>, programs: &[ProgramSnapshot]) -> Vec<CurveSnapshot> {
-        self.curves.retain(|program, _| programs.iter().any(|there| there.program == *program));
-        let mut new = Vec::new();
+        self.curves.retain(|program, _| programs.iter().any(|live_program| live_program.program == *program));
+        let mut new_curves = Vec::new();
         for (&program, profile) in busiest {
             let Some((level, fact)) = profile.locality.misses_per_kilo_instr.iter().next_back() else { continue };
             let step = fact.value.len().div_ceil(MAX_POINTS).max(1);
@@ -341,10 +341,10 @@ impl SnapshotBuilder {
             };
             if self.curves.get(&program) != Some(&curve) {
                 self.curves.insert(program, curve.clone());
-                new.push(curve);
+                new_curves.push(curve);
             }
         }
-        new
+        new_curves
     }
 }
 
@@ -387,8 +387,8 @@ fn cache_head(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
 }
 
 /// `gzip`, or `gzip(1234)` if the kernel's process id is known.
-fn names(record: &WindowRecord, live: Option<&DaemonState>) -> TaskNames {
-    let name = |task: &TaskSample| match live.and_then(|live| live.pids.get(&task.task)) {
+fn names(record: &WindowRecord, daemon_state: Option<&DaemonState>) -> TaskNames {
+    let name = |task: &TaskSample| match daemon_state.and_then(|daemon_state| daemon_state.pids.get(&task.task)) {
         Some(pid) => format!("{}({pid})", printable(&task.name)),
         None => format!("{} #{}", printable(&task.name), task.process.0),
     };
@@ -413,7 +413,7 @@ fn busiest_cache<'t>(task: &TaskSample, topology: &'t Topology) -> Option<&'t Ca
 }
 
 fn caches(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnapshot> {
-    let counted = |cache: &Cache| {
+    let miss_ratio_of = |cache: &Cache| {
         let (_, counts) =
             record.observation.shared_counts.iter().find(|(place, _)| *place == CounterScope::Cache(cache.id))?;
         let references = counts.get(CounterEvent::References(cache.level)).filter(|count| *count > 0.0)?;
@@ -421,11 +421,11 @@ fn caches(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnapshot> {
     };
     let snapshot = |cache: &Cache| CacheSnapshot {
         cache: cache.id.0,
-        miss_ratio: counted(cache),
+        miss_ratio: miss_ratio_of(cache),
         forecast_miss_ratio: record.forecast.cache_miss_ratio.get(&cache.id).map(|ratio| round_short(ratio.value)),
     };
-    let all = topology.last_level_caches().map(snapshot);
-    all.filter(|cache| cache.miss_ratio.is_some() || cache.forecast_miss_ratio.is_some()).collect()
+    let snapshots = topology.last_level_caches().map(snapshot);
+    snapshots.filter(|cache| cache.miss_ratio.is_some() || cache.forecast_miss_ratio.is_some()).collect()
 }
 
 fn gang(schedule: &cachemate_core::GangSchedule, record: &WindowRecord) -> GangSnapshot {

@@ -17,15 +17,15 @@ fn header() -> RunHeader {
 
 /// Task `t` ran on CPU `cpus[t]` at one instruction per cycle.
 fn record(window: u64, cpus: &[u32]) -> WindowRecord {
-    let mut seen = observation(window, cpus.len() as u32);
-    for (task, &cpu) in seen.tasks.iter_mut().zip(cpus) {
+    let mut observation = observation(window, cpus.len() as u32);
+    for (task, &cpu) in observation.tasks.iter_mut().zip(cpus) {
         task.name = format!("p{}", task.task.0);
         task.on_cpu_ns = vec![(CpuId(cpu), 500_000_000)];
         let reading = |event| EventCount { event, count: 1_000_000, enabled_share: 1.0 };
         task.counts = EventCounts(vec![reading(CounterEvent::Instructions), reading(CounterEvent::Cycles)]);
     }
     WindowRecord {
-        observation: seen,
+        observation,
         decision: Decision::new(Plan::idle(WindowLength::Time { ns: 1 }), Vec::new()),
         forecast: Forecast::default(),
         applied: AppliedPlan::default(),
@@ -68,11 +68,11 @@ fn threads_are_told_together() {
 #[test]
 fn the_measured_matrix_counts_windows_together() {
     let profiles: Profiles = (0..3).map(|task| (TaskId(task), solo(2.0))).collect();
-    let mut teller = SnapshotBuilder::new(&header());
+    let mut builder = SnapshotBuilder::new(&header());
     let snapshots: Vec<Snapshot> = [[0, 1, 2], [0, 1, 2], [0, 2, 1]]
         .iter()
         .enumerate()
-        .map(|(window, cpus)| teller.snapshot(&record(window as u64, cpus), &profiles, None))
+        .map(|(window, cpus)| builder.snapshot(&record(window as u64, cpus), &profiles, None))
         .collect();
     let matrix = snapshots[2].matrix.as_ref().unwrap();
     assert_eq!(matrix.programs, [0, 1, 2]);
@@ -87,8 +87,8 @@ fn the_forecast_matrix_follows_the_curves() {
     let curve = |half: f64| {
         vec![(1 << 19, cachemate_core::Estimate::exact(half)), (1 << 20, cachemate_core::Estimate::exact(1.0))]
     };
-    let with = |half| solo(1.0).with_misses(CacheLevel::L3, curve(half), FactSource::ExactTrace);
-    let profiles: Profiles = [(TaskId(0), with(20.0)), (TaskId(1), with(20.0)), (TaskId(2), with(1.0))].into();
+    let profile_with = |half| solo(1.0).with_misses(CacheLevel::L3, curve(half), FactSource::ExactTrace);
+    let profiles: Profiles = [(TaskId(0), profile_with(20.0)), (TaskId(1), profile_with(20.0)), (TaskId(2), profile_with(1.0))].into();
     let snapshot = SnapshotBuilder::new(&header()).snapshot(&record(0, &[0, 1, 2]), &profiles, None);
     let forecast = snapshot.matrix.unwrap().forecast;
     assert!(forecast[0][1] > forecast[0][2] && forecast[2][0] == Some(0.0), "{forecast:?}");
@@ -98,21 +98,21 @@ fn the_forecast_matrix_follows_the_curves() {
 /// Is a decision reported once, until another one was given?
 #[test]
 fn a_decision_is_told_once() {
-    let mut teller = SnapshotBuilder::new(&header());
-    let mut with = |window, text: &str| {
+    let mut builder = SnapshotBuilder::new(&header());
+    let mut snapshot_with = |window, text: &str| {
         let mut record = record(window, &[0]);
         let reason =
             Reason { kind: ReasonKind::RolledBack, text: text.into(), tasks: vec![TaskId(0)], ..Reason::default() };
         record.decision.reasons = vec![reason];
-        teller.snapshot(&record, &Profiles::new(), None).decisions
+        builder.snapshot(&record, &Profiles::new(), None).decisions
     };
-    let first = with(0, "{0} goes back");
+    let first = snapshot_with(0, "{0} goes back");
     assert_eq!(
         (first[0].text.as_str(), first[0].kind, first[0].programs.as_slice()),
         ("p0 #0 goes back", "rolled-back", &[0][..])
     );
-    assert!(with(1, "{0} goes back").is_empty());
-    assert_eq!(with(2, "{0} stays").len(), 1);
+    assert!(snapshot_with(1, "{0} goes back").is_empty());
+    assert_eq!(snapshot_with(2, "{0} stays").len(), 1);
 }
 
 /// Can the content of a recording not end the element that contains it, or begin another?
@@ -120,9 +120,9 @@ fn a_decision_is_told_once() {
 fn a_recording_cannot_leave_its_element() {
     let mut record = record(0, &[0]);
     record.observation.tasks[0].name = "</script><script>alert(1)</script><!--".into();
-    let mut teller = SnapshotBuilder::new(&header());
-    let snapshots = vec![teller.snapshot(&record, &Profiles::new(), None)];
-    let page = html(Some(&RecordedRun { head: teller.head("<b>x"), snapshots })).unwrap();
+    let mut builder = SnapshotBuilder::new(&header());
+    let snapshots = vec![builder.snapshot(&record, &Profiles::new(), None)];
+    let page = html(Some(&RecordedRun { head: builder.head("<b>x"), snapshots })).unwrap();
     assert!(!page.contains("alert(1)") && !page.contains("<b>x") && page.contains(r"\u003cb>x"));
     let name = "</script><!--\u{202e}\u{1b}\u{85}";
     let json = crate::file::data(&name).unwrap();
@@ -136,9 +136,9 @@ fn a_recording_cannot_leave_its_element() {
 fn the_page_is_small_and_loads_nothing() {
     let page = html(None).unwrap();
     assert!(page.len() < 200_000, "{} bytes", page.len());
-    let own: String = MODULES.iter().map(|(_, text)| *text).collect();
+    let own_code: String = MODULES.iter().map(|(_, text)| *text).collect();
     for word in ["innerHTML", "insertAdjacentHTML", "document.write", "eval(", "http:", "https:"] {
-        assert!(!own.replace("http://www.w3.org/2000/svg", "").contains(word), "{word}");
+        assert!(!own_code.replace("http://www.w3.org/2000/svg", "").contains(word), "{word}");
     }
     assert!(!page.contains("src=") && !page.contains("@import") && !page.contains("url("));
     let policy = content_policy();
@@ -155,13 +155,13 @@ fn modules_fit_into_one_script() {
             let code = line.strip_prefix("export ").unwrap_or(line);
             let code = code.strip_prefix("async ").unwrap_or(code);
             let word = ["function ", "class ", "const ", "let "].iter().find_map(|kind| code.strip_prefix(kind));
-            if let Some(word) = word.and_then(|rest| rest.split([' ', '(', ';', '=']).next()) {
+            if let Some(word) = word.and_then(|declaration| declaration.split([' ', '(', ';', '=']).next()) {
                 assert!(defined.insert(word), "{name}: {word} a second time");
                 if line.starts_with("export ") {
                     exported.insert(word);
                 }
             }
-            if let Some(list) = line.strip_prefix("import {").and_then(|rest| rest.split('}').next()) {
+            if let Some(list) = line.strip_prefix("import {").and_then(|names| names.split('}').next()) {
                 for word in list.split(',').map(str::trim) {
                     assert!(exported.contains(word), "{name}: {word} is not exported before");
                 }
@@ -193,13 +193,13 @@ fn a_recording_is_told_as_far_as_it_goes() {
     let mut log = RunLogWriter::create(&path, false, &header()).unwrap();
     (0..3).for_each(|window| log.push(&record(window, &[0, 2])).unwrap());
     log.finish().unwrap();
-    let whole = recording(RunLogReader::open(&path).unwrap(), "run.jsonl").unwrap();
-    assert_eq!((whole.snapshots.len(), &whole.head.cut_off), (3, &None));
-    assert_eq!(whole.snapshots[2].programs[1].places, [(1, 1)]);
-    assert_eq!((whole.head.source.as_str(), whole.head.caches.len()), ("run.jsonl", 2));
+    let complete_recording = recording(RunLogReader::open(&path).unwrap(), "run.jsonl").unwrap();
+    assert_eq!((complete_recording.snapshots.len(), &complete_recording.head.cut_off), (3, &None));
+    assert_eq!(complete_recording.snapshots[2].programs[1].places, [(1, 1)]);
+    assert_eq!((complete_recording.head.source.as_str(), complete_recording.head.caches.len()), ("run.jsonl", 2));
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, &text[..text.len() - 40]).unwrap();
-    let cut = recording(RunLogReader::open(&path).unwrap(), "run.jsonl").unwrap();
-    assert_eq!(cut.snapshots.len(), 2);
-    assert!(cut.head.cut_off.unwrap().contains("line 4"));
+    let truncated_recording = recording(RunLogReader::open(&path).unwrap(), "run.jsonl").unwrap();
+    assert_eq!(truncated_recording.snapshots.len(), 2);
+    assert!(truncated_recording.head.cut_off.unwrap().contains("line 4"));
 }

@@ -119,7 +119,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
             program,
             level: "L3".into(),
             source: "stall-counters".into(),
-            points: (1..=32).map(|at| (at << 20, 20.0 / at as f64, 18.0 / at as f64, 23.0 / at as f64)).collect(),
+            points: (1..=32).map(|step| (step << 20, 20.0 / step as f64, 18.0 / step as f64, 23.0 / step as f64)).collect(),
         };
         let share = |group: u32, indices: &str| ShareSnapshot {
             group,

@@ -26,13 +26,13 @@ fn header() -> RunHeader {
 }
 
 fn record(window: u64) -> WindowRecord {
-    let mut seen = observation(window, 3);
-    for task in &mut seen.tasks {
+    let mut observation = observation(window, 3);
+    for task in &mut observation.tasks {
         task.name = format!("program-{}", task.task.0);
         task.on_cpu_ns = vec![(CpuId(task.task.0), 500_000_000)];
     }
     WindowRecord {
-        observation: seen,
+        observation,
         decision: Decision::new(Plan::idle(WindowLength::Time { ns: 1 }), Vec::new()),
         forecast: Forecast::default(),
         applied: AppliedPlan::default(),
@@ -50,9 +50,9 @@ fn fed(address: &str, token: bool) -> String {
 /// As [`fed`], with other deadlines of a connection.
 fn fed_within(address: &str, token: bool, deadlines: Deadlines) -> String {
     let feed = serve_within(&PageAddress { address: address.into(), token }, &header(), deadlines).unwrap();
-    let at = feed.at.clone();
+    let address = feed.address.clone();
     std::thread::spawn(move || push_for_ever(&feed));
-    at
+    address
 }
 
 fn push_for_ever(feed: &PageFeed) {
@@ -62,10 +62,10 @@ fn push_for_ever(feed: &PageFeed) {
     }
 }
 
-fn parts(at: &str) -> (String, Option<String>) {
-    match at.strip_prefix("http://").and_then(|rest| rest.split_once("/#token=")) {
+fn parts(address_and_token: &str) -> (String, Option<String>) {
+    match address_and_token.strip_prefix("http://").and_then(|after_scheme| after_scheme.split_once("/#token=")) {
         Some((address, token)) => (address.to_string(), Some(token.to_string())),
-        None => (at.trim_start_matches("http://").trim_end_matches('/').to_string(), None),
+        None => (address_and_token.trim_start_matches("http://").trim_end_matches('/').to_string(), None),
     }
 }
 
@@ -167,19 +167,19 @@ fn viewers_that_read_nothing_leave() {
 fn viewers_are_few() {
     let (address, _) = parts(&fed("127.0.0.1:0", false));
     let head = format!("GET /events HTTP/1.1\r\nHost: {address}\r\n\r\n");
-    let look = || {
+    let status_line = || {
         let mut stream = TcpStream::connect(&address).unwrap();
         stream.write_all(head.as_bytes()).unwrap();
         let mut status = [0u8; 12];
         stream.read_exact(&mut status).unwrap();
         (String::from_utf8_lossy(&status[9..]).into_owned(), stream)
     };
-    let mut looking: Vec<(String, TcpStream)> = (0..8).map(|_| look()).collect();
+    let mut looking: Vec<(String, TcpStream)> = (0..8).map(|_| status_line()).collect();
     assert!(looking.iter().all(|(status, _)| status == "200"));
-    assert_eq!(look().0, "503");
+    assert_eq!(status_line().0, "503");
     looking.pop();
     let start = Instant::now();
-    while look().0 != "200" {
+    while status_line().0 != "200" {
         assert!(start.elapsed() < Duration::from_secs(120), "never let in");
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -189,7 +189,7 @@ fn viewers_are_few() {
 #[test]
 fn who_comes_back_gets_what_it_missed() {
     let feed = serve(&PageAddress { address: "127.0.0.1:0".into(), token: false }, &header()).unwrap();
-    let (address, _) = parts(&feed.at);
+    let (address, _) = parts(&feed.address);
     let read_events = |id: Option<&str>, last: u64| {
         let mut stream = TcpStream::connect(&address).unwrap();
         let id = id.map_or(String::new(), |id| format!("Last-Event-ID: {id}\r\n"));
@@ -210,10 +210,10 @@ fn who_comes_back_gets_what_it_missed() {
         // One at a time, because windows are dropped if the page is behind.
         std::thread::sleep(Duration::from_millis(300));
     }
-    let all = read_events(None, 3);
+    let event_ids = read_events(None, 3);
     let windows = |ids: &[String]| ids.iter().map(|id| id.split_once(':').unwrap().1.to_string()).collect::<Vec<_>>();
-    assert_eq!(windows(&all), ["0", "1", "2", "3"]);
-    assert_eq!(windows(&read_events(Some(&all[1]), 3)), ["2", "3"]);
+    assert_eq!(windows(&event_ids), ["0", "1", "2", "3"]);
+    assert_eq!(windows(&read_events(Some(&event_ids[1]), 3)), ["2", "3"]);
     assert_eq!(windows(&read_events(Some("other:2"), 3)), ["0", "1", "2", "3"]);
 }
 
@@ -226,8 +226,8 @@ impl OtherServer {
         command.args(["served_by_another_process", "--exact", "--ignored", "--nocapture"]);
         let mut child = command.env("CACHEMATE_SERVE", address).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let at = lines.map(|line| line.unwrap()).find_map(|line| Some(line.split_once("page at ")?.1.to_string()));
-        OtherServer(child, parts(&at.expect("it says where")).0)
+        let address = lines.map(|line| line.unwrap()).find_map(|line| Some(line.split_once("page at ")?.1.to_string()));
+        OtherServer(child, parts(&address.expect("it says where")).0)
     }
 }
 
@@ -244,7 +244,7 @@ impl Drop for OtherServer {
 fn served_by_another_process() {
     let Ok(address) = std::env::var("CACHEMATE_SERVE") else { return };
     let feed = serve(&PageAddress { address, token: false }, &header()).unwrap();
-    println!("page at {}", feed.at);
+    println!("page at {}", feed.address);
     push_for_ever(&feed);
 }
 
@@ -265,9 +265,9 @@ fn a_browser_sees_windows_come() {
     let run = browser.eval("cachemate.store.head.run");
     drop(shown);
     browser.until("document.getElementById('state').textContent.startsWith('no answer')");
-    let again = OtherServer::start(&address);
+    let second_server = OtherServer::start(&address);
     browser.until(&format!("cachemate.store.head.run !== {run} && cachemate.store.windows.length > 2"));
-    drop(again);
+    drop(second_server);
     let (address, token) = parts(&fed("127.0.0.1:0", true));
     browser.open(&format!("http://{address}/"));
     browser.until("!document.getElementById('enter').hidden");

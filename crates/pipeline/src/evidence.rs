@@ -35,19 +35,19 @@ pub fn missing_evidence(
 ) -> Vec<UnavailableEvidence> {
     let needs: RequiredEvidence = policies::needs_by_name(policy);
     let refusal = |kind: &EvidenceKind| refusal(*kind, capabilities);
-    let of_policy = needs.iter().filter_map(|any| {
-        let refusals: Option<Vec<(String, Option<String>)>> = any.iter().map(refusal).collect();
-        let (why, remedy) = refusals?.into_iter().next()?;
-        Some(UnavailableEvidence { consumer: format!("policy '{policy}'"), evidence: any.to_vec(), why, remedy })
+    let of_policy = needs.iter().filter_map(|alternatives| {
+        let refusals: Option<Vec<(String, Option<String>)>> = alternatives.iter().map(refusal).collect();
+        let (reason, remedy) = refusals?.into_iter().next()?;
+        Some(UnavailableEvidence { consumer: format!("policy '{policy}'"), evidence: alternatives.to_vec(), why: reason, remedy })
     });
-    let is_needed = |kind: &EvidenceKind| needs.iter().any(|any| any.contains(kind));
+    let is_needed = |kind: &EvidenceKind| needs.iter().any(|alternatives| alternatives.contains(kind));
     let of_profilers = profilers.iter().filter_map(|profiler| {
         let kind = profiler.needs().iter().find(|kind| is_needed(kind) && refusal(kind).is_some())?;
-        let (why, remedy) = refusal(kind)?;
+        let (reason, remedy) = refusal(kind)?;
         Some(UnavailableEvidence {
             consumer: format!("profiler '{}'", profiler.name()),
             evidence: vec![*kind],
-            why,
+            why: reason,
             remedy,
         })
     });
@@ -68,7 +68,7 @@ fn refusal(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(String, O
     };
     match capabilities.abilities.get(&ability) {
         Some(Support::Yes { .. }) => None,
-        Some(Support::No { reason: why, remedy }) => Some((why.clone(), remedy.clone())),
+        Some(Support::No { reason: message, remedy }) => Some((message.clone(), remedy.clone())),
         None => Some(("the machine does not report that it can".to_string(), None)),
     }
 }

@@ -14,7 +14,7 @@ pub fn pair_forecast(
     topology: &Topology,
     config: &PredictorConfig,
     profile: &Profile,
-    other: &Profile,
+    co_runner: &Profile,
 ) -> [Option<Estimate>; 2] {
     let Some(cpus) = topology.last_level_domains().into_iter().find(|cpus| cpus.count() >= 2) else {
         return [None, None];
@@ -22,13 +22,13 @@ pub fn pair_forecast(
     let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
     let seats = cpus.iter().take(2).map(|cpu| std::iter::once(cpu).collect());
     plan.affinity = [TaskId(0), TaskId(1)].into_iter().zip(seats).collect();
-    let profiles = Profiles::from([(TaskId(0), profile.clone()), (TaskId(1), other.clone())]);
+    let profiles = Profiles::from([(TaskId(0), profile.clone()), (TaskId(1), co_runner.clone())]);
     let forecast = forecast_of(topology, &profiles, config, &plan);
     [TaskId(0), TaskId(1)].map(|task| forecast.tasks.get(&task)?.degradation)
 }
 
 /// Forecast for the tasks of the profiles under a plan, on a machine that partitions no cache.
-pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorConfig, under: &Plan) -> Forecast {
+pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorConfig, plan: &Plan) -> Forecast {
     let predictor = ReferencePredictor { miss_penalty_cycles: config.miss_penalty_cycles };
     let capabilities =
         Capabilities { abilities: BTreeMap::new(), partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
@@ -41,15 +41,15 @@ pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorC
         probe_results: Vec::new(),
         applied: AppliedPlan::default(),
     };
-    let before = Plan::idle(WindowLength::Time { ns: 1 });
+    let previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
     let view = View {
         topology,
         capabilities: &capabilities,
         observation: &observation,
         profiles,
-        previous_plan: &before,
+        previous_plan: &previous_plan,
         predictor: &predictor,
         verdicts: &(),
     };
-    predictor.forecast(&view, under)
+    predictor.forecast(&view, plan)
 }

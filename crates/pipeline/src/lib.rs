@@ -149,14 +149,14 @@ impl Pipeline {
     pub fn run<M: Machine>(
         self,
         machine: M,
-        mut each: impl FnMut(&mut M, WindowRecord) -> bool,
+        mut on_window: impl FnMut(&mut M, WindowRecord) -> bool,
     ) -> Result<M, ControlLoopError> {
-        let mut turns = self.start(machine);
-        while let Some(record) = turns.step()? {
-            if !each(&mut turns.machine, record) {
+        let mut control_loop = self.start(machine);
+        while let Some(record) = control_loop.step()? {
+            if !on_window(&mut control_loop.machine, record) {
                 break;
             }
         }
-        Ok(turns.machine)
+        Ok(control_loop.machine)
     }
 }

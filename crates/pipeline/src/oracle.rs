@@ -46,11 +46,11 @@ mod tests {
     /// Does the second task to arrive get the second profile, and keep its own measurements?
     #[test]
     fn profiles_go_by_arrival_and_fill_only_what_is_absent() {
-        let known = |pcmr, refs| {
+        let profile_with = |pcmr, refs| {
             let (pcmr, llc_refs_per_mega_instr) = (Some(Fact::oracle(pcmr)), Some(Fact::oracle(refs)));
             Profile::default().with_rates(RateFacts { pcmr, llc_refs_per_mega_instr, ..RateFacts::default() })
         };
-        let mut profiler = OracleProfiler::new(vec![known(1.0, 10.0), known(2.0, 20.0)]);
+        let mut profiler = OracleProfiler::new(vec![profile_with(1.0, 10.0), profile_with(2.0, 20.0)]);
         let mut profiles = Profiles::new();
         let measured = RateFacts { pcmr: Some(Fact::oracle(9.0)), ..RateFacts::default() };
         profiles.insert(TaskId(1), Profile::default().with_rates(measured));

@@ -48,12 +48,12 @@ impl Machine for Replay {
     }
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let record = self.log.next_record().map_err(|error| MachineError(error.to_string()))?;
-        let seen = record.as_ref().map(|record| record.observation.clone());
+        let observation = record.as_ref().map(|record| record.observation.clone());
         if let Some(online) = record.as_ref().and_then(|record| record.online.as_ref()) {
             self.header.topology.cpus.iter_mut().for_each(|cpu| cpu.online = online.contains(cpu.id.0));
         }
         self.current.replace(record);
-        Ok(seen)
+        Ok(observation)
     }
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
         let current = self.current.borrow();
@@ -130,42 +130,42 @@ pub enum ReplayError {
 /// [`ReplayError`]; earlier windows have been passed on.
 pub fn replay(
     log: RunLogReader,
-    other: Option<PolicyConfig>,
-    each: impl FnMut(ReplayedWindow),
+    other_policy: Option<PolicyConfig>,
+    visit_window: impl FnMut(ReplayedWindow),
 ) -> Result<u64, ReplayError> {
     let mut config = log.header().pipeline.clone();
-    let must_match = other.as_ref().is_none_or(|policy| *policy == config.policy);
-    config.policy = other.unwrap_or(config.policy);
+    let must_match = other_policy.as_ref().is_none_or(|policy| *policy == config.policy);
+    config.policy = other_policy.unwrap_or(config.policy);
     let pipeline = Pipeline::build(config)?;
     let machine = Replay::new(log);
     let current = Rc::clone(&machine.current);
-    decide_again(pipeline.start(machine), &current, must_match, each)
+    decide_again(pipeline.start(machine), &current, must_match, visit_window)
 }
 
 fn decide_again<P: Policy>(
-    mut turns: ControlLoop<Replay, P>,
+    mut control_loop: ControlLoop<Replay, P>,
     current: &RefCell<Option<WindowRecord>>,
     must_match: bool,
-    mut each: impl FnMut(ReplayedWindow),
+    mut visit_window: impl FnMut(ReplayedWindow),
 ) -> Result<u64, ReplayError> {
     let mut windows = 0;
-    let mut before = turns.plan.clone();
-    while let Some(record) = turns.step()? {
+    let mut previous_plan = control_loop.plan.clone();
+    while let Some(record) = control_loop.step()? {
         let Some(recorded) = current.borrow().clone() else { break };
         let same_plan = recorded.decision.plan == record.decision.plan;
         let differs = difference(&recorded, &record, must_match);
         let window = record.observation.window;
         if let (true, Some(difference)) = (must_match, &differs) {
-            let policy = turns.policy_name.clone();
+            let policy = control_loop.policy_name.clone();
             return Err(ReplayError::Differs { window, policy, difference: difference.clone() });
         }
         if !same_plan {
             // The next window was recorded under the recorded plan, so only a forecast under that plan can be compared.
-            turns.forecast = turns.forecast_under(&record.observation, &before, &recorded.decision.plan);
+            control_loop.forecast = control_loop.forecast_under(&record.observation, &previous_plan, &recorded.decision.plan);
         }
-        before = recorded.decision.plan;
+        previous_plan = recorded.decision.plan;
         windows += 1;
-        each(ReplayedWindow {
+        visit_window(ReplayedWindow {
             window,
             decision: record.decision,
             plan_difference: differs,
@@ -180,13 +180,13 @@ fn difference(recorded: &WindowRecord, now: &WindowRecord, in_full: bool) -> Opt
     if recorded.decision.plan != now.decision.plan {
         return Some(first_difference(&recorded.decision.plan, &now.decision.plan));
     }
-    let both =
+    let describe_both =
         |subject: &str, recorded: String, now: String| Some(format!("{subject}: recorded {recorded}, now {now}"));
     if in_full && recorded.decision.reasons != now.decision.reasons {
-        return both("reasons", format!("{:?}", recorded.decision.reasons), format!("{:?}", now.decision.reasons));
+        return describe_both("reasons", format!("{:?}", recorded.decision.reasons), format!("{:?}", now.decision.reasons));
     }
     if in_full && recorded.forecast != now.forecast {
-        return both("forecast", format!("{:?}", recorded.forecast), format!("{:?}", now.forecast));
+        return describe_both("forecast", format!("{:?}", recorded.forecast), format!("{:?}", now.forecast));
     }
     None
 }

@@ -58,14 +58,14 @@ impl StandardPipeline {
     pub fn for_machine(self, topology: &Topology, capabilities: &Capabilities) -> PipelineConfig {
         let last = topology.last_level_caches().next();
         let level = last.map_or(CacheLevel::L2, |cache| cache.level);
-        let counted = self.counted_instructions;
+        let counted_instructions = self.counted_instructions;
         let mut profilers = vec![
             ProfilerConfig::Phases {
                 level,
                 parameters: PhaseParameters::default(),
-                interval_instructions: 10.0 * counted,
+                interval_instructions: 10.0 * counted_instructions,
             },
-            ProfilerConfig::Counters { level, min_instructions: counted },
+            ProfilerConfig::Counters { level, min_instructions: counted_instructions },
             ProfilerConfig::CoRunRows { level, parameters: CoRunRowParameters::default() },
             ProfilerConfig::SoloIntervals { level },
             ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide: false },
@@ -83,7 +83,7 @@ impl StandardPipeline {
                 level,
                 replacement: ReplacementModel::Lru,
                 line_bytes,
-                sizes_bytes: (1..=parts).map(|part| size_bytes * part / parts).collect(),
+                sizes_bytes: (1..=parts).map(|step| size_bytes * step / parts).collect(),
                 includes_code: self.watches_code,
             });
             profilers.push(ProfilerConfig::MissTrace { cache, follows_thesis: false });
@@ -107,9 +107,9 @@ pub fn with_size_sweeps(mut config: PipelineConfig, min_instructions: f64) -> Pi
         _ => None,
     };
     if let Some(cache) = config.profilers.iter().find_map(stalls) {
-        let stored = config.profilers.iter().position(|profiler| *profiler == ProfilerConfig::Stored);
-        let at = stored.unwrap_or(config.profilers.len());
-        config.profilers.insert(at, ProfilerConfig::SizeSweep { cache, min_instructions });
+        let stored_index = config.profilers.iter().position(|profiler| *profiler == ProfilerConfig::Stored);
+        let position = stored_index.unwrap_or(config.profilers.len());
+        config.profilers.insert(position, ProfilerConfig::SizeSweep { cache, min_instructions });
     }
     config
 }

@@ -16,12 +16,12 @@ const MAX_LOSS: f64 = 0.01;
 /// Programs that fit their own caches, one for each core: no placement makes them contend.
 fn machine() -> SimMachine {
     let spec = cachemate_spec::load_machine("xeon-x5365-4").expect("a shipped machine");
-    let program = |at: u64| {
+    let program = |index: u64| {
         let maker = move |run: u32| {
-            let seed = 100 * at + u64::from(run) + 1;
+            let seed = 100 * index + u64::from(run) + 1;
             kernels::program("gamess", seed, &kernels::Options::default()).expect("a known program")
         };
-        SimProgram::new(format!("gamess-{at}"), Box::new(maker))
+        SimProgram::new(format!("gamess-{index}"), Box::new(maker))
     };
     let options = SimOptions {
         seed: 9,
@@ -65,9 +65,9 @@ fn without_contention_no_policy_slows_a_program() {
         .filter(|entry| !entry.harms_by_design)
         .flat_map_iter(|entry| {
             let results = run(entry.name, false);
-            let loss = |(task, before): (usize, &cachemate_sim::results::TaskResults)| {
+            let loss = |(task, default_results): (usize, &cachemate_sim::results::TaskResults)| {
                 let now = results.tasks[task].instructions as f64;
-                let loss = 1.0 - now / before.instructions as f64;
+                let loss = 1.0 - now / default_results.instructions as f64;
                 println!("{:20} task {task}: {:+.2} %", entry.name, -100.0 * loss);
                 (loss > MAX_LOSS).then(|| format!("{}, task {task}: {:.1} %", entry.name, 100.0 * loss))
             };

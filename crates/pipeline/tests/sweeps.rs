@@ -79,13 +79,13 @@ fn closed_form(ways: f64) -> f64 {
     let (pages, places) = (LINES as f64 / 64.0, 128.0_f64);
     let odds = 1.0 / (places - 1.0);
     let mut probability = (1.0 - 1.0 / places).powf(pages);
-    let mut held = 0.0;
+    let mut expected_held = 0.0;
     for in_place in 0..64 {
         let count = f64::from(in_place);
-        held += probability * count.min(ways);
+        expected_held += probability * count.min(ways);
         probability *= (pages - count) / (count + 1.0) * odds;
     }
-    1000.0 / f64::from(INSTRUCTIONS_OF_A_LOAD) * (1.0 - held * places / pages)
+    1000.0 / f64::from(INSTRUCTIONS_OF_A_LOAD) * (1.0 - expected_held * places / pages)
 }
 
 /// Do three masks, each for five windows, give the share of lines that do not fit the ways?
@@ -96,9 +96,9 @@ fn a_sweep_over_three_masks_gives_the_closed_form() {
     let curve = swept();
     let sizes: Vec<u64> = curve.iter().map(|(bytes, _)| bytes >> 20).collect();
     assert_eq!(sizes, [1, 2, 3]);
-    for (bytes, found) in curve {
+    for (bytes, miss_rate) in curve {
         let closed_form = closed_form((bytes >> 19) as f64);
-        println!("{} MiB: {found:.1} swept, {closed_form:.1} by closed form", bytes >> 20);
-        assert!((found / closed_form - 1.0).abs() < 0.05, "{bytes}: {found} against {closed_form}");
+        println!("{} MiB: {miss_rate:.1} swept, {closed_form:.1} by closed form", bytes >> 20);
+        assert!((miss_rate / closed_form - 1.0).abs() < 0.05, "{bytes}: {miss_rate} against {closed_form}");
     }
 }

@@ -44,11 +44,11 @@ pub struct ReloadCosts(BTreeMap<TaskId, ResidencyCosts>);
 impl ReloadCosts {
     /// Observes a window: its tasks, and the misses that each task's sample counted. Only a task that ran for at least
     /// nine tenths of the window has a comparable sample.
-    pub fn observe(&mut self, tasks: &[TaskSample], elapsed_ns: u64, counted: &BTreeMap<TaskId, f64>) {
-        let present = || tasks.iter().filter(|task| !task.exited);
-        let ids: BTreeSet<TaskId> = present().map(|task| task.task).collect();
+    pub fn observe(&mut self, tasks: &[TaskSample], elapsed_ns: u64, counted_misses: &BTreeMap<TaskId, f64>) {
+        let live_samples = || tasks.iter().filter(|task| !task.exited);
+        let ids: BTreeSet<TaskId> = live_samples().map(|task| task.task).collect();
         self.0.retain(|id, _| ids.contains(id));
-        for task in present() {
+        for task in live_samples() {
             let stays = self.0.entry(task.task).or_default();
             let ran_ns = task.ran_ns();
             if ran_ns < elapsed_ns - elapsed_ns / 10 {
@@ -57,7 +57,7 @@ impl ReloadCosts {
             }
             stays.samples_in_a_row += 1;
             let mean = if stays.samples_in_a_row == 1 { &mut stays.first } else { &mut stays.later };
-            counted.get(&task.task).into_iter().for_each(|misses| mean.add(*misses));
+            counted_misses.get(&task.task).into_iter().for_each(|misses| mean.add(*misses));
         }
     }
 
@@ -87,7 +87,7 @@ mod tests {
 
     const WINDOW_NS: u64 = 1_000;
 
-    fn ran(ns: u64) -> TaskSample {
+    fn sample_of_run(ns: u64) -> TaskSample {
         TaskSample { on_cpu_ns: vec![(CpuId(0), ns)], ..TaskSample::new(TaskId(0), ProcessId(0)) }
     }
 
@@ -96,7 +96,7 @@ mod tests {
     fn the_cost_is_the_first_sample_minus_later_ones() {
         let mut refills = ReloadCosts::default();
         let mut window = |ran_ns: u64, misses: Option<f64>| {
-            refills.observe(&[ran(ran_ns)], WINDOW_NS, &misses.map(|misses| (TaskId(0), misses)).into_iter().collect());
+            refills.observe(&[sample_of_run(ran_ns)], WINDOW_NS, &misses.map(|misses| (TaskId(0), misses)).into_iter().collect());
             (refills.misses(TaskId(0)), refills.needs_second_sample(TaskId(0)))
         };
         assert_eq!(window(WINDOW_NS, Some(90.0)), (None, true));
@@ -115,7 +115,7 @@ mod tests {
         for round in 0..100 {
             let extra = if round < 50 { 1_000.0 } else { 10.0 };
             for (ran_ns, misses) in [(WINDOW_NS, 5.0 + extra), (WINDOW_NS, 5.0), (0, 0.0)] {
-                refills.observe(&[ran(ran_ns)], WINDOW_NS, &BTreeMap::from([(TaskId(0), misses)]));
+                refills.observe(&[sample_of_run(ran_ns)], WINDOW_NS, &BTreeMap::from([(TaskId(0), misses)]));
             }
         }
         let now = refills.misses(TaskId(0)).unwrap();

@@ -40,8 +40,8 @@ pub fn check_policy(make: PolicyFactory<'_>, machines: u64) -> Result<(), RuleVi
     for seed in 0..machines {
         let script = ObservationScript::generate(seed);
         let decisions = script.run(make, |task| task)?;
-        let again = script.run(make, |task| task)?;
-        script.check_same("same input, same output", &decisions, &again)?;
+        let repeated_decisions = script.run(make, |task| task)?;
+        script.check_same("same input, same output", &decisions, &repeated_decisions)?;
         // New ids are larger and in reversed order, which exposes policies that break ties by the value of the id.
         let rename = |task: TaskId| TaskId(1000 - task.0);
         let renamed = script.run(make, rename)?;
@@ -68,7 +68,7 @@ impl ObservationScript {
         let capabilities = capabilities(&mut generator, &topology);
         let mut tasks: Vec<TaskSample> = Vec::new();
         let mut next = 0;
-        let mut known = Profiles::new();
+        let mut known_profiles = Profiles::new();
         let mut windows = Vec::new();
         for window in 0..WINDOWS as u64 {
             tasks.retain(|task| !task.exited);
@@ -86,11 +86,11 @@ impl ObservationScript {
                 random_sample(&mut generator, task, &topology);
             }
             let mut answers = Vec::new();
-            known.retain(|id, _| tasks.iter().any(|task| task.task == *id));
+            known_profiles.retain(|id, _| tasks.iter().any(|task| task.task == *id));
             for task in &tasks {
                 if generator.draw_below(3) == 0 {
                     let profile = profile(&mut generator, task.process);
-                    known.insert(task.task, profile.clone());
+                    known_profiles.insert(task.task, profile.clone());
                     let evidence = ProbeEvidence::StoredProfile { task: task.task, profile: Box::new(profile) };
                     let probe = ProbeId(generator.draw_below(4) as u32);
                     answers.push(ProbeResult { probe, evidence, complete: true, cost_ns: Vec::new() });
@@ -101,7 +101,7 @@ impl ObservationScript {
             }
             let span = TimeSpan { start_ns: window * 1_000_000, elapsed_ns: 1_000_000, elapsed_cycles: None };
             let ended = if generator.draw_below(2) == 0 { WindowEnd::Elapsed } else { WindowEnd::TasksChanged };
-            let in_force = AppliedPlan::default();
+            let applied = AppliedPlan::default();
             let observation = Observation {
                 window,
                 span,
@@ -109,9 +109,9 @@ impl ObservationScript {
                 tasks: tasks.clone(),
                 shared_counts: Vec::new(),
                 probe_results: answers,
-                applied: in_force,
+                applied,
             };
-            windows.push((observation, known.clone()));
+            windows.push((observation, known_profiles.clone()));
         }
         ObservationScript { seed, topology, capabilities, windows }
     }
@@ -122,13 +122,13 @@ impl ObservationScript {
 
     fn run(&self, make: PolicyFactory<'_>, rename: impl Fn(TaskId) -> TaskId) -> Result<Vec<Decision>, RuleViolation> {
         let mut policy = make(self.seed);
-        let mut before = Plan::idle(WindowLength::Time { ns: 1 });
+        let mut previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
         let mut decisions = Vec::new();
-        for (index, (seen, profiles)) in self.windows.iter().enumerate() {
-            let seen = rename_seen(seen, &rename);
+        for (index, (observation, profiles)) in self.windows.iter().enumerate() {
+            let observation = rename_observation(observation, &rename);
             let profiles = profiles.iter().map(|(&task, profile)| (rename(task), profile.clone())).collect();
-            let decision = self.decide(policy.as_mut(), &seen, &profiles, &before, index)?;
-            before = decision.plan.clone();
+            let decision = self.decide(policy.as_mut(), &observation, &profiles, &previous_plan, index)?;
+            previous_plan = decision.plan.clone();
             decisions.push(decision);
         }
         Ok(decisions)
@@ -139,8 +139,8 @@ impl ObservationScript {
         policy: &mut dyn Policy,
         observation: &Observation,
         profiles: &Profiles,
-        before: &Plan,
-        at: usize,
+        previous_plan: &Plan,
+        window: usize,
     ) -> Result<Decision, RuleViolation> {
         let (topology, capabilities) = (&self.topology, &self.capabilities);
         let view = View {
@@ -148,16 +148,16 @@ impl ObservationScript {
             capabilities,
             observation,
             profiles,
-            previous_plan: before,
+            previous_plan,
             predictor: &REFERENCE,
             verdicts: &(),
         };
         let decision = policy.decide(&view);
         check_plan(&decision.plan, &view)
-            .map_err(|bad| self.violation("the plan is always valid", at, bad.to_string()))?;
+            .map_err(|bad| self.violation("the plan is always valid", window, bad.to_string()))?;
         let is_gone = |task: &TaskId| observation.tasks.iter().all(|sample| sample.task != *task);
         if let Some(reason) = decision.reasons.iter().find(|reason| reason.tasks.iter().any(is_gone)) {
-            return Err(self.violation("reasons name tasks of this window", at, format!("{reason:?}")));
+            return Err(self.violation("reasons name tasks of this window", window, format!("{reason:?}")));
         }
         Ok(decision)
     }
@@ -165,7 +165,7 @@ impl ObservationScript {
     fn check_same(&self, rule: &'static str, expected: &[Decision], found: &[Decision]) -> Result<(), RuleViolation> {
         match expected.iter().zip(found).position(|(a, b)| a != b) {
             None => Ok(()),
-            Some(at) => Err(self.violation(rule, at, format!("expected {:?}, found {:?}", expected[at], found[at]))),
+            Some(window) => Err(self.violation(rule, window, format!("expected {:?}, found {:?}", expected[window], found[window]))),
         }
     }
 
@@ -173,18 +173,18 @@ impl ObservationScript {
     fn check_keeps_plan_without_evidence(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
         let rule = "without evidence allowed, gangs and shares stay";
         let mut policy = make(self.seed);
-        let mut before = Plan::idle(WindowLength::Time { ns: 1 });
+        let mut previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
         for (index, (seen, profiles)) in self.windows.iter().enumerate() {
-            before = self.decide(policy.as_mut(), seen, profiles, &before, index)?.plan;
+            previous_plan = self.decide(policy.as_mut(), seen, profiles, &previous_plan, index)?.plan;
             let mut blind = seen.clone();
             blind.probe_results.clear();
             blind.tasks.iter_mut().for_each(|task| task.counts = EventCounts::default());
             // Lack of evidence must not undo a decision that was made with evidence.
-            let plan = self.decide(policy.as_mut(), &blind, &Profiles::new(), &before, index)?.plan;
-            if (&plan.affinity, &plan.gangs, &plan.shares) != (&before.affinity, &before.gangs, &before.shares) {
-                return Err(self.violation(rule, index, format!("before {before:?}, now {plan:?}")));
+            let plan = self.decide(policy.as_mut(), &blind, &Profiles::new(), &previous_plan, index)?.plan;
+            if (&plan.affinity, &plan.gangs, &plan.shares) != (&previous_plan.affinity, &previous_plan.gangs, &previous_plan.shares) {
+                return Err(self.violation(rule, index, format!("before {previous_plan:?}, now {plan:?}")));
             }
-            before = plan;
+            previous_plan = plan;
         }
         Ok(())
     }
@@ -207,7 +207,7 @@ impl ObservationScript {
             }
             Ok(records)
         };
-        let recorded = record(self.windows.iter().map(|(seen, _)| seen.clone()).collect())?;
+        let recorded = record(self.windows.iter().map(|(observation, _)| observation.clone()).collect())?;
         let replayed = record(recorded.iter().map(|record| record.observation.clone()).collect())?;
         let decisions = |records: Vec<WindowRecord>| records.into_iter().map(|r| r.decision).collect::<Vec<_>>();
         self.check_same("record -> replay gives the same decisions", &decisions(recorded), &decisions(replayed))
@@ -334,11 +334,11 @@ fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
         (generator.draw_below(4) > 0).then_some(Estimate { value, low: value * 0.9, high: value * 1.1 })
     };
     let curve = maybe(1.0, 40.0).map(|top| {
-        let at = |size: u64| {
+        let point_at = |size: u64| {
             let value = top.value / (1.0 + size as f64 / 1e6);
             (size, Estimate { value, low: value * 0.9, high: value * 1.1 })
         };
-        (1..=16).map(|step| at(step << 18)).collect()
+        (1..=16).map(|step| point_at(step << 18)).collect()
     });
     // Three kinds of threads by the regions they share, some of them without evidence.
     let sharing = maybe(0.0, 3.0).map(|kind| {
@@ -349,9 +349,9 @@ fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
     let observed = maybe(0.0, 30.0);
     let (pcmr, intensity, sensitivity) = (maybe(-5.0, 60.0), maybe(0.0, 1.0), maybe(0.0, 1.0));
     let (refs, solo) = (maybe(1e3, 5e4), maybe(0.1, 2.0));
-    let counted = generator.draw_below(4) > 0;
+    let has_activity = generator.draw_below(4) > 0;
     let mut count = |_| SuperSetCount { accesses: generator.draw_below(1000), misses: generator.draw_below(100) };
-    let activity = counted.then(|| (CacheLevel::L3, drawn((0..8).map(&mut count).collect())));
+    let activity = has_activity.then(|| (CacheLevel::L3, drawn((0..8).map(&mut count).collect())));
     let fact = |estimate: Option<Estimate>| estimate.map(|value| Fact::from_measurement(value, FactSource::Oracle, 0));
     Profile {
         process: Some(process),
@@ -385,12 +385,12 @@ fn drawn<T>(value: T) -> Fact<T> {
     Fact::new(value, FactSource::Oracle, 0)
 }
 
-fn rename_seen(observation: &Observation, rename: &impl Fn(TaskId) -> TaskId) -> Observation {
-    let mut seen = observation.clone();
-    for task in &mut seen.tasks {
+fn rename_observation(observation: &Observation, rename: &impl Fn(TaskId) -> TaskId) -> Observation {
+    let mut renamed_observation = observation.clone();
+    for task in &mut renamed_observation.tasks {
         task.task = rename(task.task);
     }
-    for answer in &mut seen.probe_results {
+    for answer in &mut renamed_observation.probe_results {
         match &mut answer.evidence {
             ProbeEvidence::StoredProfile { task, .. } => *task = rename(*task),
             ProbeEvidence::Samples { samples, .. } => {
@@ -399,7 +399,7 @@ fn rename_seen(observation: &Observation, rename: &impl Fn(TaskId) -> TaskId) ->
             _ => {}
         }
     }
-    seen
+    renamed_observation
 }
 
 fn rename_decision(decision: &Decision, rename: &impl Fn(TaskId) -> TaskId) -> Decision {

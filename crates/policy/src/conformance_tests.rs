@@ -20,7 +20,7 @@ fn rule_broken<F: FnMut(&View<'_>, &mut Plan) + 'static>(make: impl Fn() -> F) -
     check_policy(&|_| Box::new(FnPolicy(make())), 40).expect_err("this policy breaks a rule").rule
 }
 
-fn free<'a>(view: &'a View<'_>) -> impl Iterator<Item = TaskId> + 'a {
+fn movable_tasks<'a>(view: &'a View<'_>) -> impl Iterator<Item = TaskId> + 'a {
     view.observation.tasks.iter().filter(|task| !task.unmovable && !task.exited).map(|task| task.task)
 }
 fn cpu(id: u32) -> CpuSet {
@@ -40,20 +40,20 @@ fn bad_policies_are_detected() {
     let starves = || {
         |view: &View<'_>, plan: &mut Plan| {
             let cpus = view.topology.online();
-            let gangs = free(view).take(1).map(|task| Gang { members: vec![(task, None)], slices: 1 }).collect();
+            let gangs = movable_tasks(view).take(1).map(|task| Gang { members: vec![(task, None)], slices: 1 }).collect();
             plan.gangs.push(GangSchedule { cpus, slice_ns: 1_000, gangs });
         }
     };
     assert_eq!(rule_broken(starves), valid);
     let by_id = || {
         |view: &View<'_>, plan: &mut Plan| {
-            plan.weights.extend(free(view).max().map(|task| (task, 2.0)));
+            plan.weights.extend(movable_tasks(view).max().map(|task| (task, 2.0)));
         }
     };
     assert_eq!(rule_broken(by_id), "renaming tasks renames the plan");
     let forgets = || {
         |view: &View<'_>, plan: &mut Plan| {
-            plan.affinity.extend(free(view).filter(|task| view.profiles.contains_key(task)).map(|task| (task, cpu(0))));
+            plan.affinity.extend(movable_tasks(view).filter(|task| view.profiles.contains_key(task)).map(|task| (task, cpu(0))));
         }
     };
     assert_eq!(rule_broken(forgets), "without evidence allowed, gangs and shares stay");
@@ -62,7 +62,7 @@ fn bad_policies_are_detected() {
         let calls = calls.clone();
         move |view: &View<'_>, plan: &mut Plan| {
             calls.set(calls.get() + 1);
-            plan.weights.extend(free(view).map(|task| (task, f64::from(calls.get()))));
+            plan.weights.extend(movable_tasks(view).map(|task| (task, f64::from(calls.get()))));
         }
     };
     assert_eq!(rule_broken(outside), "same input, same output");
@@ -73,10 +73,10 @@ fn bad_policies_are_detected() {
 #[test]
 fn the_generator_covers_what_the_rules_need() {
     let scripts: Vec<ObservationScript> = (0..40).map(ObservationScript::generate).collect();
-    let tasks = || scripts.iter().flat_map(|script| &script.windows).flat_map(|(seen, _)| &seen.tasks);
+    let tasks = || scripts.iter().flat_map(|script| &script.windows).flat_map(|(observation, _)| &observation.tasks);
     assert!(scripts.iter().any(|script| script.topology.caches.is_empty()));
     assert!(scripts.iter().any(|script| script.topology.cpus.iter().any(|cpu| !cpu.online)));
-    assert!(scripts.iter().any(|script| script.windows.iter().all(|(seen, _)| seen.tasks.is_empty())));
+    assert!(scripts.iter().any(|script| script.windows.iter().all(|(observation, _)| observation.tasks.is_empty())));
     assert!(
         tasks().any(|task| task.unmovable)
             && tasks().any(|task| task.exited)

@@ -111,19 +111,19 @@ impl CoScheduler {
     /// Returns the decision, without probes, which the policy adds.
     pub fn decide(&mut self, view: &View<'_>, costs: &dyn CoRunCost) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.window_ns });
-        let mut why = Vec::new();
+        let mut reasons = Vec::new();
         let domains = view.last_level_domains();
         let tasks: Vec<&TaskSample> = view.movable_tasks().collect();
         if domains.is_empty() || tasks.is_empty() {
-            return Decision::new(plan, why);
+            return Decision::new(plan, reasons);
         }
-        let can = |ability| matches!(view.capabilities.abilities.get(&ability), Some(Support::Yes { .. }));
+        let is_supported = |ability| matches!(view.capabilities.abilities.get(&ability), Some(Support::Yes { .. }));
         self.observe(view, &tasks, &domains);
-        if self.form == CoScheduleForm::Advice || !can(Ability::Gangs) {
-            if can(Ability::Penalties) {
+        if self.form == CoScheduleForm::Advice || !is_supported(Ability::Gangs) {
+            if is_supported(Ability::Penalties) {
                 plan.penalties = self.advice(&tasks, &domains, costs);
             }
-            return Decision::new(plan, why);
+            return Decision::new(plan, reasons);
         }
         let mut at_home: Vec<Vec<&TaskSample>> = vec![Vec::new(); domains.len()];
         tasks.iter().for_each(|&task| at_home[self.homes[&task.task]].push(task));
@@ -131,15 +131,15 @@ impl CoScheduler {
             if domains.len() > 1 {
                 plan.affinity.extend(members.iter().map(|task| (task.task, domain.clone())));
             }
-            plan.gangs.extend(self.schedule(view, domain, &members, costs, &mut why));
+            plan.gangs.extend(self.schedule(view, domain, &members, costs, &mut reasons));
         }
-        Decision::new(plan, why)
+        Decision::new(plan, reasons)
     }
 
     /// Updates the tasks' caches, their samples, and the CPUs of other tasks.
     fn observe(&mut self, view: &View<'_>, tasks: &[&TaskSample], domains: &[CpuSet]) {
-        let present: BTreeSet<TaskId> = tasks.iter().map(|task| task.task).collect();
-        self.homes.retain(|task, home| present.contains(task) && *home < domains.len());
+        let present_tasks: BTreeSet<TaskId> = tasks.iter().map(|task| task.task).collect();
+        self.homes.retain(|task, home| present_tasks.contains(task) && *home < domains.len());
         self.samples.retain(|task, _| self.homes.contains_key(task));
         let (mut loads, mut least_samples) = (vec![0usize; domains.len()], vec![f64::INFINITY; domains.len()]);
         for (task, &home) in &self.homes {
@@ -153,18 +153,18 @@ impl CoScheduler {
                 *samples += share;
                 continue;
             }
-            let per_cpu = |at: &usize| loads[*at] as f64 / f64::from(domains[*at].count());
+            let per_cpu = |domain: &usize| loads[*domain] as f64 / f64::from(domains[*domain].count());
             let minimum = (0..domains.len()).min_by(|a, b| per_cpu(a).total_cmp(&per_cpu(b)));
             let home = minimum.unwrap_or(0);
             loads[home] += 1;
-            let begins = if least_samples[home].is_finite() { least_samples[home] } else { 0.0 };
-            self.samples.insert(task.task, begins);
+            let start_count = if least_samples[home].is_finite() { least_samples[home] } else { 0.0 };
+            self.samples.insert(task.task, start_count);
             self.homes.insert(task.task, home);
         }
         self.others_cpus.retain(|id, _| view.observation.tasks.iter().any(|task| task.task == *id && task.unmovable));
         for task in view.observation.tasks.iter().filter(|task| task.unmovable && !task.exited) {
-            let seen = task.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).chain(task.cpu.map(|cpu| cpu.0));
-            self.others_cpus.entry(task.task).or_default().extend(seen);
+            let cpus = task.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).chain(task.cpu.map(|cpu| cpu.0));
+            self.others_cpus.entry(task.task).or_default().extend(cpus);
         }
     }
 
@@ -176,7 +176,7 @@ impl CoScheduler {
         domain: &CpuSet,
         members: &[&TaskSample],
         costs: &dyn CoRunCost,
-        why: &mut Vec<Reason>,
+        reasons: &mut Vec<Reason>,
     ) -> Option<GangSchedule> {
         let is_taken = |cpu: u32| self.others_cpus.values().any(|cpus| cpus.contains(cpu));
         let cpus: CpuSet = domain.iter().filter(|&cpu| !is_taken(cpu)).collect();
@@ -184,9 +184,9 @@ impl CoScheduler {
         if places == 0 || members.len() <= places {
             return None;
         }
-        let before = view.previous_plan.gangs.iter().find(|schedule| schedule.cpus == cpus);
+        let current_schedule = view.previous_plan.gangs.iter().find(|schedule| schedule.cpus == cpus);
         let is_member = |id: TaskId| members.iter().any(|task| task.task == id);
-        let now: Vec<(TaskId, CpuId)> = match before.and_then(|schedule| schedule.gangs.first()) {
+        let now: Vec<(TaskId, CpuId)> = match current_schedule.and_then(|schedule| schedule.gangs.first()) {
             Some(gang) => gang.members.iter().filter_map(|&(task, cpu)| Some((task, cpu?))).collect(),
             None => members.iter().filter_map(|task| Some((task.task, task.cpu?))).collect(),
         };
@@ -196,22 +196,22 @@ impl CoScheduler {
         now.dedup_by_key(|(_, cpu)| *cpu);
         if !members.iter().any(|task| costs.has_evidence(task.task)) {
             // Without evidence, the gangs stay, and newcomers get a turn.
-            let before = before?;
-            let chosen = if now.is_empty() { self.seat_members(&cpus, members, &[], &[]) } else { now };
-            return Some(self.gangs(&cpus, before.slice_ns, members, chosen));
+            let current_schedule = current_schedule?;
+            let running_tasks = if now.is_empty() { self.seat_members(&cpus, members, &[], &[]) } else { now };
+            return Some(self.gangs(&cpus, current_schedule.slice_ns, members, running_tasks));
         }
         let running: Vec<TaskId> = now.iter().map(|(task, _)| *task).collect();
-        let chosen = match self.form {
+        let chosen_tasks = match self.form {
             CoScheduleForm::Set => self.choose_set(places, members, &running, costs),
             _ => self.replace_one(places, members, &running, costs),
         };
-        explain(&running, &chosen, why);
-        let seats = self.seat_members(&cpus, members, &chosen, &now);
+        explain(&running, &chosen_tasks, reasons);
+        let seats = self.seat_members(&cpus, members, &chosen_tasks, &now);
         Some(self.gangs(&cpus, self.window_ns, members, seats))
     }
 
     fn score(&self, task: TaskId, co_runners: &[TaskId], costs: &dyn CoRunCost) -> f64 {
-        let penalties = co_runners.iter().filter(|&&other| other != task).map(|&other| costs.penalty(task, other));
+        let penalties = co_runners.iter().filter(|&&other| other != task).map(|&co_runner| costs.penalty(task, co_runner));
         penalties.sum::<f64>() + self.sample_weight * self.samples[&task] + costs.solo_cost(task)
     }
 
@@ -229,11 +229,11 @@ impl CoScheduler {
     }
 
     /// Repeatedly adds the task that goes best with those already chosen, until no CPU or no task is left.
-    fn fill_seats(&self, places: usize, members: &[&TaskSample], chosen: &mut Vec<TaskId>, costs: &dyn CoRunCost) {
-        while chosen.len() < places
-            && let Some((task, _)) = self.lowest(members, chosen, chosen, costs)
+    fn fill_seats(&self, places: usize, members: &[&TaskSample], chosen_tasks: &mut Vec<TaskId>, costs: &dyn CoRunCost) {
+        while chosen_tasks.len() < places
+            && let Some((task, _)) = self.lowest(members, chosen_tasks, chosen_tasks, costs)
         {
-            chosen.push(task);
+            chosen_tasks.push(task);
         }
     }
 
@@ -245,24 +245,24 @@ impl CoScheduler {
         running: &[TaskId],
         costs: &dyn CoRunCost,
     ) -> Vec<TaskId> {
-        let mut chosen = running.to_vec();
-        if chosen.len() == places {
+        let mut new_set = running.to_vec();
+        if new_set.len() == places {
             // In order of arrival, so that a tie replaces the earliest task, whatever its CPU.
             let mut by_arrival = members.iter().map(|task| task.task).filter(|task| running.contains(task));
             let candidate = by_arrival
                 .by_ref()
-                .reduce(|most, next| if self.samples[&next] > self.samples[&most] { next } else { most });
-            let Some(candidate) = candidate else { return chosen };
+                .reduce(|longest_running, next| if self.samples[&next] > self.samples[&longest_running] { next } else { longest_running });
+            let Some(candidate) = candidate else { return new_set };
             let stay: Vec<TaskId> = running.iter().copied().filter(|&task| task != candidate).collect();
-            let own = self.score(candidate, &stay, costs);
-            let replacement = self.lowest(members, running, &stay, costs).filter(|(_, score)| *score < own);
+            let own_score = self.score(candidate, &stay, costs);
+            let replacement = self.lowest(members, running, &stay, costs).filter(|(_, score)| *score < own_score);
             if let Some((task, _)) = replacement {
-                chosen.iter_mut().filter(|place| **place == candidate).for_each(|place| *place = task);
+                new_set.iter_mut().filter(|place| **place == candidate).for_each(|place| *place = task);
             }
-            return chosen;
+            return new_set;
         }
-        self.fill_seats(places, members, &mut chosen, costs);
-        chosen
+        self.fill_seats(places, members, &mut new_set, costs);
+        new_set
     }
 
     fn choose_set(
@@ -277,15 +277,15 @@ impl CoScheduler {
         }
         let at_most = MAX_REFILL_SAMPLES * self.sample_weight;
         let costs = &ReloadAdjustedCost { costs, running, at_most };
-        let mut chosen: Vec<TaskId> = Vec::new();
+        let mut new_set: Vec<TaskId> = Vec::new();
         let minimum = members.iter().map(|task| task.task);
         let minimum =
-            minimum.reduce(|least, next| if self.samples[&next] < self.samples[&least] { next } else { least });
-        chosen.extend(minimum);
-        self.fill_seats(places, members, &mut chosen, costs);
+            minimum.reduce(|shortest, next| if self.samples[&next] < self.samples[&shortest] { next } else { shortest });
+        new_set.extend(minimum);
+        self.fill_seats(places, members, &mut new_set, costs);
         // In either set, every penalty counts from both sides.
         let total = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, costs)).sum::<f64>();
-        if running.len() == places && total(running) <= total(&chosen) { running.to_vec() } else { chosen }
+        if running.len() == places && total(running) <= total(&new_set) { running.to_vec() } else { new_set }
     }
 
     /// Assigns CPUs: tasks that ran keep theirs; the others take the free CPUs in ascending order.
@@ -293,21 +293,21 @@ impl CoScheduler {
         &self,
         cpus: &CpuSet,
         members: &[&TaskSample],
-        chosen: &[TaskId],
+        chosen_tasks: &[TaskId],
         now: &[(TaskId, CpuId)],
     ) -> Vec<(TaskId, CpuId)> {
         let first_tasks: Vec<TaskId>;
-        let chosen = if chosen.is_empty() {
+        let chosen_tasks = if chosen_tasks.is_empty() {
             first_tasks = members.iter().map(|task| task.task).take(cpus.count() as usize).collect();
             &first_tasks
         } else {
-            chosen
+            chosen_tasks
         };
-        let stays: Vec<(TaskId, CpuId)> = now.iter().copied().filter(|(task, _)| chosen.contains(task)).collect();
-        let mut free = cpus.iter().filter(|cpu| stays.iter().all(|(_, taken_cpu)| taken_cpu.0 != *cpu));
-        let newcomers = chosen.iter().filter(|task| stays.iter().all(|(other, _)| other != *task));
-        let seated: Vec<(TaskId, CpuId)> = newcomers.filter_map(|&task| Some((task, CpuId(free.next()?)))).collect();
-        let mut seats: Vec<(TaskId, CpuId)> = stays.iter().copied().chain(seated).collect();
+        let staying_tasks: Vec<(TaskId, CpuId)> = now.iter().copied().filter(|(task, _)| chosen_tasks.contains(task)).collect();
+        let mut free_cpus = cpus.iter().filter(|cpu| staying_tasks.iter().all(|(_, taken_cpu)| taken_cpu.0 != *cpu));
+        let newcomers = chosen_tasks.iter().filter(|task| staying_tasks.iter().all(|(seated_task, _)| seated_task != *task));
+        let seated: Vec<(TaskId, CpuId)> = newcomers.filter_map(|&task| Some((task, CpuId(free_cpus.next()?)))).collect();
+        let mut seats: Vec<(TaskId, CpuId)> = staying_tasks.iter().copied().chain(seated).collect();
         seats.sort_by_key(|(_, cpu)| *cpu);
         seats
     }
@@ -320,7 +320,7 @@ impl CoScheduler {
         seats: Vec<(TaskId, CpuId)>,
     ) -> GangSchedule {
         let waiting: Vec<TaskId> =
-            members.iter().map(|task| task.task).filter(|task| seats.iter().all(|(other, _)| other != task)).collect();
+            members.iter().map(|task| task.task).filter(|task| seats.iter().all(|(seated_task, _)| seated_task != task)).collect();
         let running = Gang { members: seats.into_iter().map(|(task, cpu)| (task, Some(cpu))).collect(), slices: TURNS };
         let next = waiting.chunks(cpus.count().max(1) as usize);
         let next = next.map(|tasks| Gang { members: tasks.iter().map(|&task| (task, None)).collect(), slices: 1 });
@@ -331,7 +331,7 @@ impl CoScheduler {
     /// behind, because no task may be passed over forever.
     fn advice(&self, tasks: &[&TaskSample], domains: &[CpuSet], costs: &dyn CoRunCost) -> Vec<CoRunPenalty> {
         let last_cpu = |task: &TaskSample| {
-            let longest = task.on_cpu_ns.iter().reduce(|most, next| if next.1 > most.1 { next } else { most });
+            let longest = task.on_cpu_ns.iter().reduce(|longest_running, next| if next.1 > longest_running.1 { next } else { longest_running });
             task.cpu.or(longest.map(|(cpu, _)| *cpu))
         };
         let domain = |task: &TaskSample| {
@@ -354,13 +354,13 @@ impl CoScheduler {
         let left_alone: Vec<bool> = (0..tasks.len()).map(too_far_behind).collect();
         let mut penalties = Vec::new();
         for (index, sample) in tasks.iter().enumerate() {
-            for (other_at, other) in tasks.iter().enumerate().skip(index + 1) {
-                if places[index] != places[other_at] || left_alone[index] || left_alone[other_at] {
+            for (partner_index, partner) in tasks.iter().enumerate().skip(index + 1) {
+                if places[index] != places[partner_index] || left_alone[index] || left_alone[partner_index] {
                     continue;
                 }
-                let penalty = costs.penalty(sample.task, other.task);
+                let penalty = costs.penalty(sample.task, partner.task);
                 if penalty > 0.0 {
-                    penalties.push(CoRunPenalty { tasks: (sample.task, other.task), penalty });
+                    penalties.push(CoRunPenalty { tasks: (sample.task, partner.task), penalty });
                 }
             }
         }
@@ -368,16 +368,16 @@ impl CoScheduler {
     }
 }
 
-fn explain(running: &[TaskId], chosen: &[TaskId], why: &mut Vec<Reason>) {
-    let replaced = running.iter().filter(|task| !chosen.contains(task));
-    let come = chosen.iter().filter(|task| !running.contains(task));
-    for (&out, &into) in replaced.zip(come) {
-        let stay: Vec<TaskId> = chosen.iter().copied().filter(|&task| task != into).take(1).collect();
+fn explain(running: &[TaskId], chosen_tasks: &[TaskId], reasons: &mut Vec<Reason>) {
+    let replaced = running.iter().filter(|task| !chosen_tasks.contains(task));
+    let come = chosen_tasks.iter().filter(|task| !running.contains(task));
+    for (&leaving_task, &entering_task) in replaced.zip(come) {
+        let stay: Vec<TaskId> = chosen_tasks.iter().copied().filter(|&task| task != entering_task).take(1).collect();
         let text = match stay.is_empty() {
             true => "{1} runs instead of {0}: its score is lower",
             false => "{1} runs instead of {0} beside {2}: its score is lower",
         };
-        let tasks = [out, into].into_iter().chain(stay).collect();
-        why.push(Reason { kind: ReasonKind::Explanation, tasks, text: text.to_string(), numbers: Vec::new() });
+        let tasks = [leaving_task, entering_task].into_iter().chain(stay).collect();
+        reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text: text.to_string(), numbers: Vec::new() });
     }
 }

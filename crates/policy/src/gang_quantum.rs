@@ -29,7 +29,7 @@ pub(crate) fn max_quantum_ns(gangs: usize, max_wait_ns: u64) -> u64 {
 pub(crate) fn cycles_per_ns(view: &View<'_>) -> Option<f64> {
     let (cycles, ns) =
         view.live_tasks().fold((0.0, 0.0), |(cycles, ns), task| match task.counts.get(CounterEvent::Cycles) {
-            Some(counted) => (cycles + counted, ns + task.ran_ns() as f64),
+            Some(task_cycles) => (cycles + task_cycles, ns + task.ran_ns() as f64),
             None => (cycles, ns),
         });
     let stated = || view.topology.cpus.iter().find_map(|cpu| cpu.hertz).map(|hertz| hertz as f64 / 1e9);
@@ -42,12 +42,12 @@ pub(crate) fn refill_ns(profile: &Profile, cache: &Cache, view: &View<'_>) -> Op
     let curve = profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
     let size_bytes = cache.size_bytes.filter(|bytes| *bytes > 0)?;
     let penalty_cycles = view.predictor.miss_penalty_cycles().filter(|cycles| *cycles > 0.0)?;
-    let within: Vec<(u64, f64)> =
+    let cache_points: Vec<(u64, f64)> =
         curve.iter().map(|(bytes, rate)| (*bytes, rate.value)).take_while(|(bytes, _)| *bytes <= size_bytes).collect();
-    let (first, last) = (within.first()?.1, within.last()?.1);
+    let (first, last) = (cache_points.first()?.1, cache_points.last()?.1);
     let Some(fallen) = plateau_rate(first, last) else { return Some(0.0) };
-    let holds = within.iter().find(|(_, rate)| *rate <= fallen)?;
-    let lines = holds.0 as f64 / f64::from(cache.line_bytes.unwrap_or(64).max(1));
+    let knee = cache_points.iter().find(|(_, rate)| *rate <= fallen)?;
+    let lines = knee.0 as f64 / f64::from(cache.line_bytes.unwrap_or(64).max(1));
     Some(lines * penalty_cycles / cycles_per_ns(view)?)
 }
 
@@ -87,8 +87,8 @@ impl std::fmt::Display for QuantumTooLong {
 /// Returns the mean slowdown of all tasks with turns of this length.
 pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
     let candidate_quantum = |task: &GangCandidate| {
-        let lost = task.refill_ns.unwrap_or(0.0) / turn_ns;
-        if lost < 1.0 { (1.0 + task.slowdown) / (1.0 - lost) - 1.0 } else { f64::INFINITY }
+        let lost_share = task.refill_ns.unwrap_or(0.0) / turn_ns;
+        if lost_share < 1.0 { (1.0 + task.slowdown) / (1.0 - lost_share) - 1.0 } else { f64::INFINITY }
     };
     tasks.iter().map(candidate_quantum).sum::<f64>() / tasks.len().max(1) as f64
 }

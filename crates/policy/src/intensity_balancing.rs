@@ -99,14 +99,14 @@ pub struct IntensityBalancer {
 /// A task that needs a CPU, and the bin whose CPUs it had before.
 struct SeatedTask {
     task: TaskId,
-    piece: TaskLoad,
+    task_load: TaskLoad,
     movable: bool,
 }
 
 /// A cache's CPUs and its position in the list of bins.
 struct CacheBin {
     cpus: CpuSet,
-    place: CacheCapacity,
+    capacity: CacheCapacity,
 }
 
 impl IntensityBalancer {
@@ -118,14 +118,14 @@ impl IntensityBalancer {
     /// returns `None` stays in place and counts as the mean.
     pub fn decide(&mut self, view: &View<'_>, rate: impl Fn(TaskId) -> Option<f64>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
-        let present: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
+        let present_tasks: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         plan.affinity = view.previous_plan.affinity.clone();
-        plan.affinity.retain(|task, _| present.binary_search(task).is_ok() || present.contains(task));
+        plan.affinity.retain(|task, _| present_tasks.binary_search(task).is_ok() || present_tasks.contains(task));
         let domains = domains(view);
-        let usable = |rate: &f64| rate.is_finite() && *rate >= 0.0;
+        let is_usable = |rate: &f64| rate.is_finite() && *rate >= 0.0;
         let rates: Vec<Option<f64>> =
-            view.observation.tasks.iter().map(|task| rate(task.task).filter(usable).filter(|_| !task.exited)).collect();
-        let known: Vec<f64> = rates.iter().flatten().copied().collect();
+            view.observation.tasks.iter().map(|task| rate(task.task).filter(is_usable).filter(|_| !task.exited)).collect();
+        let known_rates: Vec<f64> = rates.iter().flatten().copied().collect();
         let movable_known = view
             .observation
             .tasks
@@ -135,51 +135,51 @@ impl IntensityBalancer {
         if domains.is_empty() || !movable_known {
             return Decision::new(plan, Vec::new());
         }
-        let mean = known.iter().sum::<f64>() / known.len() as f64;
+        let mean = known_rates.iter().sum::<f64>() / known_rates.len() as f64;
         let seated = self.seat_tasks(view, &rates, mean, &domains);
-        let pieces: Vec<TaskLoad> = seated.iter().map(|seated| seated.piece).collect();
-        let places: Vec<CacheCapacity> = domains.iter().map(|domain| domain.place).collect();
-        let bins = self.even_out(&places, pieces.clone());
-        let mut why = Vec::new();
+        let task_loads: Vec<TaskLoad> = seated.iter().map(|seated| seated.task_load).collect();
+        let capacities: Vec<CacheCapacity> = domains.iter().map(|domain| domain.capacity).collect();
+        let bins = self.even_out(&capacities, task_loads.clone());
+        let mut reasons = Vec::new();
         for (nth, seated) in seated.iter().enumerate().filter(|(_, seated)| seated.movable) {
             let cpus = &domains[bins[nth]].cpus;
             if view.previous_plan.affinity.get(&seated.task) != Some(cpus) {
-                why.push(reason(nth, &pieces, &bins, seated.task, cpus));
+                reasons.push(reason(nth, &task_loads, &bins, seated.task, cpus));
             }
             plan.affinity.insert(seated.task, cpus.clone());
         }
-        Decision::new(plan, why)
+        Decision::new(plan, reasons)
     }
 
-    fn even_out(&mut self, places: &[CacheCapacity], mut pieces: Vec<TaskLoad>) -> Vec<usize> {
+    fn even_out(&mut self, capacities: &[CacheCapacity], mut task_loads: Vec<TaskLoad>) -> Vec<usize> {
         let worth_moving = self.parameters.worth_moving;
         if self.parameters.form == BalancingForm::Central {
-            return balance_centrally(places, &pieces, worth_moving);
+            return balance_centrally(capacities, &task_loads, worth_moving);
         }
         for _ in 0..self.parameters.rounds_per_window {
-            let bins = exchange(places, &pieces, self.round, worth_moving);
-            pieces.iter_mut().zip(&bins).for_each(|(piece, &at)| piece.at = Some(at));
+            let bins = exchange(capacities, &task_loads, self.round, worth_moving);
+            task_loads.iter_mut().zip(&bins).for_each(|(task_load, &bin)| task_load.current_bin = Some(bin));
             self.round += 1;
         }
-        pieces.into_iter().map(|piece| piece.at.unwrap_or(0)).collect()
+        task_loads.into_iter().map(|task_load| task_load.current_bin.unwrap_or(0)).collect()
     }
 
     fn seat_tasks(&self, view: &View<'_>, rates: &[Option<f64>], mean: f64, domains: &[CacheBin]) -> Vec<SeatedTask> {
         let mut seated = Vec::new();
         for (task, rate) in view.observation.tasks.iter().zip(rates).filter(|(task, _)| !task.exited) {
             let previous = view.previous_plan.affinity.get(&task.task).filter(|_| !task.unmovable);
-            let at = match previous {
+            let bin = match previous {
                 Some(cpus) => domains.iter().position(|domain| cpus.is_subset(&domain.cpus)),
                 None => task.cpu.and_then(|cpu| domains.iter().position(|domain| domain.cpus.contains(cpu.0))),
             };
             let movable = !task.unmovable && rate.is_some();
-            if !movable && at.is_none() {
+            if !movable && bin.is_none() {
                 continue;
             }
             let extra = task.goal.filter(|_| self.parameters.priorities).map_or(0.0, |goal| goal.priority - 1.0);
             let weight = (rate.unwrap_or(mean) + extra * mean).max(0.0);
             let weight = if weight.is_finite() { weight } else { mean };
-            seated.push(SeatedTask { task: task.task, piece: TaskLoad { weight, at, stuck: !movable }, movable });
+            seated.push(SeatedTask { task: task.task, task_load: TaskLoad { weight, current_bin: bin, stuck: !movable }, movable });
         }
         seated
     }
@@ -193,28 +193,28 @@ fn domains(view: &View<'_>) -> Vec<CacheBin> {
         let cache = view.topology.caches.iter().find(|cache| Some(cache.id) == seats.cache)?;
         let first = seats.cpus.first()?;
         let package = view.topology.cpus.iter().find(|cpu| cpu.id == *first)?.package;
-        let place = CacheCapacity { seats: seats.cpus.len(), package };
-        Some(CacheBin { cpus: cache.cpus.intersection(&online), place })
+        let capacity = CacheCapacity { seats: seats.cpus.len(), package };
+        Some(CacheBin { cpus: cache.cpus.intersection(&online), capacity })
     };
     seats.iter().filter_map(domain).collect()
 }
 
-fn reason(nth: usize, pieces: &[TaskLoad], bins: &[usize], task: TaskId, cpus: &CpuSet) -> Reason {
+fn reason(nth: usize, task_loads: &[TaskLoad], bins: &[usize], task: TaskId, cpus: &CpuSet) -> Reason {
     let sum = |place: usize| -> f64 {
-        pieces.iter().zip(bins).filter(|(_, other)| **other == place).map(|(piece, _)| piece.weight).sum()
+        task_loads.iter().zip(bins).filter(|(_, bin)| **bin == place).map(|(task_load, _)| task_load.weight).sum()
     };
     let place = bins[nth];
-    let others = sum(place) - pieces[nth].weight;
-    let text = match pieces[nth].at {
-        Some(old) if old != place => {
-            format!("{{0}} goes to CPUs {cpus}, beside a sum of {others:.3} instead of {:.3}", sum(old))
+    let co_runner_sum = sum(place) - task_loads[nth].weight;
+    let text = match task_loads[nth].current_bin {
+        Some(previous_bin) if previous_bin != place => {
+            format!("{{0}} goes to CPUs {cpus}, beside a sum of {co_runner_sum:.3} instead of {:.3}", sum(previous_bin))
         }
-        Some(_) => format!("{{0}} stays on CPUs {cpus}, beside a sum of {others:.3}"),
-        None => format!("{{0}} is placed on CPUs {cpus}, beside a sum of {others:.3}"),
+        Some(_) => format!("{{0}} stays on CPUs {cpus}, beside a sum of {co_runner_sum:.3}"),
+        None => format!("{{0}} is placed on CPUs {cpus}, beside a sum of {co_runner_sum:.3}"),
     };
     let numbers = vec![
-        ("own_misses_per_kilo_instr".to_string(), pieces[nth].weight),
-        ("neighbors_misses_per_kilo_instr".to_string(), others),
+        ("own_misses_per_kilo_instr".to_string(), task_loads[nth].weight),
+        ("neighbors_misses_per_kilo_instr".to_string(), co_runner_sum),
     ];
     Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers }
 }

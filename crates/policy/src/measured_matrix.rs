@@ -139,9 +139,9 @@ impl TryFrom<&PercentMatrix> for MeasuredMatrix {
             }
             rows[program] = Some(values(matrix, row, program)?);
         }
-        if let Some(missing) = rows.iter().position(Option::is_none) {
+        if let Some(missing_row) = rows.iter().position(Option::is_none) {
             let line = matrix.rows.last().map_or(matrix.header_line, |row| row.line) + 1;
-            return Err(bad(matrix, line, 1, "the end".to_string(), &format!("a row for '{}'", names[missing])));
+            return Err(bad(matrix, line, 1, "the end".to_string(), &format!("a row for '{}'", names[missing_row])));
         }
         let (cost, beside_a_copy) = rows.into_iter().flatten().unzip();
         Ok(MeasuredMatrix { names, costs: PairCosts { kind: CostKind::Degradation, cost }, beside_a_copy })
@@ -155,7 +155,7 @@ impl MeasuredMatrix {
     /// A name without a row (with the most similar name), or two copies with an empty diagonal.
     pub fn pair_costs(&self, programs: &[String]) -> Result<PairCosts, MatrixLookupError> {
         let place = |name: &String| {
-            self.names.iter().position(|known| known == name).ok_or_else(|| MatrixLookupError::Unknown {
+            self.names.iter().position(|matrix_name| matrix_name == name).ok_or_else(|| MatrixLookupError::Unknown {
                 name: name.as_str().into(),
                 known: self.names.join(", ").into(),
                 meant: nearest_name(name, self.names.iter().map(String::as_str)).map(Box::from),
@@ -199,18 +199,18 @@ namd,1.48%,3.45%,-1.19%,-0.93%
         assert!((table.costs.mutual_cost(0, 1) - 0.9038).abs() < 1e-12);
         let mut lines: Vec<&str> = TABLE_1.lines().collect();
         lines.swap(1, 4);
-        let other = lines.join("\r\n").replace('%', "").replace(',', "; ");
-        assert_eq!(parse("t", &other).unwrap(), table);
+        let rewritten = lines.join("\r\n").replace('%', "").replace(',', "; ");
+        assert_eq!(parse("t", &rewritten).unwrap(), table);
         let two = table.pair_costs(&["namd".to_string(), "mcf".to_string(), "mcf".to_string()]).unwrap();
-        let near = |(a, b): (&f64, f64)| (a - b).abs() < 1e-12;
-        assert!(two.cost[1].iter().zip([0.0211, 0.4801, 0.4801]).all(near), "{two:?}");
+        let is_near = |(a, b): (&f64, f64)| (a - b).abs() < 1e-12;
+        assert!(two.cost[1].iter().zip([0.0211, 0.4801, 0.4801]).all(is_near), "{two:?}");
         assert!(table.pair_costs(&["mfc".to_string()]).unwrap_err().to_string().contains("did you mean 'mcf'"));
     }
 
     /// Is every invalid file refused with line and field?
     #[test]
     fn wrong_matrices_are_refused_at_their_place() {
-        let error = |old: &str, new: &str| parse("m.csv", &TABLE_1.replacen(old, new, 1)).unwrap_err().to_string();
+        let error = |pattern: &str, replacement: &str| parse("m.csv", &TABLE_1.replacen(pattern, replacement, 1)).unwrap_err().to_string();
         let percent = "expected percent above -100, such as 24.75% or -1.2";
         assert_eq!(error("1.23%", ""), format!("m.csv:4:4: found nothing, {percent}"));
         assert_eq!(error("1.23%", "-100"), format!("m.csv:4:4: found -100, {percent}"));

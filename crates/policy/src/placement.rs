@@ -202,7 +202,7 @@ pub fn place(
 
 /// Numbers repeated names: the second program of the same name gets `#2`.
 fn number_names(names: &[String]) -> Vec<String> {
-    let copy = |nth: usize| names[..nth].iter().filter(|other| **other == names[nth]).count() + 1;
+    let copy = |nth: usize| names[..nth].iter().filter(|earlier_name| **earlier_name == names[nth]).count() + 1;
     let label = |nth: usize| if copy(nth) == 1 { names[nth].clone() } else { format!("{}#{}", names[nth], copy(nth)) };
     (0..names.len()).map(label).collect()
 }
@@ -231,16 +231,16 @@ fn programs_of(
             let mut co_runners: Vec<usize> = cpus
                 .iter()
                 .enumerate()
-                .filter(|(other, _)| *other != index)
+                .filter(|(other_cpu, _)| *other_cpu != index)
                 .flat_map(|(_, cpu)| cpu)
                 .copied()
                 .collect();
             co_runners.sort_unstable();
             for &program in members {
-                let turns: Vec<usize> = members.iter().copied().filter(|&other| other != program).collect();
+                let alternates: Vec<usize> = members.iter().copied().filter(|&other| other != program).collect();
                 let is_own = |reason: &&Reason| reason.tasks.first() == Some(&TaskId(program as u32));
-                let why: Vec<String> = reasons.iter().filter(is_own).map(|reason| render(reason, names)).collect();
-                let each = placement_cost(costs[program], judge_by.kind);
+                let explanations: Vec<String> = reasons.iter().filter(is_own).map(|reason| render(reason, names)).collect();
+                let program_cost = placement_cost(costs[program], judge_by.kind);
                 placed.push((
                     program,
                     PlacedProgram {
@@ -248,10 +248,10 @@ fn programs_of(
                         cpu: places[cache].cpus[index],
                         cache: places[cache].cache,
                         co_runners: named(&co_runners),
-                        shares_cpu_with: named(&turns),
-                        slowdown_percent: each.mean_slowdown_percent,
-                        weight: each.mean_weight,
-                        reason: why.join("; "),
+                        shares_cpu_with: named(&alternates),
+                        slowdown_percent: program_cost.mean_slowdown_percent,
+                        weight: program_cost.mean_weight,
+                        reason: explanations.join("; "),
                     },
                 ));
             }

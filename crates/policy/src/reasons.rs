@@ -17,15 +17,15 @@ pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
     let mut reasons = Vec::new();
     for program in 0..costs.len() {
         let Some((cache, cpu)) = find(seating, program) else { continue };
-        let turns: Vec<usize> =
+        let alternates: Vec<usize> =
             seating.by_cache[cache][cpu].iter().copied().filter(|&other| other != program).collect();
         let beside: Vec<usize> = members_except(&seating.by_cache[cache], cpu);
         let away: Vec<usize> = (0..costs.len())
-            .filter(|other| *other != program && !turns.contains(other) && !beside.contains(other))
+            .filter(|candidate| *candidate != program && !alternates.contains(candidate) && !beside.contains(candidate))
             .collect();
-        let neighborhood = Neighborhood { costs, program, beside: &beside, away: &away };
+        let neighborhood = Neighborhood { costs, program, co_runners: &beside, away: &away };
         reasons.push(neighborhood.reason(seating));
-        reasons.extend(neighborhood.explain_turns(&turns));
+        reasons.extend(neighborhood.explain_turns(&alternates));
     }
     reasons
 }
@@ -37,8 +37,8 @@ pub fn render(reason: &Reason, names: &[String]) -> String {
 
 fn find(seating: &Seating, program: usize) -> Option<(usize, usize)> {
     let cpus = seating.by_cache.iter().enumerate();
-    let mut places = cpus.flat_map(|(cache, cpus)| cpus.iter().enumerate().map(move |(cpu, on)| (cache, cpu, on)));
-    places.find(|(_, _, on)| on.contains(&program)).map(|(cache, cpu, _)| (cache, cpu))
+    let mut places = cpus.flat_map(|(cache, cpus)| cpus.iter().enumerate().map(move |(cpu, members)| (cache, cpu, members)));
+    places.find(|(_, _, members)| members.contains(&program)).map(|(cache, cpu, _)| (cache, cpu))
 }
 
 fn members_except(cache: &[Vec<usize>], cpu: usize) -> Vec<usize> {
@@ -51,7 +51,7 @@ fn members_except(cache: &[Vec<usize>], cpu: usize) -> Vec<usize> {
 struct Neighborhood<'a> {
     costs: &'a PairCosts,
     program: usize,
-    beside: &'a [usize],
+    co_runners: &'a [usize],
     away: &'a [usize],
 }
 
@@ -76,63 +76,63 @@ impl Neighborhood<'_> {
         }
     }
 
-    fn build(&self, others: &[usize], text: String, numbers: Vec<(String, f64)>) -> Reason {
-        let tasks = std::iter::once(self.program).chain(others.iter().copied());
+    fn build(&self, named_programs: &[usize], text: String, numbers: Vec<(String, f64)>) -> Reason {
+        let tasks = std::iter::once(self.program).chain(named_programs.iter().copied());
         Reason { kind: ReasonKind::Explanation, tasks: tasks.map(|task| TaskId(task as u32)).collect(), text, numbers }
     }
 
     fn reason(&self, seating: &Seating) -> Reason {
         let cost = &self.costs.cost;
-        let me = self.program;
+        let program = self.program;
         let (Some(kept_from), Some(companion)) =
-            (self.extreme_member(self.away, 1.0), self.extreme_member(self.beside, 1.0))
+            (self.extreme_member(self.away, 1.0), self.extreme_member(self.co_runners, 1.0))
         else {
             return self.explain_no_choice();
         };
-        let others = (0..cost.len()).filter(|&other| other != me);
-        let most = others.map(|other| cost[me][other].abs().max(cost[other][me].abs())).fold(0.0, f64::max);
-        if self.costs.kind == CostKind::Degradation && most < NOTICEABLE {
+        let others_of_program = (0..cost.len()).filter(|&other| other != program);
+        let largest_cost = others_of_program.map(|other| cost[program][other].abs().max(cost[other][program].abs())).fold(0.0, f64::max);
+        if self.costs.kind == CostKind::Degradation && largest_cost < NOTICEABLE {
             let text = format!(
                 "{{0}} and the others barely affect each other (at most {}), so any CPU will do",
-                self.describe(most)
+                self.describe(largest_cost)
             );
-            return self.build(&[], text, vec![self.named_number("at_most", most)]);
+            return self.build(&[], text, vec![self.named_number("at_most", largest_cost)]);
         }
         let numbers = vec![
-            self.named_number("beside_avoided", cost[me][kept_from]),
-            self.named_number("avoided_beside_it", cost[kept_from][me]),
-            self.named_number("beside_companion", cost[me][companion]),
-            self.named_number("companion_beside_it", cost[companion][me]),
+            self.named_number("beside_avoided", cost[program][kept_from]),
+            self.named_number("avoided_beside_it", cost[kept_from][program]),
+            self.named_number("beside_companion", cost[program][companion]),
+            self.named_number("companion_beside_it", cost[companion][program]),
         ];
-        if self.costs.mutual_cost(me, kept_from) <= self.costs.mutual_cost(me, companion) {
+        if self.costs.mutual_cost(program, kept_from) <= self.costs.mutual_cost(program, companion) {
             return self.explain_for_others(seating, companion, numbers);
         }
-        let (own, theirs) = (cost[me][kept_from], cost[kept_from][me]);
-        let text = if own >= theirs {
-            let now = self.describe(cost[me][companion]);
-            format!("{{0}} is kept away from {{1}}: beside it {}, beside {{2}} {now}", self.describe(own))
+        let (own_cost, other_cost) = (cost[program][kept_from], cost[kept_from][program]);
+        let text = if own_cost >= other_cost {
+            let now = self.describe(cost[program][companion]);
+            format!("{{0}} is kept away from {{1}}: beside it {}, beside {{2}} {now}", self.describe(own_cost))
         } else {
-            let now = self.describe(cost[companion][me]);
-            let theirs = self.describe(theirs);
-            format!("{{0}} is kept away from {{1}} to protect {{1}}: {{1}} beside it {theirs}, {{2}} beside it {now}")
+            let now = self.describe(cost[companion][program]);
+            let other_text = self.describe(other_cost);
+            format!("{{0}} is kept away from {{1}} to protect {{1}}: {{1}} beside it {other_text}, {{2}} beside it {now}")
         };
         self.build(&[kept_from, companion], text, numbers)
     }
 
     fn explain_no_choice(&self) -> Reason {
-        match (self.extreme_member(self.away, 1.0), self.extreme_member(self.beside, 1.0)) {
+        match (self.extreme_member(self.away, 1.0), self.extreme_member(self.co_runners, 1.0)) {
             (Some(other), None) => {
-                let own = self.costs.cost[self.program][other];
-                let text = format!("{{0}} has a cache for itself: beside {{1}} {}", self.describe(own));
-                self.build(&[other], text, vec![self.named_number("beside_avoided", own)])
+                let cost = self.costs.cost[self.program][other];
+                let text = format!("{{0}} has a cache for itself: beside {{1}} {}", self.describe(cost));
+                self.build(&[other], text, vec![self.named_number("beside_avoided", cost)])
             }
             (None, Some(other)) => {
-                let own = self.costs.cost[self.program][other];
+                let cost = self.costs.cost[self.program][other];
                 let text = format!(
                     "{{0}} has no choice, because all programs share one cache; {{1}} costs it most, {}",
-                    self.describe(own)
+                    self.describe(cost)
                 );
-                self.build(&[other], text, vec![self.named_number("beside_companion", own)])
+                self.build(&[other], text, vec![self.named_number("beside_companion", cost)])
             }
             _ => self.build(&[], "{0} shares its cache with no other program".to_string(), Vec::new()),
         }
@@ -145,14 +145,14 @@ impl Neighborhood<'_> {
         let exchanges = self.away.iter().map(|&other| (exchange(seating, self.program, other), other));
         let costs = exchanges.map(|(seating, other)| (seating.total(&self.costs.cost) - total, other));
         let cheapest = costs.reduce(|a, b| if b.0 < a.0 { b } else { a });
-        let (more, other) = cheapest.unwrap_or((0.0, companion));
+        let (added_cost, other) = cheapest.unwrap_or((0.0, companion));
         let now = self.describe(self.costs.cost[self.program][companion]);
-        numbers.push(self.named_number("cheapest_exchange_costs_all", more));
-        let scale = self.costs.cost.iter().flatten().fold(0.0f64, |most, cost| most.max(cost.abs()));
-        let text = if more > 1e-9 * scale {
-            let more = self.describe(more);
+        numbers.push(self.named_number("cheapest_exchange_costs_all", added_cost));
+        let scale = self.costs.cost.iter().flatten().fold(0.0f64, |largest_cost, cost| largest_cost.max(cost.abs()));
+        let text = if added_cost > 1e-9 * scale {
+            let added_text = self.describe(added_cost);
             format!(
-                "{{0}} is placed beside {{1}} ({now}) to protect the others: exchanging it with {{2}} would cost {more} in total"
+                "{{0}} is placed beside {{1}} ({now}) to protect the others: exchanging it with {{2}} would cost {added_text} in total"
             )
         } else {
             format!("{{0}} is placed beside {{1}} ({now}): no exchange, such as with {{2}}, would gain")
@@ -160,27 +160,27 @@ impl Neighborhood<'_> {
         self.build(&[companion, other], text, numbers)
     }
 
-    fn explain_turns(&self, turns: &[usize]) -> Option<Reason> {
-        let other = self.extreme_member(turns, 1.0)?;
-        let (own, theirs) = (self.costs.cost[self.program][other], self.costs.cost[other][self.program]);
+    fn explain_turns(&self, alternates: &[usize]) -> Option<Reason> {
+        let other = self.extreme_member(alternates, 1.0)?;
+        let (own_cost, other_cost) = (self.costs.cost[self.program][other], self.costs.cost[other][self.program]);
         let text = format!(
             "{{0}} takes turns with {{1}} on one CPU, so they never run at once: side by side {}, and {{1}} {}",
-            self.describe(own),
-            self.describe(theirs)
+            self.describe(own_cost),
+            self.describe(other_cost)
         );
-        let numbers = vec![self.named_number("side_by_side", own), self.named_number("other_side_by_side", theirs)];
+        let numbers = vec![self.named_number("side_by_side", own_cost), self.named_number("other_side_by_side", other_cost)];
         Some(self.build(&[other], text, numbers))
     }
 }
 
 fn exchange(seating: &Seating, a: usize, b: usize) -> Seating {
-    let mut changed = seating.clone();
-    for member in changed.by_cache.iter_mut().flatten().flatten() {
+    let mut exchanged_seating = seating.clone();
+    for member in exchanged_seating.by_cache.iter_mut().flatten().flatten() {
         *member = match *member {
             m if m == a => b,
             m if m == b => a,
             m => m,
         };
     }
-    changed
+    exchanged_seating
 }

@@ -42,27 +42,27 @@ impl Predictor for ReferencePredictor {
         Some(self.miss_penalty_cycles)
     }
 
-    fn forecast(&self, view: &View<'_>, under: &Plan) -> Forecast {
+    fn forecast(&self, view: &View<'_>, plan: &Plan) -> Forecast {
         let (topology, profiles) = (view.topology, view.profiles);
         let tasks: Vec<TaskId> = profiles.keys().copied().collect();
-        let known: BTreeMap<TaskId, TaskCurve<'_>> = profiles
+        let known_curves: BTreeMap<TaskId, TaskCurve<'_>> = profiles
             .iter()
             .filter_map(|(&task, profile)| Some((task, TaskCurve::from_profile(profile, topology)?)))
             .collect();
         // Co-residency is computed for known tasks only, because all pairs of hundreds of tasks would take too long.
-        let known_tasks: Vec<TaskId> = known.keys().copied().collect();
-        let presence = CoResidency::new(topology, &tasks, &known_tasks, under);
+        let known_tasks: Vec<TaskId> = known_curves.keys().copied().collect();
+        let co_residency = CoResidency::new(topology, &tasks, &known_tasks, plan);
         let mut forecast = Forecast::default();
         for &task in &tasks {
             let mut task_forecast = TaskForecast {
-                cpu_share: presence.share.get(&task).map(|&s| Estimate::exact(s)),
+                cpu_share: co_residency.share.get(&task).map(|&s| Estimate::exact(s)),
                 ..TaskForecast::default()
             };
-            match known.get(&task) {
+            match known_curves.get(&task) {
                 None => forecast.unknown.push(task),
-                Some(own) => {
-                    if let Some(cache) = presence.cache_of(topology, task) {
-                        self.forecast_task(task, own, cache, &presence, &known, view, under, &mut task_forecast);
+                Some(curve) => {
+                    if let Some(cache) = co_residency.cache_of(topology, task) {
+                        self.forecast_task(task, curve, cache, &co_residency, &known_curves, view, plan, &mut task_forecast);
                     }
                 }
             }
@@ -70,7 +70,7 @@ impl Predictor for ReferencePredictor {
                 forecast.tasks.insert(task, task_forecast);
             }
         }
-        forecast.cache_miss_ratio = miss_ratios(topology, profiles, &presence, &forecast);
+        forecast.cache_miss_ratio = miss_ratios(topology, profiles, &co_residency, &forecast);
         forecast
     }
 }
@@ -80,38 +80,38 @@ impl ReferencePredictor {
     fn forecast_task(
         &self,
         task: TaskId,
-        own: &TaskCurve<'_>,
+        own_curve: &TaskCurve<'_>,
         cache: &Cache,
-        presence: &CoResidency,
-        known: &BTreeMap<TaskId, TaskCurve<'_>>,
+        co_residency: &CoResidency,
+        known_curves: &BTreeMap<TaskId, TaskCurve<'_>>,
         view: &View<'_>,
-        under: &Plan,
+        plan: &Plan,
         task_forecast: &mut TaskForecast,
     ) {
         let Some(size) = cache.size_bytes else { return };
-        let Some(mine) = units(task, own.profile.process, cache, view, under) else { return };
-        let mut sharers = vec![SpaceCompetitor { task: own, presence: 1.0, outside: 0.0 }];
-        for (&other, &meets) in presence.meets.get(&task).into_iter().flatten() {
-            let Some(profile) = known.get(&other) else { return };
-            let Some(theirs) = units(other, profile.profile.process, cache, view, under) else { return };
-            let presence = meets * theirs.overlap(&mine);
+        let Some(own_mask) = units(task, own_curve.profile.process, cache, view, plan) else { return };
+        let mut competitors = vec![SpaceCompetitor { task: own_curve, presence: 1.0, outside: 0.0 }];
+        for (&other, &meets) in co_residency.meets.get(&task).into_iter().flatten() {
+            let Some(profile) = known_curves.get(&other) else { return };
+            let Some(other_mask) = units(other, profile.profile.process, cache, view, plan) else { return };
+            let presence = meets * other_mask.overlap(&own_mask);
             if presence > 0.0 {
-                sharers.push(SpaceCompetitor { task: profile, presence, outside: theirs.outside(&mine) * size as f64 });
+                competitors.push(SpaceCompetitor { task: profile, presence, outside: other_mask.outside(&own_mask) * size as f64 });
             }
         }
-        let space = size as f64 * mine.fraction();
-        let held = self.space_held(&sharers, space, size as f64);
-        let misses = own.misses(held);
-        let solo = own.misses(size as f64);
+        let space = size as f64 * own_mask.fraction();
+        let occupancy = self.first_occupancy(&competitors, space, size as f64);
+        let misses = own_curve.misses(occupancy);
+        let solo = own_curve.misses(size as f64);
         let degradation = |misses: f64, solo: f64| {
-            let stalls = own.stalls(held).zip(own.stalls(size as f64)).map(|(beside, alone)| (beside - alone) / 1000.0);
+            let stalls = own_curve.stalls(occupancy).zip(own_curve.stalls(size as f64)).map(|(stalls_beside, stalls_alone)| (stalls_beside - stalls_alone) / 1000.0);
             let added = stalls.unwrap_or((misses - solo) / 1000.0 * self.miss_penalty_cycles);
-            (added / own.solo_cycles_per_instr).max(-0.99)
+            (added / own_curve.solo_cycles_per_instr).max(-0.99)
         };
         let value = degradation(misses.value, solo.value);
         let bounds = [degradation(misses.low, solo.low), degradation(misses.high, solo.high), value];
         let (low, high) = bounds.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &b| (l.min(b), h.max(b)));
-        let instr_per_cycle = |slower: f64| 1.0 / (own.solo_cycles_per_instr * (1.0 + slower));
+        let instr_per_cycle = |slower: f64| 1.0 / (own_curve.solo_cycles_per_instr * (1.0 + slower));
         task_forecast.misses_per_kilo_instr = Some(misses);
         task_forecast.degradation = Some(Estimate { value, low, high });
         task_forecast.instr_per_cycle =
@@ -119,34 +119,34 @@ impl ReferencePredictor {
     }
 
     /// Returns the bytes of `space` that the first of the sharers holds; solo speeds are on the `whole` cache.
-    fn space_held(&self, sharers: &[SpaceCompetitor<'_, '_>], space: f64, whole: f64) -> f64 {
-        if sharers.len() == 1 {
+    fn first_occupancy(&self, competitors: &[SpaceCompetitor<'_, '_>], space: f64, cache_bytes: f64) -> f64 {
+        if competitors.len() == 1 {
             return space;
         }
-        let mut held = vec![space / sharers.len() as f64; sharers.len()];
+        let mut occupancies = vec![space / competitors.len() as f64; competitors.len()];
         for _ in 0..STEPS {
-            let brings: Vec<f64> = sharers
+            let brought_lines: Vec<f64> = competitors
                 .iter()
-                .zip(&held)
-                .map(|(SpaceCompetitor { task, presence, outside }, &held)| {
+                .zip(&occupancies)
+                .map(|(SpaceCompetitor { task, presence, outside }, &occupancy)| {
                     // Lines that the task holds elsewhere reduce the number of lines that it brings in here.
-                    let held = (held + outside).min(whole);
-                    let misses = task.misses(held).value.max(0.0) / 1000.0;
-                    let stalls = task.stalls(held).zip(task.stalls(whole)).map(|(here, whole)| (here - whole) / 1000.0);
-                    let by_misses = || (misses - task.misses(whole).value / 1000.0) * self.miss_penalty_cycles;
+                    let resident_bytes = (occupancy + outside).min(cache_bytes);
+                    let misses = task.misses(resident_bytes).value.max(0.0) / 1000.0;
+                    let stalls = task.stalls(resident_bytes).zip(task.stalls(cache_bytes)).map(|(stalls_here, stalls_alone)| (stalls_here - stalls_alone) / 1000.0);
+                    let by_misses = || (misses - task.misses(cache_bytes).value / 1000.0) * self.miss_penalty_cycles;
                     let cycles = task.solo_cycles_per_instr + stalls.unwrap_or_else(by_misses).max(0.0);
                     presence * misses / cycles
                 })
                 .collect();
-            let all: f64 = brings.iter().sum();
-            if all <= 0.0 {
+            let total_brought: f64 = brought_lines.iter().sum();
+            if total_brought <= 0.0 {
                 return space;
             }
-            for (held, brings) in held.iter_mut().zip(&brings) {
-                *held = 0.5 * *held + 0.5 * space * brings / all;
+            for (occupancy, brings) in occupancies.iter_mut().zip(&brought_lines) {
+                *occupancy = 0.5 * *occupancy + 0.5 * space * brings / total_brought;
             }
         }
-        held[0]
+        occupancies[0]
     }
 }
 
@@ -222,15 +222,15 @@ struct FillMask(Option<(IndexSet, u32)>);
 
 impl FillMask {
     fn fraction(&self) -> f64 {
-        self.0.as_ref().map_or(1.0, |(units, all)| f64::from(units.count().min(*all)) / f64::from((*all).max(1)))
+        self.0.as_ref().map_or(1.0, |(units, unit_count)| f64::from(units.count().min(*unit_count)) / f64::from((*unit_count).max(1)))
     }
     /// Returns the share of the cache that this mask may fill and the other may not.
     fn outside(&self, other: &Self) -> f64 {
         match (&self.0, &other.0) {
             (_, None) => 0.0,
             (None, Some(_)) => 1.0 - other.fraction(),
-            (Some((a, all)), Some((b, _))) => {
-                f64::from(a.count().saturating_sub(a.intersection(b).count())) / f64::from((*all).max(1))
+            (Some((a, unit_count)), Some((b, _))) => {
+                f64::from(a.count().saturating_sub(a.intersection(b).count())) / f64::from((*unit_count).max(1))
             }
         }
     }
@@ -246,17 +246,17 @@ impl FillMask {
 
 /// Returns the units of `cache` that a task may fill under the plan; `None` if the machine does not report their
 /// number.
-fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_>, under: &Plan) -> Option<FillMask> {
+fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_>, plan: &Plan) -> Option<FillMask> {
     let is_member = |member: &ShareMember| match member {
         ShareMember::Task(id) => *id == task,
         ShareMember::Process(id) => process == Some(*id),
     };
     // Colors apply to every cache of the level, ways to the named one.
     let holds = |share: &&CacheShare| {
-        let here = share.cache == cache.id || matches!(share.units, Units::Colors { .. });
-        here && share.members.iter().any(is_member)
+        let is_concerned = share.cache == cache.id || matches!(share.units, Units::Colors { .. });
+        is_concerned && share.members.iter().any(is_member)
     };
-    let Some(share) = under.shares.iter().find(holds) else { return Some(FillMask(None)) };
+    let Some(share) = plan.shares.iter().find(holds) else { return Some(FillMask(None)) };
     match &share.units {
         Units::Ways { mask } => Some(FillMask(Some((mask.clone(), cache.ways?)))),
         Units::Colors { allowed, .. } => {
@@ -276,53 +276,53 @@ struct CoResidency {
 }
 
 impl CoResidency {
-    fn new(topology: &Topology, tasks: &[TaskId], requested: &[TaskId], under: &Plan) -> Self {
-        let mut presence = CoResidency { cpu: BTreeMap::new(), share: BTreeMap::new(), meets: BTreeMap::new() };
+    fn new(topology: &Topology, tasks: &[TaskId], requested: &[TaskId], plan: &Plan) -> Self {
+        let mut co_residency = CoResidency { cpu: BTreeMap::new(), share: BTreeMap::new(), meets: BTreeMap::new() };
         let mut in_gangs: BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)> = BTreeMap::new();
         let mut taken_cpus = CpuSet::default();
-        for (nth, schedule) in under.gangs.iter().enumerate() {
+        for (nth, schedule) in plan.gangs.iter().enumerate() {
             taken_cpus = taken_cpus.union(&schedule.cpus);
             let turn: f64 = schedule.gangs.iter().map(|gang| f64::from(gang.slices)).sum();
             for (index, gang) in schedule.gangs.iter().enumerate() {
                 let seated: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
-                let mut free = schedule.cpus.iter().filter(|&cpu| !seated.contains(cpu));
+                let mut free_cpus = schedule.cpus.iter().filter(|&cpu| !seated.contains(cpu));
                 for &(task, cpu) in &gang.members {
-                    let Some(cpu) = cpu.or_else(|| free.next().map(CpuId)) else { continue };
-                    presence.cpu.entry(task).or_insert(cpu);
-                    let part = f64::from(gang.slices) / turn.max(1.0);
-                    *presence.share.entry(task).or_insert(0.0) += part;
-                    in_gangs.entry(task).or_insert_with(|| (nth, BTreeMap::new())).1.insert(index, part);
+                    let Some(cpu) = cpu.or_else(|| free_cpus.next().map(CpuId)) else { continue };
+                    co_residency.cpu.entry(task).or_insert(cpu);
+                    let slice_share = f64::from(gang.slices) / turn.max(1.0);
+                    *co_residency.share.entry(task).or_insert(0.0) += slice_share;
+                    in_gangs.entry(task).or_insert_with(|| (nth, BTreeMap::new())).1.insert(index, slice_share);
                 }
             }
         }
-        presence.spread(topology, tasks, under, &taken_cpus);
-        presence.count_meetings(topology, tasks, requested, &in_gangs);
-        presence
+        co_residency.spread(topology, tasks, plan, &taken_cpus);
+        co_residency.count_meetings(topology, tasks, requested, &in_gangs);
+        co_residency
     }
 
     /// Assigns tasks outside gangs to the least loaded of their CPUs, starting with the tasks that have the fewest CPUs
     /// to choose from.
-    fn spread(&mut self, topology: &Topology, tasks: &[TaskId], under: &Plan, occupied_cpus: &CpuSet) {
+    fn spread(&mut self, topology: &Topology, tasks: &[TaskId], plan: &Plan, occupied_cpus: &CpuSet) {
         let online = topology.online();
         let choice = |task: &TaskId| {
-            let allowed = under.affinity.get(task).map_or(online.clone(), |cpus| cpus.intersection(&online));
-            let outside: CpuSet = allowed.iter().filter(|&cpu| !occupied_cpus.contains(cpu)).collect();
-            if outside.is_empty() { allowed } else { outside }
+            let allowed_cpus = plan.affinity.get(task).map_or(online.clone(), |cpus| cpus.intersection(&online));
+            let outside: CpuSet = allowed_cpus.iter().filter(|&cpu| !occupied_cpus.contains(cpu)).collect();
+            if outside.is_empty() { allowed_cpus } else { outside }
         };
-        let mut free: Vec<(TaskId, CpuSet)> =
+        let mut free_tasks: Vec<(TaskId, CpuSet)> =
             tasks.iter().filter(|task| !self.cpu.contains_key(task)).map(|task| (*task, choice(task))).collect();
-        free.sort_by_key(|(task, cpus)| (cpus.count(), *task));
+        free_tasks.sort_by_key(|(task, cpus)| (cpus.count(), *task));
         let mut load: BTreeMap<u32, f64> = BTreeMap::new();
-        let weight = |task: &TaskId| under.weights.get(task).copied().unwrap_or(1.0);
+        let weight = |task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
         let shared: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.last_level).collect();
         let caches_of =
             |cpu: u32| (0..shared.len()).filter(|&index| shared[index].cpus.contains(cpu)).collect::<Vec<_>>();
         let caches: BTreeMap<u32, Vec<usize>> = online.iter().map(|cpu| (cpu, caches_of(cpu))).collect();
-        for (task, cpus) in &free {
+        for (task, cpus) in &free_tasks {
             // Summed once for each task, because with a hundred CPUs on one cache, these sums took nine tenths of a
             // forecast.
-            let on = |cache: &&Cache| cache.cpus.iter().map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
-            let loads: Vec<f64> = shared.iter().map(on).collect();
+            let load_on = |cache: &&Cache| cache.cpus.iter().map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
+            let loads: Vec<f64> = shared.iter().map(load_on).collect();
             let on_cache = |cpu: u32| caches.get(&cpu).into_iter().flatten().map(|&index| loads[index]).sum::<f64>();
             let key = |cpu: u32| (load.get(&cpu).copied().unwrap_or(0.0), on_cache(cpu));
             let minimum = cpus.iter().map(|cpu| (key(cpu), cpu)).reduce(|a, b| if b.0 < a.0 { b } else { a });
@@ -331,7 +331,7 @@ impl CoResidency {
                 self.cpu.insert(*task, CpuId(cpu));
             }
         }
-        for (task, _) in &free {
+        for (task, _) in &free_tasks {
             if let Some(cpu) = self.cpu.get(task) {
                 self.share.insert(*task, weight(task) / load[&cpu.0]);
             }
@@ -349,21 +349,21 @@ impl CoResidency {
             let Some(cache) = self.cache_of(topology, task) else { continue };
             let mut met = BTreeMap::new();
             for &other in tasks.iter().filter(|&&other| other != task) {
-                let (Some(here), Some(there)) = (self.cpu.get(&task), self.cpu.get(&other)) else { continue };
-                if !cache.cpus.contains(there.0) {
+                let (Some(own_cpu), Some(other_cpu)) = (self.cpu.get(&task), self.cpu.get(&other)) else { continue };
+                if !cache.cpus.contains(other_cpu.0) {
                     continue;
                 }
-                let together = match (in_gangs.get(&task), in_gangs.get(&other)) {
-                    (Some((a, mine)), Some((b, theirs))) if a == b => {
-                        let both: f64 =
-                            mine.iter().filter(|(gang, _)| theirs.contains_key(gang)).map(|(_, part)| part).sum();
-                        both / mine.values().sum::<f64>()
+                let meeting_share = match (in_gangs.get(&task), in_gangs.get(&other)) {
+                    (Some((a, own_gangs)), Some((b, other_gangs))) if a == b => {
+                        let common_slices: f64 =
+                            own_gangs.iter().filter(|(gang, _)| other_gangs.contains_key(gang)).map(|(_, part)| part).sum();
+                        common_slices / own_gangs.values().sum::<f64>()
                     }
-                    _ if here == there => 0.0,
+                    _ if own_cpu == other_cpu => 0.0,
                     _ => self.share.get(&other).copied().unwrap_or(0.0),
                 };
-                if together > 0.0 {
-                    met.insert(other, together);
+                if meeting_share > 0.0 {
+                    met.insert(other, meeting_share);
                 }
             }
             self.meets.insert(task, met);
@@ -380,12 +380,12 @@ impl CoResidency {
 fn miss_ratios(
     topology: &Topology,
     profiles: &Profiles,
-    presence: &CoResidency,
+    co_residency: &CoResidency,
     forecast: &Forecast,
 ) -> BTreeMap<CacheId, Estimate> {
     let mut ratios = BTreeMap::new();
     for cache in topology.last_level_caches() {
-        let on_it = |task: &&TaskId| presence.cpu.get(task).is_some_and(|cpu| cache.cpus.contains(cpu.0));
+        let on_it = |task: &&TaskId| co_residency.cpu.get(task).is_some_and(|cpu| cache.cpus.contains(cpu.0));
         let rates = profiles.keys().filter(on_it).map(|task| {
             let task_forecast = forecast.tasks.get(task)?;
             let speed = task_forecast.instr_per_cycle?.value * task_forecast.cpu_share?.value;

@@ -67,12 +67,12 @@ impl SequentialTest {
     fn factor(&self, null: f64) -> f64 {
         let Some((mean, error)) = self.mean() else { return 1.0 };
         let count = self.blocks.len() as f64;
-        let free = count - 1.0;
+        let degrees_of_freedom = count - 1.0;
         // Readings without any noise would divide by zero; a millionth is below every counter's own noise.
         let t = (mean - null) / error.max(1e-6);
         let likelihood = |effect: f64| {
             let widened = 1.0 + count * effect;
-            let fit = libm::log1p(t * t / free) - libm::log1p(t * t / (free * widened));
+            let fit = libm::log1p(t * t / degrees_of_freedom) - libm::log1p(t * t / (degrees_of_freedom * widened));
             libm::exp(0.5 * count * fit - 0.5 * libm::log(widened))
         };
         EFFECTS.iter().map(|&effect| likelihood(effect)).sum::<f64>() / EFFECTS.len() as f64
@@ -151,16 +151,16 @@ mod tests {
     }
 
     /// Runs a trial of at most this number of windows, six to a leg; speeds vary by 30 %.
-    fn tried(seed: u64, effect: f64, autocorrelation: f64, windows: u32) -> SequentialVerdict {
+    fn run_trial(seed: u64, effect: f64, autocorrelation: f64, windows: u32) -> SequentialVerdict {
         let mut noise = AutocorrelatedNoise(SplitMix64::new(seed), autocorrelation, 0.0);
         let mut blocks = BlockDesign::new(seed ^ 0x5eed);
         let mut evidence = SequentialTest::default();
         for _ in 0..windows / 24 {
             let mut sums = [0.0; 2];
             loop {
-                let new = blocks.is_new();
+                let is_new = blocks.is_new();
                 for _ in 0..6 {
-                    sums[usize::from(new)] += (0.3 * noise.next() + if new { libm::log1p(effect) } else { 0.0 }) / 12.0;
+                    sums[usize::from(is_new)] += (0.3 * noise.next() + if is_new { libm::log1p(effect) } else { 0.0 }) / 12.0;
                 }
                 if blocks.next_leg() {
                     break;
@@ -177,7 +177,7 @@ mod tests {
 
     fn share(verdicts: &[SequentialVerdict], effect: f64, autocorrelation: f64, windows: u32) -> f64 {
         let runs = 2_000;
-        let hits = (0..runs).filter(|&seed| verdicts.contains(&tried(seed, effect, autocorrelation, windows)));
+        let hits = (0..runs).filter(|&seed| verdicts.contains(&run_trial(seed, effect, autocorrelation, windows)));
         hits.count() as f64 / runs as f64
     }
 

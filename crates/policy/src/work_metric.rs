@@ -52,12 +52,12 @@ impl WorkMetric {
 pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (WorkMetric, f64)> + '_ {
     let ran_ns = task.ran_ns();
     let wanted_ns = ran_ns.saturating_add(task.run_queue_wait_ns.unwrap_or(0));
-    let wants = wanted_ns as f64 >= MIN_CPU_DEMAND * elapsed_ns as f64 && elapsed_ns > 0;
+    let wants_cpu = wanted_ns as f64 >= MIN_CPU_DEMAND * elapsed_ns as f64 && elapsed_ns > 0;
     WorkMetric::BEST_FIRST.into_iter().filter_map(move |work| {
         let count = match work {
             WorkMetric::Reported => task.progress,
             WorkMetric::Instructions => task.counts.get(CounterEvent::Instructions),
-            WorkMetric::Proxy(event) => task.counts.get(event).filter(|count| wants && *count >= MIN_EVENTS),
+            WorkMetric::Proxy(event) => task.counts.get(event).filter(|count| wants_cpu && *count >= MIN_EVENTS),
         };
         count.filter(|count| *count > 0.0).map(|count| (work, count))
     })
@@ -66,10 +66,10 @@ pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (W
 /// Returns the measure of a task's promised rate: the work that the task reports; `None` if another thread of its
 /// process reports for it; otherwise instructions.
 pub fn promised_work(task: &TaskSample, samples: &[TaskSample]) -> Option<WorkMetric> {
-    let mut others = samples.iter().filter(|other| other.process == task.process && !other.exited);
+    let mut siblings = samples.iter().filter(|sibling| sibling.process == task.process && !sibling.exited);
     match task.progress {
         Some(_) => Some(WorkMetric::Reported),
-        None => (!others.any(|other| other.progress.is_some())).then_some(WorkMetric::Instructions),
+        None => (!siblings.any(|sibling| sibling.progress.is_some())).then_some(WorkMetric::Instructions),
     }
 }
 
@@ -110,10 +110,10 @@ mod tests {
     #[test]
     fn a_promised_rate_has_its_measure() {
         let (mut first, silent) = (task(900, &[], Some(0.0)), TaskSample { task: TaskId(1), ..task(900, &[], None) });
-        let all = [first.clone(), silent.clone()];
-        assert_eq!(all.each_ref().map(|work| promised_work(work, &all)), [Some(WorkMetric::Reported), None]);
+        let samples = [first.clone(), silent.clone()];
+        assert_eq!(samples.each_ref().map(|work| promised_work(work, &samples)), [Some(WorkMetric::Reported), None]);
         first.progress = None;
-        let all = [first, silent];
-        assert_eq!(all.each_ref().map(|work| promised_work(work, &all)), [Some(WorkMetric::Instructions); 2]);
+        let samples = [first, silent];
+        assert_eq!(samples.each_ref().map(|work| promised_work(work, &samples)), [Some(WorkMetric::Instructions); 2]);
     }
 }

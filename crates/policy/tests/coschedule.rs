@@ -24,8 +24,8 @@ fn topology() -> Topology {
 
 fn capabilities(not: &[Ability]) -> Capabilities {
     let can = |ability| (ability, Support::Yes { note: None });
-    let all = [Ability::Gangs, Ability::Penalties, Ability::CountSuperSets, Ability::Affinity];
-    let abilities = all.into_iter().filter(|ability| !not.contains(ability)).map(can).collect();
+    let known_abilities = [Ability::Gangs, Ability::Penalties, Ability::CountSuperSets, Ability::Affinity];
+    let abilities = known_abilities.into_iter().filter(|ability| !not.contains(ability)).map(can).collect();
     Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: Some(1) }
 }
 
@@ -62,16 +62,16 @@ impl CoScheduleRun {
 }
 
 /// Runs windows: the machine runs the plan's first gang, and every task's profile is known from the start.
-fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, without: &[Ability]) -> CoScheduleRun {
-    run_filling(policy, parameters, profiles, windows, without, None)
+fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, missing_abilities: &[Ability]) -> CoScheduleRun {
+    run_filling(policy, parameters, profiles, windows, missing_abilities, None)
 }
 
 /// Returns the counts of the tasks that ran: their profile, and additional misses in the first window after a wait.
-fn counted(tasks: &[TaskSample], waited: &[bool], profiles: &Profiles, filling: u64) -> Vec<ProbeResult> {
-    let task_sets = |(at, task): (usize, &TaskSample)| {
+fn probe_results(tasks: &[TaskSample], has_waited: &[bool], profiles: &Profiles, filling: u64) -> Vec<ProbeResult> {
+    let task_sets = |(index, task): (usize, &TaskSample)| {
         let cpu = task.cpu?;
         let mut super_sets = profiles[&task.task].locality.activity[&CacheLevel::L2].value.clone();
-        super_sets[0].misses += if waited[at] { filling } else { 0 };
+        super_sets[0].misses += if has_waited[index] { filling } else { 0 };
         let evidence = ProbeEvidence::Activity { task: task.task, cpu, level: CacheLevel::L2, super_sets };
         Some(ProbeResult { probe: ProbeId(0), evidence, complete: true, cost_ns: Vec::new() })
     };
@@ -83,17 +83,17 @@ fn run_filling(
     parameters: &str,
     profiles: Vec<Profile>,
     windows: u64,
-    without: &[Ability],
+    missing_abilities: &[Ability],
     filling: Option<u64>,
 ) -> CoScheduleRun {
-    let (topology, capabilities) = (topology(), capabilities(without));
+    let (topology, capabilities) = (topology(), capabilities(missing_abilities));
     let mut policy = policies::build(policy, parameters, 1).unwrap();
     let mut tasks: Vec<TaskSample> = (0..profiles.len() as u32).map(task).collect();
     let profiles: Profiles =
         profiles.into_iter().enumerate().map(|(index, profile)| (TaskId(index as u32), profile)).collect();
-    let mut before = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
+    let mut previous_plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
     let mut run = CoScheduleRun { decisions: Vec::new(), ran: vec![0; tasks.len()] };
-    let mut waited = vec![true; tasks.len()];
+    let mut has_waited = vec![true; tasks.len()];
     for window in 0..windows {
         let span = TimeSpan { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
         let observation = Observation {
@@ -102,7 +102,7 @@ fn run_filling(
             end_reason: WindowEnd::Elapsed,
             tasks: tasks.clone(),
             shared_counts: Vec::new(),
-            probe_results: filling.map_or_else(Vec::new, |filling| counted(&tasks, &waited, &profiles, filling)),
+            probe_results: filling.map_or_else(Vec::new, |filling| probe_results(&tasks, &has_waited, &profiles, filling)),
             applied: AppliedPlan::default(),
         };
         let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
@@ -112,22 +112,22 @@ fn run_filling(
             capabilities,
             observation: &observation,
             profiles: &profiles,
-            previous_plan: &before,
+            previous_plan: &previous_plan,
             predictor: &predictor,
             verdicts: &(),
         };
         let decision = policy.decide(&view);
         check_plan(&decision.plan, &view).unwrap();
-        waited = tasks.iter().map(|task| task.cpu.is_none()).collect();
+        has_waited = tasks.iter().map(|task| task.cpu.is_none()).collect();
         for task in &mut tasks {
             let seats =
                 decision.plan.gangs.iter().filter_map(|schedule| schedule.gangs.first()).flat_map(|gang| &gang.members);
-            let seat: BTreeMap<TaskId, Option<CpuId>> = seats.copied().collect();
-            let cpu = seat.get(&task.task).copied().flatten();
+            let seat_of: BTreeMap<TaskId, Option<CpuId>> = seats.copied().collect();
+            let cpu = seat_of.get(&task.task).copied().flatten();
             (task.cpu, task.on_cpu_ns) = (cpu, cpu.map(|cpu| (cpu, WINDOW_NS)).into_iter().collect());
             run.ran[task.task.0 as usize] += u32::from(cpu.is_some());
         }
-        before = decision.plan.clone();
+        previous_plan = decision.plan.clone();
         run.decisions.push(decision);
     }
     run
@@ -141,8 +141,8 @@ fn halves() -> Vec<Profile> {
 #[test]
 fn different_halves_of_the_cache_run_together() {
     let run = run("activity-vector", "form = \"set\"", halves(), 40, &[]);
-    let apart = |pair: &&Vec<u32>| pair[0] < 2 && pair[1] >= 2;
-    assert_eq!(run.pairs().iter().filter(apart).count(), 40, "{:?}", run.pairs());
+    let is_split = |pair: &&Vec<u32>| pair[0] < 2 && pair[1] >= 2;
+    assert_eq!(run.pairs().iter().filter(is_split).count(), 40, "{:?}", run.pairs());
     assert_eq!(run.ran, [20; 4]);
 }
 
@@ -152,19 +152,19 @@ fn different_halves_of_the_cache_run_together() {
 fn the_whole_set_pays_for_reloads() {
     let changes = |filling: u64, parameters: &str| {
         let run = run_filling("activity-vector", parameters, halves(), 400, &[], Some(filling));
-        let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
-        assert!(most - least <= 20, "{filling}: {:?}", run.ran);
+        let (min_runs, max_runs) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
+        assert!(max_runs - min_runs <= 20, "{filling}: {:?}", run.ran);
         run.pairs().windows(2).filter(|two| two[0] != two[1]).count()
     };
     let set = "form = \"set\"";
-    let (free, cheap, dear) = (changes(0, set), changes(400, set), changes(1600, set));
-    assert!(dear > 10 && 2 * dear < cheap && 2 * cheap < free, "{free} {cheap} {dear}");
-    assert!(changes(1600, "form = \"set\"\nweights.newcomer = 0.0") >= free, "nothing to pay");
+    let (without_filling, small_filling, large_filling) = (changes(0, set), changes(400, set), changes(1600, set));
+    assert!(large_filling > 10 && 2 * large_filling < small_filling && 2 * small_filling < without_filling, "{without_filling} {small_filling} {large_filling}");
+    assert!(changes(1600, "form = \"set\"\nweights.newcomer = 0.0") >= without_filling, "nothing to pay");
     // Whatever the cost, no task waits longer than the 32 samples that a reload may weigh, twice for two, and a few
     // more.
     let run = run_filling("activity-vector", set, halves(), 2_000, &[], Some(1_000_000));
-    let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
-    assert!(*least > 900 && most - least <= 70, "{:?}", run.ran);
+    let (min_runs, max_runs) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
+    assert!(*min_runs > 900 && max_runs - min_runs <= 70, "{:?}", run.ran);
     // The paper's form has no such cost.
     assert_eq!(changes(1600, ""), changes(0, ""));
 }
@@ -177,11 +177,11 @@ fn the_literal_form_replaces_one_at_a_time() {
     for two in pairs.windows(2) {
         assert!(two[0].iter().any(|task| two[1].contains(task)), "{two:?}");
     }
-    let apart = pairs.iter().filter(|pair| pair[0] < 2 && pair[1] >= 2).count();
-    assert!(apart > pairs.len() * 2 / 3, "a chance of 2 in 3 without looking, {apart} of {}", pairs.len());
+    let split_count = pairs.iter().filter(|pair| pair[0] < 2 && pair[1] >= 2).count();
+    assert!(split_count > pairs.len() * 2 / 3, "a chance of 2 in 3 without looking, {split_count} of {}", pairs.len());
     // Scores differ by 4 bits at most, and a sample weighs 4, so no task falls more than one or two samples behind.
-    let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
-    assert!(most - least <= 2, "{:?}", run.ran);
+    let (min_runs, max_runs) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
+    assert!(max_runs - min_runs <= 2, "{:?}", run.ran);
 }
 
 /// With the samples' weight alone, do all tasks take turns, whatever the evidence?
@@ -190,8 +190,8 @@ fn without_weights_it_is_a_round_robin() {
     let nothing = "[weights]\nlast_level_miss = 0.0";
     for profiles in [halves(), vec![Profile::default(); 4]] {
         let run = run("activity-vector", nothing, profiles, 41, &[]);
-        let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
-        assert!(most - least <= 1, "{:?}", run.ran);
+        let (min_runs, max_runs) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
+        assert!(max_runs - min_runs <= 1, "{:?}", run.ran);
         assert!(run.decisions[0].plan.probes.is_empty());
     }
 }
@@ -199,8 +199,8 @@ fn without_weights_it_is_a_round_robin() {
 /// Is the Linux form advice about exactly the pairs that share bits, and is it used on machines without gangs?
 #[test]
 fn advice_names_the_pairs_that_share_bits() {
-    for (parameters, without) in [("form = \"advice\"", vec![]), ("", vec![Ability::Gangs])] {
-        let run = run("activity-vector", parameters, halves(), 1, &without);
+    for (parameters, missing_abilities) in [("form = \"advice\"", vec![]), ("", vec![Ability::Gangs])] {
+        let run = run("activity-vector", parameters, halves(), 1, &missing_abilities);
         let penalty = |a, b| CoRunPenalty { tasks: (TaskId(a), TaskId(b)), penalty: 4.0 };
         assert_eq!(run.decisions[0].plan.penalties, [penalty(0, 1), penalty(2, 3)]);
         assert!(run.decisions[0].plan.gangs.is_empty());
@@ -210,11 +210,11 @@ fn advice_names_the_pairs_that_share_bits() {
 /// Do counters pair tasks that miss much with tasks that miss little, while vectors find all of them busy?
 #[test]
 fn counters_pair_much_with_little() {
-    let missing = |rate: f64| {
+    let miss_rate = |rate: f64| {
         Profile::default()
             .with_rates(RateFacts { observed_misses_per_kilo_instr: Some(Fact::oracle(rate)), ..RateFacts::default() })
     };
-    let tasks = vec![missing(30.0), missing(30.0), missing(1.0), missing(1.0)];
+    let tasks = vec![miss_rate(30.0), miss_rate(30.0), miss_rate(1.0), miss_rate(1.0)];
     let run = run("counter-driven", "form = \"set\"", tasks, 40, &[]);
     assert!(run.pairs().iter().all(|pair| pair[0] < 2 && pair[1] >= 2), "{:?}", run.pairs());
     assert_eq!(run.ran, [20; 4]);
@@ -223,8 +223,8 @@ fn counters_pair_much_with_little() {
 /// Is the probe requested for the weighted level only, and not at all if the machine cannot count?
 #[test]
 fn only_weighted_levels_are_watched() {
-    let probes = |without: &[Ability]| {
-        let run = run("activity-vector", "super_sets = 8", halves(), 1, without);
+    let probes = |missing_abilities: &[Ability]| {
+        let run = run("activity-vector", "super_sets = 8", halves(), 1, missing_abilities);
         run.decisions[0].plan.probes.clone()
     };
     let requests = probes(&[]);
@@ -242,15 +242,15 @@ fn lagging_tasks_get_no_advice() {
         let (topology, capabilities) = (topology(), capabilities(&[]));
         let mut policy = policies::build("activity-vector", parameters, 1).unwrap();
         let profiles: Profiles = (0u32..).map(TaskId).zip(halves()).collect();
-        let before = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
+        let previous_plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
         let mut last = Vec::new();
         for window in 0..windows {
             let mut tasks: Vec<TaskSample> = (0..4).map(task).collect();
-            for (at, cpu) in [(0, 0), (2, 1)] {
-                tasks[at].on_cpu_ns = vec![(CpuId(cpu), WINDOW_NS)];
+            for (index, cpu) in [(0, 0), (2, 1)] {
+                tasks[index].on_cpu_ns = vec![(CpuId(cpu), WINDOW_NS)];
             }
             let span = TimeSpan { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
-            let (ended, in_force) = (WindowEnd::Elapsed, AppliedPlan::default());
+            let (ended, applied) = (WindowEnd::Elapsed, AppliedPlan::default());
             let (places, answers) = (Vec::new(), Vec::new());
             let observation = Observation {
                 window,
@@ -259,16 +259,16 @@ fn lagging_tasks_get_no_advice() {
                 tasks,
                 shared_counts: places,
                 probe_results: answers,
-                applied: in_force,
+                applied,
             };
             let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
-            let (topology, capabilities, seen) = (&topology, &capabilities, &observation);
+            let (topology, capabilities, observed) = (&topology, &capabilities, &observation);
             let view = View {
                 topology,
                 capabilities,
-                observation: seen,
+                observation: observed,
                 profiles: &profiles,
-                previous_plan: &before,
+                previous_plan: &previous_plan,
                 predictor: &predictor,
                 verdicts: &(),
             };

@@ -36,7 +36,7 @@ fn task(id: u32, priority: Option<f64>) -> TaskSample {
     }
 }
 
-fn seen(tasks: Vec<TaskSample>) -> Observation {
+fn observation(tasks: Vec<TaskSample>) -> Observation {
     let span = TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None };
     Observation {
         window: 0,
@@ -54,9 +54,9 @@ fn decide(
     caches: u32,
     tasks: Vec<TaskSample>,
     profiles: &Profiles,
-    before: &Plan,
+    previous_plan: &Plan,
 ) -> Decision {
-    decide_where(BTreeMap::new(), policy, caches, tasks, profiles, before)
+    decide_where(BTreeMap::new(), policy, caches, tasks, profiles, previous_plan)
 }
 
 fn decide_where(
@@ -65,16 +65,16 @@ fn decide_where(
     caches: u32,
     tasks: Vec<TaskSample>,
     profiles: &Profiles,
-    before: &Plan,
+    previous_plan: &Plan,
 ) -> Decision {
     let capabilities = Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
-    let (topology, seen) = (topology(caches), seen(tasks));
+    let (topology, observation) = (topology(caches), observation(tasks));
     let view = View {
         topology: &topology,
         capabilities: &capabilities,
-        observation: &seen,
+        observation: &observation,
         profiles,
-        previous_plan: before,
+        previous_plan,
         predictor: &REFERENCE,
         verdicts: &(),
     };
@@ -98,9 +98,9 @@ fn idle() -> Plan {
 }
 
 /// Returns the other tasks on the cache of a task.
-fn beside(plan: &Plan, task: u32) -> Vec<u32> {
-    let own = &plan.affinity[&TaskId(task)];
-    plan.affinity.iter().filter(|(other, cpus)| other.0 != task && *cpus == own).map(|(other, _)| other.0).collect()
+fn co_runners(plan: &Plan, task: u32) -> Vec<u32> {
+    let own_cpus = &plan.affinity[&TaskId(task)];
+    plan.affinity.iter().filter(|(other_task, cpus)| other_task.0 != task && *cpus == own_cpus).map(|(other_task, _)| other_task.0).collect()
 }
 
 /// Are two heavy programs that the machine's scheduler put on one cache separated by one exchange, with a reason?
@@ -110,7 +110,7 @@ fn two_heavy_programs_are_separated_by_one_exchange() {
     for form in ["central", "distributed"] {
         let mut dio = build("dio", &format!("form = \"{form}\""), 1).unwrap();
         let decision = decide(dio.as_mut(), 2, tasks.clone(), &observed(&[30.0, 25.0, 1.0, 0.1]), &idle());
-        assert_eq!(beside(&decision.plan, 0), [3], "{form}: {decision:?}");
+        assert_eq!(co_runners(&decision.plan, 0), [3], "{form}: {decision:?}");
         let stays = |id: u32| decision.plan.affinity[&TaskId(id)].contains(id);
         assert_eq!((0..4).filter(|&id| stays(id)).count(), 2, "{form}: two of four move");
         assert!(
@@ -118,9 +118,9 @@ fn two_heavy_programs_are_separated_by_one_exchange() {
             "{form}: {:?}",
             decision.reasons
         );
-        let again = decide(dio.as_mut(), 2, tasks.clone(), &observed(&[29.0, 26.0, 1.1, 0.1]), &decision.plan);
-        assert_eq!(again.plan.affinity, decision.plan.affinity, "{form}: noise moves no task");
-        assert!(again.reasons.is_empty());
+        let second_decision = decide(dio.as_mut(), 2, tasks.clone(), &observed(&[29.0, 26.0, 1.1, 0.1]), &decision.plan);
+        assert_eq!(second_decision.plan.affinity, decision.plan.affinity, "{form}: noise moves no task");
+        assert!(second_decision.reasons.is_empty());
     }
 }
 
@@ -135,7 +135,7 @@ fn prefetched_lines_count_as_reads() {
     }
     let beside_the_first = |counted: &str, profiles: &Profiles| {
         let mut dio = build("dio", &format!("counted = \"{counted}\""), 1).unwrap();
-        beside(&decide(dio.as_mut(), 2, tasks.clone(), profiles, &idle()).plan, 0)
+        co_runners(&decide(dio.as_mut(), 2, tasks.clone(), profiles, &idle()).plan, 0)
     };
     assert_eq!(beside_the_first("misses", &both), [3]);
     assert_eq!(beside_the_first("memory-reads", &both), [3]);
@@ -160,7 +160,7 @@ fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
     let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
     let neighbor = |parameters: &str, profiles: &Profiles| {
         let mut di = build("di", parameters, 1).unwrap();
-        beside(&decide(di.as_mut(), 2, tasks.clone(), profiles, &idle()).plan, 0)
+        co_runners(&decide(di.as_mut(), 2, tasks.clone(), profiles, &idle()).plan, 0)
     };
     assert_eq!(neighbor("", &all), [3]);
     assert_eq!(neighbor("recorded_on = \"whole\"", &all), [2]);
@@ -174,17 +174,17 @@ fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
 #[test]
 fn priorities_bring_quiet_neighbors() {
     let rates = observed(&[30.0, 20.0, 10.0, 8.0, 6.0, 4.0, 2.0, 1.0]);
-    let with = |priorities: &[(u32, f64)]| {
-        let given = |id| priorities.iter().find(|(task, _)| *task == id).map(|(_, priority)| *priority);
-        let tasks = (0..8).map(|id| task(id, given(id))).collect();
+    let plan_with = |priorities: &[(u32, f64)]| {
+        let priority_of = |id| priorities.iter().find(|(task, _)| *task == id).map(|(_, priority)| *priority);
+        let tasks = (0..8).map(|id| task(id, priority_of(id))).collect();
         decide(build("dio", "", 1).unwrap().as_mut(), 4, tasks, &rates, &idle()).plan
     };
-    assert_eq!(beside(&with(&[]), 4), [3], "without a priority");
-    assert_eq!(beside(&with(&[(4, 5.0)]), 4), [7]);
-    let both = with(&[(4, 5.0), (5, 5.0)]);
-    assert!(!beside(&both, 4).contains(&5), "{both:?}");
+    assert_eq!(co_runners(&plan_with(&[]), 4), [3], "without a priority");
+    assert_eq!(co_runners(&plan_with(&[(4, 5.0)]), 4), [7]);
+    let two_priorities = plan_with(&[(4, 5.0), (5, 5.0)]);
+    assert!(!co_runners(&two_priorities, 4).contains(&5), "{two_priorities:?}");
     let rates = [30.0, 20.0, 10.0, 8.0, 6.0, 4.0, 2.0, 1.0];
-    assert!(beside(&both, 4).iter().chain(&beside(&both, 5)).all(|&other| rates[other as usize] <= 2.0), "{both:?}");
+    assert!(co_runners(&two_priorities, 4).iter().chain(&co_runners(&two_priorities, 5)).all(|&co_runner| rates[co_runner as usize] <= 2.0), "{two_priorities:?}");
 }
 
 /// Does DI use the solo rate on half of this machine's cache, or on the whole cache if configured, and DIO the counted
@@ -198,17 +198,17 @@ fn di_reads_profiles_and_dio_counters() {
         *profile = std::mem::take(profile).with_misses(CacheLevel::L2, curve, FactSource::ExactTrace);
     }
     let tasks: Vec<TaskSample> = [0, 1, 2, 3].map(|id| task(id, None)).to_vec();
-    let by = |name: &str, parameters: &str, profiles: &Profiles| {
+    let decision_of = |name: &str, parameters: &str, profiles: &Profiles| {
         decide(build(name, parameters, 1).unwrap().as_mut(), 2, tasks.clone(), profiles, &idle())
     };
-    let own = |name: &str, parameters: &str| {
-        let why = by(name, parameters, &profiles).reasons;
-        why.iter().find(|reason| reason.tasks == [TaskId(0)]).map(|reason| reason.numbers[0].1)
+    let first_intensity = |name: &str, parameters: &str| {
+        let reasons = decision_of(name, parameters, &profiles).reasons;
+        reasons.iter().find(|reason| reason.tasks == [TaskId(0)]).map(|reason| reason.numbers[0].1)
     };
-    let intensities = [own("di", ""), own("di", "recorded_on = \"whole\""), own("dio", "")];
+    let intensities = [first_intensity("di", ""), first_intensity("di", "recorded_on = \"whole\""), first_intensity("dio", "")];
     assert_eq!(intensities, [Some(90.0), Some(40.0), Some(1.0)]);
     profiles.values_mut().for_each(|profile| profile.locality = LocalityFacts::default());
-    assert!(by("di", "", &profiles).plan.affinity.is_empty(), "no profile, no move");
+    assert!(decision_of("di", "", &profiles).plan.affinity.is_empty(), "no profile, no move");
 }
 
 /// Without any counter, is the intensity from probes used, and never mixed with counted rates?
@@ -222,7 +222,7 @@ fn without_counters_the_intensity_from_outside_serves() {
         profiles.insert(TaskId(id as u32), profile);
     }
     let mut dio = build("dio", "", 1).unwrap();
-    assert_eq!(beside(&decide(dio.as_mut(), 2, tasks.clone(), &profiles, &idle()).plan, 0), [3]);
+    assert_eq!(co_runners(&decide(dio.as_mut(), 2, tasks.clone(), &profiles, &idle()).plan, 0), [3]);
     profiles.entry(TaskId(0)).or_default().rates.observed_misses_per_kilo_instr = Some(Fact::oracle(5.0));
     let plan = decide(build("dio", "", 1).unwrap().as_mut(), 2, tasks, &profiles, &idle()).plan;
     assert_eq!(plan.affinity.keys().copied().collect::<Vec<_>>(), [TaskId(0)], "only what is counted is placed");
@@ -235,16 +235,16 @@ fn without_counters_and_probes_recorded_rates_serve() {
     let curve = |rate| vec![(1 << 20, Estimate::exact(2.0 * rate)), (8 << 20, Estimate::exact(rate))];
     let profile = |rate| with_misses(curve(rate));
     let mut profiles: Profiles = (0..4).map(|id| (TaskId(id), profile([20.0, 10.0, 1.0, 0.5][id as usize]))).collect();
-    let none = Support::No { reason: "no PMU".to_string(), remedy: None };
-    let decide = |none: Option<&Support>, profiles: &Profiles| {
-        let abilities = none.map(|none| (Ability::CountPerTask, none.clone())).into_iter().collect();
+    let no_counters = Support::No { reason: "no PMU".to_string(), remedy: None };
+    let decide = |support: Option<&Support>, profiles: &Profiles| {
+        let abilities = support.map(|support| (Ability::CountPerTask, support.clone())).into_iter().collect();
         let mut dio = build("dio", "", 1).unwrap();
         decide_where(abilities, dio.as_mut(), 2, tasks.clone(), profiles, &idle()).plan
     };
-    assert_eq!(beside(&decide(Some(&none), &profiles), 0), [3]);
+    assert_eq!(co_runners(&decide(Some(&no_counters), &profiles), 0), [3]);
     assert!(decide(None, &profiles).affinity.is_empty(), "counters will come");
     profiles.get_mut(&TaskId(1)).unwrap().contention.intensity = Some(Fact::oracle(0.5));
-    let plan = decide(Some(&none), &profiles);
+    let plan = decide(Some(&no_counters), &profiles);
     assert!(!plan.affinity.contains_key(&TaskId(0)), "kinds are not mixed: {:?}", plan.affinity);
 }
 
@@ -254,8 +254,8 @@ fn best_and_worst_follow_the_matrix() {
     let matrix = "slowdowns = [[0.4801, 0.6563, 0.02, 0.0211], [0.2475, 0.4539, 0.0123, 0.0111], \
                   [0.0267, 0.0448, -0.0101, -0.0121], [0.0148, 0.0345, -0.0119, -0.0093]]";
     let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
-    let by =
+    let plan_of =
         |name: &str| decide(build(name, matrix, 1).unwrap().as_mut(), 2, tasks.clone(), &Profiles::new(), &idle()).plan;
-    assert_eq!(beside(&by("best-by-matrix"), 0), [2]);
-    assert_eq!(beside(&by("worst-by-matrix"), 0), [1]);
+    assert_eq!(co_runners(&plan_of("best-by-matrix"), 0), [2]);
+    assert_eq!(co_runners(&plan_of("worst-by-matrix"), 0), [1]);
 }

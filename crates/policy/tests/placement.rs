@@ -36,8 +36,8 @@ fn the_published_matrix_gives_the_published_schedules() {
     assert_eq!((percent(placed.plan), percent(placed.best), percent(placed.worst)), (2.3075, 2.3075, 21.995));
     assert!((percent(placed.random) - (2.3075 + 2.325 + 21.995) / 3.0).abs() < 1e-9);
     assert_eq!((placed.method, percent(placed.gap)), (SolverMethod::Matching, 0.0));
-    let beside: Vec<&str> = placed.programs.iter().map(|program| program.co_runners[0].as_str()).collect();
-    assert_eq!(beside, ["gamess", "namd", "mcf", "milc"]);
+    let co_runners: Vec<&str> = placed.programs.iter().map(|program| program.co_runners[0].as_str()).collect();
+    assert_eq!(co_runners, ["gamess", "namd", "mcf", "milc"]);
     assert_ne!(placed.programs[0].cache, placed.programs[1].cache);
     let reasons: Vec<&str> = placed.programs.iter().map(|program| program.reason.as_str()).collect();
     assert_eq!(
@@ -67,9 +67,9 @@ fn odd_counts_copies_and_other_machines_are_placed() {
     let one_cache = plan("mcf milc gamess namd", "niagara-2core");
     assert_eq!(one_cache.plan, one_cache.worst);
     assert!(one_cache.programs[0].reason.contains("no choice"), "{}", one_cache.programs[0].reason);
-    let turns = plan("mcf milc gamess namd mcf", "xeon-x5365-4");
-    assert!(turns.programs.iter().any(|program| !program.shares_cpu_with.is_empty()));
-    assert!(turns.programs.iter().any(|program| program.reason.contains("takes turns")));
+    let crowded_plan = plan("mcf milc gamess namd mcf", "xeon-x5365-4");
+    assert!(crowded_plan.programs.iter().any(|program| !program.shares_cpu_with.is_empty()));
+    assert!(crowded_plan.programs.iter().any(|program| program.reason.contains("takes turns")));
     let sixteen = ["mcf milc gamess namd"; 4].join(" ");
     assert_eq!(plan(&sixteen, "epyc-7763").programs.len(), 16);
     let single = plan("mcf", "xeon-x5365-4");
@@ -80,11 +80,11 @@ fn odd_counts_copies_and_other_machines_are_placed() {
 #[test]
 fn seats_are_cores_first() {
     let topology = load_topology("power5-2x2x2").unwrap();
-    let few = cache_seats(&topology, 4).unwrap();
-    assert_eq!(few.iter().map(|cache| cache.cpus.len()).collect::<Vec<_>>(), [2, 2]);
-    assert_eq!(few[1].cpus, [CpuId(4), CpuId(6)]);
-    let many = cache_seats(&topology, 5).unwrap();
-    assert_eq!(many[0].cpus, [CpuId(0), CpuId(2), CpuId(1), CpuId(3)]);
+    let four_seats = cache_seats(&topology, 4).unwrap();
+    assert_eq!(four_seats.iter().map(|cache| cache.cpus.len()).collect::<Vec<_>>(), [2, 2]);
+    assert_eq!(four_seats[1].cpus, [CpuId(4), CpuId(6)]);
+    let five_seats = cache_seats(&topology, 5).unwrap();
+    assert_eq!(five_seats[0].cpus, [CpuId(0), CpuId(2), CpuId(1), CpuId(3)]);
     let mut offline = topology.clone();
     offline.cpus[4].online = false;
     assert_eq!(cache_seats(&offline, 4).unwrap()[1].cpus, [CpuId(5), CpuId(6)]);

@@ -60,22 +60,22 @@ fn slower(forecast: &Forecast, task: u32) -> f64 {
 /// Does a program alone on a cache not slow down, and does a stream slow a sensitive one only on the same cache?
 #[test]
 fn alone_is_free_and_a_stream_hurts_its_neighbor() {
-    let apart = forecast(vec![sensitive(), stream()], &pinned(&["0-1", "2-3"]));
-    assert_eq!((slower(&apart, 0), slower(&apart, 1)), (0.0, 0.0));
-    let beside = forecast(vec![sensitive(), stream()], &pinned(&["0", "1"]));
-    assert!(slower(&beside, 0) > 0.3, "{beside:?}");
-    assert!(slower(&beside, 1).abs() < 1e-9, "a stream has nothing to lose");
-    assert!(beside.cache_miss_ratio[&CacheId(0)].value > apart.cache_miss_ratio[&CacheId(0)].value);
+    let split_forecast = forecast(vec![sensitive(), stream()], &pinned(&["0-1", "2-3"]));
+    assert_eq!((slower(&split_forecast, 0), slower(&split_forecast, 1)), (0.0, 0.0));
+    let shared_forecast = forecast(vec![sensitive(), stream()], &pinned(&["0", "1"]));
+    assert!(slower(&shared_forecast, 0) > 0.3, "{shared_forecast:?}");
+    assert!(slower(&shared_forecast, 1).abs() < 1e-9, "a stream has nothing to lose");
+    assert!(shared_forecast.cache_miss_ratio[&CacheId(0)].value > split_forecast.cache_miss_ratio[&CacheId(0)].value);
     assert_eq!(forecast(vec![sensitive(), stream()], &Plan::idle(WindowLength::Time { ns: 1 })).unknown, []);
 }
 
 /// Does each of two equal programs hold half?
 #[test]
 fn equals_share_equally() {
-    let both = forecast(vec![sensitive(), sensitive()], &pinned(&["0", "1"]));
-    let half = both.tasks[&TaskId(0)].misses_per_kilo_instr.unwrap().value;
+    let equal_forecast = forecast(vec![sensitive(), sensitive()], &pinned(&["0", "1"]));
+    let half = equal_forecast.tasks[&TaskId(0)].misses_per_kilo_instr.unwrap().value;
     assert!((half - 10.25).abs() < 1e-6, "{half}");
-    assert_eq!(both.tasks[&TaskId(0)], both.tasks[&TaskId(1)]);
+    assert_eq!(equal_forecast.tasks[&TaskId(0)], equal_forecast.tasks[&TaskId(1)]);
 }
 
 /// Do ways protect from a stream, and do turns in gangs separate the two programs?
@@ -94,11 +94,11 @@ fn shares_and_gangs_separate() {
     assert!((misses - (0.5 + 19.5 / 8.0)).abs() < 1e-9, "14 of 16 ways: {misses}");
 
     let gang = |task| Gang { members: vec![(TaskId(task), None)], slices: 1 + task };
-    let mut turns = pinned(&["0-1", "0-1"]);
-    turns.gangs.push(GangSchedule { cpus: "0-1".parse().unwrap(), slice_ns: 1, gangs: vec![gang(0), gang(1)] });
-    let turns = forecast(vec![sensitive(), stream()], &turns);
-    assert_eq!(slower(&turns, 0), 0.0);
-    assert!((turns.tasks[&TaskId(1)].cpu_share.unwrap().value - 2.0 / 3.0).abs() < 1e-12);
+    let mut gang_plan = pinned(&["0-1", "0-1"]);
+    gang_plan.gangs.push(GangSchedule { cpus: "0-1".parse().unwrap(), slice_ns: 1, gangs: vec![gang(0), gang(1)] });
+    let gang_forecast = forecast(vec![sensitive(), stream()], &gang_plan);
+    assert_eq!(slower(&gang_forecast, 0), 0.0);
+    assert!((gang_forecast.tasks[&TaskId(1)].cpu_share.unwrap().value - 2.0 / 3.0).abs() < 1e-12);
 }
 
 /// Do colors, which belong to processes and apply to every cache of the level, separate the two as well?

@@ -40,8 +40,8 @@ fn profile(program: &EndlessProgram) -> Profile {
         ..ProfileSettings::new(CacheLevel::L2, LINES * LINE_BYTES, WAYS, LINE_BYTES)
     };
     let (mut builder, mut random) = (ProfileBuilder::new(settings).unwrap(), SplitMix64::new(17));
-    let access = |at| {
-        let line = (program.pattern)(at, &mut random);
+    let access = |position| {
+        let line = (program.pattern)(position, &mut random);
         ProgramAccess { line, instructions: program.instructions, store: false, thread: 0 }
     };
     let accesses: Vec<ProgramAccess> = (0..ACCESSES as u64).map(access).collect();
@@ -55,16 +55,16 @@ fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
     let shape = CacheGeometry::from_bytes(LINES * LINE_BYTES, LINE_BYTES, WAYS, 1).unwrap();
     let mut cache = CacheSim::new(shape, Replacement::Lru).unwrap();
     let n = programs.len();
-    let mut randoms: Vec<SplitMix64> = (0..n as u64).map(|at| SplitMix64::new(1000 + at)).collect();
-    let (mut at, mut clock) = (vec![0u64; n], vec![0.0f64; n]);
+    let mut randoms: Vec<SplitMix64> = (0..n as u64).map(|index| SplitMix64::new(1000 + index)).collect();
+    let (mut positions, mut clock) = (vec![0u64; n], vec![0.0f64; n]);
     let (mut cycles, mut accesses, mut misses) = (vec![0.0; n], vec![0u64; n], vec![0u64; n]);
     for step in 0..ACCESSES {
         let next = (0..n).min_by(|&a, &b| clock[a].total_cmp(&clock[b])).unwrap();
         // Each program has its own region, spread evenly over all sets.
-        let line = ((next as u64) << 32) + (programs[next].pattern)(at[next], &mut randoms[next]);
+        let line = ((next as u64) << 32) + (programs[next].pattern)(positions[next], &mut randoms[next]);
         let missed = cache.push(&[line]);
         let spent = programs[next].instructions as f64 + missed as f64 * MISS_CYCLES;
-        at[next] += 1;
+        positions[next] += 1;
         clock[next] += spent;
         if step >= ACCESSES / 5 {
             cycles[next] += spent;
@@ -111,8 +111,8 @@ fn miss_ratios_and_run_times_of_groups_are_as_simulated() {
         }
     }
     let mean = off.iter().sum::<f64>() / off.len() as f64;
-    let found = format!("miss ratio off by at most {worst_ratio:.3?}, run time {worst_time:.3?}, mean {mean:.4}");
-    println!("{found}");
-    assert!(worst_ratio[0] < 0.05 && worst_time[0] < 0.08, "{found}");
-    assert!(worst_ratio[1] < 0.10 && worst_time[1] < 0.15 && mean < 0.02, "{found}");
+    let summary = format!("miss ratio off by at most {worst_ratio:.3?}, run time {worst_time:.3?}, mean {mean:.4}");
+    println!("{summary}");
+    assert!(worst_ratio[0] < 0.05 && worst_time[0] < 0.08, "{summary}");
+    assert!(worst_ratio[1] < 0.10 && worst_time[1] < 0.15 && mean < 0.02, "{summary}");
 }

@@ -139,7 +139,7 @@ impl StudyPage {
             label: format!("{} {}", size_text(self.cache.size_bytes), self.cache.level),
             at: size,
         };
-        let all = Chart {
+        let combined_chart = Chart {
             x: Axis::bytes("cache to itself"),
             y: spread_axis(label, &series),
             series: series.clone(),
@@ -158,7 +158,7 @@ impl StudyPage {
         html! {
             h2 { "Miss-rate curves" }
             p.soft { "How often each program misses with a cache of the given size to itself. Rest the pointer on a point for its value." }
-            (all.inline())
+            (combined_chart.inline())
             details open[series.len() <= 12] {
                 summary { "Each on its own scale" }
                 div.small { @for single in series { (alone(single).inline()) } }
@@ -180,7 +180,7 @@ impl StudyPage {
                         (cache.ways) "-way, " (cache.line_bytes) "-byte lines, " (cache.cpus_each) " CPUs each"
                     }
                 }
-                @for (subject, words) in &self.method { dt { (subject) } dd { (words) } }
+                @for (subject, description) in &self.method { dt { (subject) } dd { (description) } }
             }
             @if !commands.is_empty() {
                 details {
@@ -197,12 +197,12 @@ fn spread_axis(label: &str, series: &[Series]) -> Axis {
     let peak = |single: &Series| single.points.iter().map(|point| point.y).fold(0.0, f64::max);
     let mut peaks: Vec<f64> = series.iter().map(peak).collect();
     peaks.sort_by(f64::total_cmp);
-    let (Some(&most), Some(&middle)) = (peaks.last(), peaks.get(peaks.len() / 2)) else { return Axis::linear(label) };
-    if most <= 8.0 * middle || middle <= 0.0 {
+    let (Some(&highest_peak), Some(&middle)) = (peaks.last(), peaks.get(peaks.len() / 2)) else { return Axis::linear(label) };
+    if highest_peak <= 8.0 * middle || middle <= 0.0 {
         return Axis::linear(label);
     }
-    let shown = series.iter().flat_map(|single| &single.points).map(|point| point.y).filter(|y| *y > most / 1e5);
-    Axis::log(label).with_range(shown.fold(most, f64::min) / 1.3, most * 1.3)
+    let shown = series.iter().flat_map(|single| &single.points).map(|point| point.y).filter(|y| *y > highest_peak / 1e5);
+    Axis::log(label).with_range(shown.fold(highest_peak, f64::min) / 1.3, highest_peak * 1.3)
 }
 
 fn render_cost(value: Option<f64>, unit: &str) -> String {
@@ -224,9 +224,9 @@ fn severity(value: Option<f64>, unit: &str) -> &'static str {
 
 fn plan_section(plan: &PlanResult) -> Markup {
     let programs = || plan.caches.iter().flat_map(|cache| &cache.programs);
-    let most = programs().filter_map(|p| p.slowdown).fold(0.0, f64::max);
+    let largest_slowdown = programs().filter_map(|p| p.slowdown).fold(0.0, f64::max);
     let bar = |value: Option<f64>| match value {
-        Some(value) if most > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / most * 3.0),
+        Some(value) if largest_slowdown > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / largest_slowdown * 3.0),
         _ => "width:0".to_string(),
     };
     html! {
@@ -270,9 +270,9 @@ fn alternatives(plan: &PlanResult) -> Markup {
         ("a random one, on average", expected.random),
         ("the worst", expected.worst),
     ];
-    let most = rows.iter().filter_map(|row| row.1).fold(0.0, f64::max);
+    let largest_slowdown = rows.iter().filter_map(|row| row.1).fold(0.0, f64::max);
     let width = |value: Option<f64>| match value {
-        Some(value) if most > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / most * 5.5),
+        Some(value) if largest_slowdown > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / largest_slowdown * 5.5),
         _ => "width:0".to_string(),
     };
     let measure = if plan.unit == "percent" { "mean slowdown" } else { "mean weight" };

@@ -27,6 +27,6 @@ pub fn render_page(title: &str, main: &Markup) -> String {
 }
 
 /// A wide part, such as a table, that scrolls separately, with the keyboard as well.
-pub fn scroll_box(label: &str, part: &Markup) -> Markup {
-    html! { div.scroll tabindex="0" role="region" aria-label=(label) { (part) } }
+pub fn scroll_box(label: &str, content: &Markup) -> Markup {
+    html! { div.scroll tabindex="0" role="region" aria-label=(label) { (content) } }
 }

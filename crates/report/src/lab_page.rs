@@ -97,13 +97,13 @@ impl LabResult {
     }
 
     fn scenarios(&self) -> Vec<&str> {
-        let mut all = Vec::new();
+        let mut scenarios = Vec::new();
         for line in &self.lines {
-            if !all.contains(&line.scenario()) {
-                all.push(line.scenario());
+            if !scenarios.contains(&line.scenario()) {
+                scenarios.push(line.scenario());
             }
         }
-        all
+        scenarios
     }
 
     fn pairs_section(&self) -> Markup {

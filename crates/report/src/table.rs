@@ -74,8 +74,8 @@ pub(crate) fn width(text: &str) -> usize {
 }
 
 /// The text, padded with blanks to `to` columns.
-pub(crate) fn pad(text: &str, to: usize, align: Align) -> String {
-    let blanks = " ".repeat(to.saturating_sub(width(text)));
+pub(crate) fn pad(text: &str, columns: usize, align: Align) -> String {
+    let blanks = " ".repeat(columns.saturating_sub(width(text)));
     match align {
         Align::Left => format!("{text}{blanks}"),
         Align::Right => format!("{blanks}{text}"),

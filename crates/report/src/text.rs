@@ -78,19 +78,19 @@ impl EscapedText {
     /// idempotent.
     pub fn output(text: &str) -> Self {
         let mut escaped = String::with_capacity(text.len());
-        let mut rest = text;
-        while let Some(at) = rest.find(is_acting) {
-            let (before, from) = rest.split_at(at);
-            escaped.push_str(before);
-            let sequence_length = color_sequence(from);
-            escaped.push_str(&from[..sequence_length]);
-            let mut after = from[sequence_length..].chars();
+        let mut remaining_text = text;
+        while let Some(index) = remaining_text.find(is_acting) {
+            let (plain_text, sequence) = remaining_text.split_at(index);
+            escaped.push_str(plain_text);
+            let sequence_length = color_sequence(sequence);
+            escaped.push_str(&sequence[..sequence_length]);
+            let mut following_chars = sequence[sequence_length..].chars();
             if sequence_length == 0 {
-                escaped.extend(after.next().into_iter().flat_map(char::escape_unicode));
+                escaped.extend(following_chars.next().into_iter().flat_map(char::escape_unicode));
             }
-            rest = after.as_str();
+            remaining_text = following_chars.as_str();
         }
-        EscapedText(escaped + rest)
+        EscapedText(escaped + remaining_text)
     }
 
     /// One line, such as a message of a log, in which line ends are escaped as well.
@@ -172,8 +172,8 @@ pub fn number(value: f64) -> String {
 
 /// Removes trailing zeros after the point, and a minus before zero.
 pub(crate) fn trim_lines(text: String) -> String {
-    let cut = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    if cut == "-0" { "0".to_string() } else { cut.to_string() }
+    let trimmed_text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    if trimmed_text == "-0" { "0".to_string() } else { trimmed_text.to_string() }
 }
 
 /// The value, or a dash if there is none.

@@ -175,13 +175,13 @@ impl WhatIfResult {
     /// The difference of each program under each policy from the first policy, and the policies' means over time on one
     /// axis.
     fn differences_section(&self) -> Markup {
-        let Some((first, others)) = self.policies.split_first().filter(|(_, others)| !others.is_empty()) else {
+        let Some((first, others)) = self.policies.split_first().filter(|(_, other_policies)| !other_policies.is_empty()) else {
             return html! {};
         };
         let slowdown = |outcome: &PolicyOutcome, index: usize| outcome.programs.get(index)?.slowdown;
         let change = |outcome: &PolicyOutcome, index: usize| {
-            let before = slowdown(first, index).filter(|before| *before > 0.0)?;
-            Some(100.0 * (slowdown(outcome, index)? / before - 1.0))
+            let first_slowdown = slowdown(first, index).filter(|first_slowdown| *first_slowdown > 0.0)?;
+            Some(100.0 * (slowdown(outcome, index)? / first_slowdown - 1.0))
         };
         let drawn = self.drawn_programs();
         let map = HeatMap {
@@ -203,7 +203,7 @@ impl WhatIfResult {
         };
         let series: Vec<Series> = self.policies.iter().enumerate().map(mean).collect();
         let values = series.iter().flat_map(|single| &single.points).map(|point| point.y).collect();
-        let (axis, cut) = fitted_axis("times the time alone", values);
+        let (axis, cut_off_at) = fitted_axis("times the time alone", values);
         let means = Chart {
             title: "Mean slowdown of the programs".to_string(),
             x: Axis::linear(unit.label),
@@ -219,7 +219,7 @@ impl WhatIfResult {
                 "Axes of slowdowns begin at the smallest value that occurs."
             }
             (map.inline())
-            @if let Some(most) = cut { p.soft { (cut_text(most)) } }
+            @if let Some(largest_value) = cut_off_at { p.soft { (cut_text(largest_value)) } }
             (means.inline())
         }
     }
@@ -247,11 +247,11 @@ impl WhatIfResult {
             let slowdown = |outcome: &PolicyOutcome| outcome.programs.get(index).and_then(|program| program.slowdown);
             self.policies.iter().filter_map(slowdown).fold(0.0, f64::max)
         };
-        let mut all: Vec<usize> = (0..count).collect();
-        all.sort_by(|a, b| worst(*b).total_cmp(&worst(*a)).then(a.cmp(b)));
-        all.truncate(MAX_LINES);
-        all.sort_unstable();
-        all
+        let mut indices: Vec<usize> = (0..count).collect();
+        indices.sort_by(|a, b| worst(*b).total_cmp(&worst(*a)).then(a.cmp(b)));
+        indices.truncate(MAX_LINES);
+        indices.sort_unstable();
+        indices
     }
 
     fn lines_section(&self) -> Markup {
@@ -289,7 +289,7 @@ impl WhatIfResult {
         let shown = |rows: &Vec<Vec<Option<f64>>>| -> Vec<f64> {
             drawn.iter().filter_map(|&index| rows.get(index)).flatten().flatten().copied().collect()
         };
-        let (axis, cut) = fitted_axis(label, rows.iter().flat_map(shown).collect());
+        let (axis, cut_off_at) = fitted_axis(label, rows.iter().flat_map(shown).collect());
         let chart = |(outcome, rows): (&PolicyOutcome, &Vec<Vec<Option<f64>>>)| Chart {
             title: outcome.policy.clone(),
             x: Axis::linear(unit.label),
@@ -299,7 +299,7 @@ impl WhatIfResult {
             ..Chart::default()
         };
         html! {
-            @if let Some(most) = cut { p.soft { (cut_text(most)) } }
+            @if let Some(largest_value) = cut_off_at { p.soft { (cut_text(largest_value)) } }
             @for policy_outcome in self.policies.iter().zip(&rows) { (chart(policy_outcome).inline()) }
         }
     }
@@ -349,19 +349,19 @@ const OUTLIER: f64 = 2.0;
 fn fitted_axis(label: &str, mut values: Vec<f64>) -> (Axis, Option<f64>) {
     values.retain(|value| value.is_finite());
     values.sort_by(f64::total_cmp);
-    let (least, most) = (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0));
-    let usual = values.get(values.len() * 19 / 20).copied().unwrap_or(most);
-    let cut = Some(most).filter(|most| usual > 0.0 && *most > OUTLIER * usual);
-    let top = if cut.is_some() { 1.2 * usual } else { most };
+    let (smallest_value, largest_value) = (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0));
+    let usual = values.get(values.len() * 19 / 20).copied().unwrap_or(largest_value);
+    let cut_off_at = Some(largest_value).filter(|most| usual > 0.0 && *most > OUTLIER * usual);
+    let top = if cut_off_at.is_some() { 1.2 * usual } else { largest_value };
     // Without a minimum range, nearly equal values would look different.
-    let room = (0.05 * (top - least)).max(0.01 * top.abs());
-    let low = if least >= 0.0 { (least - room).max(0.0) } else { least - room };
+    let room = (0.05 * (top - smallest_value)).max(0.01 * top.abs());
+    let low = if smallest_value >= 0.0 { (smallest_value - room).max(0.0) } else { smallest_value - room };
     let high = if top + room > low { top + room } else { low + 1.0 };
-    (Axis::linear(label).with_range(low, high), cut)
+    (Axis::linear(label).with_range(low, high), cut_off_at)
 }
 
-fn cut_text(most: f64) -> String {
-    format!("Lines that reach the upper end are cut off there; the largest value is {}.", number(most))
+fn cut_text(largest_value: f64) -> String {
+    format!("Lines that reach the upper end are cut off there; the largest value is {}.", number(largest_value))
 }
 
 /// The unit of a page's time axis.
@@ -416,21 +416,21 @@ impl PolicyOutcome {
 
     /// A lane per program that shows the cache on which it ran; consecutive intervals on one cache form one span.
     fn places(&self, unit: &TimeUnit, drawn: &[usize]) -> TimelineChart {
-        let caches = self.series.cache.iter().flatten().flatten().max().map_or(0, |most| most + 1);
-        let lane = |&at: &usize| {
+        let caches = self.series.cache.iter().flatten().flatten().max().map_or(0, |last_cache| last_cache + 1);
+        let lane = |&index: &usize| {
             let mut spans: Vec<TimelineSpan> = Vec::new();
-            let mut from = 0.0;
-            for (seconds, cache) in self.series.seconds.iter().zip(self.series.cache.get(at).into_iter().flatten()) {
-                let to = seconds / unit.seconds;
+            let mut span_start = 0.0;
+            for (seconds, cache) in self.series.seconds.iter().zip(self.series.cache.get(index).into_iter().flatten()) {
+                let span_end = seconds / unit.seconds;
                 if let Some(cache) = cache {
-                    match spans.last_mut().filter(|last| last.kind == *cache as usize && last.to == from) {
-                        Some(last) => last.to = to,
-                        None => spans.push(TimelineSpan { from, to, kind: *cache as usize, title: String::new() }),
+                    match spans.last_mut().filter(|last| last.kind == *cache as usize && last.to == span_start) {
+                        Some(last) => last.to = span_end,
+                        None => spans.push(TimelineSpan { from: span_start, to: span_end, kind: *cache as usize, title: String::new() }),
                     }
                 }
-                from = to;
+                span_start = span_end;
             }
-            Lane { name: self.programs.get(at).map_or_else(String::new, |program| program.name.clone()), spans }
+            Lane { name: self.programs.get(index).map_or_else(String::new, |program| program.name.clone()), spans }
         };
         TimelineChart {
             title: self.policy.clone(),
@@ -507,13 +507,13 @@ mod tests {
     #[test]
     fn the_axis_fits_the_data() {
         let mut values: Vec<f64> = (0..100).map(|index| 2.0 + f64::from(index) / 100.0).collect();
-        let (axis, cut) = fitted_axis("", values.clone());
+        let (axis, cut_off_at) = fitted_axis("", values.clone());
         let (low, high) = axis.range.unwrap();
-        assert!((1.9..2.0).contains(&low) && (2.99..3.1).contains(&high) && cut.is_none(), "{low} {high} {cut:?}");
+        assert!((1.9..2.0).contains(&low) && (2.99..3.1).contains(&high) && cut_off_at.is_none(), "{low} {high} {cut_off_at:?}");
         values.push(260.0);
-        let (axis, cut) = fitted_axis("", values);
+        let (axis, cut_off_at) = fitted_axis("", values);
         let (_, high) = axis.range.unwrap();
-        assert!((3.0..5.0).contains(&high) && cut == Some(260.0), "{high} {cut:?}");
+        assert!((3.0..5.0).contains(&high) && cut_off_at == Some(260.0), "{high} {cut_off_at:?}");
         let (low, high) = fitted_axis("", vec![f64::NAN]).0.range.unwrap();
         assert!(low < high, "{low} {high}");
     }
@@ -539,11 +539,11 @@ mod tests {
         let mut page = page();
         for outcome in &mut page.policies {
             let program = outcome.programs[0].clone();
-            let named = |at: usize| ProgramOutcome { slowdown: Some(1.0 + (at % 7) as f64), ..program.clone() };
-            outcome.programs = (0..30).map(named).collect();
+            let outcome_of = |index: usize| ProgramOutcome { slowdown: Some(1.0 + (index % 7) as f64), ..program.clone() };
+            outcome.programs = (0..30).map(outcome_of).collect();
         }
         let drawn = page.drawn_programs();
         assert_eq!(drawn.len(), MAX_LINES);
-        assert!(drawn.is_sorted() && drawn.iter().all(|at| at % 7 >= 4), "{drawn:?}");
+        assert!(drawn.is_sorted() && drawn.iter().all(|index| index % 7 >= 4), "{drawn:?}");
     }
 }

@@ -60,7 +60,7 @@ fn bars(stacked: bool) -> BarChart {
 }
 
 fn timeline() -> TimelineChart {
-    let span = |from: f64, to: f64, kind: usize| TimelineSpan { from, to, kind, title: String::new() };
+    let span = |start: f64, end: f64, kind: usize| TimelineSpan { from: start, to: end, kind, title: String::new() };
     TimelineChart {
         title: "Turns".into(),
         x: Axis::linear("ms"),
@@ -85,35 +85,35 @@ fn figures_are_drawn_as_before() {
 
 /// Tags closed in order, attributes quoted, no stray angle bracket or ampersand: as much of XML as the figures use.
 fn well_formed(xml: &str) -> Result<(), String> {
-    let mut open: Vec<&str> = Vec::new();
-    let mut rest = xml;
-    while let Some(at) = rest.find('<') {
-        let (text, from) = rest.split_at(at);
+    let mut open_tags: Vec<&str> = Vec::new();
+    let mut remaining_xml = xml;
+    while let Some(tag_start) = remaining_xml.find('<') {
+        let (text, tag_and_rest) = remaining_xml.split_at(tag_start);
         if text.contains('>') {
             return Err(format!("stray '>' in {text:?}"));
         }
-        let end = from.find('>').ok_or("tag without end")?;
-        let tag = &from[1..end];
-        rest = &from[end + 1..];
+        let end = tag_and_rest.find('>').ok_or("tag without end")?;
+        let tag = &tag_and_rest[1..end];
+        remaining_xml = &tag_and_rest[end + 1..];
         let name = tag.trim_start_matches('/').split([' ', '/']).next().unwrap_or("");
         if tag.matches('"').count() % 2 != 0 {
             return Err(format!("quotes in {tag}"));
         }
         if tag.starts_with('/') {
-            if open.pop() != Some(name) {
+            if open_tags.pop() != Some(name) {
                 return Err(format!("</{name}> closes nothing"));
             }
         } else if !tag.ends_with('/') {
-            open.push(name);
+            open_tags.push(name);
         }
     }
-    for (at, _) in xml.match_indices('&') {
-        let known = ["&amp;", "&lt;", "&gt;", "&quot;"].iter().any(|entity| xml[at..].starts_with(entity));
-        if !known {
-            return Err(format!("stray & at {at}"));
+    for (position, _) in xml.match_indices('&') {
+        let is_entity = ["&amp;", "&lt;", "&gt;", "&quot;"].iter().any(|entity| xml[position..].starts_with(entity));
+        if !is_entity {
+            return Err(format!("stray & at {position}"));
         }
     }
-    if open.is_empty() { Ok(()) } else { Err(format!("left open: {open:?}")) }
+    if open_tags.is_empty() { Ok(()) } else { Err(format!("left open: {open_tags:?}")) }
 }
 
 /// Does every figure stay well-formed with hostile names, and with data that is empty, huge or not finite?

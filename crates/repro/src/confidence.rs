@@ -60,8 +60,8 @@ fn half_width(spread: f64, seeds: usize) -> f64 {
     // Beyond the table: Abramowitz and Stegun 26.7.5, two terms.
     let (normal, n) = (1.959_964_f64, degrees as f64);
     let second = 5.0 * normal.powi(5) + 16.0 * normal.powi(3) + 3.0 * normal;
-    let beyond = || normal + (normal.powi(3) + normal) / (4.0 * n) + second / (96.0 * n * n);
-    STUDENT.get(degrees - 1).copied().unwrap_or_else(beyond) * spread / (seeds as f64).sqrt()
+    let expansion = || normal + (normal.powi(3) + normal) / (4.0 * n) + second / (96.0 * n * n);
+    STUDENT.get(degrees - 1).copied().unwrap_or_else(expansion) * spread / (seeds as f64).sqrt()
 }
 
 #[cfg(test)]

@@ -76,8 +76,8 @@ impl CoRunBench {
         options: SimOptions,
         jobs: &[(WorkloadJob, CpuId)],
     ) -> Result<Vec<ProgramRates>, ReproError> {
-        let all: Vec<WorkloadJob> = jobs.iter().map(|(job, _)| job.clone()).collect();
-        let work = self.work(&all)?;
+        let all_jobs: Vec<WorkloadJob> = jobs.iter().map(|(job, _)| job.clone()).collect();
+        let work = self.work(&all_jobs)?;
         let workload = self.workload(options, jobs.iter().map(pin_job).collect());
         Ok(run_request::joint_run(&workload, &work, None)?.rates)
     }
@@ -153,10 +153,10 @@ impl CoRunMatrix {
         // Solo runs come first, because they define the work of the pairs.
         context.run_all(programs, |job| bench.solo_rates(job))?;
         let mut requests: Vec<(usize, Option<usize>)> = (0..count).map(|i| (i, None)).collect();
-        let from = |i: usize| if copies { i } else { i + 1 };
-        requests.extend((0..count).flat_map(|i| (from(i)..count).map(move |j| (i, Some(j)))));
-        let runs = context.run_all(&requests, |&(i, other)| {
-            let Some(j) = other else { return Ok(vec![bench.solo_rates(&programs[i])?]) };
+        let first_partner = |i: usize| if copies { i } else { i + 1 };
+        requests.extend((0..count).flat_map(|i| (first_partner(i)..count).map(move |j| (i, Some(j)))));
+        let runs = context.run_all(&requests, |&(i, partner)| {
+            let Some(j) = partner else { return Ok(vec![bench.solo_rates(&programs[i])?]) };
             let mut second = programs[j].clone();
             // A copy has another input.
             second.seed += if i == j { 1_000_003 } else { 0 };
@@ -164,8 +164,8 @@ impl CoRunMatrix {
         })?;
         let alone: Vec<ProgramRates> = runs[..count].iter().map(|rates| rates[0]).collect();
         let mut beside: Vec<Vec<ProgramRates>> = alone.iter().map(|&rates| vec![rates; count]).collect();
-        for (&(i, other), rates) in requests.iter().zip(&runs) {
-            let Some(j) = other else { continue };
+        for (&(i, partner), rates) in requests.iter().zip(&runs) {
+            let Some(j) = partner else { continue };
             beside[i][j] = rates[0];
             if i != j {
                 beside[j][i] = rates[1];
@@ -176,21 +176,21 @@ impl CoRunMatrix {
 
     /// Programs that did not finish their work beside a co-runner, as text: their slowdown is a lower bound.
     pub fn unfinished_programs(&self) -> Vec<String> {
-        let (names, all) = (&self.names, 0..self.names.len());
-        let unfinished_of = |i: usize| all.clone().filter(move |&j| !self.beside[i][j].finished).map(move |j| (i, j));
-        all.clone().flat_map(unfinished_of).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
+        let (names, indices) = (&self.names, 0..self.names.len());
+        let unfinished_of = |i: usize| indices.clone().filter(move |&j| !self.beside[i][j].finished).map(move |j| (i, j));
+        indices.clone().flat_map(unfinished_of).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
     }
 
     /// Run time beside the other program over run time alone, minus one.
-    pub fn degradation(&self, program: usize, other: usize) -> f64 {
-        self.alone[program].instr_per_cycle / self.beside[program][other].instr_per_cycle - 1.0
+    pub fn degradation(&self, program: usize, co_runner: usize) -> f64 {
+        self.alone[program].instr_per_cycle / self.beside[program][co_runner].instr_per_cycle - 1.0
     }
 
     /// Costs in the form that the solvers take.
     pub fn costs(&self) -> PairCosts {
-        let all = 0..self.names.len();
-        let row = |i: usize| all.clone().map(|j| self.degradation(i, j)).collect();
-        PairCosts { kind: CostKind::Degradation, cost: all.clone().map(row).collect() }
+        let indices = 0..self.names.len();
+        let row = |i: usize| indices.clone().map(|j| self.degradation(i, j)).collect();
+        PairCosts { kind: CostKind::Degradation, cost: indices.clone().map(row).collect() }
     }
 
     /// Costs of these programs only.

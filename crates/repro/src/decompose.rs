@@ -95,69 +95,69 @@ pub fn decompose(
     context: &ExperimentContext<'_>,
     bench: &CoRunBench,
     program: &WorkloadJob,
-    with: &WorkloadJob,
+    aggressor: &WorkloadJob,
 ) -> Result<Decomposition, ReproError> {
-    let (own, places) = places(&bench.machine.topology())?;
+    let (own_cpu, places) = places(&bench.machine.topology())?;
     let mut requests = Vec::new();
     for prefetching in [true, false] {
-        requests.extend(places.iter().map(|&(other, cpu)| (other, cpu, prefetching)));
+        requests.extend(places.iter().map(|&(location, cpu)| (location, cpu, prefetching)));
     }
-    let mut beside = with.clone();
+    let mut co_runner = aggressor.clone();
     // A program beside itself has another input.
-    beside.seed += if program.kernel == with.kernel && program.seed == with.seed { 1_000_003 } else { 0 };
-    let runs = context.run_all(&requests, |&(other, cpu, prefetching)| {
+    co_runner.seed += if program.kernel == aggressor.kernel && program.seed == aggressor.seed { 1_000_003 } else { 0 };
+    let runs = context.run_all(&requests, |&(location, cpu, prefetching)| {
         let options = SimOptions { prefetch: prefetching, ..bench.options.clone() };
-        let jobs = [Some((program.clone(), own)), cpu.map(|cpu| (beside.clone(), cpu))];
+        let jobs = [Some((program.clone(), own_cpu)), cpu.map(|cpu| (co_runner.clone(), cpu))];
         let jobs: Vec<(WorkloadJob, CpuId)> = jobs.into_iter().flatten().collect();
         Ok(DecompositionRun {
-            co_runner_location: other,
+            co_runner_location: location,
             prefetching,
             cycles_per_instr: 1.0 / bench.run_with(options, &jobs)?[0].instr_per_cycle,
         })
     })?;
-    Ok(build_parts(&bench.machine.name, &program.name, &with.name, runs))
+    Ok(build_parts(&bench.machine.name, &program.name, &aggressor.name, runs))
 }
 
 /// The program's CPU, and the co-runner's in every run that the machine supports, farthest first.
 #[allow(clippy::type_complexity)]
 fn places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, Option<CpuId>)>), ReproError> {
     let caches = caches(topology)?;
-    let package = |cpu: CpuId| topology.cpus.iter().find(|other| other.id == cpu).map(|cpu| cpu.package);
-    let shared = caches.iter().position(|cpus| cpus.len() > 1);
-    let at = shared.ok_or_else(|| failed("machine")("no last-level cache that two cores share"))?;
-    let own = caches[at][0];
-    let elsewhere = |same: bool| {
-        let others = caches.iter().enumerate().filter(|(cache, _)| *cache != at).map(|(_, cpus)| cpus[0]);
-        others.into_iter().find(|&cpu| (package(cpu) == package(own)) == same)
+    let package = |cpu: CpuId| topology.cpus.iter().find(|described| described.id == cpu).map(|cpu| cpu.package);
+    let shared_index = caches.iter().position(|cpus| cpus.len() > 1);
+    let at = shared_index.ok_or_else(|| failed("machine")("no last-level cache that two cores share"))?;
+    let own_cpu = caches[at][0];
+    let elsewhere = |same_package: bool| {
+        let other_cpus = caches.iter().enumerate().filter(|(cache, _)| *cache != at).map(|(_, cpus)| cpus[0]);
+        other_cpus.into_iter().find(|&cpu| (package(cpu) == package(own_cpu)) == same_package)
     };
     let mut places = vec![(CoRunnerPlace::None, None)];
     places.extend(elsewhere(false).map(|cpu| (CoRunnerPlace::OtherPackage, Some(cpu))));
     places.extend(elsewhere(true).map(|cpu| (CoRunnerPlace::OtherCache, Some(cpu))));
     places.push((CoRunnerPlace::SameCache, Some(caches[at][1])));
-    Ok((own, places))
+    Ok((own_cpu, places))
 }
 
 fn build_parts(machine: &str, victim: &str, aggressor: &str, runs: Vec<DecompositionRun>) -> Decomposition {
-    let time = |other: CoRunnerPlace, prefetching: bool| {
+    let time = |location: CoRunnerPlace, prefetching: bool| {
         runs.iter()
-            .find(|run| (run.co_runner_location, run.prefetching) == (other, prefetching))
+            .find(|run| (run.co_runner_location, run.prefetching) == (location, prefetching))
             .map(|run| run.cycles_per_instr)
     };
-    let over_alone = |other: CoRunnerPlace, prefetching: bool| {
-        Some(time(other, prefetching)? / time(CoRunnerPlace::None, prefetching)? - 1.0)
+    let over_alone = |location: CoRunnerPlace, prefetching: bool| {
+        Some(time(location, prefetching)? / time(CoRunnerPlace::None, prefetching)? - 1.0)
     };
     let total = over_alone(CoRunnerPlace::SameCache, true).unwrap_or(f64::NAN);
-    let same = over_alone(CoRunnerPlace::SameCache, false).unwrap_or(f64::NAN);
+    let same_cache = over_alone(CoRunnerPlace::SameCache, false).unwrap_or(f64::NAN);
     let steps = (over_alone(CoRunnerPlace::OtherPackage, false), over_alone(CoRunnerPlace::OtherCache, false));
-    let named: Vec<(&str, f64)> = match steps {
+    let named_parts: Vec<(&str, f64)> = match steps {
         (Some(package), Some(cache)) => {
-            vec![("memory controller", package), ("bus", cache - package), ("cache", same - cache)]
+            vec![("memory controller", package), ("bus", cache - package), ("cache", same_cache - cache)]
         }
-        (None, Some(cache)) => vec![("memory controller and bus", cache), ("cache", same - cache)],
-        (Some(package), None) => vec![("memory controller", package), ("cache and bus", same - package)],
-        (None, None) => vec![("cache, bus and memory controller", same)],
+        (None, Some(cache)) => vec![("memory controller and bus", cache), ("cache", same_cache - cache)],
+        (Some(package), None) => vec![("memory controller", package), ("cache and bus", same_cache - package)],
+        (None, None) => vec![("cache, bus and memory controller", same_cache)],
     };
-    let rest = total - named.iter().map(|(_, part)| part).sum::<f64>();
+    let remainder = total - named_parts.iter().map(|(_, part)| part).sum::<f64>();
     let part = |(cause, value): (&str, f64)| SlowdownPart {
         cause: cause.to_string(),
         slowdown_percent: 100.0 * value,
@@ -171,8 +171,8 @@ fn build_parts(machine: &str, victim: &str, aggressor: &str, runs: Vec<Decomposi
         victim: victim.to_string(),
         aggressor: aggressor.to_string(),
         total_slowdown_percent: 100.0 * total,
-        parts: named.into_iter().chain([("prefetching", rest)]).map(part).collect(),
-        unavailable: unavailable.map(|(other, _)| other).collect(),
+        parts: named_parts.into_iter().chain([("prefetching", remainder)]).map(part).collect(),
+        unavailable: unavailable.map(|(location, _)| location).collect(),
         runs,
     }
 }
@@ -183,14 +183,14 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     fn runs(times: &[(CoRunnerPlace, f64, f64)]) -> Vec<DecompositionRun> {
-        let both = |&(other, on, off): &(CoRunnerPlace, f64, f64)| {
-            [(true, on), (false, off)].map(|(prefetching, cycles_per_instr)| DecompositionRun {
-                co_runner_location: other,
+        let run_pair = |&(location, with_prefetch, without_prefetch): &(CoRunnerPlace, f64, f64)| {
+            [(true, with_prefetch), (false, without_prefetch)].map(|(prefetching, cycles_per_instr)| DecompositionRun {
+                co_runner_location: location,
                 prefetching,
                 cycles_per_instr,
             })
         };
-        times.iter().flat_map(both).collect()
+        times.iter().flat_map(run_pair).collect()
     }
 
     /// Are the parts those of the paper's equations computed manually, and do they add up?
@@ -198,13 +198,13 @@ mod tests {
     fn parts_follow_the_equations_and_add_up() {
         use CoRunnerPlace::*;
         let times = [(None, 1.0, 2.0), (OtherPackage, 1.1, 2.2), (OtherCache, 1.3, 2.6), (SameCache, 1.6, 2.8)];
-        let whole = build_parts("m", "a", "b", runs(&times));
+        let decomposition = build_parts("m", "a", "b", runs(&times));
         let parts: Vec<(&str, i64)> =
-            whole.parts.iter().map(|p| (p.cause.as_str(), p.slowdown_percent.round() as i64)).collect();
+            decomposition.parts.iter().map(|p| (p.cause.as_str(), p.slowdown_percent.round() as i64)).collect();
         assert_eq!(parts, [("memory controller", 10), ("bus", 20), ("cache", 10), ("prefetching", 20)]);
-        assert_eq!(whole.total_slowdown_percent.round(), 60.0);
-        assert_eq!(whole.not_cache_percent().map(|share| share.round()), Some(83.0));
-        assert!(whole.unavailable.is_empty());
+        assert_eq!(decomposition.total_slowdown_percent.round(), 60.0);
+        assert_eq!(decomposition.not_cache_percent().map(|share| share.round()), Some(83.0));
+        assert!(decomposition.unavailable.is_empty());
         let one_package = build_parts("m", "a", "b", runs(&[times[0], times[2], times[3]]));
         assert_eq!(one_package.unavailable, [OtherPackage]);
         assert_eq!(one_package.parts[0].cause, "memory controller and bus");
@@ -218,9 +218,9 @@ mod tests {
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
         let bench = CoRunBench::load("xeon-x5365", 1, 4_000_000, 4_000_000).unwrap();
-        let whole = decompose(&context, &bench, &WorkloadJob::new("milc", 1), &WorkloadJob::new("lbm", 1)).unwrap();
-        assert_eq!((whole.runs.len(), whole.unavailable.len(), whole.parts.len()), (8, 0, 4));
-        let sum: f64 = whole.parts.iter().map(|part| part.slowdown_percent).sum();
-        assert!((sum - whole.total_slowdown_percent).abs() < 1e-9 && sum > 2.0, "{whole:?}");
+        let decomposition = decompose(&context, &bench, &WorkloadJob::new("milc", 1), &WorkloadJob::new("lbm", 1)).unwrap();
+        assert_eq!((decomposition.runs.len(), decomposition.unavailable.len(), decomposition.parts.len()), (8, 0, 4));
+        let sum: f64 = decomposition.parts.iter().map(|part| part.slowdown_percent).sum();
+        assert!((sum - decomposition.total_slowdown_percent).abs() < 1e-9 && sum > 2.0, "{decomposition:?}");
     }
 }

@@ -70,11 +70,11 @@ impl ResultVerdict {
 
 impl ResultTarget {
     /// The verdict on one measured value, which is [`ResultVerdict::Missed`] without a value; `None` without a target.
-    pub fn verdict(&self, measured: Option<f64>) -> Option<ResultVerdict> {
+    pub fn verdict(&self, measured_value: Option<f64>) -> Option<ResultVerdict> {
         if *self == ResultTarget::Shown {
             return None;
         }
-        let Some(value) = measured.filter(|value| value.is_finite()) else { return Some(ResultVerdict::Missed) };
+        let Some(value) = measured_value.filter(|value| value.is_finite()) else { return Some(ResultVerdict::Missed) };
         let (is_met, is_exceeded) = match *self {
             ResultTarget::AtLeast { target, paper_best } => {
                 (value >= target, paper_best.is_some_and(|best| value > best))
@@ -101,13 +101,13 @@ impl ResultTarget {
             ResultTarget::AtLeast { .. } => self.verdict(mean.map(|mean| mean - error)),
             ResultTarget::AtMost { .. } => self.verdict(mean.map(|mean| mean + error)),
             ResultTarget::Within { .. } => {
-                self.worst([mean.map(|mean| mean - error), mean.map(|mean| mean + error)].into_iter())
+                self.worst_verdict([mean.map(|mean| mean - error), mean.map(|mean| mean + error)].into_iter())
             }
         }
     }
 
     /// The worst verdict on several values: missed before met before exceeded.
-    fn worst(&self, values: impl Iterator<Item = Option<f64>>) -> Option<ResultVerdict> {
+    fn worst_verdict(&self, values: impl Iterator<Item = Option<f64>>) -> Option<ResultVerdict> {
         let rank = |verdict: &ResultVerdict| match verdict {
             ResultVerdict::Missed => 0,
             ResultVerdict::Met => 1,
@@ -137,8 +137,8 @@ impl ResultTarget {
 }
 
 impl Serialize for ResultTarget {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&self.describe())
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.describe())
     }
 }
 
@@ -171,13 +171,13 @@ impl DataPoint {
     /// Creates a point from one value per seed, with mean, smallest and largest. Without values, the point is marked as
     /// not measured.
     pub fn over_values(series: impl Into<String>, at: impl Into<String>, values: &[f64]) -> Self {
-        let some = |value: f64| value.is_finite().then_some(value);
+        let finite = |value: f64| value.is_finite().then_some(value);
         DataPoint {
             series: series.into(),
             at: at.into(),
-            value: some(mean(values)),
-            low: some(values.iter().copied().fold(f64::INFINITY, f64::min)),
-            high: some(values.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+            value: finite(mean(values)),
+            low: finite(values.iter().copied().fold(f64::INFINITY, f64::min)),
+            high: finite(values.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
         }
     }
 }
@@ -274,7 +274,7 @@ impl Finding {
     #[must_use]
     pub fn require_every_seed(mut self) -> Self {
         self.rule = SeedRule::EverySeed;
-        self.verdict = self.target.worst(self.values.iter().map(|&value| Some(value)));
+        self.verdict = self.target.worst_verdict(self.values.iter().map(|&value| Some(value)));
         // A further seed could only make it worse.
         if let Some(confidence) = &mut self.confidence {
             (confidence.is_decided, confidence.seeds_to_decide) = (true, None);
@@ -485,7 +485,7 @@ impl Experiment {
     /// Whether it is from no paper. Such experiments run only by id, because they last longer than all of the papers'
     /// together.
     pub fn is_ours(&self) -> bool {
-        self.ids.iter().all(|id| ["AUTO", "PROMISES", "INTERVAL-"].iter().any(|ours| id.starts_with(ours)))
+        self.ids.iter().all(|id| ["AUTO", "PROMISES", "INTERVAL-"].iter().any(|prefix| id.starts_with(prefix)))
     }
 }
 
@@ -515,9 +515,9 @@ impl Findings {
 
     /// The same tally of any findings.
     pub fn count_verdicts<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> BTreeMap<&'static str, usize> {
-        let given: Vec<Option<ResultVerdict>> = findings.into_iter().map(|finding| finding.verdict).collect();
+        let all_verdicts: Vec<Option<ResultVerdict>> = findings.into_iter().map(|finding| finding.verdict).collect();
         let verdicts = [ResultVerdict::Met, ResultVerdict::Exceeded, ResultVerdict::Missed];
-        let count = |verdict| given.iter().filter(|other| **other == Some(verdict)).count();
+        let count = |verdict| all_verdicts.iter().filter(|other| **other == Some(verdict)).count();
         verdicts.into_iter().map(|verdict| (verdict.name(), count(verdict))).collect()
     }
 }
@@ -529,8 +529,8 @@ mod tests {
     /// Is the verdict right on either side of the target and at it, and absent without a target?
     #[test]
     fn verdicts_follow_from_targets() {
-        let up = ResultTarget::AtLeast { target: 27.0, paper_best: Some(45.0) };
-        let verdicts = [26.9, 27.0, 45.0, 45.1].map(|value| up.verdict(Some(value)));
+        let at_least = ResultTarget::AtLeast { target: 27.0, paper_best: Some(45.0) };
+        let verdicts = [26.9, 27.0, 45.0, 45.1].map(|value| at_least.verdict(Some(value)));
         assert_eq!(
             verdicts,
             [
@@ -540,13 +540,13 @@ mod tests {
                 Some(ResultVerdict::Exceeded)
             ]
         );
-        let down = ResultTarget::AtMost { target: 1.0, paper_best: None };
+        let at_most = ResultTarget::AtMost { target: 1.0, paper_best: None };
         assert_eq!(
-            [0.5, 1.0, 1.5].map(|value| down.verdict(Some(value))),
+            [0.5, 1.0, 1.5].map(|value| at_most.verdict(Some(value))),
             [Some(ResultVerdict::Met), Some(ResultVerdict::Met), Some(ResultVerdict::Missed)]
         );
-        assert_eq!(down.verdict(None), Some(ResultVerdict::Missed), "what was not measured is not met");
-        assert_eq!(down.verdict(Some(f64::NAN)), Some(ResultVerdict::Missed));
+        assert_eq!(at_most.verdict(None), Some(ResultVerdict::Missed), "what was not measured is not met");
+        assert_eq!(at_most.verdict(Some(f64::NAN)), Some(ResultVerdict::Missed));
         assert_eq!(ResultTarget::Within { low: 0.0, high: 1.0 }.verdict(Some(1.5)), Some(ResultVerdict::Missed));
         assert_eq!(ResultTarget::Shown.verdict(Some(1.5)), None);
     }
@@ -556,25 +556,25 @@ mod tests {
     fn a_mean_meets_its_target_by_its_standard_error_and_a_worst_case_at_every_seed() {
         // Mean 10, spread 2, standard error 1.15.
         let values = [(1, 8.0), (2, 10.0), (3, 12.0)];
-        let with =
+        let finding_at_least =
             |target| Finding::new("X-1", "x", "y", "%", ResultTarget::AtLeast { target, paper_best: None }, &values);
         assert_eq!(
-            [8.8, 8.9].map(|target| with(target).verdict),
+            [8.8, 8.9].map(|target| finding_at_least(target).verdict),
             [Some(ResultVerdict::Met), Some(ResultVerdict::Missed)]
         );
         assert_eq!(
-            [8.0, 8.1].map(|target| with(target).require_every_seed().verdict),
+            [8.0, 8.1].map(|target| finding_at_least(target).require_every_seed().verdict),
             [Some(ResultVerdict::Met), Some(ResultVerdict::Missed)]
         );
-        let below = |target| {
+        let finding_at_most = |target| {
             Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { target, paper_best: Some(11.5) }, &values)
         };
         assert_eq!(
-            [11.1, 11.2].map(|target| below(target).verdict),
+            [11.1, 11.2].map(|target| finding_at_most(target).verdict),
             [Some(ResultVerdict::Missed), Some(ResultVerdict::Exceeded)]
         );
         assert_eq!(
-            [11.9, 12.0].map(|target| below(target).require_every_seed().verdict),
+            [11.9, 12.0].map(|target| finding_at_most(target).require_every_seed().verdict),
             [Some(ResultVerdict::Missed), Some(ResultVerdict::Met)]
         );
         let alone =

@@ -61,24 +61,24 @@ pub fn experiments() -> Vec<Experiment> {
 /// # Errors
 /// The first id that no experiment answers, with all known ids.
 pub fn select(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
-    let all = experiments();
-    let mut known: Vec<&str> = Vec::new();
-    for &id in all.iter().flat_map(|experiment| experiment.ids) {
+    let all_experiments = experiments();
+    let mut known_ids: Vec<&str> = Vec::new();
+    for &id in all_experiments.iter().flat_map(|experiment| experiment.ids) {
         // Several experiments may share an id.
-        if !known.contains(&id) {
-            known.push(id);
+        if !known_ids.contains(&id) {
+            known_ids.push(id);
         }
     }
-    let wanted: Vec<String> = ids.iter().map(|id| id.to_ascii_uppercase()).collect();
-    if let Some(unknown) = wanted.iter().find(|id| *id != "ALL" && !known.contains(&id.as_str())) {
-        let known = known.iter().map(|id| id.to_string()).collect();
-        return Err(UnknownId { id: unknown.clone(), known });
+    let requested_ids: Vec<String> = ids.iter().map(|id| id.to_ascii_uppercase()).collect();
+    if let Some(unknown) = requested_ids.iter().find(|id| *id != "ALL" && !known_ids.contains(&id.as_str())) {
+        let known_ids = known_ids.iter().map(|id| id.to_string()).collect();
+        return Err(UnknownId { id: unknown.clone(), known: known_ids });
     }
     let is_requested = |experiment: &Experiment| {
-        let all = wanted.iter().any(|id| id == "ALL") && !experiment.is_ours();
-        all || wanted.iter().any(|id| experiment.ids.contains(&id.as_str()))
+        let wants_all = requested_ids.iter().any(|id| id == "ALL") && !experiment.is_ours();
+        wants_all || requested_ids.iter().any(|id| experiment.ids.contains(&id.as_str()))
     };
-    Ok(all.into_iter().filter(is_requested).collect())
+    Ok(all_experiments.into_iter().filter(is_requested).collect())
 }
 
 /// An id that no experiment answers.

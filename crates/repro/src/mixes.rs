@@ -139,16 +139,16 @@ fn draw_mixes(
     seed: u64,
 ) -> Result<Vec<WorkloadJob>, ReproError> {
     let single = kernels::programs().filter(|program| program.threads == (1, 1));
-    let mut all: Vec<WorkloadJob> = single.map(|program| WorkloadJob::new(program.name, seed)).collect();
-    all.extend(
+    let mut candidates: Vec<WorkloadJob> = single.map(|program| WorkloadJob::new(program.name, seed)).collect();
+    candidates.extend(
         recordings.iter().map(|(name, path)| WorkloadJob::from_recording(&format!("{name}.cmt"), path.clone(), seed)),
     );
-    if all.len() < cores {
-        return Err(failed("mixes")(format!("{} programs for {cores} cores", all.len())));
+    if candidates.len() < cores {
+        return Err(failed("mixes")(format!("{} programs for {cores} cores", candidates.len())));
     }
-    generator.shuffle(&mut all);
-    all.truncate(cores);
-    Ok(all)
+    generator.shuffle(&mut candidates);
+    candidates.truncate(cores);
+    Ok(candidates)
 }
 
 fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJob]) -> Result<RandomMix, ReproError> {
@@ -179,7 +179,7 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
         Err(ReproError::Interrupted) => Err(ReproError::Interrupted),
         other => Ok(other.map_err(|error| error.to_string())),
     })?;
-    let run_of = |name: &str| match names.iter().position(|other| *other == name).map(|at| &runs[at]) {
+    let run_of = |name: &str| match names.iter().position(|policy| *policy == name).map(|at| &runs[at]) {
         Some(Ok(run)) => Ok(run),
         Some(Err(error)) => Err(failed(name)(error)),
         None => Err(failed("mixes")(format!("the registry has no '{name}'"))),
@@ -190,7 +190,7 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
         SpeedupScores::from_rates(&speeds, &alone)
             .ok_or_else(|| failed(name)("a program never ran in the measured part"))
     };
-    let (before, best) = (judge(default, "default")?, judge(by_matrix, "best-by-matrix")?);
+    let (default_score, best) = (judge(default, "default")?, judge(by_matrix, "best-by-matrix")?);
     let mut mix = RandomMix {
         programs: jobs.iter().map(|job| job.name.clone()).collect(),
         policies: Vec::new(),
@@ -202,7 +202,7 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
             let gain = Comparison::compare_rates(run, default).ok_or("a program never ran")?;
             let scores = judge(run, name).map_err(|error| error.to_string())?;
             let unfinished = unfinished_jobs(jobs, run, &alone);
-            let score = score_policy(name, &scores, &gain, before.weighted_speedup, best.weighted_speedup);
+            let score = score_policy(name, &scores, &gain, default_score.weighted_speedup, best.weighted_speedup);
             Ok(PolicyScore { unfinished, ..score })
         });
         match score {
@@ -242,19 +242,19 @@ fn mean_scores(mixes: &[RandomMix]) -> Vec<PolicyScore> {
 
 /// Mean of a policy's scores; `None` if it has none.
 fn mean_of_policy(name: &str, mixes: &[RandomMix]) -> Option<PolicyScore> {
-    let all: Vec<&PolicyScore> =
+    let scores: Vec<&PolicyScore> =
         mixes.iter().flat_map(|mix| &mix.policies).filter(|score| score.policy == name).collect();
-    let over = |value: fn(&PolicyScore) -> f64| mean(&all.iter().map(|score| value(score)).collect::<Vec<f64>>());
-    (!all.is_empty()).then(|| PolicyScore {
+    let mean_over = |value: fn(&PolicyScore) -> f64| mean(&scores.iter().map(|score| value(score)).collect::<Vec<f64>>());
+    (!scores.is_empty()).then(|| PolicyScore {
         policy: name.to_string(),
-        throughput_gain_percent: over(|s| s.throughput_gain_percent),
-        mix_gain_percent: over(|s| s.mix_gain_percent),
-        contention_gain_percent: over(|s| s.contention_gain_percent),
-        weighted_speedup: over(|s| s.weighted_speedup),
-        weighted_speedup_gain_percent: over(|s| s.weighted_speedup_gain_percent),
-        of_best_by_matrix_percent: over(|s| s.of_best_by_matrix_percent),
-        harmonic_mean: over(|s| s.harmonic_mean),
-        worst_slowdown: over(|s| s.worst_slowdown),
+        throughput_gain_percent: mean_over(|s| s.throughput_gain_percent),
+        mix_gain_percent: mean_over(|s| s.mix_gain_percent),
+        contention_gain_percent: mean_over(|s| s.contention_gain_percent),
+        weighted_speedup: mean_over(|s| s.weighted_speedup),
+        weighted_speedup_gain_percent: mean_over(|s| s.weighted_speedup_gain_percent),
+        of_best_by_matrix_percent: mean_over(|s| s.of_best_by_matrix_percent),
+        harmonic_mean: mean_over(|s| s.harmonic_mean),
+        worst_slowdown: mean_over(|s| s.worst_slowdown),
         unfinished: Vec::new(),
     })
 }

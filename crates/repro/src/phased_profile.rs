@@ -62,16 +62,16 @@ pub fn instructions_in(
     let (machine, options) = (machine.clone(), options.clone());
     let workload = Workload { machine, options, jobs, warm_up_cycles: 0, measured_cycles: cycles };
     let results = workload.unmanaged_run()?;
-    let done = results.tasks.first().map_or(0, |task| task.instructions);
-    if done == 0 { Err(failed(&job.name)("it ran no instruction alone")) } else { Ok(done) }
+    let instr_done = results.tasks.first().map_or(0, |task| task.instructions);
+    if instr_done == 0 { Err(failed(&job.name)("it ran no instruction alone")) } else { Ok(instr_done) }
 }
 
 /// The sizes, in ways of the contended cache: five, each about half of the previous one, and one more between each of
 /// the three largest, because a program's working set often ends there.
-pub fn ways(all: u32) -> Vec<u32> {
-    let halves = (0..5).map(|halvings| (all >> halvings).max(1));
-    let between = [all * 3 / 4, all * 3 / 8].into_iter().filter(|&ways| ways > 0);
-    let mut sizes: Vec<u32> = halves.chain(between).collect();
+pub fn ways(total_ways: u32) -> Vec<u32> {
+    let halves = (0..5).map(|halvings| (total_ways >> halvings).max(1));
+    let intermediate = [total_ways * 3 / 4, total_ways * 3 / 8].into_iter().filter(|&ways| ways > 0);
+    let mut sizes: Vec<u32> = halves.chain(intermediate).collect();
     sizes.sort_unstable();
     sizes.dedup();
     sizes
@@ -101,7 +101,7 @@ pub fn profile(
     // Prefetchers are also disabled at the smallest size, a quarter and the whole cache.
     let quarter = sizes.partition_point(|&ways| ways < last.ways / 4);
     let bare_at = [0, quarter, sizes.len() - 1];
-    let bare: Vec<Vec<RunningSums>> = match machine.prefetchers.is_empty() {
+    let unprefetched: Vec<Vec<RunningSums>> = match machine.prefetchers.is_empty() {
         true => Vec::new(),
         false => bare_at.iter().map(|&at| run(sizes[at], false)).collect::<Result<_, _>>()?,
     };
@@ -110,9 +110,9 @@ pub fn profile(
         return Err(failed(&job.name)("it ended before its profile did"));
     }
     let point = |phase: usize, at: usize| {
-        let unaided = (!bare.is_empty()).then(|| {
+        let unaided = (!unprefetched.is_empty()).then(|| {
             let low = usize::from(at >= bare_at[1] && bare_at[1] < bare_at[2]);
-            let (small, large) = (&bare[low], &bare[low + 1]);
+            let (small, large) = (&unprefetched[low], &unprefetched[low + 1]);
             let doublings = |ways: u32| (f64::from(ways) / f64::from(sizes[bare_at[low]])).log2();
             let share = doublings(sizes[at]) / doublings(sizes[bare_at[low + 1]]).max(1e-9);
             interpolate(&small[phase.min(small.len() - 1)], &large[phase.min(large.len() - 1)], share)
@@ -120,10 +120,10 @@ pub fn profile(
         size_point((u64::from(sizes[at]) * way_bytes) as f64, &aided[at][phase], unaided)
     };
     let phase = |number: usize| {
-        let whole = &aided[aided.len() - 1][number];
-        let per_instr = |sum: usize| whole.sums[sum] / whole.instructions;
+        let whole_cache = &aided[aided.len() - 1][number];
+        let per_instr = |sum: usize| whole_cache.sums[sum] / whole_cache.instructions;
         ProgramPhase {
-            instructions: Some(whole.instructions),
+            instructions: Some(whole_cache.instructions),
             references_per_instr: per_instr(REFERENCES),
             points: (0..sizes.len()).map(|at| point(number, at)).collect(),
             footprint_bytes: None,
@@ -156,7 +156,7 @@ fn interpolate(small: &RunningSums, large: &RunningSums, share: f64) -> RunningS
 }
 
 fn size_point(size_bytes: f64, aided: &RunningSums, unaided: Option<RunningSums>) -> SizePoint {
-    let per_instr = |books: &RunningSums, sum: usize| books.sums[sum] / books.instructions;
+    let per_instr = |sums: &RunningSums, sum: usize| sums.sums[sum] / sums.instructions;
     let demand = per_instr(aided, MISSES).min(per_instr(aided, READ));
     SizePoint {
         size_bytes,
@@ -235,8 +235,8 @@ fn read_books(workload: &Workload, lengths: ProfilingLengths) -> Result<Vec<Runn
 
 fn running_sums(task: &TaskResults, last: Option<CacheLevel>, line_bytes: f64) -> RunningSums {
     let counts_of = |level: Option<CacheLevel>| task.levels.iter().find(|found| Some(found.level) == level);
-    let mut books = RunningSums { instructions: task.instructions as f64, ..RunningSums::default() };
-    let sums = &mut books.sums;
+    let mut totals = RunningSums { instructions: task.instructions as f64, ..RunningSums::default() };
+    let sums = &mut totals.sums;
     sums[CYCLES] = task.cycles as f64;
     if let Some(level) = counts_of(last) {
         (sums[REFERENCES], sums[MISSES]) = (level.references as f64, level.misses as f64);
@@ -248,34 +248,34 @@ fn running_sums(task: &TaskResults, last: Option<CacheLevel>, line_bytes: f64) -
     sums[WRITTEN] = task.memory_write_bytes as f64 / line_bytes;
     let stalls = &task.stall_cycles;
     sums[STALL] = stalls.local_memory + stalls.remote_memory + stalls.queue;
-    books
+    totals
 }
 
 /// Counts in each stretch of equally many instructions, interpolated linearly between readings.
-fn stretches(books: &[RunningSums], lengths: ProfilingLengths) -> Vec<RunningSums> {
-    let mut all = Vec::new();
-    let (mut at, mut before) = (1, RunningSums::default());
+fn stretches(readings: &[RunningSums], lengths: ProfilingLengths) -> Vec<RunningSums> {
+    let mut sums_by_stretch = Vec::new();
+    let (mut at, mut previous) = (1, RunningSums::default());
     let mut border = lengths.phase_instr as f64;
-    while at < books.len() {
-        let (low, high) = (&books[at - 1], &books[at]);
+    while at < readings.len() {
+        let (low, high) = (&readings[at - 1], &readings[at]);
         if high.instructions < border || high.instructions <= low.instructions {
             at += 1;
             continue;
         }
         let share = (border - low.instructions) / (high.instructions - low.instructions);
-        let mut here = RunningSums { instructions: border, ..RunningSums::default() };
-        for (sum, (low, high)) in here.sums.iter_mut().zip(low.sums.iter().zip(&high.sums)) {
+        let mut at_border = RunningSums { instructions: border, ..RunningSums::default() };
+        for (sum, (low, high)) in at_border.sums.iter_mut().zip(low.sums.iter().zip(&high.sums)) {
             *sum = low + share * (high - low);
         }
-        let mut done = RunningSums { instructions: border - before.instructions, ..RunningSums::default() };
-        for (sum, (now, before)) in done.sums.iter_mut().zip(here.sums.iter().zip(&before.sums)) {
-            *sum = now - before;
+        let mut difference = RunningSums { instructions: border - previous.instructions, ..RunningSums::default() };
+        for (sum, (now, earlier)) in difference.sums.iter_mut().zip(at_border.sums.iter().zip(&previous.sums)) {
+            *sum = now - earlier;
         }
-        all.push(done);
-        before = here;
+        sums_by_stretch.push(difference);
+        previous = at_border;
         border += lengths.phase_instr as f64;
     }
-    all
+    sums_by_stretch
 }
 
 #[cfg(test)]
@@ -290,9 +290,9 @@ mod tests {
             books.sums[CYCLES] = cycles;
             books
         };
-        let books = [book(0.0, 0.0), book(150.0, 300.0), book(350.0, 400.0)];
+        let readings = [book(0.0, 0.0), book(150.0, 300.0), book(350.0, 400.0)];
         let lengths = ProfilingLengths { until_instr: 350, phase_instr: 100, reading_cycles: 1 };
-        let cycles: Vec<f64> = stretches(&books, lengths).iter().map(|done| done.sums[CYCLES]).collect();
+        let cycles: Vec<f64> = stretches(&readings, lengths).iter().map(|sums| sums.sums[CYCLES]).collect();
         assert_eq!(cycles, [200.0, 125.0, 50.0]);
     }
 

@@ -99,7 +99,7 @@ impl ReportCounts {
         }
     }
 
-    fn plus(self, other: Self) -> Self {
+    fn sum_with(self, other: Self) -> Self {
         ReportCounts {
             all: self.all + other.all,
             unknown: self.unknown + other.unknown,
@@ -119,7 +119,7 @@ fn load(machine: &str) -> Result<MachineSpec, ReproError> {
 fn mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result<Vec<PromiseMix>, ReproError> {
     let spec = load(machine)?;
     let families = [MixFamily::Contention, MixFamily::Space, MixFamily::Null];
-    let mut all = Vec::new();
+    let mut promise_mixes = Vec::new();
     for index in 0..u64::from(count) {
         let seed = seed.wrapping_mul(1_000_003).wrapping_add(index);
         let mut generator = SplitMix64::new(seed ^ 0x970);
@@ -136,9 +136,9 @@ fn mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result
             let priority = [1.0, 2.0][generator.draw_below(2) as usize];
             jobs[job].goal = Some(Goal { priority, max_slowdown, min_rate: None });
         }
-        all.push(PromiseMix { machine, seed, jobs });
+        promise_mixes.push(PromiseMix { machine, seed, jobs });
     }
-    Ok(all)
+    Ok(promise_mixes)
 }
 
 /// Times of a promised job in its latest windows: ran or waited to run, and the same work alone, in nanoseconds. Time
@@ -157,8 +157,8 @@ impl TruthHistory {
     /// Slowdown in so many latest windows; `None` = it did nothing.
     fn slowdown_of(&self, windows: usize) -> Option<f64> {
         let latest = self.0.iter().rev().take(windows);
-        let (wanted, alone) = latest.fold((0.0, 0.0), |sum, window| (sum.0 + window.0, sum.1 + window.1));
-        (alone > 0.0).then(|| wanted / alone - 1.0)
+        let (wanted_ns, alone_ns) = latest.fold((0.0, 0.0), |sum, window| (sum.0 + window.0, sum.1 + window.1));
+        (alone_ns > 0.0).then(|| wanted_ns / alone_ns - 1.0)
     }
 }
 
@@ -171,24 +171,24 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
     let options = Options { seed: mix.seed, length_ns: Some(length_ns), ..Options::default() };
     let mut machine = IntervalMachine::new(&spec, options, mix.jobs.clone()).map_err(failed(mix.machine))?;
     let policy = PolicyConfig { name: "auto".to_string(), parameters: String::new(), seed: mix.seed };
-    let by = pipeline(&machine, &spec, policy, true)?;
-    machine.set_first_window(by.config().first_window);
+    let policy_pipeline = pipeline(&machine, &spec, policy, true)?;
+    machine.set_first_window(policy_pipeline.config().first_window);
     let mut histories: Vec<TruthHistory> = mix.jobs.iter().map(|_| TruthHistory::default()).collect();
     let mut reports = ReportCounts::default();
     let mut worst_false: Option<(f64, String)> = None;
     // For each window: its end in seconds, whether all promises were kept, and the mean speed relative to solo speed.
     let mut windows: Vec<(f64, bool, f64)> = Vec::new();
-    by.run(machine, |machine, record| {
+    policy_pipeline.run(machine, |machine, record| {
         let mut speeds = Vec::new();
         let mut is_kept = true;
         for task in &record.observation.tasks {
             let Some(job) = machine.job_of(task.task) else { continue };
             let wanted_ns = (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
-            let whole = machine.slowdown(task.task).map(|(whole, _)| whole);
-            histories[job].add(wanted_ns, whole);
-            let Some(whole) = whole else { continue };
-            speeds.push(1.0 / whole);
-            is_kept &= max_slowdown(&mix.jobs[job]).is_none_or(|max| whole - 1.0 <= max);
+            let ratio = machine.slowdown(task.task).map(|(ratio, _)| ratio);
+            histories[job].add(wanted_ns, ratio);
+            let Some(ratio) = ratio else { continue };
+            speeds.push(1.0 / ratio);
+            is_kept &= max_slowdown(&mix.jobs[job]).is_none_or(|max| ratio - 1.0 <= max);
         }
         let true_slowdown = |task: TaskId, report: &PromiseReport| {
             histories[machine.job_of(task)?].slowdown_of(report.windows as usize)
@@ -199,9 +199,9 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
             match slowdown {
                 Some(slowdown) => {
                     reports.add(report.state, slowdown, max);
-                    let beyond = slowdown - max;
-                    let is_false = report.state == PromiseState::Kept && beyond > FALSE_FROM;
-                    if is_false && worst_false.as_ref().is_none_or(|(known, _)| beyond > *known) {
+                    let excess = slowdown - max;
+                    let is_false = report.state == PromiseState::Kept && excess > FALSE_FROM;
+                    if is_false && worst_false.as_ref().is_none_or(|(worst_excess, _)| excess > *worst_excess) {
                         let name = |task: TaskId| format!("task {}", task.0);
                         let text = format!(
                             "{:.1} % true, {} windows: {}",
@@ -209,7 +209,7 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
                             report.windows,
                             report.describe(name)
                         );
-                        worst_false = Some((beyond, text));
+                        worst_false = Some((excess, text));
                     }
                 }
                 None => reports.add(PromiseState::Unknown, 0.0, max),
@@ -220,15 +220,15 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
     })
     .map_err(failed(mix.machine))?;
     let half = &windows[windows.len() / 2..];
-    let share = |some: &[(f64, bool, f64)]| {
-        some.iter().filter(|(_, is_kept, _)| *is_kept).count() as f64 / some.len().max(1) as f64
+    let share = |window_slice: &[(f64, bool, f64)]| {
+        window_slice.iter().filter(|(_, is_kept, _)| *is_kept).count() as f64 / window_slice.len().max(1) as f64
     };
     let speed = mean(&half.iter().map(|(.., speed)| *speed).collect::<Vec<f64>>());
     let kept_share = share(half);
-    let known = Some(truth.search(mix.seed)?).filter(|plan| plan.keeps_all).map(|plan| plan.mean_speed);
+    let known_speed = Some(truth.search(mix.seed)?).filter(|plan| plan.keeps_all).map(|plan| plan.mean_speed);
     let by_itself = (kept_share >= KEPT_SHARE).then_some(speed);
-    let best = known.into_iter().chain(by_itself).reduce(f64::max);
-    let converged = (0..windows.len()).find(|&from| share(&windows[from..]) >= KEPT_SHARE);
+    let best = known_speed.into_iter().chain(by_itself).reduce(f64::max);
+    let converged = (0..windows.len()).find(|&start| share(&windows[start..]) >= KEPT_SHARE);
     Ok(MixOutcome {
         machine: mix.machine.to_string(),
         seed: mix.seed,
@@ -245,19 +245,19 @@ fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let count = context.mixes.unwrap_or(context.pick_of_three(1, 6, 25));
     let length_ns = context.pick_of_three(120, 900, 3_600) * 1_000_000_000;
-    let mut all = Vec::new();
+    let mut promise_mixes = Vec::new();
     for machine in MACHINES {
-        all.extend(mixes(machine, count, seed, length_ns)?);
+        promise_mixes.extend(mixes(machine, count, seed, length_ns)?);
     }
-    let outcomes = context.run_all(&all, |mix| {
+    let outcomes = context.run_all(&promise_mixes, |mix| {
         context.report_progress(&format!("PROMISES: {} seed {}", mix.machine, mix.seed));
         run_mix(mix, length_ns)
     })?;
     Ok(findings(seed, &outcomes))
 }
 
-fn percent(count: u32, all: u32) -> f64 {
-    if all == 0 { f64::NAN } else { 100.0 * f64::from(count) / f64::from(all) }
+fn percent(count: u32, total: u32) -> f64 {
+    if total == 0 { f64::NAN } else { 100.0 * f64::from(count) / f64::from(total) }
 }
 
 /// Mixes with a false report, each with its worst.
@@ -275,13 +275,13 @@ fn false_reports(outcomes: &[MixOutcome], reports: ReportCounts) -> String {
 fn findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
     let feasible: Vec<&MixOutcome> = outcomes.iter().filter(|outcome| outcome.feasible).collect();
     let kept_outcomes: Vec<&&MixOutcome> = feasible.iter().filter(|outcome| outcome.kept_share >= KEPT_SHARE).collect();
-    let reports = outcomes.iter().map(|outcome| outcome.reports).fold(ReportCounts::default(), ReportCounts::plus);
+    let reports = outcomes.iter().map(|outcome| outcome.reports).fold(ReportCounts::default(), ReportCounts::sum_with);
     let finding = |id: &str, title: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(id, title, "an operator's promise", unit, target, &[(seed, value)])
     };
     let at_most = |target: f64| ResultTarget::AtMost { target, paper_best: None };
     let work: Vec<f64> = kept_outcomes.iter().filter_map(|outcome| outcome.work_over_best).collect();
-    let lost: Vec<f64> = work.iter().map(|share| 100.0 * (1.0 - share)).collect();
+    let lost_percents: Vec<f64> = work.iter().map(|share| 100.0 * (1.0 - share)).collect();
     let mut times: Vec<f64> = kept_outcomes.iter().filter_map(|outcome| outcome.converged_s).collect();
     times.sort_by(f64::total_cmp);
     let point = |outcome: &MixOutcome| {
@@ -324,7 +324,7 @@ fn findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
             "work of all programs below that of the best known plan that keeps all promises, mean over kept mixes",
             "%",
             at_most(3.0),
-            if lost.is_empty() { f64::NAN } else { mean(&lost) },
+            if lost_percents.is_empty() { f64::NAN } else { mean(&lost_percents) },
         ),
         finding(
             "PROMISES-5",

@@ -28,14 +28,14 @@ impl Workload {
     ///
     /// # Errors
     /// As [`Workload::build_machine`], and a plan that the loop rejects.
-    pub fn run_managed(&self, by: Pipeline) -> Result<ManagedRun, ReproError> {
-        let policy_name = by.config().policy.name.clone();
+    pub fn run_managed(&self, pipeline: Pipeline) -> Result<ManagedRun, ReproError> {
+        let policy_name = pipeline.config().policy.name.clone();
         let mut records = Vec::new();
-        let each = |_: &mut SimMachine, record| {
+        let on_window = |_: &mut SimMachine, record| {
             records.push(record);
             true
         };
-        let results = run_under(self.build_machine()?, by, each).map_err(failed(&policy_name))?;
+        let results = run_under(self.build_machine()?, pipeline, on_window).map_err(failed(&policy_name))?;
         Ok(ManagedRun { results, records })
     }
 
@@ -74,11 +74,11 @@ pub fn build_pipeline(config: PipelineConfig) -> Result<Pipeline, ReproError> {
 /// As the loop.
 pub fn run_under(
     mut machine: SimMachine,
-    by: Pipeline,
-    each: impl FnMut(&mut SimMachine, WindowRecord) -> bool,
+    pipeline: Pipeline,
+    on_window: impl FnMut(&mut SimMachine, WindowRecord) -> bool,
 ) -> Result<RunResults, ControlLoopError> {
-    machine.set_first_window(by.config().first_window);
-    Ok(by.run(machine, each)?.results())
+    machine.set_first_window(pipeline.config().first_window);
+    Ok(pipeline.run(machine, on_window)?.results())
 }
 
 /// Comparison of a run with another of the same jobs, per instruction, per time and in fairness.
@@ -101,14 +101,14 @@ impl Comparison {
     /// has no speed.
     pub fn compare(new: &RunResults, baseline: &RunResults) -> Option<Self> {
         let mut at_old_speeds = 0.0;
-        for (now, before) in new.tasks.iter().zip(&baseline.tasks) {
-            at_old_speeds += now.run_time_share * speed(before)?;
+        for (new_task, old_task) in new.tasks.iter().zip(&baseline.tasks) {
+            at_old_speeds += new_task.run_time_share * speed(old_task)?;
         }
-        let (now, before) = (new.instructions_per_cycle(), baseline.instructions_per_cycle());
+        let (new_ipc, old_ipc) = (new.instructions_per_cycle(), baseline.instructions_per_cycle());
         Some(Comparison {
-            throughput_gain: now / before - 1.0,
-            mix_gain: at_old_speeds / before - 1.0,
-            contention_gain: now / at_old_speeds - 1.0,
+            throughput_gain: new_ipc / old_ipc - 1.0,
+            mix_gain: at_old_speeds / old_ipc - 1.0,
+            contention_gain: new_ipc / at_old_speeds - 1.0,
             busy_gain: new.busy_share / baseline.busy_share - 1.0,
         })
     }
@@ -116,17 +116,17 @@ impl Comparison {
     /// Compares runs over equal work ([`crate::work`]) in the same way; `None` if a program never ran.
     pub fn compare_rates(new: &[ProgramRates], baseline: &[ProgramRates]) -> Option<Self> {
         let sum = |rates: &[ProgramRates], value: fn(&ProgramRates) -> f64| rates.iter().map(value).sum::<f64>();
-        let (now, before) = (sum(new, |rates| rates.instr_per_cycle), sum(baseline, |rates| rates.instr_per_cycle));
-        let at_old_speed = |(now, before): (&ProgramRates, &ProgramRates)| {
-            (before.run_time_share > 0.0).then(|| now.run_time_share * before.instr_per_cycle / before.run_time_share)
+        let (new_ipc, old_ipc) = (sum(new, |rates| rates.instr_per_cycle), sum(baseline, |rates| rates.instr_per_cycle));
+        let at_old_speed = |(new_rates, old_rates): (&ProgramRates, &ProgramRates)| {
+            (old_rates.run_time_share > 0.0).then(|| new_rates.run_time_share * old_rates.instr_per_cycle / old_rates.run_time_share)
         };
         let at_old_speeds = new.iter().zip(baseline).map(at_old_speed).sum::<Option<f64>>()?;
-        let busy = |rates: &[ProgramRates]| sum(rates, |rates| rates.run_time_share);
+        let run_time_sum = |rates: &[ProgramRates]| sum(rates, |rates| rates.run_time_share);
         Some(Comparison {
-            throughput_gain: now / before - 1.0,
-            mix_gain: at_old_speeds / before - 1.0,
-            contention_gain: now / at_old_speeds - 1.0,
-            busy_gain: busy(new) / busy(baseline) - 1.0,
+            throughput_gain: new_ipc / old_ipc - 1.0,
+            mix_gain: at_old_speeds / old_ipc - 1.0,
+            contention_gain: new_ipc / at_old_speeds - 1.0,
+            busy_gain: run_time_sum(new) / run_time_sum(baseline) - 1.0,
         })
     }
 }
@@ -185,8 +185,8 @@ mod tests {
         let workload = workload(&["mcf", "swim"]);
         let first = workload.unmanaged_run().unwrap();
         assert_eq!(first, workload.unmanaged_run().unwrap());
-        let off = first.elapsed_cycles.abs_diff(2_000_000) as f64;
-        assert!(off < 20_000.0, "measured {} cycles", first.elapsed_cycles);
+        let deviation = first.elapsed_cycles.abs_diff(2_000_000) as f64;
+        assert!(deviation < 20_000.0, "measured {} cycles", first.elapsed_cycles);
     }
 
     /// Does a managed run under the policy that changes nothing equal an unmanaged one?
@@ -204,9 +204,9 @@ mod tests {
     /// Is a gain split without a remainder?
     #[test]
     fn mix_times_contention_is_the_gain() {
-        let both = workload(&["mcf", "swim"]).unmanaged_run().unwrap();
-        let other = Workload { options: SimOptions { seed: 2, ..SimOptions::default() }, ..workload(&["mcf", "swim"]) };
-        let gain = Comparison::compare(&other.unmanaged_run().unwrap(), &both).unwrap();
+        let results = workload(&["mcf", "swim"]).unmanaged_run().unwrap();
+        let other_seed = Workload { options: SimOptions { seed: 2, ..SimOptions::default() }, ..workload(&["mcf", "swim"]) };
+        let gain = Comparison::compare(&other_seed.unmanaged_run().unwrap(), &results).unwrap();
         let product = (1.0 + gain.mix_gain) * (1.0 + gain.contention_gain);
         assert!((product - 1.0 - gain.throughput_gain).abs() < 1e-9);
     }

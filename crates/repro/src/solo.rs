@@ -39,41 +39,41 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
         return Err(failed(&job.name)("it has several threads, expected one"));
     };
     let last = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
-    let before = machine.caches.iter().take_while(|cache| cache.level != last.level);
-    let private = before.filter(|cache| cache.level != CacheLevel::L1Instruction).last();
+    let earlier_caches = machine.caches.iter().take_while(|cache| cache.level != last.level);
+    let private = earlier_caches.filter(|cache| cache.level != CacheLevel::L1Instruction).last();
     let mut private = private.map(build_cache_sim).transpose()?;
-    let mut shared = build_cache_sim(last)?;
+    let mut shared_cache = build_cache_sim(last)?;
     let mut reuse = ReuseSampler::new(REUSE_ONE_IN, job.seed);
     let shift = last.line_bytes.trailing_zeros();
     let (mut batch, mut lines, mut missed): (Vec<Access>, Vec<u64>, Vec<u64>) = Default::default();
-    let (mut done, mut instructions) = (0u64, 0u64);
+    let (mut access_count, mut instructions) = (0u64, 0u64);
     let mut warm = None;
-    while done < 2 * accesses {
+    while access_count < 2 * accesses {
         batch.clear();
         if source.next_batch(&mut batch) == BatchEnd::Exit {
             break;
         }
-        if done >= accesses && warm.is_none() {
-            warm = Some((counts(&shared), instructions));
+        if access_count >= accesses && warm.is_none() {
+            warm = Some((counts(&shared_cache), instructions));
         }
         let data = |access: &&Access| matches!(access.kind(), AccessKind::Load | AccessKind::Store);
         lines.clear();
         lines.extend(batch.iter().filter(data).map(|access| access.address() >> shift));
         instructions += batch.iter().map(|access| access.instructions()).sum::<u64>();
-        done += lines.len() as u64;
+        access_count += lines.len() as u64;
         missed.clear();
         match &mut private {
             Some(private) => _ = private.push_collecting(&lines, &mut missed),
             None => missed.extend(&lines),
         }
-        shared.push(&missed);
+        shared_cache.push(&missed);
         if warm.is_some() {
             missed.iter().for_each(|&line| reuse.touch(line));
         }
     }
-    let (filled, before) = warm.ok_or_else(|| failed(&job.name)("it ended while it warmed up"))?;
-    let per_mega = |count: u64| count as f64 * 1e6 / (instructions - before).max(1) as f64;
-    let positions: Vec<f64> = counts(&shared).iter().zip(&filled).map(|(now, then)| per_mega(now - then)).collect();
+    let (filled, warm_instr) = warm.ok_or_else(|| failed(&job.name)("it ended while it warmed up"))?;
+    let per_mega = |count: u64| count as f64 * 1e6 / (instructions - warm_instr).max(1) as f64;
+    let positions: Vec<f64> = counts(&shared_cache).iter().zip(&filled).map(|(now, warm_count)| per_mega(now - warm_count)).collect();
     let references = Estimate::exact(positions.iter().sum());
     let mut profile = Profile::default();
     profile.rates.llc_refs_per_mega_instr = Some(Fact::from_measurement(references, FactSource::ExactTrace, 0));

@@ -26,7 +26,7 @@ pub type AnswerLookup<'a> = &'a (dyn Fn(&str) -> Option<Vec<u8>> + Sync);
 pub struct Split<'a> {
     find: AnswerLookup<'a>,
     /// The run to make.
-    wanted: Option<(u32, usize)>,
+    requested: Option<(u32, usize)>,
     calls: AtomicU32,
     made: Mutex<Option<Vec<u8>>>,
     missing: Mutex<Vec<String>>,
@@ -41,7 +41,7 @@ impl<'a> Split<'a> {
     /// Computes nothing: proceeds while all results are stored, and lists the first ones that are missing.
     pub fn list(find: AnswerLookup<'a>) -> Self {
         let (built, missing) = (Mutex::new(None), Mutex::new(Vec::new()));
-        Split { find, wanted: None, calls: AtomicU32::new(0), made: built, missing }
+        Split { find, requested: None, calls: AtomicU32::new(0), made: built, missing }
     }
 
     /// Makes only this run.
@@ -49,10 +49,10 @@ impl<'a> Split<'a> {
     /// # Errors
     /// `run` is not the name of a run.
     pub fn find_answer(run: &str, find: AnswerLookup<'a>) -> Result<Self, ReproError> {
-        let bad = || ReproError::Failed(run.to_string(), "expected a run's name such as 2.17".to_string());
-        let (call, item) = run.split_once('.').ok_or_else(bad)?;
-        let wanted = Some((call.parse().map_err(|_| bad())?, item.parse().map_err(|_| bad())?));
-        Ok(Split { wanted, ..Split::list(find) })
+        let name_error = || ReproError::Failed(run.to_string(), "expected a run's name such as 2.17".to_string());
+        let (call, item) = run.split_once('.').ok_or_else(name_error)?;
+        let requested = Some((call.parse().map_err(|_| name_error())?, item.parse().map_err(|_| name_error())?));
+        Ok(Split { requested, ..Split::list(find) })
     }
 
     /// The result of the requested run, once it was made.
@@ -72,7 +72,7 @@ impl<'a> Split<'a> {
         run: impl Fn(&T) -> Result<R, ReproError>,
     ) -> Result<Vec<R>, ReproError> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
-        if let Some((_, item)) = self.wanted.filter(|(wanted, _)| *wanted == call) {
+        if let Some((_, item)) = self.requested.filter(|(wanted_call, _)| *wanted_call == call) {
             let name = format!("{call}.{item}");
             let requested_item =
                 items.get(item).ok_or_else(|| ReproError::Failed(name.clone(), "no such run".to_string()))?;
@@ -99,9 +99,9 @@ pub(crate) fn is_within() -> bool {
 
 /// Makes a run; nested runs that it requests are part of it.
 fn record_within<R>(run: impl FnOnce() -> R) -> R {
-    let before = WITHIN.replace(true);
+    let was_within = WITHIN.replace(true);
     let answer = run();
-    WITHIN.set(before);
+    WITHIN.set(was_within);
     answer
 }
 
@@ -109,8 +109,8 @@ fn record_within<R>(run: impl FnOnce() -> R) -> R {
 pub(crate) fn encode_answer<R: Serialize + DeserializeOwned>(name: &str, answer: &R) -> Result<Vec<u8>, ReproError> {
     let failed = |problem: String| ReproError::Failed(name.to_string(), format!("its answer: {problem}"));
     let bytes = rmp_serde::to_vec_named(answer).map_err(|error| failed(error.to_string()))?;
-    let again = rmp_serde::to_vec_named(&read::<R>(name, &bytes)?).map_err(|error| failed(error.to_string()))?;
-    if again == bytes { Ok(bytes) } else { Err(failed("it does not read back as it was".to_string())) }
+    let reencoded = rmp_serde::to_vec_named(&read::<R>(name, &bytes)?).map_err(|error| failed(error.to_string()))?;
+    if reencoded == bytes { Ok(bytes) } else { Err(failed("it does not read back as it was".to_string())) }
 }
 
 /// Deserializes a result.
@@ -139,17 +139,17 @@ impl std::fmt::Display for Name {
 }
 
 impl Serialize for Name {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(self.0)
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0)
     }
 }
 
 impl<'de> Deserialize<'de> for Name {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(from)?;
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
         let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = names.get(name.as_str()) {
-            return Ok(Name(known));
+        if let Some(interned) = names.get(name.as_str()) {
+            return Ok(Name(interned));
         }
         let name: &'static str = name.leak();
         names.insert(name);
@@ -163,12 +163,12 @@ pub(crate) mod curve {
     use serde::de::Error as _;
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
-    pub fn serialize<S: Serializer>(curve: &MissRateCurve, to: S) -> Result<S::Ok, S::Error> {
-        curve.points().serialize(to)
+    pub fn serialize<S: Serializer>(curve: &MissRateCurve, serializer: S) -> Result<S::Ok, S::Error> {
+        curve.points().serialize(serializer)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<MissRateCurve, D::Error> {
-        MissRateCurve::new(Vec::deserialize(from)?).map_err(D::Error::custom)
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<MissRateCurve, D::Error> {
+        MissRateCurve::new(Vec::deserialize(deserializer)?).map_err(D::Error::custom)
     }
 }
 
@@ -183,8 +183,8 @@ mod tests {
     /// Squares, and then sums that need them: two calls, of which the second has nested runs.
     fn study(context: &ExperimentContext<'_>) -> Result<Vec<f64>, ReproError> {
         let squares = context.run_all(&[1.0, 2.0, 3.0], |value: &f64| Ok(value * value / 7.0))?;
-        context.run_all(&[0, 1], |&from: &usize| {
-            let parts = context.run_all(&squares[from..], |square| Ok(square * 3.0))?;
+        context.run_all(&[0, 1], |&start: &usize| {
+            let parts = context.run_all(&squares[start..], |square| Ok(square * 3.0))?;
             Ok(parts.iter().sum())
         })
     }
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn a_study_made_run_by_run_is_the_same() {
         let stop = AtomicBool::new(false);
-        let whole = study(&context(None, &stop)).unwrap();
+        let undivided = study(&context(None, &stop)).unwrap();
         let mut stored: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         let mut waves = Vec::new();
         let value = loop {
@@ -208,17 +208,17 @@ mod tests {
                 Err(ReproError::Elsewhere) => {}
                 Err(error) => panic!("{error}"),
             }
-            let missing = listing.missing();
+            let missing_runs = listing.missing();
             let mut fresh = Vec::new();
-            for run in missing.iter().rev() {
+            for run in missing_runs.iter().rev() {
                 let split = Split::find_answer(run, &find).unwrap();
                 assert!(matches!(study(&context(Some(&split), &stop)), Err(ReproError::Elsewhere)));
                 fresh.push((run.clone(), split.into_answer().unwrap()));
             }
             stored.extend(fresh);
-            waves.push(missing);
+            waves.push(missing_runs);
         };
-        assert_eq!(value, whole);
+        assert_eq!(value, undivided);
         assert_eq!(waves, [vec!["0.0", "0.1", "0.2"], vec!["1.0", "1.1"]]);
     }
 
@@ -227,8 +227,8 @@ mod tests {
     fn what_cannot_be_a_run_or_an_answer_is_told() {
         let stop = AtomicBool::new(false);
         assert!(Split::find_answer("x", &|_| None).is_err());
-        let beyond = Split::find_answer("0.9", &|_| None).unwrap();
-        assert!(study(&context(Some(&beyond), &stop)).unwrap_err().to_string().contains("no such run"));
+        let missing_run = Split::find_answer("0.9", &|_| None).unwrap();
+        assert!(study(&context(Some(&missing_run), &stop)).unwrap_err().to_string().contains("no such run"));
     }
 
     /// Do stored results keep values that JSON cannot represent, and names from the source code?
@@ -236,9 +236,9 @@ mod tests {
     fn answers_keep_every_bit() {
         let answer = (f64::NAN.to_bits(), f64::NAN, -0.0, f64::INFINITY, Name("a"), None::<f64>);
         let bytes = encode_answer("0.0", &answer).unwrap();
-        let again: (u64, f64, f64, f64, Name, Option<f64>) = read("0.0", &bytes).unwrap();
-        assert!(again.1.to_bits() == answer.0 && again.2.is_sign_negative() && again.3 == f64::INFINITY);
-        assert_eq!((again.4, again.5), (Name("a"), None));
+        let decoded: (u64, f64, f64, f64, Name, Option<f64>) = read("0.0", &bytes).unwrap();
+        assert!(decoded.1.to_bits() == answer.0 && decoded.2.is_sign_negative() && decoded.3 == f64::INFINITY);
+        assert_eq!((decoded.4, decoded.5), (Name("a"), None));
         assert!(read::<Vec<f64>>("0.0", &bytes).unwrap_err().to_string().contains("0.0: an answer: "));
     }
 }

@@ -74,12 +74,12 @@ pub struct WorkRun {
 /// # Errors
 /// As [`Workload::build_machine`]; a machine without a data cache; a job that does nothing.
 pub(crate) fn measure_solo(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
-    let (from, to) = (workload.warm_up_cycles, workload.warm_up_cycles + workload.measured_cycles);
-    let mut machine = timed_machine(workload, to, Vec::new())?;
+    let (start_cycle, end_cycle) = (workload.warm_up_cycles, workload.warm_up_cycles + workload.measured_cycles);
+    let mut machine = timed_machine(workload, end_cycle, Vec::new())?;
     run_alone(&mut machine).map_err(failed("run alone"))?;
-    let at = |cycle: u64| place(machine.progress_samples(), 0, |step, _| step.cycle as f64, cycle as f64);
+    let at = |cycle: u64| find_progress(machine.progress_samples(), 0, |step, _| step.cycle as f64, cycle as f64);
     let name = &workload.jobs[0].name;
-    let (begin, end) = at(from).zip(at(to)).ok_or_else(|| failed(name)("it ended alone before it was measured"))?;
+    let (begin, end) = at(start_cycle).zip(at(end_cycle)).ok_or_else(|| failed(name)("it ended alone before it was measured"))?;
     let work = InstructionRange { from_instr: begin.instructions, to_instr: end.instructions };
     Ok((work, rates(&begin, &end, true).ok_or_else(|| failed(name)("it ran no instruction alone"))?))
 }
@@ -105,45 +105,45 @@ pub(crate) fn measure_joint(
 /// A machine at its start that ends once every job has finished its work.
 pub(crate) fn machine_timed_together(workload: &Workload, work: &[InstructionRange]) -> Result<SimMachine, ReproError> {
     let alone_cycles = workload.warm_up_cycles + workload.measured_cycles;
-    let until = work.iter().map(|work| work.to_instr as u64 + 1).collect();
-    timed_machine(workload, GIVES_UP_AFTER_TIMES * alone_cycles, until)
+    let instr_limits = work.iter().map(|work| work.to_instr as u64 + 1).collect();
+    timed_machine(workload, GIVES_UP_AFTER_TIMES * alone_cycles, instr_limits)
 }
 
 /// The run that this trail describes.
 pub(crate) fn work_run(
     workload: &Workload,
     work: &[InstructionRange],
-    trail: &[ProgressSample],
+    samples: &[ProgressSample],
     results: RunResults,
     decisions: Vec<Decision>,
 ) -> Result<WorkRun, ReproError> {
     let rates = |(task, work): (usize, &InstructionRange)| {
-        rates_over_work(trail, task, work).ok_or_else(|| failed(&workload.jobs[task].name)("it never ran"))
+        rates_over_work(samples, task, work).ok_or_else(|| failed(&workload.jobs[task].name)("it never ran"))
     };
     Ok(WorkRun { rates: work.iter().enumerate().map(rates).collect::<Result<_, _>>()?, results, decisions })
 }
 
 /// Rates over the work; `None` for a job that executed nothing.
-fn rates_over_work(trail: &[ProgressSample], task: usize, work: &InstructionRange) -> Option<ProgramRates> {
-    let at = |instr: f64| place(trail, task, |_, task| task.instructions as f64, instr);
+fn rates_over_work(samples: &[ProgressSample], task: usize, work: &InstructionRange) -> Option<ProgramRates> {
+    let at = |instr: f64| find_progress(samples, task, |_, task| task.instructions as f64, instr);
     let begin = at(work.from_instr);
     if let Some((begin, end)) = begin.zip(at(work.to_instr)) {
         return rates(&begin, &end, true);
     }
-    let last = trail.last().filter(|step| task < step.tasks.len())?;
+    let last = samples.last().filter(|step| task < step.tasks.len())?;
     let end = progress_point(last, &last.tasks[task]);
     let start =
         ProgressPoint { cycle: 0.0, instructions: 0.0, misses: 0.0, on_cpu_cycles: 0.0, data_stall_cycles: 0.0 };
     rates(&begin.unwrap_or(start), &end, false)
 }
 
-fn timed_machine(workload: &Workload, ends_cycles: u64, until: Vec<u64>) -> Result<SimMachine, ReproError> {
+fn timed_machine(workload: &Workload, ends_cycles: u64, instr_limits: Vec<u64>) -> Result<SimMachine, ReproError> {
     if workload.machine.last_level().map(|cache| cache.level).is_none_or(|level| level == CacheLevel::L1Instruction) {
         return Err(failed(&workload.machine.name)("no data cache to share"));
     }
     let ends = Some(RunLimit::Cycles(ends_cycles));
     let mut machine = workload.build_machine_with(SimOptions { warm_up: None, ends, ..workload.options.clone() })?;
-    machine.log_progress(STEP_CYCLES, until);
+    machine.log_progress(STEP_CYCLES, instr_limits);
     Ok(machine)
 }
 
@@ -168,26 +168,26 @@ fn progress_point(step: &ProgressSample, task: &TaskProgress) -> ProgressPoint {
 }
 
 /// The moment at which `of` reaches `value`, interpolated linearly between samples; `None` beyond the last.
-fn place(
-    trail: &[ProgressSample],
+fn find_progress(
+    samples: &[ProgressSample],
     task: usize,
-    of: impl Fn(&ProgressSample, &TaskProgress) -> f64,
+    metric: impl Fn(&ProgressSample, &TaskProgress) -> f64,
     value: f64,
 ) -> Option<ProgressPoint> {
-    let steps = || trail.iter().filter_map(|step| Some((step, step.tasks.get(task)?)));
-    let after = steps().position(|(step, task)| of(step, task) >= value)?;
+    let steps = || samples.iter().filter_map(|step| Some((step, step.tasks.get(task)?)));
+    let after = steps().position(|(step, task)| metric(step, task) >= value)?;
     let high = steps().nth(after)?;
-    let low = after.checked_sub(1).and_then(|before| steps().nth(before)).unwrap_or(high);
-    let (below, above) = (of(low.0, low.1), of(high.0, high.1));
-    let share = if above > below { (value - below) / (above - below) } else { 1.0 };
+    let low = after.checked_sub(1).and_then(|index| steps().nth(index)).unwrap_or(high);
+    let (low_value, high_value) = (metric(low.0, low.1), metric(high.0, high.1));
+    let share = if high_value > low_value { (value - low_value) / (high_value - low_value) } else { 1.0 };
     let (low, high) = (progress_point(low.0, low.1), progress_point(high.0, high.1));
-    let between = |low: f64, high: f64| low + share * (high - low);
+    let interpolate = |low: f64, high: f64| low + share * (high - low);
     Some(ProgressPoint {
-        cycle: between(low.cycle, high.cycle),
-        instructions: between(low.instructions, high.instructions),
-        misses: between(low.misses, high.misses),
-        on_cpu_cycles: between(low.on_cpu_cycles, high.on_cpu_cycles),
-        data_stall_cycles: between(low.data_stall_cycles, high.data_stall_cycles),
+        cycle: interpolate(low.cycle, high.cycle),
+        instructions: interpolate(low.instructions, high.instructions),
+        misses: interpolate(low.misses, high.misses),
+        on_cpu_cycles: interpolate(low.on_cpu_cycles, high.on_cpu_cycles),
+        data_stall_cycles: interpolate(low.data_stall_cycles, high.data_stall_cycles),
     })
 }
 
@@ -238,8 +238,8 @@ mod tests {
                 data_stall_cycles: 0.5 * cycle as f64,
             }],
         };
-        let trail = [step(0, 0), step(100, 50), step(200, 250)];
-        let at = |instr: f64| place(&trail, 0, |_, task| task.instructions as f64, instr);
+        let samples = [step(0, 0), step(100, 50), step(200, 250)];
+        let at = |instr: f64| find_progress(&samples, 0, |_, task| task.instructions as f64, instr);
         let counts = |moment: ProgressPoint| (moment.cycle, moment.misses, moment.data_stall_cycles);
         assert_eq!(at(150.0).map(counts), Some((150.0, 15.0, 75.0)));
         assert_eq!(at(50.0).map(|moment| moment.cycle), Some(100.0));
@@ -254,9 +254,9 @@ mod tests {
         let task =
             |instructions: u64| TaskProgress { instructions, misses: 0, on_cpu_cycles: 0, data_stall_cycles: 0.0 };
         let step = |cycle: u64, done: u64| ProgressSample { cycle, tasks: vec![task(done), task(0)] };
-        let trail = [step(0, 0), step(100, 100), step(200, 150)];
+        let samples = [step(0, 0), step(100, 100), step(200, 150)];
         let rates_over = |task: usize, from_instr: f64, to_instr: f64| {
-            rates_over_work(&trail, task, &InstructionRange { from_instr, to_instr })
+            rates_over_work(&samples, task, &InstructionRange { from_instr, to_instr })
                 .map(|rates| (rates.instr_per_cycle, rates.finished))
         };
         assert_eq!(rates_over(0, 50.0, 100.0), Some((1.0, true)));

@@ -41,7 +41,7 @@ pub struct WorkloadJob {
 /// A program that ends.
 struct LimitedSource {
     source: Box<dyn AccessSource>,
-    left: u64,
+    instr_left: u64,
 }
 
 impl AccessSource for LimitedSource {
@@ -50,12 +50,12 @@ impl AccessSource for LimitedSource {
         let turn = self.source.next_batch(batch);
         for index in begin..batch.len() {
             let instructions = batch[index].instructions();
-            if instructions >= self.left {
+            if instructions >= self.instr_left {
                 batch.truncate(index + 1);
-                self.left = 0;
+                self.instr_left = 0;
                 return BatchEnd::Exit;
             }
-            self.left -= instructions;
+            self.instr_left -= instructions;
         }
         turn
     }
@@ -65,18 +65,18 @@ impl AccessSource for LimitedSource {
 }
 
 fn limit_source(source: Box<dyn AccessSource>, remaining: u64) -> Box<dyn AccessSource> {
-    Box::new(LimitedSource { source, left: remaining })
+    Box::new(LimitedSource { source, instr_left: remaining })
 }
 
 /// Advances the source by this many instructions, or to where it first waits for something.
 fn start_under_way(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<dyn AccessSource> {
-    let (mut past, mut batch) = (0, Vec::new());
-    while past < instructions {
+    let (mut passed_instr, mut batch) = (0, Vec::new());
+    while passed_instr < instructions {
         batch.clear();
         if source.next_batch(&mut batch) != BatchEnd::More || batch.is_empty() {
             break;
         }
-        past += batch.iter().map(|access| access.instructions()).sum::<u64>();
+        passed_instr += batch.iter().map(|access| access.instructions()).sum::<u64>();
     }
     source
 }
@@ -226,8 +226,8 @@ mod tests {
         let workload = Workload::from_machine_name("xeon-x5365-4", vec![job], 1).unwrap().with_length(0, 1_000_000_000);
         let results = workload.unmanaged_run().unwrap();
         assert!(results.tasks[0].exited);
-        let off = results.tasks[0].instructions.abs_diff(100_000);
-        assert!(off < 100, "{} instructions", results.tasks[0].instructions);
+        let deviation = results.tasks[0].instructions.abs_diff(100_000);
+        assert!(deviation < 100, "{} instructions", results.tasks[0].instructions);
     }
 
     /// Does a job in progress continue at the program's position after that many instructions?
@@ -240,10 +240,10 @@ mod tests {
             batch
         };
         let (from_start, later) = (stream(0), stream(5_000));
-        let mut past = 0;
+        let mut passed_instr = 0;
         let of_start = |access: &Access| {
-            past += access.instructions();
-            past
+            passed_instr += access.instructions();
+            passed_instr
         };
         let passed: Vec<u64> = from_start.iter().map(of_start).collect();
         let skipped = (0..from_start.len()).find(|&at| from_start[at..].starts_with(&later[..100])).unwrap();

@@ -34,30 +34,30 @@ fn write(root: &Path, path: &str, text: &str) {
 }
 
 /// Whether the digests of `work` and of `steered` change when these files change.
-fn changed(edits: &[(&str, &str)]) -> [bool; 2] {
-    let place = tempfile::tempdir().unwrap();
-    let root = place.path();
+fn changed_digests(edits: &[(&str, &str)]) -> [bool; 2] {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     let manifest = "[dependencies]\ncachemate-sim.workspace = true\ncachemate-policy.workspace = true\nclap = \"4\"\n";
     write(root, "crates/repro/Cargo.toml", manifest);
     FILES.iter().for_each(|(path, text)| write(root, path, text));
-    let before = digests(root, &Workspace::read(root));
+    let digests_before = digests(root, &Workspace::read(root));
     edits.iter().for_each(|(path, text)| write(root, path, text));
     let after = digests(root, &Workspace::read(root));
-    ["work", "steered"].map(|module| before[module] != after[module])
+    ["work", "steered"].map(|module| digests_before[module] != after[module])
 }
 
 /// Does code change the digests of all modules that reach it, through modules, crates, and locked versions?
 #[test]
 fn code_changes_what_reaches_it() {
-    assert_eq!(changed(&[("crates/sim/src/lib.rs", "pub fn run() -> u32 { 2 }\n")]), [true, true]);
-    assert_eq!(changed(&[("crates/core/src/plan.rs", "pub struct Plan(u32);\n")]), [true, true]);
-    assert_eq!(changed(&[("crates/policy/src/lib.rs", "pub fn decide() { () }\n")]), [false, true]);
+    assert_eq!(changed_digests(&[("crates/sim/src/lib.rs", "pub fn run() -> u32 { 2 }\n")]), [true, true]);
+    assert_eq!(changed_digests(&[("crates/core/src/plan.rs", "pub struct Plan(u32);\n")]), [true, true]);
+    assert_eq!(changed_digests(&[("crates/policy/src/lib.rs", "pub fn decide() { () }\n")]), [false, true]);
     assert_eq!(
-        changed(&[("crates/repro/src/work.rs", "use cachemate_sim::run;\npub struct Work(u32);\n")]),
+        changed_digests(&[("crates/repro/src/work.rs", "use cachemate_sim::run;\npub struct Work(u32);\n")]),
         [true, true]
     );
     assert_eq!(
-        changed(&[("crates/repro/src/steered.rs", "use cachemate_policy::decide;\nuse crate::Work;\n")]),
+        changed_digests(&[("crates/repro/src/steered.rs", "use cachemate_policy::decide;\nuse crate::Work;\n")]),
         [false, true]
     );
     let lock = |libm: &str, clap: &str| {
@@ -65,8 +65,8 @@ fn code_changes_what_reaches_it() {
             |name: &str, version: &str| format!("[[package]]\nname = \"{name}\"\nversion = \"{version}\"\n\n");
         package("libm", libm) + &package("clap", clap)
     };
-    assert_eq!(changed(&[("Cargo.lock", &lock("0.2.2", "4.0.0"))]), [true, true], "a library that simulates");
-    assert_eq!(changed(&[("Cargo.lock", &lock("0.2.1", "4.0.1"))]), [false, false], "one that does not");
+    assert_eq!(changed_digests(&[("Cargo.lock", &lock("0.2.2", "4.0.0"))]), [true, true], "a library that simulates");
+    assert_eq!(changed_digests(&[("Cargo.lock", &lock("0.2.1", "4.0.1"))]), [false, false], "one that does not");
 }
 
 /// Do comments, layout, tests and other modules change no digest?
@@ -74,9 +74,9 @@ fn code_changes_what_reaches_it() {
 fn what_changes_no_run_changes_no_digest() {
     let sim =
         "//! The simulator.\n\n/// Runs.\npub fn run() -> u32 {\n    // One.\n    1\n}\n#[cfg(test)]\nmod tests;\n";
-    assert_eq!(changed(&[("crates/sim/src/lib.rs", sim)]), [false, false]);
-    assert_eq!(changed(&[("crates/sim/src/tests.rs", "#[test]\nfn runs() { panic!() }\n")]), [false, false]);
+    assert_eq!(changed_digests(&[("crates/sim/src/lib.rs", sim)]), [false, false]);
+    assert_eq!(changed_digests(&[("crates/sim/src/tests.rs", "#[test]\nfn runs() { panic!() }\n")]), [false, false]);
     let inline = "pub fn run() -> u32 { 1 }\n#[cfg(test)]\nmod tests {\n    fn other() {}\n}\n";
-    assert_eq!(changed(&[("crates/sim/src/lib.rs", inline), ("crates/sim/src/tests.rs", "")]), [false, false]);
-    assert_eq!(changed(&[("crates/repro/src/figures.rs", "pub struct Figure;\n")]), [false, false]);
+    assert_eq!(changed_digests(&[("crates/sim/src/lib.rs", inline), ("crates/sim/src/tests.rs", "")]), [false, false]);
+    assert_eq!(changed_digests(&[("crates/repro/src/figures.rs", "pub struct Figure;\n")]), [false, false]);
 }

@@ -39,11 +39,11 @@ fn start(folder: &Path) -> std::process::Child {
 /// writer fill the gaps?
 #[test]
 fn no_kill_leaves_a_wrong_entry() {
-    let place = tempfile::tempdir().unwrap();
-    let folder = RunFolder::new(place.path(), MAX_FOLDER_BYTES);
-    let mut whole = 0;
+    let dir = tempfile::tempdir().unwrap();
+    let folder = RunFolder::new(dir.path(), MAX_FOLDER_BYTES);
+    let mut intact_entries = 0;
     for kill in 0..KILLS {
-        let mut writers = [start(place.path()), start(place.path())];
+        let mut writers = [start(dir.path()), start(dir.path())];
         // Kills fall between the time before the first entry and some entries later.
         std::thread::sleep(Duration::from_micros(5_000 + kill * kill * 997 % 60_000));
         writers.iter_mut().for_each(|writer| {
@@ -55,10 +55,10 @@ fn no_kill_leaves_a_wrong_entry() {
                 read_file(&file.path).unwrap().unwrap_or_else(|error| panic!("{}: {error}", file.path.display()));
             let number = stored.inputs.parse().unwrap();
             assert_eq!(stored, entry(number), "kill {kill}");
-            whole += 1;
+            intact_entries += 1;
         }
     }
-    assert!(whole > 0, "the writers never came to write");
+    assert!(intact_entries > 0, "the writers never came to write");
     (0..ENTRIES).for_each(|number| folder.write(&entry(number)).unwrap());
     let is_hit = |number: u64| matches!(folder.read("test", "s", &number.to_string()), StoredLookup::Hit(_));
     assert!((0..ENTRIES).all(is_hit));

@@ -117,7 +117,7 @@ fn program(declared: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> 
     let mut options: Options =
         declared.parameters.clone().try_into().map_err(|error: toml::de::Error| format!("parameters: {error}"))?;
     options.threads = declared.threads.or(options.threads);
-    let kernel = kernels::programs().any(|known| known.name == declared.program);
+    let kernel = kernels::programs().any(|listed| listed.name == declared.program);
     let maker: Maker = if kernel {
         let name = declared.program.clone();
         // Built once here, so that an invalid option is reported before the run.
@@ -145,9 +145,9 @@ fn program(declared: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> 
 }
 
 fn find_recording(name: &str) -> Result<PathBuf, String> {
-    bundled_recording(name).map_err(|missing| match kernels::program(name, 1, &Options::default()) {
-        Ok(_) => missing.to_string(),
-        Err(unknown) => format!("{unknown}; nor is it in the bundled recordings: {missing}"),
+    bundled_recording(name).map_err(|lookup_error| match kernels::program(name, 1, &Options::default()) {
+        Ok(_) => lookup_error.to_string(),
+        Err(unknown) => format!("{unknown}; nor is it in the bundled recordings: {lookup_error}"),
     })
 }
 
@@ -163,12 +163,12 @@ fn recorded_threads(path: &Path) -> Result<Vec<u32>, TraceError> {
 
 /// Copies start at different positions of the loop.
 fn open_threads(path: &Path, threads: &[u32], seed: u64) -> Result<Vec<Box<dyn AccessSource>>, TraceError> {
-    let open = |&thread: &u32| {
+    let open_source = |&thread: &u32| {
         let source = CmtSource::open(path, thread, 0, 0)?;
         let skip = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) % source.records_per_round().max(1);
         Ok(Box::new(CmtSource::open(path, thread, 0, skip)?) as Box<dyn AccessSource>)
     };
-    threads.iter().map(open).collect()
+    threads.iter().map(open_source).collect()
 }
 
 #[cfg(test)]
@@ -178,8 +178,8 @@ mod tests {
     const START: &str = "name = \"s\"\ndescription = \"\"\nmachine = \"xeon-x5365-4\"\nseed = 1\nscale = 100\n\
                          length = { cycles = 1_000_000 }\n";
 
-    fn given(rest: &str) -> (Scenario, MachineSpec) {
-        cachemate_spec::parse_scenario("s.toml", &format!("{START}{rest}")).unwrap()
+    fn parsed(lines: &str) -> (Scenario, MachineSpec) {
+        cachemate_spec::parse_scenario("s.toml", &format!("{START}{lines}")).unwrap()
     }
 
     /// Does every error name its field, the value found and the values expected?
@@ -198,9 +198,9 @@ mod tests {
             ("[[programs]]\nprogram = \"./nowhere.cmt\"\n", "programs[0]: ./nowhere.cmt"),
             ("[[programs]]\nprogram = \"mcf\"\nparameters = { nothing = 1 }\n", "programs[0]: parameters: "),
         ];
-        for (rest, expected) in cases {
-            let (scenario, spec) = given(rest);
-            let message = build(&scenario, &spec).err().expect(rest).to_string();
+        for (lines, expected) in cases {
+            let (scenario, spec) = parsed(lines);
+            let message = build(&scenario, &spec).err().expect(lines).to_string();
             assert!(message.starts_with(expected), "{message}");
         }
     }
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn a_scenario_and_its_seed_make_the_run() {
         let run = |seed: u64| {
-            let (mut scenario, spec) = given("[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n");
+            let (mut scenario, spec) = parsed("[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n");
             scenario.seed = seed;
             let machine = build(&scenario, &spec).unwrap();
             let config = pipeline(&scenario, &spec, &machine);

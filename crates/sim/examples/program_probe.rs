@@ -35,13 +35,13 @@ impl ProbeCache {
     }
 }
 fn main() {
-    let only: Vec<String> = std::env::args().skip(1).collect();
+    let requested_names: Vec<String> = std::env::args().skip(1).collect();
     println!(
         "{:12} {:>6} {:>5} {:>5} {:>6} {:>7} {:>7} | I16K | D {:>6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6}",
         "name", "M/s", "ipa", "st%", "dep%", "touchMB", "codeKB", 32, 64, 128, 256, 512, 1024, 2048, 4096
     );
     for spec in programs() {
-        if !only.is_empty() && !only.iter().any(|o| o == spec.name) {
+        if !requested_names.is_empty() && !requested_names.iter().any(|o| o == spec.name) {
             continue;
         }
         let mut t = build(spec.name, 1, &Options::default()).unwrap().threads;

@@ -35,8 +35,8 @@ pub fn variation(values: &[f64]) -> Option<f64> {
 
 fn relative(rates: &[f64], solo: &[f64]) -> Option<Vec<f64>> {
     let usable = |rate: &f64| rate.is_finite() && *rate > 0.0;
-    let whole = !rates.is_empty() && rates.len() == solo.len() && rates.iter().chain(solo).all(usable);
-    whole.then(|| rates.iter().zip(solo).map(|(rate, solo)| rate / solo).collect())
+    let is_complete = !rates.is_empty() && rates.len() == solo.len() && rates.iter().chain(solo).all(usable);
+    is_complete.then(|| rates.iter().zip(solo).map(|(rate, solo)| rate / solo).collect())
 }
 
 #[cfg(test)]

@@ -182,7 +182,7 @@ impl SimMachine {
         self.system.dispatcher.account_to(now);
         self.programs.iter_mut().for_each(|program| program.completions_before = program.completions);
         let task = |index: usize| {
-            let slot = self.known[index].slot;
+            let slot = self.tasks[index].slot;
             let state = self.system.dispatcher.task(slot);
             TaskBaseline {
                 counters: self.system.counters(slot),
@@ -194,7 +194,7 @@ impl SimMachine {
         };
         self.baseline = Baseline {
             cycle: now,
-            tasks: (0..self.known.len()).map(task).collect(),
+            tasks: (0..self.tasks.len()).map(task).collect(),
             caches: self.topology.caches.iter().map(|cache| self.cache_counters(cache.id)).collect(),
             memory: (0..self.spec.memory.nodes).map(|node| self.system.hw.memory_counters(node)).collect(),
             evictions: self.topology.caches.iter().map(|cache| self.evictions(cache.id)).collect(),
@@ -209,10 +209,10 @@ impl SimMachine {
         self.system.dispatcher.account_to(now);
         let elapsed_cycles = now - self.baseline.cycle;
         let tasks: Vec<TaskResults> =
-            (0..self.known.len()).map(|index| self.task_results(index, elapsed_cycles)).collect();
-        let busy: u64 = tasks.iter().flat_map(|task| &task.on_cpu_cycles).map(|(_, cycles)| cycles).sum();
-        let whole = (elapsed_cycles * u64::from(self.spec.cpus())).max(1);
-        let (picks, before) = (self.system.dispatcher.picks, self.baseline.picks);
+            (0..self.tasks.len()).map(|index| self.task_results(index, elapsed_cycles)).collect();
+        let busy_cycles: u64 = tasks.iter().flat_map(|task| &task.on_cpu_cycles).map(|(_, cycles)| cycles).sum();
+        let total_cycles = (elapsed_cycles * u64::from(self.spec.cpus())).max(1);
+        let (picks, picks_before) = (self.system.dispatcher.picks, self.baseline.picks);
         RunResults {
             machine: self.spec.name.clone(),
             hertz: self.spec.hertz,
@@ -221,25 +221,25 @@ impl SimMachine {
             tasks,
             caches: (0..self.topology.caches.len()).map(|index| self.cache_results(index, elapsed_cycles)).collect(),
             memory: (0..self.spec.memory.nodes).map(|node| self.memory_results(node, elapsed_cycles)).collect(),
-            busy_share: busy as f64 / whole as f64,
+            busy_share: busy_cycles as f64 / total_cycles as f64,
             dispatcher: DispatcherResults {
-                picks: picks.all - before.all,
-                contested_picks: picks.contested - before.contested,
-                picks_overridden: picks.overridden_by_penalty - before.overridden_by_penalty,
+                picks: picks.all - picks_before.all,
+                contested_picks: picks.contested - picks_before.contested,
+                picks_overridden: picks.overridden_by_penalty - picks_before.overridden_by_penalty,
                 page_copy_cycles: self.system.page_copy_cycles - self.baseline.page_copy_cycles,
             },
         }
     }
 
     fn task_results(&self, index: usize, elapsed_cycles: u64) -> TaskResults {
-        let known = &self.known[index];
-        let slot = known.slot;
-        let before = self.baseline.tasks.get(index).cloned().unwrap_or_default();
-        let counters = self.system.counters(slot).subtract_earlier(&before.counters);
+        let sim_task = &self.tasks[index];
+        let slot = sim_task.slot;
+        let baseline = self.baseline.tasks.get(index).cloned().unwrap_or_default();
+        let counters = self.system.counters(slot).subtract_earlier(&baseline.counters);
         let state = self.system.dispatcher.task(slot);
         let on_cpu =
             state.on_cpu_cycles.iter().enumerate().map(|(cpu, &cycles)| {
-                (CpuId(cpu as u32), cycles - before.on_cpu_cycles.get(cpu).copied().unwrap_or(0))
+                (CpuId(cpu as u32), cycles - baseline.on_cpu_cycles.get(cpu).copied().unwrap_or(0))
             });
         let on_cpu_cycles: Vec<(CpuId, u64)> = on_cpu.filter(|(_, cycles)| *cycles > 0).collect();
         let ran_cycles: u64 = on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
@@ -248,18 +248,18 @@ impl SimMachine {
         TaskResults {
             task: TaskId(index as u32),
             process: self.process_id(self.system.task(slot).process),
-            name: known.name.clone(),
+            name: sim_task.name.clone(),
             exited: self.system.task(slot).exited_cycle.is_some(),
             instructions: counters.instructions,
             cycles,
             instructions_per_cycle: (cycles > 0).then(|| counters.instructions as f64 / cycles as f64),
             run_time_share: ran_cycles as f64 / elapsed_cycles.max(1) as f64,
             on_cpu_cycles,
-            wait_cycles: state.wait_cycles - before.wait_cycles,
+            wait_cycles: state.wait_cycles - baseline.wait_cycles,
             context_switches: counters.context_switches,
-            migrations: state.migrations - before.migrations,
+            migrations: state.migrations - baseline.migrations,
             page_faults: counters.page_faults,
-            progress: progress.map(|progress| progress - before.progress),
+            progress: progress.map(|progress| progress - baseline.progress),
             levels: self.levels.iter().map(|&level| misses_by(level, &counters.levels[level as usize])).collect(),
             remote_cache_hits: counters.remote_cache_hits,
             memory_read_bytes: counters.memory_read_bytes,
@@ -270,10 +270,10 @@ impl SimMachine {
 
     fn cache_results(&self, index: usize, elapsed_cycles: u64) -> CacheResults {
         let cache = &self.topology.caches[index];
-        let (now, before) =
+        let (now, baseline) =
             (self.cache_counters(cache.id), self.baseline.caches.get(index).copied().unwrap_or_default());
         let mut demand = now.demand;
-        demand.add(&before.demand, -1);
+        demand.add(&baseline.demand, -1);
         let task = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
         let earlier = self.baseline.evictions.get(index);
         let since = |pair, lines| lines - earlier.and_then(|earlier| earlier.get(&pair)).copied().unwrap_or(0);
@@ -284,11 +284,11 @@ impl SimMachine {
             cache: cache.id,
             level: cache.level,
             demand: misses_by(cache.level, &demand),
-            evictions: now.evictions - before.evictions,
-            writebacks: now.writebacks - before.writebacks,
-            invalidations: now.invalidations - before.invalidations,
-            prefetches: now.prefetches - before.prefetches,
-            bytes_per_cycle: (now.bytes_out - before.bytes_out) as f64 / elapsed_cycles.max(1) as f64,
+            evictions: now.evictions - baseline.evictions,
+            writebacks: now.writebacks - baseline.writebacks,
+            invalidations: now.invalidations - baseline.invalidations,
+            prefetches: now.prefetches - baseline.prefetches,
+            bytes_per_cycle: (now.bytes_out - baseline.bytes_out) as f64 / elapsed_cycles.max(1) as f64,
             evictions_by_pair: evictions.filter(|(_, _, lines)| *lines > 0).collect(),
             occupancy_bytes: occupancy.filter_map(|(owner, bytes)| Some((task(owner)?, bytes))).collect(),
         }
@@ -297,21 +297,21 @@ impl SimMachine {
     /// Returns the evictions by the tasks' numbers outside; the machine's own threads are left out.
     fn evictions(&self, cache: CacheId) -> BTreeMap<(TaskId, TaskId), u64> {
         let task = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
-        let all = self.system.hw.evictions(cache).into_iter();
-        all.filter_map(|(evictor, victim, lines)| Some(((task(evictor)?, task(victim)?), lines))).collect()
+        let evictions = self.system.hw.evictions(cache).into_iter();
+        evictions.filter_map(|(evictor, victim, lines)| Some(((task(evictor)?, task(victim)?), lines))).collect()
     }
 
     fn memory_results(&self, node: u32, elapsed_cycles: u64) -> MemoryResults {
         let now = self.system.hw.memory_counters(node);
-        let before = self.baseline.memory.get(node as usize).copied().unwrap_or_default();
-        let (read_bytes, write_bytes) = (now.read_bytes - before.read_bytes, now.write_bytes - before.write_bytes);
+        let baseline = self.baseline.memory.get(node as usize).copied().unwrap_or_default();
+        let (read_bytes, write_bytes) = (now.read_bytes - baseline.read_bytes, now.write_bytes - baseline.write_bytes);
         let cycles = elapsed_cycles.max(1) as f64;
         MemoryResults {
             node,
             read_bytes,
             write_bytes,
             bytes_per_cycle: (read_bytes + write_bytes) as f64 / cycles,
-            busy_share: (now.busy_ticks - before.busy_ticks) as f64 / (cycles * self.ticks_per_cycle() as f64),
+            busy_share: (now.busy_ticks - baseline.busy_ticks) as f64 / (cycles * self.ticks_per_cycle() as f64),
         }
     }
 }
@@ -345,8 +345,8 @@ fn stall_cycles(stalls: &Stalls, ticks_per_cycle: u64, levels: &[CacheLevel]) ->
 impl RunResults {
     /// Returns the instructions of all tasks per elapsed cycle.
     pub fn instructions_per_cycle(&self) -> f64 {
-        let all: u64 = self.tasks.iter().map(|task| task.instructions).sum();
-        all as f64 / self.elapsed_cycles.max(1) as f64
+        let instructions: u64 = self.tasks.iter().map(|task| task.instructions).sum();
+        instructions as f64 / self.elapsed_cycles.max(1) as f64
     }
 
     /// Returns the demand counts of all caches of one level together; `None` if the machine has no such cache.

@@ -64,12 +64,12 @@ impl SoloRuns {
         make: impl FnOnce() -> SimProgram,
     ) -> Result<Arc<RunResults>, SoloError> {
         let key = format!("{spec:?} {options:?} {program}");
-        let known = || self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(stored) = known().get(&key) {
+        let stored_runs = || self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(stored) = stored_runs().get(&key) {
             return Ok(Arc::clone(stored));
         }
         let mut machine = SimMachine::new(spec, options, vec![make()])?;
         let results = Arc::new(run_alone(&mut machine)?);
-        Ok(Arc::clone(known().entry(key).or_insert(results)))
+        Ok(Arc::clone(stored_runs().entry(key).or_insert(results)))
     }
 }

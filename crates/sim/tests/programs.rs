@@ -24,13 +24,13 @@ fn built(name: &str, seed: u64, options: &Options) -> KernelProgram {
 /// Returns the next accesses of one thread, `count` or a few more. Threads that wait or sleep are simply run on,
 /// because no stream here depends on the other threads.
 fn take(source: &mut dyn AccessSource, count: usize) -> Vec<Access> {
-    let (mut all, mut batch) = (Vec::new(), Vec::new());
-    while all.len() < count {
+    let (mut accesses, mut batch) = (Vec::new(), Vec::new());
+    while accesses.len() < count {
         batch.clear();
         source.next_batch(&mut batch);
-        all.extend_from_slice(&batch);
+        accesses.extend_from_slice(&batch);
     }
-    all
+    accesses
 }
 
 /// Some tens of thousands of accesses at a time.
@@ -53,11 +53,11 @@ fn a_seed_gives_one_stream_however_it_is_batched() {
         let mut appended = built(spec.name, 7, &small(spec));
         let last = cleared.threads.len() - 1;
         let accesses = take(&mut *cleared.threads[last], 20_000);
-        let mut two = vec![Access::load(0, 0)];
-        while two.len() <= accesses.len() {
-            appended.threads[last].next_batch(&mut two);
+        let mut own_accesses = vec![Access::load(0, 0)];
+        while own_accesses.len() <= accesses.len() {
+            appended.threads[last].next_batch(&mut own_accesses);
         }
-        assert!(accesses[..20_000] == two[1..=20_000], "{}", spec.name);
+        assert!(accesses[..20_000] == own_accesses[1..=20_000], "{}", spec.name);
     }
 }
 
@@ -108,8 +108,8 @@ impl TouchedLines {
     }
 
     fn touch(&mut self, name: &str, thread: usize, address: u64) {
-        let below = self.marks.range_mut(..=address).next_back();
-        let (base, (at, marks)) = below.unwrap_or_else(|| panic!("{name}: {address:#x} is in no region"));
+        let nearest = self.marks.range_mut(..=address).next_back();
+        let (base, (at, marks)) = nearest.unwrap_or_else(|| panic!("{name}: {address:#x} is in no region"));
         let region = self.program.regions[*at];
         assert!(region.contains(address), "{name}: {address:#x} is past {region:?}");
         let group = self.program.groups[thread];
@@ -144,20 +144,20 @@ fn programs_touch_their_declared_regions_and_nothing_else() {
         }
         let mut program = built(spec.name, 11, &options);
         let mut threads = std::mem::take(&mut program.threads);
-        let mut seen = TouchedLines::new(program);
+        let mut touched = TouchedLines::new(program);
         let mut batch = Vec::new();
         let mut accesses = 0;
-        while accesses < 96_000_000 && seen.touched * 100 < seen.lines * 96 {
+        while accesses < 96_000_000 && touched.touched * 100 < touched.lines * 96 {
             for (thread, source) in threads.iter_mut().enumerate() {
                 batch.clear();
                 source.next_batch(&mut batch);
-                data(&batch).for_each(|access| seen.touch(spec.name, thread, access.address()));
+                data(&batch).for_each(|access| touched.touch(spec.name, thread, access.address()));
                 accesses += batch.len();
             }
         }
-        let share = seen.touched as f64 / seen.lines as f64;
+        let share = touched.touched as f64 / touched.lines as f64;
         if share < 0.95 {
-            short.push(format!("{}: {share:.3} after {accesses} accesses: {:?}", spec.name, seen.shares()));
+            short.push(format!("{}: {share:.3} after {accesses} accesses: {:?}", spec.name, touched.shares()));
         }
     }
     assert!(short.is_empty(), "{}", short.join("\n"));
@@ -205,8 +205,8 @@ fn instructions_per_access_and_code_are_as_declared() {
 fn distances(name: &str, footprint_bytes: u64, count: usize) -> DistanceHistogram {
     let options = Options { footprint_bytes: Some(footprint_bytes), ..Options::default() };
     let mut program = built(name, 9, &options);
-    let all = take(&mut *program.threads[0], count);
-    let lines: Vec<u64> = data(&all).map(|access| access.address() / LINE).collect();
+    let accesses = take(&mut *program.threads[0], count);
+    let lines: Vec<u64> = data(&accesses).map(|access| access.address() / LINE).collect();
     let mut engine = StackDistances::new();
     engine.push(&lines).and_then(|()| engine.finish()).expect("few lines")
 }
@@ -242,16 +242,16 @@ fn milc_walks_contiguous_links_and_strided_sites() {
     let (fat, sites) = (base("fat links").expect("a region"), base("sites").expect("a region"));
     let lattice = sites.1 / 1808;
     assert_eq!((lattice, fat.1), (160_000, 160_000 * 576), "20^4 sites, four matrices of 144 bytes each");
-    let all = take(&mut *program.threads[0], 40_000_000);
+    let accesses = take(&mut *program.threads[0], 40_000_000);
     let inside = |(base, bytes): (u64, u64), access: &Access| (base..base + bytes).contains(&access.address());
     let links: Vec<u64> =
-        data(&all).filter(|access| inside(fat, access)).map(|access| access.address() / LINE).collect();
+        data(&accesses).filter(|access| inside(fat, access)).map(|access| access.address() / LINE).collect();
     let steps = links.windows(2).filter(|pair| pair[1] != pair[0]);
-    let (next, steps) = steps.fold((0, 0), |(next, all), pair| (next + u64::from(pair[1] == pair[0] + 1), all + 1));
+    let (next, steps) = steps.fold((0, 0), |(next, total), pair| (next + u64::from(pair[1] == pair[0] + 1), total + 1));
     assert!(next * 100 > steps * 85, "lines of the fat links in a row: {next} of {steps}");
     // Fermion force, gauge force and fat links work on whole sites: 41 % of the program's work, and half of their
     // accesses that are not stack, pointer or vector accesses.
-    let share = data(&all).filter(|access| inside(sites, access)).count() as f64 / data(&all).count() as f64;
+    let share = data(&accesses).filter(|access| inside(sites, access)).count() as f64 / data(&accesses).count() as f64;
     assert!((0.1..0.3).contains(&share), "accesses to whole sites: {share}");
 }
 
@@ -284,11 +284,11 @@ fn waits_and_posts_balance() {
         let options = Options { group_sizes: sizes, regroup_after, ..Options::default() };
         let mut program = built("chatrooms", 2, &options);
         let mut posted: BTreeMap<u32, i64> = BTreeMap::new();
-        let mut waiting: Vec<Option<u32>> = vec![None; program.threads.len()];
+        let mut awaited_channels: Vec<Option<u32>> = vec![None; program.threads.len()];
         let mut batch = Vec::new();
         for _ in 0..20_000 {
             let mut has_run = false;
-            for (source, wait) in program.threads.iter_mut().zip(&mut waiting) {
+            for (source, wait) in program.threads.iter_mut().zip(&mut awaited_channels) {
                 if let Some(channel) = *wait {
                     let count = posted.entry(channel).or_default();
                     if *count == 0 {
@@ -330,8 +330,8 @@ fn groups_pass_written_lines_between_their_threads() {
         }
         let shared = users.values().filter(|(threads, written)| *written && threads.len() > 1);
         let groups_of = |threads: &BTreeSet<usize>| threads.iter().map(|&t| program.groups[t]).collect::<BTreeSet<_>>();
-        let (within, across): (Vec<_>, Vec<_>) = shared.partition(|(threads, _)| groups_of(threads).len() == 1);
-        assert!(within.len() >= 60, "{name}: {} lines of one group passed between its threads", within.len());
+        let (inside_group, across): (Vec<_>, Vec<_>) = shared.partition(|(threads, _)| groups_of(threads).len() == 1);
+        assert!(inside_group.len() >= 60, "{name}: {} lines of one group passed between its threads", inside_group.len());
         assert_eq!(across.is_empty(), name == "scoreboards", "{name}: {} lines across groups", across.len());
     }
     let mut alone = built("share-nothing", 6, &Options::default());
@@ -351,7 +351,7 @@ fn regrouping_changes_the_partition() {
         let program = built(name, 8, &options);
         let (before, after) = (&program.groups, &program.groups_later);
         let pairs = || (0..before.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
-        let together = |of: &[Option<u32>], (a, b): (usize, usize)| of[a] == of[b];
+        let together = |groups: &[Option<u32>], (a, b): (usize, usize)| groups[a] == groups[b];
         assert!(pairs().any(|pair| together(before, pair) && !together(after, pair)), "{name}");
         assert!(pairs().any(|pair| !together(before, pair) && together(after, pair)), "{name}");
         let unchanged = built(name, 8, &Options { regroup_after: None, ..options });
@@ -366,14 +366,14 @@ fn regrouping_moves_threads_to_other_data() {
     let options = Options { regroup_after: Some(100), ..Options::default() };
     let mut program = built("scoreboards", 8, &options);
     let boards: Vec<_> = program.regions.iter().filter(|region| region.name == "scoreboard").copied().collect();
-    let mut used = |thread: usize| -> Vec<usize> {
+    let mut boards_of = |thread: usize| -> Vec<usize> {
         let accesses = take(&mut *program.threads[thread], 60_000);
         data(&accesses).filter_map(|access| boards.iter().position(|board| board.contains(access.address()))).collect()
     };
-    assert!(used(0).windows(2).all(|pair| pair[0] == pair[1]), "the first of a group stays");
-    let used = used(1);
-    let first_other = used.iter().position(|&board| board != used[0]).expect("it moves");
-    assert!(used[first_other..].iter().all(|&board| board == used[first_other]));
+    assert!(boards_of(0).windows(2).all(|pair| pair[0] == pair[1]), "the first of a group stays");
+    let visited_boards = boards_of(1);
+    let first_other = visited_boards.iter().position(|&board| board != visited_boards[0]).expect("it moves");
+    assert!(visited_boards[first_other..].iter().all(|&board| board == visited_boards[first_other]));
     assert_eq!(first_other, 100 * 20, "a round reads 16 cells and writes 4");
 }
 
@@ -382,8 +382,8 @@ fn regrouping_moves_threads_to_other_data() {
 fn dependent_loads_are_marked_where_the_algorithm_chases() {
     for (name, expected) in [("mcf", true), ("omnetpp", true), ("berkeleydb", true), ("swim", false), ("lbm", false)] {
         let mut program = built(name, 1, &Options::default());
-        let all = take(&mut *program.threads[0], 50_000);
-        assert_eq!(all.iter().any(|access| access.is_dependent()), expected, "{name}");
+        let accesses = take(&mut *program.threads[0], 50_000);
+        assert_eq!(accesses.iter().any(|access| access.is_dependent()), expected, "{name}");
     }
 }
 

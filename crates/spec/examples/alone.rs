@@ -19,34 +19,34 @@ fn run(machine: &MachineSpec, names: &[&str], prefetch: bool) -> Result<TaskCoun
     }
     let first = |hw: &Hardware| hw.thread(CpuId(0)).map(|thread| thread.counters.clone()).unwrap_or_default();
     hw.run(WARM_CYCLES, &mut frames);
-    let before = first(&hw);
+    let previous = first(&hw);
     hw.run(WARM_CYCLES + CYCLES, &mut frames);
-    Ok(first(&hw).subtract_earlier(&before))
+    Ok(first(&hw).subtract_earlier(&previous))
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut given: Vec<String> = std::env::args().skip(1).collect();
-    let beside = given.iter().position(|word| word == "--beside").map(|at| given.drain(at..at + 2).nth(1));
-    let beside = beside.flatten().unwrap_or_else(|| "milc".to_string());
-    let (machine, names) = given.split_first().ok_or("MACHINE PROGRAM...")?;
+    let mut args: Vec<String> = std::env::args().skip(1).collect();
+    let neighbor = args.iter().position(|word| word == "--beside").map(|index| args.drain(index..index + 2).nth(1));
+    let neighbor = neighbor.flatten().unwrap_or_else(|| "milc".to_string());
+    let (machine, names) = args.split_first().ok_or("MACHINE PROGRAM...")?;
     let machine = cachemate_spec::load_machine(machine)?;
     println!(
-        "| program | CPI | CPI without prefetchers | read, B/cycle | written | L2 misses/1000 | loses beside {beside} |"
+        "| program | CPI | CPI without prefetchers | read, B/cycle | written | L2 misses/1000 | loses beside {neighbor} |"
     );
     println!("|---|---|---|---|---|---|---|");
     for name in names {
-        let (on, off) = (run(&machine, &[name], true)?, run(&machine, &[name], false)?);
-        let both = run(&machine, &[name, &beside], true)?;
+        let (with_prefetch, without_prefetch) = (run(&machine, &[name], true)?, run(&machine, &[name], false)?);
+        let shared_run = run(&machine, &[name, &neighbor], true)?;
         let cpi = |counters: &TaskCounters| counters.cycles() as f64 / counters.instructions as f64;
-        let a_cycle = |bytes: u64| bytes as f64 / on.cycles() as f64;
-        let misses = off.levels[2].all_misses() as f64 * 1000.0 / off.instructions as f64;
+        let a_cycle = |bytes: u64| bytes as f64 / with_prefetch.cycles() as f64;
+        let misses = without_prefetch.levels[2].all_misses() as f64 * 1000.0 / without_prefetch.instructions as f64;
         println!(
             "| {name} | {:.2} | {:.2} | {:.2} | {:.2} | {misses:.1} | {:+.1} % |",
-            cpi(&on),
-            cpi(&off),
-            a_cycle(on.memory_read_bytes),
-            a_cycle(on.memory_write_bytes),
-            100.0 * (cpi(&both) / cpi(&on) - 1.0)
+            cpi(&with_prefetch),
+            cpi(&without_prefetch),
+            a_cycle(with_prefetch.memory_read_bytes),
+            a_cycle(with_prefetch.memory_write_bytes),
+            100.0 * (cpi(&shared_run) / cpi(&with_prefetch) - 1.0)
         );
     }
     Ok(())

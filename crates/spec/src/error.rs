@@ -60,10 +60,10 @@ impl SpecError {
     }
 
     /// The error for an unknown name; it lists the known names and the nearest one.
-    pub(crate) fn unknown_name(subject: &str, name: &str, known: &[&str]) -> Self {
+    pub(crate) fn unknown_name(subject: &str, name: &str, known_names: &[&str]) -> Self {
         SpecError {
-            nearest: nearest_name(name, known.iter().copied()).map(Box::from),
-            ..Self::for_file(subject, format!("'{name}'"), format!("a file, or one of {}", known.join(", ")))
+            nearest: nearest_name(name, known_names.iter().copied()).map(Box::from),
+            ..Self::for_file(subject, format!("'{name}'"), format!("a file, or one of {}", known_names.join(", ")))
         }
     }
 }

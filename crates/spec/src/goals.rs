@@ -15,9 +15,9 @@ enum WrittenLimit {
 
 /// A limit of slowdown as a fraction. A number greater than 1 is rejected, because its author meant percent.
 pub(crate) fn max_slowdown<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-    let written = Option::<WrittenLimit>::deserialize(deserializer)?;
+    let written_limit = Option::<WrittenLimit>::deserialize(deserializer)?;
     let refuse = |found: &str| Err(D::Error::invalid_value(Unexpected::Other(found), &EXPECTED_LIMIT));
-    match written {
+    match written_limit {
         None => Ok(None),
         Some(WrittenLimit::Share(share)) if (0.0..=1.0).contains(&share) => Ok(Some(share)),
         Some(WrittenLimit::Share(share)) => refuse(&share.to_string()),
@@ -48,6 +48,6 @@ fn default_priority() -> f64 {
 
 /// The goal of a scenario's program; its priority has a default.
 pub(crate) fn goal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Goal>, D::Error> {
-    let written = Option::<WrittenGoal>::deserialize(deserializer)?;
-    Ok(written.map(|WrittenGoal { priority, max_slowdown, min_rate }| Goal { priority, max_slowdown, min_rate }))
+    let written_goal = Option::<WrittenGoal>::deserialize(deserializer)?;
+    Ok(written_goal.map(|WrittenGoal { priority, max_slowdown, min_rate }| Goal { priority, max_slowdown, min_rate }))
 }

@@ -174,7 +174,7 @@ impl Default for IntervalSpec {
 }
 
 /// Mixes are bounded like the programs of a scenario.
-const COPIES_AT_MOST: u32 = 100_000;
+const MAX_COPIES: u32 = 100_000;
 
 impl IntervalSpec {
     pub(crate) fn check(&self, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
@@ -188,10 +188,10 @@ impl IntervalSpec {
             ("multiplexing_noise", counters.multiplexing_noise, 10.0),
             ("skew", counters.skew, 1.0),
         ];
-        for (field, share, most) in shares {
-            if !(0.0..=most).contains(&share) {
+        for (field, share, max) in shares {
+            if !(0.0..=max).contains(&share) {
                 let field = format!("interval.counters.{field}");
-                return Err(located.error_at(&field, share.to_string(), format!("0 to {most}")));
+                return Err(located.error_at(&field, share.to_string(), format!("0 to {max}")));
             }
         }
         for (index, event) in self.events.iter().enumerate() {
@@ -216,10 +216,10 @@ impl EventSpec {
             self.offline.is_some(),
             self.online.is_some(),
         ];
-        let given = kinds.iter().filter(|given| **given).count();
-        if given != 1 {
+        let kind_count = kinds.iter().filter(|is_given| **is_given).count();
+        if kind_count != 1 {
             let expected = "exactly one of 'external_traffic', 'resize_cache', 'split_cpus', 'offline', 'online'";
-            return Err(located.error_at(field_path, format!("{given} kinds of event"), expected));
+            return Err(located.error_at(field_path, format!("{kind_count} kinds of event"), expected));
         }
         let caches = machine.last_level().map_or(0, |cache| machine.instances(cache));
         let cpus = machine.cpus();
@@ -260,8 +260,8 @@ impl EventSpec {
 
 impl MixSpec {
     fn check(&self, field_path: &str, located: &Located<'_>) -> Result<(), SpecError> {
-        if !(1..=COPIES_AT_MOST).contains(&self.count) {
-            let expected = format!("1 to {COPIES_AT_MOST}");
+        if !(1..=MAX_COPIES).contains(&self.count) {
+            let expected = format!("1 to {MAX_COPIES}");
             return Err(located.error_at(&format!("{field_path}.count"), self.count.to_string(), expected));
         }
         if self.programs.is_empty() {
@@ -280,23 +280,23 @@ impl MixSpec {
 
 /// Checks that it can be drawn from, with numbers of at least `least`.
 pub(crate) fn check_distribution(
-    given: Option<Distribution>,
+    distribution: Option<Distribution>,
     field: &str,
-    least: f64,
+    min: f64,
     located: &Located<'_>,
 ) -> Result<(), SpecError> {
-    let (found, fits) = match given {
+    let (found, fits) = match distribution {
         None => return Ok(()),
-        Some(Distribution::Fixed(value)) => (format!("{value}"), value >= least && value.is_finite()),
-        Some(Distribution::Exponential(mean)) => (format!("{mean}"), mean >= least && mean.is_finite()),
+        Some(Distribution::Fixed(value)) => (format!("{value}"), value >= min && value.is_finite()),
+        Some(Distribution::Exponential(mean)) => (format!("{mean}"), mean >= min && mean.is_finite()),
         Some(Distribution::Uniform(from, to)) => {
-            (format!("{from} to {to}"), from >= least && from <= to && to.is_finite())
+            (format!("{from} to {to}"), from >= min && from <= to && to.is_finite())
         }
         Some(Distribution::LogNormal(median, sigma)) => {
-            let fits = median >= least && median.is_finite() && (0.0..=10.0).contains(&sigma);
+            let fits = median >= min && median.is_finite() && (0.0..=10.0).contains(&sigma);
             (format!("{median}, {sigma}"), fits)
         }
     };
-    let expected = format!("numbers of {least} or more, ascending; a deviation of the logarithm of 0 to 10");
+    let expected = format!("numbers of {min} or more, ascending; a deviation of the logarithm of 0 to 10");
     if fits { Ok(()) } else { Err(located.error_at(field, found, expected)) }
 }

@@ -87,7 +87,7 @@ impl<'a> Located<'a> {
         place: &str,
         path: &str,
     ) -> Result<(), SpecError> {
-        let join = |before: &str, key: &str| if before.is_empty() { key.into() } else { format!("{before}.{key}") };
+        let join = |prefix: &str, key: &str| if prefix.is_empty() { key.into() } else { format!("{prefix}.{key}") };
         for (key, value) in table {
             let (place, path) = (join(place, key), join(path, key));
             let mut spellings = vec![path.clone()];
@@ -103,10 +103,10 @@ impl<'a> Located<'a> {
                 toml::Value::String(text) => spellings.push(format!("{path} = {text}")),
                 _ => {}
             }
-            for old in spellings {
-                if let Some(new) = key_successor(scope, &old) {
+            for old_key in spellings {
+                if let Some(new_key) = key_successor(scope, &old_key) {
                     let line_column = Some(self.place(&place));
-                    let (field, successor) = (Some(old.into()), Some(new.into()));
+                    let (field, successor) = (Some(old_key.into()), Some(new_key.into()));
                     return Err(SpecError { line_column, field, successor, ..SpecError::for_file(self.file, "", "") });
                 }
             }
@@ -137,8 +137,8 @@ impl<'a> Located<'a> {
         }
         if message.starts_with("unknown field") || message.starts_with("unknown variant") {
             let field = if message.starts_with("unknown field") { quoted_after(&quoted()) } else { path.to_string() };
-            let known: Vec<&str> = message.split('`').skip(3).step_by(2).collect();
-            let meant = nearest_name(&quoted(), known.iter().copied()).map(Box::from);
+            let known_fields: Vec<&str> = message.split('`').skip(3).step_by(2).collect();
+            let meant = nearest_name(&quoted(), known_fields.iter().copied()).map(Box::from);
             let found = format!("'{}'", quoted());
             return SpecError { nearest: meant, ..self.error_at(&field, found, expected_of().replace('`', "'")) };
         }
@@ -154,15 +154,15 @@ impl<'a> Located<'a> {
         let mut span = self.tree.span();
         let mut node: Option<&DeValue<'_>> = None;
         for step in path_segments(path) {
-            let next = match (step, node) {
+            let next_node = match (step, node) {
                 (PathSegment::Key(key), None) => self.tree.get_ref().get(key),
                 (PathSegment::Key(key), Some(DeValue::Table(table))) => table.get(key),
                 (PathSegment::Index(index), Some(DeValue::Array(array))) => array.get(index),
                 _ => None,
             };
-            let Some(next) = next else { break };
-            span = next.span();
-            node = Some(next.get_ref());
+            let Some(next_node) = next_node else { break };
+            span = next_node.span();
+            node = Some(next_node.get_ref());
         }
         line_column(self.text, span.start)
     }
@@ -189,10 +189,10 @@ fn first_line(message: &str) -> String {
 
 /// Line and column from 1; columns count characters.
 fn line_column(text: &str, offset: usize) -> (u32, u32) {
-    let within = (0..=offset.min(text.len())).rev().find(|&index| text.is_char_boundary(index));
-    let before = &text[..within.unwrap_or(0)];
-    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-    (before.matches('\n').count() as u32 + 1, before[line_start..].chars().count() as u32 + 1)
+    let boundary = (0..=offset.min(text.len())).rev().find(|&index| text.is_char_boundary(index));
+    let prefix = &text[..boundary.unwrap_or(0)];
+    let line_start = prefix.rfind('\n').map_or(0, |at| at + 1);
+    (prefix.matches('\n').count() as u32 + 1, prefix[line_start..].chars().count() as u32 + 1)
 }
 
 enum PathSegment<'a> {

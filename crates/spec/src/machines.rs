@@ -77,7 +77,7 @@ pub fn parse_machine(file: &str, text: &str) -> Result<MachineSpec, SpecError> {
 fn read_machine(file: &str, text: &str, overrides: &[Override]) -> Result<MachineSpec, SpecError> {
     let located = Located::parse(file, text)?.with_scope(SpellingScope::Machine);
     let machine: MachineSpec = located.read(overrides)?;
-    machine.check().map_err(|bad| located.error_at(&bad.field, bad.found, bad.expected))?;
+    machine.check().map_err(|error| located.error_at(&error.field, error.found, error.expected))?;
     Ok(machine)
 }
 

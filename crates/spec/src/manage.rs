@@ -233,8 +233,8 @@ impl ManageConfig {
             ("gang_scheduler_socket", &self.gang_scheduler_socket),
         ];
         let profiles = self.profiles.iter().enumerate().map(|(index, path)| (format!("profiles[{index}]"), path));
-        let named = paths.into_iter().filter_map(|(field, path)| Some((field.to_string(), path.as_ref()?)));
-        for (field, path) in named.chain(profiles) {
+        let named_paths = paths.into_iter().filter_map(|(field, path)| Some((field.to_string(), path.as_ref()?)));
+        for (field, path) in named_paths.chain(profiles) {
             if path.as_os_str().is_empty() {
                 return Err(located.error_at(&field, "''", "a path"));
             }

@@ -36,7 +36,7 @@ pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, Spe
         .flexible(true)
         .has_headers(false)
         .from_reader(text.as_bytes());
-    let mut lines = LineCounter { text, at: 0, line: 1 };
+    let mut lines = LineCounter { text, offset: 0, line: 1 };
     let (mut columns, mut rows) = (None, Vec::new());
     for record in reader.records() {
         let record = record.map_err(|error| SpecError::for_file(file, error.to_string(), "CSV"))?;
@@ -49,8 +49,8 @@ pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, Spe
             columns = Some((line, record.iter().skip(1).map(str::to_string).collect()));
             continue;
         }
-        let value = |(at, field): (usize, &str)| {
-            percent(field).map_err(|()| field_error(file, line, at + 1, field, "percent, such as 24.75% or -1.2"))
+        let value = |(index, field): (usize, &str)| {
+            percent(field).map_err(|()| field_error(file, line, index + 1, field, "percent, such as 24.75% or -1.2"))
         };
         let values_percent = record.iter().enumerate().skip(1).map(value).collect::<Result<_, _>>()?;
         rows.push(PercentRow { line, name: first.to_string(), values_percent });
@@ -88,18 +88,18 @@ fn is_skipped(line: &str) -> bool {
 /// Counts lines up to a record, because the reader's own position is that of the empty lines and comments before it.
 struct LineCounter<'a> {
     text: &'a str,
-    at: usize,
+    offset: usize,
     line: u32,
 }
 
 impl LineCounter<'_> {
     fn index_of(&mut self, record: &StringRecord) -> u32 {
-        let start = record.position().map_or(self.at, |position| position.byte() as usize);
-        while let Some(line) = self.text.get(self.at..).and_then(|rest| rest.split_inclusive('\n').next()) {
-            if self.at >= start && !is_skipped(line) {
+        let start = record.position().map_or(self.offset, |position| position.byte() as usize);
+        while let Some(line) = self.text.get(self.offset..).and_then(|rest| rest.split_inclusive('\n').next()) {
+            if self.offset >= start && !is_skipped(line) {
                 break;
             }
-            self.at += line.len();
+            self.offset += line.len();
             self.line += 1;
         }
         self.line

@@ -17,12 +17,12 @@ pub(crate) struct Override {
 }
 
 /// Splits `name?a=1&b=2` into the name and its overrides.
-pub(crate) fn split(given: &str) -> Result<(&str, Vec<Override>), SpecError> {
-    let Some((name, changes)) = given.split_once('?') else { return Ok((given, Vec::new())) };
+pub(crate) fn split(text: &str) -> Result<(&str, Vec<Override>), SpecError> {
+    let Some((name, changes)) = text.split_once('?') else { return Ok((text, Vec::new())) };
     let parts = changes.split('&').filter(|part| !part.trim().is_empty());
     let cut = parts.map(|part| match part.split_once('=') {
         Some((field, value)) => Ok(Override { field: field.trim().to_string(), value: value.trim().to_string() }),
-        None => Err(SpecError::for_file(given, format!("'{part}' after the '?'"), "field=value")),
+        None => Err(SpecError::for_file(text, format!("'{part}' after the '?'"), "field=value")),
     });
     Ok((name, cut.collect::<Result<_, _>>()?))
 }
@@ -38,24 +38,24 @@ fn locate_entry<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table,
     let mut steps: Vec<&str> = field.split('.').collect();
     let last = steps.pop().filter(|last| !last.is_empty()).ok_or_else(|| wrong("no field".to_string(), "a field"))?;
     let mut current_table = table;
-    let mut at = 0;
-    while at < steps.len() {
-        let step = steps[at];
+    let mut position = 0;
+    while position < steps.len() {
+        let step = steps[position];
         let entry = current_table.entry(step).or_insert_with(|| Value::Table(Table::new()));
         current_table = match entry {
             Value::Table(inside) => inside,
             Value::Array(entries) => {
-                at += 1;
-                let which = steps.get(at).copied().unwrap_or(last);
-                let found = entries.iter().enumerate().position(|(index, entry)| is_entry(entry, index, which));
-                match found.and_then(|index| entries[index].as_table_mut()) {
-                    Some(inside) if at < steps.len() => inside,
-                    _ => return Err(wrong(format!("'{which}'"), "a level that it has, or an index, and a field")),
+                position += 1;
+                let selector = steps.get(position).copied().unwrap_or(last);
+                let entry_index = entries.iter().enumerate().position(|(index, entry)| is_entry(entry, index, selector));
+                match entry_index.and_then(|index| entries[index].as_table_mut()) {
+                    Some(inside) if position < steps.len() => inside,
+                    _ => return Err(wrong(format!("'{selector}'"), "a level that it has, or an index, and a field")),
                 }
             }
             other => return Err(wrong(format!("'{step}', a {}", other.type_str()), "a field with parts")),
         };
-        at += 1;
+        position += 1;
     }
     let with_unit = UNITS.iter().map(|unit| format!("{last}{unit}")).find(|name| current_table.contains_key(name));
     let name =
@@ -64,28 +64,28 @@ fn locate_entry<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table,
 }
 
 pub(crate) fn apply(table: &mut Table, change: &Override) -> Result<(), SpecError> {
-    let (here, name) = locate_entry(table, &change.field)?;
+    let (entry_table, name) = locate_entry(table, &change.field)?;
     if change.value == "none" {
-        here.remove(&name);
+        entry_table.remove(&name);
         return Ok(());
     }
     let kilo = if name == "hertz" { 1000 } else { 1024 };
-    here.insert(name, parse_value(&change.value, kilo));
+    entry_table.insert(name, parse_value(&change.value, kilo));
     Ok(())
 }
 
 /// Replaces the value of a field, whatever its previous value.
 pub(crate) fn set(table: &mut Table, field: &str, value: &Value) -> Result<(), SpecError> {
-    let (here, name) = locate_entry(table, field)?;
-    here.insert(name, value.clone());
+    let (entry_table, name) = locate_entry(table, field)?;
+    entry_table.insert(name, value.clone());
     Ok(())
 }
 
 fn is_entry(entry: &Value, index: usize, selector: &str) -> bool {
     let level = entry.get("level").and_then(Value::as_str).unwrap_or_default().to_lowercase();
-    let wanted = selector.to_lowercase();
-    let short = level.replace("instruction", "i").replace("data", "d");
-    wanted == level || wanted == short || wanted == index.to_string()
+    let lower_selector = selector.to_lowercase();
+    let short_level = level.replace("instruction", "i").replace("data", "d");
+    lower_selector == level || lower_selector == short_level || lower_selector == index.to_string()
 }
 
 fn parse_value(text: &str, kilo: i64) -> Value {

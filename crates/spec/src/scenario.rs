@@ -142,7 +142,7 @@ impl RunLength {
 }
 
 /// Threads and copies of a scenario are bounded, so that a typing error is reported rather than run.
-const COPIES_AT_MOST: u32 = 4096;
+const MAX_COPIES: u32 = 4096;
 
 /// Reads and checks a scenario and its machine.
 ///
@@ -215,12 +215,12 @@ impl Scenario {
             table.check(located, machine)?;
         }
         for (index, program) in self.programs.iter().enumerate() {
-            let given = [
+            let interval_fields = [
                 ("interarrival_ns", program.interarrival_ns.is_some()),
                 ("instructions", program.instructions.is_some()),
                 ("cpu_share", program.cpu_share.is_some()),
             ];
-            if let Some((field, _)) = given.iter().find(|(_, given)| *given && !interval) {
+            if let Some((field, _)) = interval_fields.iter().find(|(_, is_given)| *is_given && !interval) {
                 let field = format!("programs[{index}].{field}");
                 return Err(located.error_at(&field, "a value", "none, as simulator is \"cycle\""));
             }
@@ -229,8 +229,8 @@ impl Scenario {
             return Err(located.error_at("scale", self.scale.to_string(), "1: the interval machine runs nominal time"));
         }
         for (field, length) in [("length", Some(self.length)), ("warm_up", self.warm_up)] {
-            let timed = matches!(length, None | Some(RunLength::Ns(_) | RunLength::Cycles(_)));
-            if interval && !timed {
+            let is_timed = matches!(length, None | Some(RunLength::Ns(_) | RunLength::Cycles(_)));
+            if interval && !is_timed {
                 return Err(located.error_at(field, "no time", "ns or cycles, as simulator is \"interval\""));
             }
         }
@@ -244,8 +244,8 @@ impl ScenarioProgram {
             Err(located.error_at(&format!("programs[{index}].{field}"), found, expected))
         };
         for (field, count) in [("count", self.count), ("threads", self.threads.unwrap_or(1))] {
-            if !(1..=COPIES_AT_MOST).contains(&count) {
-                return fail(field, count.to_string(), format!("1 to {COPIES_AT_MOST}"));
+            if !(1..=MAX_COPIES).contains(&count) {
+                return fail(field, count.to_string(), format!("1 to {MAX_COPIES}"));
             }
         }
         if let Some(cpus) = &self.cpus {
@@ -259,9 +259,9 @@ impl ScenarioProgram {
             if !(goal.priority.is_finite() && goal.priority > 0.0) {
                 return fail("goal.priority", goal.priority.to_string(), "a positive number".to_string());
             }
-            if let Some(least) = goal.min_rate.filter(|least| !(least.is_finite() && *least > 0.0)) {
+            if let Some(min_rate) = goal.min_rate.filter(|min_rate| !(min_rate.is_finite() && *min_rate > 0.0)) {
                 let expected = "a positive number, in work a second".to_string();
-                return fail("goal.min_rate", least.to_string(), expected);
+                return fail("goal.min_rate", min_rate.to_string(), expected);
             }
         }
         if let Some(share) = self.cpu_share.filter(|share| !(*share > 0.0 && *share <= 1.0)) {

@@ -70,11 +70,11 @@ pub enum DistanceEngine {
 impl DistanceEngine {
     /// If `threads` is `None`, large traces use two threads on hosts with two CPUs.
     pub fn new(threads: Option<usize>, expected_records: u64) -> Self {
-        let two = || {
+        let default_threads = || {
             let cpus = std::thread::available_parallelism().map_or(1, usize::from);
             if cpus > 1 && expected_records >= LARGE_RECORDS { 2 } else { 1 }
         };
-        match threads.unwrap_or_else(two) {
+        match threads.unwrap_or_else(default_threads) {
             0 | 1 => DistanceEngine::One(Box::default()),
             threads => DistanceEngine::Several(Box::new(ParallelStackDistances::new(threads))),
         }
@@ -143,12 +143,12 @@ impl PartTotals {
 }
 
 /// The curve of exact distances, at these sizes in bytes; without accesses it has no points.
-pub fn curve_counts(histogram: &DistanceHistogram, known: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
+pub fn curve_counts(histogram: &DistanceHistogram, totals: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
     let lines: Vec<u64> = sizes.iter().map(|bytes| bytes / u64::from(line_bytes)).collect();
     // Without accesses there is no miss ratio, and so no curve.
     let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
     let accesses = histogram.accesses();
-    let per_kilo = known.per_kilo_instr(accesses);
+    let per_kilo = totals.per_kilo_instr(accesses);
     let point = |(bytes, miss_ratio): (&u64, f64)| CurvePoint {
         bytes: *bytes,
         miss_ratio,
@@ -157,8 +157,8 @@ pub fn curve_counts(histogram: &DistanceHistogram, known: PartTotals, sizes: &[u
     };
     CurveCounts {
         accesses,
-        program_accesses: known.program_accesses,
-        instructions: known.instructions,
+        program_accesses: totals.program_accesses,
+        instructions: totals.instructions,
         cold: Some(histogram.cold_count()),
         curve: sizes.iter().zip(ratios).map(point).collect(),
     }
@@ -167,12 +167,12 @@ pub fn curve_counts(histogram: &DistanceHistogram, known: PartTotals, sizes: &[u
 /// As [`curve_counts`], from a sample: every point with its error bar.
 pub fn curve_counts_from_sample(
     curve: &SampledCurve,
-    known: PartTotals,
+    totals: PartTotals,
     sizes: &[u64],
     line_bytes: u32,
 ) -> CurveCounts {
     let accesses = curve.accesses();
-    let per_kilo = known.per_kilo_instr(accesses);
+    let per_kilo = totals.per_kilo_instr(accesses);
     let point = |bytes: &u64| {
         let estimate = curve.find_point(bytes / u64::from(line_bytes))?;
         Some(CurvePoint {
@@ -184,8 +184,8 @@ pub fn curve_counts_from_sample(
     };
     CurveCounts {
         accesses,
-        program_accesses: known.program_accesses,
-        instructions: known.instructions,
+        program_accesses: totals.program_accesses,
+        instructions: totals.instructions,
         cold: None,
         curve: sizes.iter().filter_map(point).collect(),
     }
@@ -212,11 +212,11 @@ mod tests {
             let mut distances = DistanceEngine::new(threads, 1000);
             distances.push(&sweep).unwrap();
             let histogram = distances.finish().unwrap();
-            let whole = curve_counts(&histogram, PartTotals::default(), &[99 * 64, 100 * 64], 64);
-            let ratios: Vec<f64> = whole.curve.iter().map(|point| point.miss_ratio).collect();
-            assert_eq!((ratios, whole.cold, whole.curve[0].mpki), (vec![1.0, 0.1], Some(100), None));
-            let known = PartTotals { instructions: Some(4000), ..PartTotals::default() };
-            assert_eq!(curve_counts(&histogram, known, &[99 * 64], 64).curve[0].mpki, Some(250.0));
+            let counts = curve_counts(&histogram, PartTotals::default(), &[99 * 64, 100 * 64], 64);
+            let ratios: Vec<f64> = counts.curve.iter().map(|point| point.miss_ratio).collect();
+            assert_eq!((ratios, counts.cold, counts.curve[0].mpki), (vec![1.0, 0.1], Some(100), None));
+            let totals = PartTotals { instructions: Some(4000), ..PartTotals::default() };
+            assert_eq!(curve_counts(&histogram, totals, &[99 * 64], 64).curve[0].mpki, Some(250.0));
         }
     }
 

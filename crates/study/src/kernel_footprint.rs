@@ -66,18 +66,18 @@ impl KernelFootprint {
 }
 
 fn smallest_that_passes(touched_bytes: u64, cache_bytes: u64) -> Option<u32> {
-    let beyond = touched_bytes as f64 / cache_bytes.max(1) as f64 - 1.0;
-    let steps = (beyond.max(0.0) / STEP_OF_TOLERANCE).ceil();
+    let excess = touched_bytes as f64 / cache_bytes.max(1) as f64 - 1.0;
+    let steps = (excess.max(0.0) / STEP_OF_TOLERANCE).ceil();
     (steps < f64::from(NO_TEST - 1)).then(|| 1 + steps as u32)
 }
 
 /// The size at which the curve has fallen, with the sizes for the ends of its error interval.
 fn reused_bytes(curve: &StoredCurve) -> Option<[u64; 3]> {
     let (first, last) = (curve.points.first()?.miss_ratio.value, curve.points.last()?.miss_ratio.value);
-    let Some(enough) = plateau_rate(first, last) else { return Some([0; 3]) };
+    let Some(plateau) = plateau_rate(first, last) else { return Some([0; 3]) };
     let end = curve.points.last()?.size_bytes;
     let fallen = |value: fn(&Estimate) -> f64| {
-        curve.points.iter().find(|point| value(&point.miss_ratio) <= enough).map_or(end, |point| point.size_bytes)
+        curve.points.iter().find(|point| value(&point.miss_ratio) <= plateau).map_or(end, |point| point.size_bytes)
     };
     Some([fallen(|rate| rate.low), fallen(|rate| rate.value), fallen(|rate| rate.high)])
 }

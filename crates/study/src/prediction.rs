@@ -22,10 +22,10 @@ pub fn pair_costs(
     profiles: &[&Profile],
     cache: &SharedCache,
 ) -> Result<PairCosts, StudyError> {
-    scheme.pair_costs(profiles, cache).map_err(|missing| StudyError::Without {
-        scheme: missing.scheme,
-        what: missing.what,
-        program: names.get(missing.program).cloned().unwrap_or_else(|| "?".to_string()),
+    scheme.pair_costs(profiles, cache).map_err(|missing_evidence| StudyError::Without {
+        scheme: missing_evidence.scheme,
+        what: missing_evidence.what,
+        program: names.get(missing_evidence.program).cloned().unwrap_or_else(|| "?".to_string()),
     })
 }
 
@@ -69,14 +69,14 @@ fn mean(outcome: &PlacementCost) -> Option<f64> {
 
 /// A placement as pictures and pages show it.
 pub fn plan_result(placement: &Placement, machine: &str, scheme: &str, kind: CostKind) -> PlanResult {
-    let mut seen = Vec::new();
+    let mut level_names = Vec::new();
     let mut caches = Vec::new();
     for cache in &placement.caches {
         let level = cache.level.map_or("no shared cache", level_text).to_string();
-        let nth = seen.iter().filter(|other| **other == level).count();
+        let nth = level_names.iter().filter(|earlier_level| **earlier_level == level).count();
         let cpus: CpuSet = cache.cpus.iter().map(|(cpu, _)| cpu.0).collect();
         let on_it = placement.programs.iter().filter(|program| cpus.contains(program.cpu.0));
-        let placed = on_it.map(|program| PlacementRow {
+        let rows_on_cache = on_it.map(|program| PlacementRow {
             name: program.name.clone(),
             cpu: Some(program.cpu.0),
             slowdown: program.slowdown_percent.or(program.weight),
@@ -85,9 +85,9 @@ pub fn plan_result(placement: &Placement, machine: &str, scheme: &str, kind: Cos
         caches.push(CacheAssignment {
             cache: format!("{level} #{nth}"),
             cpus: cpus.to_string(),
-            programs: placed.collect(),
+            programs: rows_on_cache.collect(),
         });
-        seen.push(level);
+        level_names.push(level);
     }
     let gap = mean(&placement.gap);
     PlanResult {

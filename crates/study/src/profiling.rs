@@ -135,22 +135,22 @@ impl ProfilePass {
     pub fn finish(
         self,
         name: &str,
-        from: &str,
+        source_name: &str,
         header: &TraceHeader,
         totals: Option<&TraceTotals>,
     ) -> Result<ProfileFile, StudyError> {
         let target = self.target;
         let histogram = self.distances.finish()?;
-        let known = PartTotals::from_totals(totals, header.instructions_known);
+        let part_totals = PartTotals::from_totals(totals, header.instructions_known);
         let tool = concat!("cachemate ", env!("CARGO_PKG_VERSION")).to_string();
         let source =
-            ProfileSource { tool, kind: "trace".to_string(), from: Some(from.to_string()), filter: header.filter };
+            ProfileSource { tool, kind: "trace".to_string(), from: Some(source_name.to_string()), filter: header.filter };
         let mut file = ProfileFile::new(name, source);
         file.command = header.command.clone();
-        file.accesses = known.program_accesses;
+        file.accesses = part_totals.program_accesses;
         file.records = Some(histogram.accesses());
-        file.instructions = known.instructions;
-        file.curves = vec![curve(&histogram, known, target.line_bytes)];
+        file.instructions = part_totals.instructions;
+        file.curves = vec![curve(&histogram, part_totals, target.line_bytes)];
         file.histograms = vec![bucket(&histogram, target.line_bytes)];
         let positions = self.cache.positions().unwrap_or_default();
         file.stack_positions = vec![StackPositions {
@@ -173,8 +173,8 @@ impl ProfilePass {
     }
 }
 
-fn curve(histogram: &DistanceHistogram, known: PartTotals, line_bytes: u32) -> StoredCurve {
-    let counts = curve_counts(histogram, known, &usual_sizes(), line_bytes);
+fn curve(histogram: &DistanceHistogram, totals: PartTotals, line_bytes: u32) -> StoredCurve {
+    let counts = curve_counts(histogram, totals, &usual_sizes(), line_bytes);
     let points = counts.curve.iter().map(|point| StoredCurvePoint {
         size_bytes: point.bytes,
         miss_ratio: Estimate::exact(point.miss_ratio),
@@ -247,11 +247,11 @@ pub fn profile_for_target(file: &ProfileFile, target: ProfileTarget) -> Result<P
     let mut profile = file.profile.clone();
     let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return Ok(profile) };
     let per_mega = |count: f64| count * 1e6 / instructions as f64;
-    let fits = |found: &&StackPositions| {
-        (found.size_bytes, found.line_bytes, found.hits.len())
+    let matches_target = |stored: &&StackPositions| {
+        (stored.size_bytes, stored.line_bytes, stored.hits.len())
             == (target.size_bytes, target.line_bytes, target.ways as usize)
     };
-    if let Some(positions) = file.stack_positions.iter().find(fits) {
+    if let Some(positions) = file.stack_positions.iter().find(matches_target) {
         let counts = positions.hits.iter().chain([&positions.misses]);
         profile.locality.stack_positions = Some(trace_fact(counts.map(|count| per_mega(*count as f64)).collect()));
         return Ok(profile);

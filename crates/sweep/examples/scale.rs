@@ -116,9 +116,9 @@ struct RunCost {
 
 /// Runs children at the same time and waits for all; returns their total cost.
 fn children(runs: &[Vec<String>]) -> RunCost {
-    let own = std::env::current_exe().expect("this program has a name");
-    let (start, before) = (Instant::now(), children_cpu_s());
-    let started: Vec<_> = runs.iter().map(|args| Command::new(&own).args(args).spawn().expect("it starts")).collect();
+    let own_program = std::env::current_exe().expect("this program has a name");
+    let (start, cpu_before) = (Instant::now(), children_cpu_s());
+    let started: Vec<_> = runs.iter().map(|args| Command::new(&own_program).args(args).spawn().expect("it starts")).collect();
     let mut peak_mib: f64 = 0.0;
     for mut child in started {
         let status = format!("/proc/{}/status", child.id());
@@ -134,7 +134,7 @@ fn children(runs: &[Vec<String>]) -> RunCost {
             }
         }
     }
-    RunCost { wall_s: start.elapsed().as_secs_f64(), cpu_s: children_cpu_s() - before, peak_mib }
+    RunCost { wall_s: start.elapsed().as_secs_f64(), cpu_s: children_cpu_s() - cpu_before, peak_mib }
 }
 
 /// Fields 16 and 17 of `/proc/self/stat`: CPU time of children that were waited for, in hundredths of a second.
@@ -157,13 +157,13 @@ fn verdict(met: bool) -> &'static str {
 fn measure() {
     let folder = tempfile::tempdir().expect("a folder for temporary files");
     let text = |folder: &Path| folder.display().to_string();
-    let many = folder.path().join("many");
+    let many_tasks = folder.path().join("many");
     let start = Instant::now();
-    sweep(&many, TASKS, 2, 0);
-    let each = start.elapsed().as_secs_f64() / TASKS as f64;
-    println!("{TASKS} tasks that do nothing, 2 workers: {:.3} ms each", 1e3 * each);
-    leave_one_running(&many);
-    let looked: Vec<RunCost> = (0..ROUNDS).map(|_| children(&[vec!["status".to_string(), text(&many)]])).collect();
+    sweep(&many_tasks, TASKS, 2, 0);
+    let seconds_per_task = start.elapsed().as_secs_f64() / TASKS as f64;
+    println!("{TASKS} tasks that do nothing, 2 workers: {:.3} ms each", 1e3 * seconds_per_task);
+    leave_one_running(&many_tasks);
+    let looked: Vec<RunCost> = (0..ROUNDS).map(|_| children(&[vec!["status".to_string(), text(&many_tasks)]])).collect();
     let peak = looked.iter().map(|took| took.peak_mib).fold(0.0, f64::max);
     let wall = median(looked.iter().map(|took| took.wall_s).collect());
     let cpu = median(looked.iter().map(|took| took.cpu_s).collect());
@@ -183,7 +183,7 @@ fn measure() {
         walls.push(by_hand.wall_s / by_sweep.wall_s);
         cpus.push(by_sweep.cpu_s / by_hand.cpu_s - 1.0);
     }
-    let (speed, more) = (median(walls.clone()), median(cpus));
+    let (speed, extra_cpu) = (median(walls.clone()), median(cpus));
     let spread = format!(
         "{:.3} to {:.3}",
         walls.iter().copied().fold(f64::MAX, f64::min),
@@ -196,8 +196,8 @@ fn measure() {
     );
     println!(
         "tasks of {TASK_MS} ms: the sweep takes {:+.1} % processor time [5 %: {}]",
-        100.0 * more,
-        verdict(more < 0.05)
+        100.0 * extra_cpu,
+        verdict(extra_cpu < 0.05)
     );
 }
 
@@ -208,14 +208,14 @@ fn main() -> ExitCode {
         None => measure(),
         Some("status") => {
             let store = Store::open(Path::new(&args[1])).expect("a sweep's folder");
-            let found = status(&store).expect("a sweep's folder");
-            assert_eq!((found.total, found.finished, found.running), (TASKS + 1, TASKS, 1));
-            assert!(found.remaining_s.is_some(), "the time left is part of a status");
+            let sweep_status = status(&store).expect("a sweep's folder");
+            assert_eq!((sweep_status.total, sweep_status.finished, sweep_status.running), (TASKS + 1, TASKS, 1));
+            assert!(sweep_status.remaining_s.is_some(), "the time left is part of a status");
         }
         Some("plain") => (0..number(1)).for_each(|index| _ = std::hint::black_box(count(number(2), index))),
         Some("sweep") => sweep(Path::new(&args[1]), number(2) as usize, 2, number(3)),
-        Some(other) => {
-            println!("found '{other}', expected nothing");
+        Some(argument) => {
+            println!("found '{argument}', expected nothing");
             return ExitCode::from(2);
         }
     }

@@ -34,7 +34,7 @@ pub struct ClaimGuard<'a> {
 
 impl Drop for ClaimGuard<'_> {
     fn drop(&mut self) {
-        self.store.heart.release(&claim_rest(self.id));
+        self.store.heart.release(&claim_path(self.id));
         // If it was taken over while this process was frozen, it must not be removed.
         if self.store.claim_owner(self.id).is_some_and(|owner| owner == self.store.owner) {
             let _ = self.store.remove_claim(self.id);
@@ -46,13 +46,13 @@ const CLAIMS: &str = "claims";
 /// A claim is one line of JSON.
 const CLAIM_BYTES_LIMIT: u64 = 4 << 10;
 
-fn claim_rest(id: SweepTaskId) -> String {
+fn claim_path(id: SweepTaskId) -> String {
     format!("{CLAIMS}/{id}")
 }
 
 impl Store {
     fn claim_owner(&self, id: SweepTaskId) -> Option<ClaimOwner> {
-        let text = self.root().read_text(Path::new(&claim_rest(id)), CLAIM_BYTES_LIMIT).ok()??;
+        let text = self.root().read_text(Path::new(&claim_path(id)), CLAIM_BYTES_LIMIT).ok()??;
         serde_json::from_str(&text).ok()
     }
 
@@ -67,7 +67,7 @@ impl Store {
         let (partial, fresh) = self.write_partial(&format!("{id}-claim"), text.as_bytes())?;
         let mut claimed = link(&partial, &fresh, &claims, &name);
         if claimed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
-            if let Some(living) = self.living(id) {
+            if let Some(living) = self.live_owner(id) {
                 let _ = partial.remove(&fresh);
                 return Ok(ClaimOutcome::HeldByOther(living));
             }
@@ -77,7 +77,7 @@ impl Store {
         let _ = partial.remove(&fresh);
         match claimed {
             Ok(()) => {
-                self.heart.hold(&claim_rest(id));
+                self.heart.hold(&claim_path(id));
                 Ok(ClaimOutcome::Acquired(ClaimGuard { store: self, id }))
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -88,8 +88,8 @@ impl Store {
     }
 
     /// The live owner of the task's claim, for display; `None` if there is none.
-    pub(crate) fn living(&self, id: SweepTaskId) -> Option<String> {
-        let touched = self.modified_time(&claim_rest(id))?;
+    pub(crate) fn live_owner(&self, id: SweepTaskId) -> Option<String> {
+        let touched = self.modified_time(&claim_path(id))?;
         let owner = self.claim_owner(id);
         let dead = owner.as_ref().and_then(|owner| owner.is_alive(&self.owner)) == Some(false);
         let now = self.server_time().unwrap_or(touched);
@@ -143,11 +143,11 @@ impl Store {
     /// # Errors
     /// The directory of claims cannot be read.
     pub fn running(&self) -> Result<Vec<(SweepTaskId, String)>, SweepError> {
-        Ok(self.claimed_tasks()?.into_iter().filter_map(|id| Some((id, self.living(id)?))).collect())
+        Ok(self.claimed_tasks()?.into_iter().filter_map(|id| Some((id, self.live_owner(id)?))).collect())
     }
 }
 
 /// Deaths are the recorded ones, plus one if a dead owner's claim still exists.
-pub(crate) fn too_many_deaths(attempts: &[FailedAttempt]) -> bool {
+pub(crate) fn has_too_many_deaths(attempts: &[FailedAttempt]) -> bool {
     attempts.iter().filter(|attempt| attempt.ending == FailureKind::Death).count() >= MAX_DEATHS
 }

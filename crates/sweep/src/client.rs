@@ -69,8 +69,8 @@ pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, C
             }
         }
     };
-    let text = |from: Receiver<Vec<u8>>| {
-        let bytes = from.recv_timeout(OUTPUT_AFTER_END).unwrap_or_default();
+    let text = |receiver: Receiver<Vec<u8>>| {
+        let bytes = receiver.recv_timeout(OUTPUT_AFTER_END).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     };
     Ok(ClientOutput { code: status.code(), out: text(out), err: text(err) })
@@ -90,12 +90,12 @@ pub fn call_ok(command: &mut Command, deadline: Duration) -> Result<String, Call
     Err(CallError::Failed(name, output.lines().take(5).collect::<Vec<_>>().join("; ")))
 }
 
-fn reader(from: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+fn reader(stream: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     let (send, receive) = channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
-        if let Some(mut from) = from {
-            let _ = from.read_to_end(&mut bytes);
+        if let Some(mut stream) = stream {
+            let _ = stream.read_to_end(&mut bytes);
         }
         let _ = send.send(bytes);
     });

@@ -98,7 +98,7 @@ struct SweepDriver<'a> {
     damaged: Vec<String>,
     rounds: u32,
     /// Numbers of results and recorded attempts, which show progress.
-    moved: (usize, usize),
+    progress: (usize, usize),
     last_move: Instant,
 }
 
@@ -132,7 +132,7 @@ impl<'a> SweepDriver<'a> {
             skipped,
             damaged,
             rounds: 0,
-            moved: (0, 0),
+            progress: (0, 0),
             last_move,
         };
         driving.refresh()?;
@@ -154,17 +154,17 @@ impl<'a> SweepDriver<'a> {
                 self.given_up.insert(id, message);
             }
         }
-        let moved = (self.results.finished.len(), attempts + self.given_up.len());
-        if moved != self.moved {
-            (self.moved, self.last_move) = (moved, Instant::now());
+        let progress = (self.results.finished.len(), attempts + self.given_up.len());
+        if progress != self.progress {
+            (self.progress, self.last_move) = (progress, Instant::now());
         }
         Ok(())
     }
 
-    fn open(&self) -> Vec<SweepTask> {
-        let open =
+    fn open_tasks(&self) -> Vec<SweepTask> {
+        let is_open =
             |task: &&SweepTask| !self.results.finished.contains(&task.id) && !self.given_up.contains_key(&task.id);
-        self.tasks.iter().filter(open).cloned().collect()
+        self.tasks.iter().filter(is_open).cloned().collect()
     }
 
     fn progress(&self, look: &EngineStatus) -> SweepProgress {
@@ -191,16 +191,16 @@ impl<'a> SweepDriver<'a> {
         self.last_move = Instant::now();
         let mut dry = 0;
         loop {
-            let open = self.open();
-            if open.is_empty() || stop.load(Ordering::Relaxed) {
+            let open_tasks = self.open_tasks();
+            if open_tasks.is_empty() || stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
             let claimed: BTreeSet<SweepTaskId> = self.store.running()?.into_iter().map(|(id, _)| id).collect();
-            let free: Vec<SweepTask> = open.into_iter().filter(|task| !claimed.contains(&task.id)).collect();
-            if free.is_empty() {
+            let free_tasks: Vec<SweepTask> = open_tasks.into_iter().filter(|task| !claimed.contains(&task.id)).collect();
+            if free_tasks.is_empty() {
                 // Other processes run everything that is left; this one waits for them, because their claims end with
                 // them.
-                nap(Duration::from_millis(300), stop);
+                pause(Duration::from_millis(300), stop);
                 self.refresh()?;
                 watch(&self.progress(&EngineStatus::Working { waiting: None, running: Some(claimed.len()) }));
                 continue;
@@ -208,9 +208,9 @@ impl<'a> SweepDriver<'a> {
             if self.rounds > 0 && self.last_move.elapsed() > self.options.idle_timeout {
                 return Ok(());
             }
-            let before = self.moved;
+            let progress_before = self.progress;
             self.rounds += 1;
-            match engine.submit(&free) {
+            match engine.submit(&free_tasks) {
                 Ok(()) => self.watch_round(engine, watch, stop)?,
                 Err(error) if error.is_permanent || self.last_move.elapsed() > self.options.idle_timeout => {
                     return Err(error.into());
@@ -219,9 +219,9 @@ impl<'a> SweepDriver<'a> {
                     watch(&SweepProgress { message: Some(error.to_string()), ..self.progress(&EngineStatus::Done) })
                 }
             }
-            dry = if self.moved == before { dry + 1 } else { 0 };
+            dry = if self.progress == progress_before { dry + 1 } else { 0 };
             if dry > 0 {
-                nap(Duration::from_millis(500) * (1 << dry.min(5)), stop);
+                pause(Duration::from_millis(500) * (1 << dry.min(5)), stop);
             }
         }
     }
@@ -244,7 +244,7 @@ impl<'a> SweepDriver<'a> {
                     self.results.reset_timestamps();
                     return self.refresh();
                 }
-                _ if stop.load(Ordering::Relaxed) || self.open().is_empty() => return Ok(()),
+                _ if stop.load(Ordering::Relaxed) || self.open_tasks().is_empty() => return Ok(()),
                 // Polling a large store is slow, so it takes at most a twentieth of the time.
                 look => {
                     let time = engine.poll_interval().max(20 * looking.elapsed());
@@ -263,17 +263,17 @@ impl<'a> SweepDriver<'a> {
         self.results.reset_timestamps();
         self.refresh()?;
         self.store.remove_claims_on(&self.results.finished)?;
-        let missing: Vec<SweepTaskId> = self.open().into_iter().map(|task| task.id).collect();
+        let missing_ids: Vec<SweepTaskId> = self.open_tasks().into_iter().map(|task| task.id).collect();
         let finished = self.scope.iter().filter(|id| self.results.finished.contains(id)).count();
         Ok(SweepSummary {
             total: self.scope.len(),
             skipped: self.skipped,
             finished,
             failed: self.given_up.into_iter().collect(),
-            interrupted: interrupted && !missing.is_empty(),
-            missing,
+            interrupted: interrupted && !missing_ids.is_empty(),
+            missing: missing_ids,
             damaged: self.damaged,
-            conflicting: self.store.differing()?,
+            conflicting: self.store.differing_files()?,
             rounds: self.rounds,
         })
     }
@@ -292,7 +292,7 @@ fn wait(engine: &mut dyn TaskEngine, time: Duration, stop: &AtomicBool) {
     }
 }
 
-fn nap(time: Duration, stop: &AtomicBool) {
+fn pause(time: Duration, stop: &AtomicBool) {
     let start = Instant::now();
     while start.elapsed() < time && !stop.load(Ordering::Relaxed) {
         std::thread::sleep(STEP_OF_WAIT.min(time.saturating_sub(start.elapsed())));
@@ -311,14 +311,14 @@ const STEP: Duration = Duration::from_secs(2);
 
 impl FinishedTasks {
     fn update(&mut self, store: &Store) -> Result<(), SweepError> {
-        for (folder, changed) in store.result_folders()? {
-            if self.read_at.get(&folder) == Some(&changed) {
+        for (folder, modified) in store.result_folders()? {
+            if self.read_at.get(&folder) == Some(&modified) {
                 continue;
             }
-            let is_settled = SystemTime::now().duration_since(changed).is_ok_and(|age| age > STEP);
+            let is_settled = SystemTime::now().duration_since(modified).is_ok_and(|age| age > STEP);
             self.finished.extend(store.finished_tasks_in(&folder)?);
             if is_settled {
-                self.read_at.insert(folder, changed);
+                self.read_at.insert(folder, modified);
             }
         }
         Ok(())

@@ -47,15 +47,15 @@ pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedS
     let mut last: Option<(Point<'_>, u64, u64)> = None;
     for point in sweep.points() {
         let seed = point.iter().find(|(axis, _)| *axis == "seed").and_then(|(_, value)| value.as_u64());
-        let rest: Point<'_> = point.iter().filter(|(axis, _)| *axis != "seed").copied().collect();
+        let other_axes: Point<'_> = point.iter().filter(|(axis, _)| *axis != "seed").copied().collect();
         // Seeds vary fastest, so that everything else is built once for all of them.
-        let known = last.as_ref().filter(|(owner, ..)| *owner == rest).map(|(_, content, own)| (*content, *own));
-        let (content, own_seed) = match known {
-            Some(known) => known,
+        let previous = last.as_ref().filter(|(owner, ..)| *owner == other_axes).map(|(_, content, content_seed)| (*content, *content_seed));
+        let (content, own_seed) = match previous {
+            Some(previous) => previous,
             None => {
-                let (content, own) = making.content(&rest)?;
-                last = Some((rest, content, own));
-                (content, own)
+                let (content, content_seed) = making.content(&other_axes)?;
+                last = Some((other_axes, content, content_seed));
+                (content, content_seed)
             }
         };
         let id = SweepTaskId::from_text(&format!("{content:016x} {}", seed.unwrap_or(own_seed)));
@@ -140,7 +140,7 @@ impl<'a> ManifestBuilder<'a> {
         }
         let seed = scenario.seed;
         // Omitted, because they do not affect the run: the display name, and the path of the machine's description.
-        let plain = Scenario {
+        let base_scenario = Scenario {
             name: String::new(),
             description: String::new(),
             machine: String::new(),
@@ -150,7 +150,7 @@ impl<'a> ManifestBuilder<'a> {
         let job = self.inputs.job(point).map_err(refused)?;
         self.work.check(&job).map_err(refused)?;
         let content =
-            serde_json::to_string(&(&self.version, "scenario", self.inputs.detail, &plain, &machine, checksums))
+            serde_json::to_string(&(&self.version, "scenario", self.inputs.detail, &base_scenario, &machine, checksums))
                 .map_err(|error| refused(error.to_string()))?;
         Ok((xxh3_64(content.as_bytes()), seed))
     }
@@ -160,7 +160,7 @@ impl<'a> ManifestBuilder<'a> {
         let at = point.iter().filter(|(axis, _)| *axis != "scenario");
         let at: Vec<String> = at.map(|(axis, value)| format!("{axis} {value}")).collect();
         let scenario = point.iter().find(|(axis, _)| *axis == "scenario").and_then(|(_, value)| value.as_str());
-        let file = scenario.and_then(|given| self.inputs.scenarios.get(given)).map_or("", |(label, _)| label);
+        let file = scenario.and_then(|scenario_name| self.inputs.scenarios.get(scenario_name)).map_or("", |(label, _)| label);
         if at.is_empty() { file.to_string() } else { format!("{file} with {}", at.join(", ")) }
     }
 
@@ -179,8 +179,8 @@ impl<'a> ManifestBuilder<'a> {
 
     fn curve(&mut self, point: &Point<'_>) -> Result<(u64, u64), String> {
         let recording = point.iter().find(|(axis, _)| *axis == "recording").and_then(|(_, value)| value.as_str());
-        let given = recording.unwrap_or_default().to_string();
-        let checksum = self.recording(&given, Some(self.folder.to_path_buf()))?;
+        let recording_name = recording.unwrap_or_default().to_string();
+        let checksum = self.recording(&recording_name, Some(self.folder.to_path_buf()))?;
         let job = self.inputs.job(point)?;
         self.work.check(&job)?;
         let SweepJob::Curve(curve) = job else { return Err("not a curve".to_string()) };
@@ -195,11 +195,11 @@ impl<'a> ManifestBuilder<'a> {
         if self.built_in.contains(program) {
             return Ok(None);
         }
-        if let Some(known) = self.inputs.recordings.get(program) {
-            return Ok(Some(known.checksum.clone()));
+        if let Some(stored) = self.inputs.recordings.get(program) {
+            return Ok(Some(stored.checksum.clone()));
         }
-        let beside = folder.map(|folder| folder.join(program)).filter(|path| path.is_file());
-        let recording_path = match beside {
+        let adjacent_path = folder.map(|folder| folder.join(program)).filter(|path| path.is_file());
+        let recording_path = match adjacent_path {
             Some(path) => Some(path),
             None => self.work.recording(program)?,
         };

@@ -42,9 +42,9 @@ impl FailedAttempt {
 
 impl Store {
     pub(crate) fn record_attempt(&self, id: SweepTaskId, attempt: &FailedAttempt) -> Result<(), SweepError> {
-        let rest = failure_path(id);
+        let path = failure_path(id);
         let line = serde_json::to_string(attempt).expect("texts and numbers can be written");
-        self.root().append_line(Path::new(&rest), &line).map_err(self.io_error(&rest))
+        self.root().append_line(Path::new(&path), &line).map_err(self.io_error(&path))
     }
 
     /// The failed attempts in order. An incomplete line counts as a death, so that a task cannot kill its workers
@@ -53,8 +53,8 @@ impl Store {
     /// # Errors
     /// The file exists and cannot be read.
     pub fn attempts(&self, id: SweepTaskId) -> Result<Vec<FailedAttempt>, SweepError> {
-        let rest = failure_path(id);
-        let read = self.root().read_text(Path::new(&rest), FAILURES_BYTES_LIMIT).map_err(self.io_error(&rest))?;
+        let path = failure_path(id);
+        let read = self.root().read_text(Path::new(&path), FAILURES_BYTES_LIMIT).map_err(self.io_error(&path))?;
         let Some(text) = read else { return Ok(Vec::new()) };
         let damaged = || FailedAttempt {
             ending: FailureKind::Death,

@@ -193,7 +193,7 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
         if values.is_empty() {
             return Err(located.error_at(&field, "no value", "one value or more"));
         }
-        let values = values.iter().map(|value| plain(value, &field, located));
+        let values = values.iter().map(|value| plain_value(value, &field, located));
         axes.push(axis(name, values.collect::<Result<_, _>>()?));
     }
     if let Some(seeds) = seeds(file_axes.seed.as_ref(), located)? {
@@ -241,41 +241,41 @@ fn policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>
         if choice.parameters.is_empty() {
             return Ok(Value::String(choice.name));
         }
-        plain(value, &field, located)
+        plain_value(value, &field, located)
     };
     entries.iter().enumerate().map(policy_axis).collect()
 }
 
 fn seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Vec<Value>>, SpecError> {
-    let bad = |found: String| {
+    let refuse = |found: String| {
         located.error_at("axes.seed", found, "whole numbers, 0 or more, or a table such as { first = 1, count = 3 }")
     };
     let Some(table) = value else { return Ok(None) };
     let seeds: Vec<u64> = match table {
         toml::Value::Array(_) => {
-            table.clone().try_into().map_err(|error: toml::de::Error| bad(error.message().into()))?
+            table.clone().try_into().map_err(|error: toml::de::Error| refuse(error.message().into()))?
         }
         _ => {
             let range: SeedRange =
-                table.clone().try_into().map_err(|error: toml::de::Error| bad(error.message().into()))?;
+                table.clone().try_into().map_err(|error: toml::de::Error| refuse(error.message().into()))?;
             let last = range.first.checked_add(range.count).filter(|_| range.count <= MAX_POINTS as u64);
-            (range.first..last.ok_or_else(|| bad(format!("{} seeds", range.count)))?).collect()
+            (range.first..last.ok_or_else(|| refuse(format!("{} seeds", range.count)))?).collect()
         }
     };
     if seeds.is_empty() {
-        return Err(bad("no seed".to_string()));
+        return Err(refuse("no seed".to_string()));
     }
     Ok(Some(seeds.into_iter().map(Value::from).collect()))
 }
 
 /// The TOML values that JSON also has.
-fn plain(value: &toml::Value, field: &str, located: &Located<'_>) -> Result<Value, SpecError> {
-    let bad =
+fn plain_value(value: &toml::Value, field: &str, located: &Located<'_>) -> Result<Value, SpecError> {
+    let refuse =
         |found: &str| located.error_at(field, found, "a text, a number, true or false, a list or a table of these");
     match value {
-        toml::Value::Datetime(_) => Err(bad("a date")),
-        toml::Value::Float(number) if !number.is_finite() => Err(bad("a number that is none")),
-        value => serde_json::to_value(value).map_err(|error| bad(&error.to_string())),
+        toml::Value::Datetime(_) => Err(refuse("a date")),
+        toml::Value::Float(number) if !number.is_finite() => Err(refuse("a number that is none")),
+        value => serde_json::to_value(value).map_err(|error| refuse(&error.to_string())),
     }
 }
 
@@ -289,21 +289,21 @@ fn filters(
     let parse_filter = |(at, table): (usize, &toml::Table)| {
         let mut filter = BTreeMap::new();
         for (name, value) in table {
-            let here = format!("{field}[{at}].{name}");
-            if !names().any(|known| known == name) {
+            let field_path = format!("{field}[{at}].{name}");
+            if !names().any(|axis_name| axis_name == name) {
                 let expected = format!("one of the axes {}", names().collect::<Vec<_>>().join(", "));
                 let meant = nearest_name(name, names()).map(Box::from);
-                return Err(SpecError { nearest: meant, ..located.error_at(&here, format!("'{name}'"), expected) });
+                return Err(SpecError { nearest: meant, ..located.error_at(&field_path, format!("'{name}'"), expected) });
             }
             let values = match value {
-                toml::Value::Array(values) => values.iter().map(|value| plain(value, &here, located)).collect(),
-                value => plain(value, &here, located).map(|value| vec![value]),
+                toml::Value::Array(values) => values.iter().map(|value| plain_value(value, &field_path, located)).collect(),
+                value => plain_value(value, &field_path, located).map(|value| vec![value]),
             }?;
-            let known = |wanted: &Value| {
-                axes.iter().any(|a| a.name == *name && a.values.iter().any(|v| matches_value(v, wanted)))
+            let is_axis_value = |candidate: &Value| {
+                axes.iter().any(|a| a.name == *name && a.values.iter().any(|v| matches_value(v, candidate)))
             };
-            if let Some(unknown) = values.iter().find(|wanted| !known(wanted)) {
-                return Err(located.error_at(&here, unknown.to_string(), "values of that axis"));
+            if let Some(unknown) = values.iter().find(|candidate| !is_axis_value(candidate)) {
+                return Err(located.error_at(&field_path, unknown.to_string(), "values of that axis"));
             }
             filter.insert(name.clone(), values);
         }
@@ -316,6 +316,6 @@ fn filters(
 }
 
 /// Does a value match? The name of a policy also matches the policy with parameters.
-pub fn matches_value(value: &Value, wanted: &Value) -> bool {
-    value == wanted || (value.is_object() && wanted.is_string() && value.get("name") == Some(wanted))
+pub fn matches_value(value: &Value, pattern: &Value) -> bool {
+    value == pattern || (value.is_object() && pattern.is_string() && value.get("name") == Some(pattern))
 }

@@ -141,9 +141,9 @@ impl Inputs {
             let text = read_input(store, file)?;
             inputs.scenarios.insert(name.clone(), (name.clone(), text));
         }
-        for (given, file) in &header.machines {
+        for (machine_name, file) in &header.machines {
             read_input(store, file)?;
-            inputs.machines.insert(given.clone(), store.folder().join(file));
+            inputs.machines.insert(machine_name.clone(), store.folder().join(file));
         }
         Ok(inputs)
     }
@@ -167,14 +167,14 @@ impl Inputs {
             };
             changes.push((axis.to_string(), value));
         }
-        let own = || toml::from_str::<toml::Table>(text).ok()?.get("machine")?.as_str().map(str::to_string);
+        let own_machine = || toml::from_str::<toml::Table>(text).ok()?.get("machine")?.as_str().map(str::to_string);
         let machine =
-            axis_value("machine").and_then(Value::as_str).map(str::to_string).or_else(own).unwrap_or_default();
+            axis_value("machine").and_then(Value::as_str).map(str::to_string).or_else(own_machine).unwrap_or_default();
         let name = machine.split('?').next().unwrap_or_default();
         if let Some(path) = self.machines.get(name) {
-            let moved = machine.replacen(name, &path.display().to_string(), 1);
+            let moved_machine = machine.replacen(name, &path.display().to_string(), 1);
             changes.retain(|(axis, _)| axis != "machine");
-            changes.push(("machine".to_string(), moved.into()));
+            changes.push(("machine".to_string(), moved_machine.into()));
         }
         vary_scenario(label, text, &changes)
     }
@@ -201,16 +201,16 @@ impl Inputs {
                 let name = axis_value("recording").and_then(Value::as_str).unwrap_or_default();
                 let manifest_entry =
                     self.recordings.get(name).ok_or_else(|| format!("'{name}' is not in the manifest"))?;
-                let whole = |name: &str, value: &Value| {
+                let whole_number = |name: &str, value: &Value| {
                     value.as_u64().ok_or_else(|| format!("{name}: found {value}, expected a whole number"))
                 };
-                let line_bytes = axis_value("line_bytes").map_or(Ok(64), |value| whole("line_bytes", value))?;
+                let line_bytes = axis_value("line_bytes").map_or(Ok(64), |value| whole_number("line_bytes", value))?;
                 let line_bytes = u32::try_from(line_bytes).map_err(|_| format!("line_bytes: found {line_bytes}"))?;
                 let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
                 let number = |value: &Value| {
                     value.as_f64().ok_or_else(|| format!("sample: found {value}, expected a share such as 0.01"))
                 };
-                let seed = axis_value("seed").map_or(Ok(0), |value| whole("seed", value))?;
+                let seed = axis_value("seed").map_or(Ok(0), |value| whole_number("seed", value))?;
                 let sample = axis_value("sample").map(number).transpose()?;
                 let (recording, sizes) = (self.verify_recording(name, manifest_entry)?, axis_value("sizes").map(text));
                 Ok(SweepJob::Curve(CurveJob { recording, line_bytes, sizes, sample, seed }))
@@ -225,8 +225,8 @@ impl Inputs {
     /// The recording's file, if it has not changed since the manifest was made.
     fn verify_recording(&self, name: &str, recording: &RecordingRef) -> Result<PathBuf, String> {
         let verified = || self.verified.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = verified().iter().any(|known| known == name);
-        if !known {
+        let is_verified = verified().iter().any(|verified_name| verified_name == name);
+        if !is_verified {
             let (path, shown) = (&recording.path, recording.path.display());
             let (bytes, checksum) = checksum_of(path).map_err(|error| format!("{shown}: {error}"))?;
             if (bytes, &checksum) != (recording.size_bytes, &recording.checksum) {
@@ -243,11 +243,11 @@ impl Inputs {
 }
 
 /// The text of an input, which must be a plain name below `inputs/`.
-fn read_input(store: &Store, rest: &str) -> Result<String, String> {
-    let path = store.folder().join(rest);
+fn read_input(store: &Store, relative: &str) -> Result<String, String> {
+    let path = store.folder().join(relative);
     let shown = |problem: String| format!("{}: {problem}", path.display());
-    plain_input(rest).map_err(shown)?;
-    let read = store.root().read_text(Path::new(rest), INPUT_BYTES_LIMIT).map_err(|error| error.to_string())?;
+    plain_input(relative).map_err(shown)?;
+    let read = store.root().read_text(Path::new(relative), INPUT_BYTES_LIMIT).map_err(|error| error.to_string())?;
     read.ok_or_else(|| shown("no such file".to_string()))
 }
 

@@ -40,20 +40,20 @@ impl fmt::Display for SweepTaskId {
 }
 
 impl Serialize for SweepTaskId {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(self)
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 
 impl FromStr for SweepTaskId {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || format!("found '{text}', expected a task's id: 16 hexadecimal digits");
+        let refuse = || format!("found '{text}', expected a task's id: 16 hexadecimal digits");
         let lower = text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
         if text.len() != 16 || !lower {
-            return Err(bad());
+            return Err(refuse());
         }
-        u64::from_str_radix(text, 16).map(SweepTaskId).map_err(|_| bad())
+        u64::from_str_radix(text, 16).map(SweepTaskId).map_err(|_| refuse())
     }
 }
 
@@ -160,22 +160,22 @@ impl Manifest {
     ///
     /// # Errors
     /// As [`Manifest::read`]; an unknown id.
-    pub fn find(folder: &TrustedDir, wanted: &[SweepTaskId]) -> Result<Self, SweepError> {
+    pub fn find(folder: &TrustedDir, ids: &[SweepTaskId]) -> Result<Self, SweepError> {
         let path = folder.path().join(FILE);
         let mut lines = open(folder)?;
         let header = read_header(&path, &mut lines)?;
-        let starts: Vec<String> = wanted.iter().map(|id| format!("{{\"id\":\"{id}\"")).collect();
-        let mut tasks: Vec<Option<SweepTask>> = vec![None; wanted.len()];
+        let starts: Vec<String> = ids.iter().map(|id| format!("{{\"id\":\"{id}\"")).collect();
+        let mut tasks: Vec<Option<SweepTask>> = vec![None; ids.len()];
         let (mut text, mut number) = (String::new(), 1);
         while tasks.iter().any(Option::is_none) && next_line(&path, &mut lines, &mut text)? {
             number += 1;
-            for (start, place) in starts.iter().zip(&mut tasks) {
-                if place.is_none() && text.starts_with(start.as_str()) {
-                    *place = Some(parse_line(&path, number, &text)?);
+            for (start, found_task) in starts.iter().zip(&mut tasks) {
+                if found_task.is_none() && text.starts_with(start.as_str()) {
+                    *found_task = Some(parse_line(&path, number, &text)?);
                 }
             }
         }
-        let missing = wanted.iter().zip(&tasks).find(|(_, task)| task.is_none());
+        let missing = ids.iter().zip(&tasks).find(|(_, task)| task.is_none());
         if let Some((id, _)) = missing {
             return Err(SweepError::file(&path, format!("no task {id} among its {}", header.tasks)));
         }
@@ -197,7 +197,7 @@ impl Manifest {
     }
 
     /// The first task of every id, in the order of the manifest.
-    pub fn distinct(&self) -> Vec<SweepTask> {
+    pub fn distinct_tasks(&self) -> Vec<SweepTask> {
         let mut visited = std::collections::BTreeSet::new();
         self.tasks.iter().filter(|task| visited.insert(task.id)).cloned().collect()
     }
@@ -240,9 +240,9 @@ fn read_header(path: &Path, lines: &mut BufReader<File>) -> Result<ManifestHeade
 }
 
 fn parse_line(path: &Path, number: usize, text: &str) -> Result<SweepTask, SweepError> {
-    let bad = |problem: String| SweepError::file(path, format!("line {number}: damaged: {problem}"));
-    let line: ManifestLine<'_> = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
-    Ok(SweepTask { id: line.id.parse().map_err(bad)?, point: line.point.get().into() })
+    let damage = |problem: String| SweepError::file(path, format!("line {number}: damaged: {problem}"));
+    let line: ManifestLine<'_> = serde_json::from_str(text).map_err(|error| damage(error.to_string()))?;
+    Ok(SweepTask { id: line.id.parse().map_err(damage)?, point: line.point.get().into() })
 }
 
 /// Size and checksum of a file's content.

@@ -52,7 +52,7 @@ pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
     let mut file = BufWriter::new(FreshFile::create(out).map_err(&failed)?);
     let mut merged = MergeSummary { total: manifest.tasks.len(), ..MergeSummary::default() };
     for store in stores {
-        merged.conflicting.extend(store.differing()?);
+        merged.conflicting.extend(store.differing_files()?);
     }
     for task in &manifest.tasks {
         let Some(stored_result) = merged.merge_task(stores, task) else {
@@ -75,9 +75,9 @@ impl MergeSummary {
             match store.read(task.id) {
                 Err(what) => self.damaged.push(what),
                 Ok(None) => {}
-                Ok(Some(found)) => match &result {
-                    None => result = Some(found),
-                    Some(known) if known.result.get() == found.result.get() => self.duplicates += 1,
+                Ok(Some(stored)) => match &result {
+                    None => result = Some(stored),
+                    Some(first) if first.result.get() == stored.result.get() => self.duplicates += 1,
                     Some(_) => self.conflicting.push(format!("task {} in {}", task.id, store.folder().display())),
                 },
             }
@@ -86,11 +86,11 @@ impl MergeSummary {
     }
 }
 
-fn check_same(manifest: &Manifest, other: &Store) -> Result<(), SweepError> {
-    let theirs = other.manifest()?;
-    let (shown, ours) = (other.folder().display(), &manifest.header);
-    if theirs.header.version != ours.version {
-        let (found, expected) = (theirs.header.version, &ours.version);
+fn check_same(manifest: &Manifest, store: &Store) -> Result<(), SweepError> {
+    let theirs = store.manifest()?;
+    let (shown, own_header) = (store.folder().display(), &manifest.header);
+    if theirs.header.version != own_header.version {
+        let (found, expected) = (theirs.header.version, &own_header.version);
         return Err(SweepError::Refused(format!("{shown}: made by version {found}, expected {expected}")));
     }
     if theirs.tasks != manifest.tasks {

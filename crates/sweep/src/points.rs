@@ -12,22 +12,22 @@ pub type Point<'a> = Vec<(&'a str, &'a Value)>;
 impl SweepDefinition {
     /// Every point that no filter omits; the last axis varies fastest.
     pub fn points(&self) -> impl Iterator<Item = Point<'_>> {
-        all(&self.axes).filter(|point| self.is_selected(point))
+        all_points(&self.axes).filter(|point| self.is_selected(point))
     }
 
     fn is_selected(&self, point: &Point<'_>) -> bool {
         let matches = |filter: &BTreeMap<String, Vec<Value>>| {
             let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
-            filter.iter().all(|(name, wanted)| {
+            filter.iter().all(|(name, patterns)| {
                 axis_value(name)
-                    .is_some_and(|value| wanted.iter().any(|wanted_value| matches_value(value, wanted_value)))
+                    .is_some_and(|value| patterns.iter().any(|wanted_value| matches_value(value, wanted_value)))
             })
         };
         !self.skip.iter().any(matches) && (self.only.is_empty() || self.only.iter().any(matches))
     }
 }
 
-fn all(axes: &[SweepAxis]) -> impl Iterator<Item = Point<'_>> {
+fn all_points(axes: &[SweepAxis]) -> impl Iterator<Item = Point<'_>> {
     let count: usize = axes.iter().map(|axis| axis.values.len()).product();
     (0..count).map(move |mut at| {
         let mut point: Point<'_> = axes

@@ -107,7 +107,7 @@ pub fn report(store: &Store) -> Result<SweepReport, SweepError> {
         match store.read(task.id) {
             Err(what) => damaged.push(what),
             Ok(None) => {}
-            Ok(Some(found)) => match serde_json::from_str::<JobResult>(found.result.get()) {
+            Ok(Some(stored)) => match serde_json::from_str::<JobResult>(stored.result.get()) {
                 Ok(answer) => row.answers.push(JobResult { detail: None, ..answer }),
                 Err(error) => damaged.push(format!("task {}: {error}", task.id)),
             },
@@ -151,11 +151,11 @@ fn row(gathered: PointResults, point: Vec<String>) -> ReportRow {
 }
 
 fn figure(values: &[f64]) -> FigureStats {
-    let some = |value: f64| (!values.is_empty()).then_some(value);
+    let if_present = |value: f64| (!values.is_empty()).then_some(value);
     FigureStats {
-        mean: some(values.iter().sum::<f64>() / values.len() as f64),
-        low: some(values.iter().copied().fold(f64::INFINITY, f64::min)),
-        high: some(values.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+        mean: if_present(values.iter().sum::<f64>() / values.len() as f64),
+        low: if_present(values.iter().copied().fold(f64::INFINITY, f64::min)),
+        high: if_present(values.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
     }
 }
 
@@ -174,9 +174,9 @@ fn pictures(axes: &[String], rows: &[ReportRow]) -> Vec<Picture> {
     let curves: Vec<&ReportRow> = rows.iter().filter(|row| !row.curve.is_empty()).collect();
     let mut pictures: Vec<Picture> =
         curves.chunks(MAX_SERIES).enumerate().map(|(index, rows)| curve_picture(index, rows, &labels)).collect();
-    let by = axes.iter().position(|axis| axis == "policy").or_else(|| axes.len().checked_sub(1));
-    let (Some(by), true) = (by, curves.is_empty()) else { return pictures };
-    pictures.extend(figure_names(rows).iter().filter_map(|name| bars_picture(by, rows, name, &labels)));
+    let bar_axis = axes.iter().position(|axis| axis == "policy").or_else(|| axes.len().checked_sub(1));
+    let (Some(bar_axis), true) = (bar_axis, curves.is_empty()) else { return pictures };
+    pictures.extend(figure_names(rows).iter().filter_map(|name| bars_picture(bar_axis, rows, name, &labels)));
     pictures
 }
 
@@ -209,15 +209,15 @@ fn curve_picture(index: usize, rows: &[&ReportRow], labels: &[usize]) -> Picture
 }
 
 /// One bar for each value of axis `by`, side by side for each point of the other axes.
-fn bars_picture(by: usize, rows: &[ReportRow], name: &str, labels: &[usize]) -> Option<Picture> {
+fn bars_picture(bar_axis: usize, rows: &[ReportRow], name: &str, labels: &[usize]) -> Option<Picture> {
     let (mut series, mut groups) = (Vec::<String>::new(), Vec::<String>::new());
     let group_of = |row: &ReportRow| {
-        let others = labels.iter().filter(|index| **index != by).map(|&index| row.point[index].as_str());
-        others.collect::<Vec<_>>().join(", ")
+        let other_values = labels.iter().filter(|index| **index != bar_axis).map(|&index| row.point[index].as_str());
+        other_values.collect::<Vec<_>>().join(", ")
     };
     for row in rows {
-        if !series.contains(&row.point[by]) {
-            series.push(row.point[by].clone());
+        if !series.contains(&row.point[bar_axis]) {
+            series.push(row.point[bar_axis].clone());
         }
         if !groups.contains(&group_of(row)) {
             groups.push(group_of(row));
@@ -227,7 +227,7 @@ fn bars_picture(by: usize, rows: &[ReportRow], name: &str, labels: &[usize]) -> 
         return None;
     }
     let bar = |group: &String, group_series: &String| {
-        let row = rows.iter().find(|row| row.point[by] == *group_series && group_of(row) == *group)?;
+        let row = rows.iter().find(|row| row.point[bar_axis] == *group_series && group_of(row) == *group)?;
         let figure = row.figures.get(name)?;
         let interval = figure.low.zip(figure.high).filter(|_| row.finished > 1);
         Some(ChartBar { value: figure.mean, interval })

@@ -64,15 +64,15 @@ pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
     ids.sort_unstable();
     ids.dedup();
     let finished = store.finished_tasks()?;
-    let running = store.running()?;
+    let running_claims = store.running()?;
     let is_open = |id: &SweepTaskId| ids.binary_search(id).is_ok() && !finished.contains(id);
     let failed: Vec<SweepTaskId> = store.failed_tasks()?.into_iter().filter(is_open).collect();
-    let running: Vec<SweepTaskId> = running.into_iter().map(|(id, _)| id).filter(is_open).collect();
-    let done = ids.iter().filter(|id| finished.contains(id)).count();
-    let busy = running.iter().filter(|id| failed.binary_search(id).is_err()).count();
-    let waiting = ids.len() - done - failed.len() - busy;
-    let finished_per_s = if running.is_empty() { None } else { rate(store, finished.iter().copied()) };
-    let remaining = waiting + running.len();
+    let running_ids: Vec<SweepTaskId> = running_claims.into_iter().map(|(id, _)| id).filter(is_open).collect();
+    let done_count = ids.iter().filter(|id| finished.contains(id)).count();
+    let busy_count = running_ids.iter().filter(|id| failed.binary_search(id).is_err()).count();
+    let waiting_count = ids.len() - done_count - failed.len() - busy_count;
+    let finished_per_s = if running_ids.is_empty() { None } else { rate(store, finished.iter().copied()) };
+    let remaining = waiting_count + running_ids.len();
     let mut failures = Vec::new();
     for &id in failed.iter().take(MAX_FAILURES) {
         let attempts = store.attempts(id)?;
@@ -88,12 +88,12 @@ pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
         name: header.name,
         version: header.version,
         total: ids.len(),
-        finished: done,
-        running: running.len(),
+        finished: done_count,
+        running: running_ids.len(),
         failed: failed.len(),
-        waiting,
-        orphaned: finished.len() - done,
-        conflicting: store.differing()?,
+        waiting: waiting_count,
+        orphaned: finished.len() - done_count,
+        conflicting: store.differing_files()?,
         finished_per_s,
         remaining_s: finished_per_s.map(|rate| remaining as f64 / rate),
         failures,

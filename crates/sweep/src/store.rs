@@ -184,8 +184,8 @@ impl Store {
     ///
     /// # Errors
     /// As [`Manifest::find`].
-    pub fn find_tasks(&self, wanted: &[SweepTaskId]) -> Result<Manifest, SweepError> {
-        Manifest::find(&self.root, wanted)
+    pub fn find_tasks(&self, ids: &[SweepTaskId]) -> Result<Manifest, SweepError> {
+        Manifest::find(&self.root, ids)
     }
 
     /// Writes the manifest of this directory.
@@ -216,7 +216,7 @@ impl Store {
     /// # Errors
     /// It cannot be written; a full disk has its own error.
     pub fn publish(&self, id: SweepTaskId, result: &RawValue, note: &RunNote) -> Result<PublishOutcome, SweepError> {
-        let (folder, name) = result_place(id);
+        let (folder, name) = result_location(id);
         let failed = self.io_error(&name);
         let results = self.dir(RESULTS)?.create_dir(&folder).map_err(&failed)?;
         let (partial, fresh) = self.write_partial(&id.to_string(), file_text(id, result, note).as_bytes())?;
@@ -249,7 +249,7 @@ impl Store {
             // The existing file was incomplete.
             Ok(None) | Err(_) => {
                 self.quarantine(id)?;
-                let (_, name) = result_place(id);
+                let (_, name) = result_location(id);
                 partial.rename_into(fresh, results, &name).map_err(self.io_error(&name))?;
                 Ok(PublishOutcome::New)
             }
@@ -261,20 +261,20 @@ impl Store {
     /// # Errors
     /// The damage of the file.
     pub fn read(&self, id: SweepTaskId) -> Result<Option<StoredResult>, String> {
-        let place = result_path(id);
-        let bad = |problem: String| format!("{}: damaged: {problem}", self.folder.join(&place).display());
-        let read = self.root.read_text(Path::new(&place), RESULT_BYTES_LIMIT);
-        let Some(text) = read.map_err(|error| bad(error.to_string()))? else { return Ok(None) };
-        let (first, rest) = text.split_once('\n').ok_or_else(|| bad("no whole line".to_string()))?;
-        let line: ResultLine<'_> = serde_json::from_str(first).map_err(|error| bad(error.to_string()))?;
+        let path = result_path(id);
+        let damage = |problem: String| format!("{}: damaged: {problem}", self.folder.join(&path).display());
+        let read = self.root.read_text(Path::new(&path), RESULT_BYTES_LIMIT);
+        let Some(text) = read.map_err(|error| damage(error.to_string()))? else { return Ok(None) };
+        let (first, remainder) = text.split_once('\n').ok_or_else(|| damage("no whole line".to_string()))?;
+        let line: ResultLine<'_> = serde_json::from_str(first).map_err(|error| damage(error.to_string()))?;
         let sum = checksum(line.id, line.result);
         if line.id != id.to_string() {
-            return Err(bad(format!("found the result of task {}", line.id)));
+            return Err(damage(format!("found the result of task {}", line.id)));
         }
         if line.checksum != sum {
-            return Err(bad(format!("found checksum {}, expected {sum}", line.checksum)));
+            return Err(damage(format!("found checksum {}, expected {sum}", line.checksum)));
         }
-        Ok(Some(StoredResult { result: line.result.to_owned(), note: serde_json::from_str(rest).ok() }))
+        Ok(Some(StoredResult { result: line.result.to_owned(), note: serde_json::from_str(remainder).ok() }))
     }
 
     /// Moves an incomplete result to `damaged`.
@@ -282,7 +282,7 @@ impl Store {
     /// # Errors
     /// It cannot be moved.
     pub fn quarantine(&self, id: SweepTaskId) -> Result<(), SweepError> {
-        let (folder, name) = result_place(id);
+        let (folder, name) = result_location(id);
         let results = self.dir(&format!("{RESULTS}/{folder}"))?;
         match results.rename_into(&name, &self.dir(DAMAGED)?, &format!("{id}.{}", unix_ms())) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.io_error(&name)(error)),
@@ -323,8 +323,8 @@ impl Store {
     }
 
     /// Modification time of a file or directory; `None` if it is missing.
-    pub(crate) fn modified_time(&self, rest: &str) -> Option<SystemTime> {
-        let stat = self.root.stat(Path::new(rest)).ok()??;
+    pub(crate) fn modified_time(&self, relative: &str) -> Option<SystemTime> {
+        let stat = self.root.stat(Path::new(relative)).ok()??;
         let since = Duration::from_secs(u64::try_from(stat.st_mtime).ok()?) + Duration::from_nanos(stat.st_mtime_nsec);
         SystemTime::UNIX_EPOCH.checked_add(since)
     }
@@ -342,16 +342,16 @@ impl Store {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn differing(&self) -> Result<Vec<String>, SweepError> {
+    pub fn differing_files(&self) -> Result<Vec<String>, SweepError> {
         self.names(DIFFERING)
     }
 
     /// Times at which the newest results appeared, from which the rate is computed.
-    pub(crate) fn newest_times(&self, ids: impl Iterator<Item = SweepTaskId>, most: usize) -> Vec<SystemTime> {
+    pub(crate) fn newest_times(&self, ids: impl Iterator<Item = SweepTaskId>, max_times: usize) -> Vec<SystemTime> {
         let time = |id: SweepTaskId| self.modified_time(&result_path(id));
         let mut times: Vec<SystemTime> = ids.filter_map(time).collect();
         times.sort_unstable_by(|a, b| b.cmp(a));
-        times.truncate(most);
+        times.truncate(max_times);
         times
     }
 
@@ -361,10 +361,10 @@ impl Store {
     /// The directory cannot be read.
     pub fn sweep_partial(&self) -> Result<(), SweepError> {
         let partial = self.dir(PARTIAL)?;
-        let ours = format!(".{}.", self.owner.host);
+        let own_marker = format!(".{}.", self.owner.host);
         for name in self.names(PARTIAL)? {
             let pid = name.rsplit('.').nth(1).and_then(|pid| pid.parse().ok());
-            if name.contains(&ours) && pid.is_some_and(|pid: u32| started_ticks(pid).is_none()) {
+            if name.contains(&own_marker) && pid.is_some_and(|pid: u32| started_ticks(pid).is_none()) {
                 let _ = partial.remove(&name);
             }
         }
@@ -382,13 +382,13 @@ pub(crate) fn plain_input(path: &str) -> Result<&str, String> {
 }
 
 /// The directory below `results`, and the file name of a task's result.
-fn result_place(id: SweepTaskId) -> (String, String) {
+fn result_location(id: SweepTaskId) -> (String, String) {
     let name = id.to_string();
     (name[..2].to_string(), format!("{name}.json"))
 }
 
 fn result_path(id: SweepTaskId) -> String {
-    let (folder, name) = result_place(id);
+    let (folder, name) = result_location(id);
     format!("{RESULTS}/{folder}/{name}")
 }
 

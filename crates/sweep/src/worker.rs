@@ -8,7 +8,7 @@ use serde_json::Value;
 use serde_json::value::to_raw_value;
 
 use crate::SweepError;
-use crate::claims::{ClaimOutcome, too_many_deaths};
+use crate::claims::{ClaimOutcome, has_too_many_deaths};
 use crate::failures::{FailedAttempt, FailureKind};
 use crate::job::{Inputs, JobRunner, RunError};
 use crate::manifest::SweepTask;
@@ -34,7 +34,7 @@ pub enum AttemptOutcome {
 /// Is a task with these failures abandoned?
 pub(crate) fn is_abandoned(attempts: &[FailedAttempt], retries: u32) -> bool {
     let errors = attempts.iter().filter(|attempt| attempt.ending == FailureKind::Error).count();
-    errors > retries as usize || too_many_deaths(attempts)
+    errors > retries as usize || has_too_many_deaths(attempts)
 }
 
 /// Runs a task unless it is finished, claimed, or abandoned after `retries` failures beyond the first.
@@ -49,16 +49,16 @@ pub fn attempt(
     retries: u32,
     stop: &AtomicBool,
 ) -> Result<AttemptOutcome, SweepError> {
-    if let Some(before) = find_finished(store, task)? {
-        return Ok(before);
+    if let Some(outcome) = find_finished(store, task)? {
+        return Ok(outcome);
     }
-    let held = match store.claim(task.id)? {
-        ClaimOutcome::Acquired(held) => held,
+    let claim = match store.claim(task.id)? {
+        ClaimOutcome::Acquired(claim) => claim,
         ClaimOutcome::HeldByOther(who) => return Ok(AttemptOutcome::RunningElsewhere(who)),
     };
     // Between the check and the claim, another worker may have finished it, or a dead owner's claim was taken over.
-    if let Some(before) = find_finished(store, task)? {
-        return Ok(before);
+    if let Some(outcome) = find_finished(store, task)? {
+        return Ok(outcome);
     }
     let attempts = store.attempts(task.id)?;
     if is_abandoned(&attempts, retries) {
@@ -86,14 +86,14 @@ pub fn attempt(
             AttemptOutcome::Failed(what)
         }
     };
-    drop(held);
+    drop(claim);
     Ok(ended)
 }
 
 /// A damaged result is quarantined, and the task runs again.
 fn find_finished(store: &Store, task: &SweepTask) -> Result<Option<AttemptOutcome>, SweepError> {
     match store.read(task.id) {
-        Ok(found) => Ok(found.map(|_| AttemptOutcome::AlreadyFinished)),
+        Ok(result) => Ok(result.map(|_| AttemptOutcome::AlreadyFinished)),
         Err(_) => store.quarantine(task.id).map(|()| None),
     }
 }

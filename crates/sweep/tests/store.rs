@@ -85,8 +85,8 @@ fn local(store: &Arc<Store>, inputs: &Arc<Inputs>, work: &Arc<Numbers>, retries:
 
 fn merged(store: &Arc<Store>) -> (cachemate_sweep::MergeSummary, String) {
     let out = store.folder().join("merged.jsonl");
-    let again = Store::open(store.folder()).unwrap();
-    let merged = merge(&[again], &out).unwrap();
+    let reopened = Store::open(store.folder()).unwrap();
+    let merged = merge(&[reopened], &out).unwrap();
     (merged, std::fs::read_to_string(out).unwrap())
 }
 
@@ -131,16 +131,16 @@ impl TaskEngine for CarelessEngine {
 /// Does an engine that loses, refuses and repeats tasks end with the same bytes as one that does not?
 #[test]
 fn engines_cost_time_and_nothing_else() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (first_dir, second_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let work = Arc::new(Numbers::default());
-    let (sound, manifest, inputs) = store(one.path(), 60);
+    let (sound, manifest, inputs) = store(first_dir.path(), 60);
     let summary = driven(&sound, &manifest, &mut local(&sound, &inputs, &work, 0), 0);
     assert_eq!((summary.finished, summary.rounds, work.runs.load(Ordering::Relaxed)), (60, 1, 60));
     let want = merged(&sound);
     assert!(want.0.is_complete());
     assert_eq!(want.1.lines().count(), 60);
     for seed in 1..=3 {
-        let folder = two.path().join(seed.to_string());
+        let folder = second_dir.path().join(seed.to_string());
         let (store, manifest, inputs) = store(&folder, 60);
         let state = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(seed);
         let mut engine = CarelessEngine { store: Arc::clone(&store), work: Arc::clone(&work), inputs, state };
@@ -201,16 +201,16 @@ fn failing_tasks_are_said_and_the_others_go_on() {
     let work = Arc::new(Numbers { fails: Some("run-3"), panics: Some("run-7"), ..Numbers::default() });
     let summary = driven(&store, &manifest, &mut local(&store, &inputs, &work, 2), 2);
     assert_eq!((summary.finished, summary.failed.len(), summary.missing.len()), (8, 2, 0));
-    let why = |index: usize| {
+    let outcome_of = |index: usize| {
         let id = manifest.tasks[index].id;
         let failure = summary.failed.iter().find(|(failed, _)| *failed == id);
         (failure.map(|(_, message)| message.clone()).unwrap_or_default(), store.attempts(id).unwrap().len())
     };
-    assert_eq!(why(3), ("as asked".to_string(), 3));
-    assert_eq!(why(7), ("it panicked: as asked".to_string(), 3));
-    let seen = status(&store).unwrap();
-    assert_eq!((seen.total, seen.finished, seen.failed, seen.waiting), (10, 8, 2, 0));
-    assert_eq!((seen.failures.len(), seen.failures[0].attempts), (2, 3));
+    assert_eq!(outcome_of(3), ("as asked".to_string(), 3));
+    assert_eq!(outcome_of(7), ("it panicked: as asked".to_string(), 3));
+    let sweep_status = status(&store).unwrap();
+    assert_eq!((sweep_status.total, sweep_status.finished, sweep_status.failed, sweep_status.waiting), (10, 8, 2, 0));
+    assert_eq!((sweep_status.failures.len(), sweep_status.failures[0].attempts), (2, 3));
     assert_eq!(merged(&store).0.missing.len(), 2, "never silently absent");
     // An abandoned task stays abandoned until it is requested again.
     let runs = work.runs.load(Ordering::Relaxed);
@@ -231,18 +231,18 @@ fn damage_at_any_byte_is_found() {
     driven(&store, &manifest, &mut local(&store, &inputs, &work, 0), 0);
     let id = manifest.tasks[1].id;
     let path = store.folder().join(format!("results/{}/{id}.json", &id.to_string()[..2]));
-    let whole = std::fs::read(&path).unwrap();
-    let line = whole.iter().position(|byte| *byte == b'\n').unwrap();
+    let intact = std::fs::read(&path).unwrap();
+    let line = intact.iter().position(|byte| *byte == b'\n').unwrap();
     for index in 0..=line {
-        let mut bytes = whole.clone();
+        let mut bytes = intact.clone();
         bytes[index] ^= 0x04;
         std::fs::write(&path, &bytes).unwrap();
-        assert!(store.read(id).is_err(), "byte {index} of {}", String::from_utf8_lossy(&whole));
-        std::fs::write(&path, &whole[..index]).unwrap();
+        assert!(store.read(id).is_err(), "byte {index} of {}", String::from_utf8_lossy(&intact));
+        std::fs::write(&path, &intact[..index]).unwrap();
         assert!(store.read(id).is_err(), "cut at {index}");
     }
-    let (bad, _) = merged(&store);
-    assert_eq!((bad.damaged.len(), bad.is_complete()), (1, false));
+    let (damaged_merge, _) = merged(&store);
+    assert_eq!((damaged_merge.damaged.len(), damaged_merge.is_complete()), (1, false));
     let summary = driven(&store, &manifest, &mut local(&store, &inputs, &work, 0), 0);
     assert_eq!((summary.finished, summary.damaged.len(), summary.skipped), (3, 1, 2));
     assert_eq!(std::fs::read_dir(store.folder().join("damaged")).unwrap().count(), 1);
@@ -340,21 +340,21 @@ impl JobRunner for InterruptedRunner {
 /// Are two results of one task compared bit by bit, and is a disagreement kept and reported?
 #[test]
 fn duplicates_are_compared() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (first_dir, second_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let work = Arc::new(Numbers { wavers: Some("run-1"), ..Numbers::default() });
-    let (first, manifest, inputs) = store(one.path(), 3);
+    let (first, manifest, inputs) = store(first_dir.path(), 3);
     driven(&first, &manifest, &mut local(&first, &inputs, &work, 0), 0);
-    let (second, _, inputs) = store(two.path(), 3);
+    let (second, _, inputs) = store(second_dir.path(), 3);
     driven(&second, &manifest, &mut local(&second, &inputs, &work, 0), 0);
     let stored = first.read(manifest.tasks[0].id).unwrap().unwrap();
     let note = stored.note.clone().unwrap();
     assert_eq!(first.publish(manifest.tasks[0].id, &stored.result, &note).unwrap(), PublishOutcome::Same);
-    let other = second.read(manifest.tasks[1].id).unwrap().unwrap();
-    assert_eq!(first.publish(manifest.tasks[1].id, &other.result, &note).unwrap(), PublishOutcome::Differs);
+    let second_result = second.read(manifest.tasks[1].id).unwrap().unwrap();
+    assert_eq!(first.publish(manifest.tasks[1].id, &second_result.result, &note).unwrap(), PublishOutcome::Differs);
     assert_eq!(status(&first).unwrap().conflicting.len(), 1);
-    let out = one.path().join("both.jsonl");
-    let both = [Store::open(one.path()).unwrap(), Store::open(two.path()).unwrap()];
-    let merged = merge(&both, &out).unwrap();
+    let out = first_dir.path().join("both.jsonl");
+    let stores = [Store::open(first_dir.path()).unwrap(), Store::open(second_dir.path()).unwrap()];
+    let merged = merge(&stores, &out).unwrap();
     assert_eq!((merged.duplicates, merged.conflicting.len(), merged.is_complete()), (2, 2, false));
 }
 
@@ -364,9 +364,9 @@ fn manifests_read_back_and_damage_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let (store, manifest, _) = store(folder.path(), 5);
     assert_eq!(store.manifest().unwrap(), manifest);
-    let wanted = [manifest.tasks[4].id, manifest.tasks[1].id];
-    let chosen = store.find_tasks(&wanted).unwrap();
-    assert_eq!(chosen.tasks, [manifest.tasks[4].clone(), manifest.tasks[1].clone()]);
+    let ids = [manifest.tasks[4].id, manifest.tasks[1].id];
+    let chosen_manifest = store.find_tasks(&ids).unwrap();
+    assert_eq!(chosen_manifest.tasks, [manifest.tasks[4].clone(), manifest.tasks[1].clone()]);
     assert!(store.find_tasks(&[SweepTaskId(7)]).unwrap_err().to_string().contains("no task 0000000000000007"));
     let path = folder.path().join("manifest.jsonl");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -374,8 +374,8 @@ fn manifests_read_back_and_damage_is_named() {
         std::fs::write(&path, text).unwrap();
         store.manifest().unwrap_err().to_string()
     };
-    let whole: Vec<&str> = text.lines().collect();
-    assert!(refused(&whole[..4].join("\n")).contains("found 3 tasks, expected 5"));
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(refused(&lines[..4].join("\n")).contains("found 3 tasks, expected 5"));
     assert!(refused(&text.replacen("\"run-2\"", "\"run", 1)).contains("line 4: damaged"));
     assert!(refused(&text.replacen("\"format\":1", "\"format\":9", 1)).contains("found format 9, expected 1"));
     assert!(refused("").contains("expected a manifest's header"));
@@ -427,9 +427,9 @@ fn a_status_ends_and_changes_nothing_whatever_lies_in_the_folder() {
         let (_, manifest, _) = store(folder.path(), 2);
         trap(folder.path(), manifest.tasks[0].id, &secret);
         let count = |name: &str| std::fs::read_dir(folder.path().join(name)).unwrap().count();
-        let before = (count("partial"), count("claims"));
+        let counts_before = (count("partial"), count("claims"));
         let _ = status(&Store::open_to_read(folder.path()).unwrap());
-        assert_eq!((count("partial"), count("claims")), before);
+        assert_eq!((count("partial"), count("claims")), counts_before);
         assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret\n");
     }
     for place in ["claims", "failed", "manifest.jsonl"] {

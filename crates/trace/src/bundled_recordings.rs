@@ -10,15 +10,15 @@ use crate::{TraceError, unknown_name_error};
 
 /// The directories that may contain recordings, in the order of the search.
 pub fn recording_dirs() -> Vec<PathBuf> {
-    if let Some(named) = std::env::var_os("CACHEMATE_RECORDINGS") {
-        return vec![PathBuf::from(named)];
+    if let Some(named_dir) = std::env::var_os("CACHEMATE_RECORDINGS") {
+        return vec![PathBuf::from(named_dir)];
     }
     let mut dirs = Vec::new();
-    if let Some(beside) = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf)) {
-        dirs.push(beside.join("recordings"));
-        dirs.push(beside.join("../share/cachemate/recordings"));
+    if let Some(program_dir) = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf)) {
+        dirs.push(program_dir.join("recordings"));
+        dirs.push(program_dir.join("../share/cachemate/recordings"));
         // target/release/deps/x: the source tree is at most four levels up.
-        dirs.extend(beside.ancestors().skip(1).take(4).map(|parent| parent.join("recordings")));
+        dirs.extend(program_dir.ancestors().skip(1).take(4).map(|parent| parent.join("recordings")));
     }
     dirs.push(PathBuf::from("/usr/local/share/cachemate/recordings"));
     dirs.push(PathBuf::from("/usr/share/cachemate/recordings"));

@@ -29,11 +29,11 @@ pub fn convert(
     let mut writer = CmtWriter::new(&mut out, out_name, reader.header(), level)?;
     let mut batch = Vec::new();
     loop {
-        let more = reader.read_batch(&mut batch);
-        if !matches!(more, Ok(true)) {
+        let has_more = reader.read_batch(&mut batch);
+        if !matches!(has_more, Ok(true)) {
             writer.flush_block()?;
         }
-        if !more? {
+        if !has_more? {
             break;
         }
         writer.push_all(&batch)?;
@@ -50,9 +50,9 @@ struct CountingWriter<W> {
 
 impl<W: Write> Write for CountingWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let written = self.out.write(bytes)?;
-        self.bytes += written as u64;
-        Ok(written)
+        let written_bytes = self.out.write(bytes)?;
+        self.bytes += written_bytes as u64;
+        Ok(written_bytes)
     }
     fn flush(&mut self) -> std::io::Result<()> {
         self.out.flush()

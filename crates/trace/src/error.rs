@@ -103,8 +103,8 @@ pub enum TraceError {
 fn nearest_hint(nearest: &Option<String>) -> String {
     nearest.as_ref().map(|name| format!(" (did you mean '{name}'?)")).unwrap_or_default()
 }
-fn known_list(known: &[String]) -> String {
-    if known.is_empty() { "none".to_string() } else { known.join(", ") }
+fn known_list(known_names: &[String]) -> String {
+    if known_names.is_empty() { "none".to_string() } else { known_names.join(", ") }
 }
 fn remedy_hint(remedy: &Option<String>) -> String {
     remedy.as_ref().map(|text| format!("; {text}")).unwrap_or_default()

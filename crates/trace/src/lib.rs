@@ -55,10 +55,10 @@ pub trait TraceReader: Send {
     /// As [`TraceReader::read_batch`].
     fn read_addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
         let mut records = Vec::new();
-        let more = self.read_batch(&mut records)?;
+        let has_more = self.read_batch(&mut records)?;
         batch.clear();
         batch.extend(records.iter().map(|record| record.address));
-        Ok(more)
+        Ok(has_more)
     }
 
     /// The totals, once they are known: after the end, or immediately for a complete, seekable `.cmt` file.

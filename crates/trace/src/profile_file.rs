@@ -209,18 +209,18 @@ impl ProfileFile {
         struct ProfileVersion {
             format: u32,
         }
-        let bad = |error: serde_json::Error| {
+        let json_error = |error: serde_json::Error| {
             let place = FilePosition::Line(error.line() as u64);
             TraceError::format_error(file, place, error.to_string(), "a cachemate profile in JSON (docs/formats.md)")
         };
         // The version is read first, because another version's fields would give a misleading error.
-        let version: ProfileVersion = serde_json::from_slice(bytes).map_err(bad)?;
+        let version: ProfileVersion = serde_json::from_slice(bytes).map_err(json_error)?;
         if version.format != PROFILE_VERSION {
             let found = format!("profile format {}", version.format);
             let expected = format!("format {PROFILE_VERSION}");
             return Err(TraceError::format_error(file, FilePosition::File, found, expected));
         }
-        let profile: ProfileFile = serde_json::from_slice(bytes).map_err(bad)?;
+        let profile: ProfileFile = serde_json::from_slice(bytes).map_err(json_error)?;
         profile.check(file)?;
         Ok(profile)
     }
@@ -283,7 +283,7 @@ impl ProfileFile {
             check_number(&format!("profile.locality.stack_positions.value[{index}]"), *count, 0.0, MAX_PER_MEGA)?;
         }
         // A slowdown may be measured as a small gain.
-        for (name, fact, least, most) in [
+        for (name, fact, min, max) in [
             ("rates.solo_instr_per_cycle", &rates.solo_instr_per_cycle, 0.0, MAX_PER_CYCLE),
             ("rates.llc_refs_per_mega_instr", &rates.llc_refs_per_mega_instr, 0.0, MAX_PER_MEGA),
             ("rates.observed_misses_per_kilo_instr", &rates.observed_misses_per_kilo_instr, 0.0, MAX_PER_KILO),
@@ -291,11 +291,11 @@ impl ProfileFile {
             ("rates.observed_instr_per_cycle", &rates.observed_instr_per_cycle, 0.0, MAX_PER_CYCLE),
             ("rates.pcmr", &rates.pcmr, 0.0, 100.0),
             ("rates.remote_stall_share", &rates.remote_stall_share, 0.0, 1.0),
-            ("contention.intensity", &contention.intensity, 0.0, SLOWDOWN_AT_MOST),
-            ("contention.sensitivity", &contention.sensitivity, -1.0, SLOWDOWN_AT_MOST),
-            ("contention.neighbor_slowdown", &contention.neighbor_slowdown, -1.0, SLOWDOWN_AT_MOST),
+            ("contention.intensity", &contention.intensity, 0.0, MAX_SLOWDOWN),
+            ("contention.sensitivity", &contention.sensitivity, -1.0, MAX_SLOWDOWN),
+            ("contention.neighbor_slowdown", &contention.neighbor_slowdown, -1.0, MAX_SLOWDOWN),
         ] {
-            check_range(&format!("profile.{name}"), fact.as_ref().map(Fact::estimate), least, most)?;
+            check_range(&format!("profile.{name}"), fact.as_ref().map(Fact::estimate), min, max)?;
         }
         for (task, share) in &self.profile.sharing.with {
             check_range(&format!("profile.sharing.with.{}", task.0), Some(share.estimate()), 0.0, 1.0)?;
@@ -309,7 +309,7 @@ impl ProfileFile {
 const MAX_PER_KILO: f64 = 1e6;
 const MAX_PER_MEGA: f64 = 1e9;
 const MAX_PER_CYCLE: f64 = 1e3;
-const SLOWDOWN_AT_MOST: f64 = 1e6;
+const MAX_SLOWDOWN: f64 = 1e6;
 
 /// A value outside of its range: its field, the value found and the values expected.
 struct FieldError {
@@ -318,18 +318,18 @@ struct FieldError {
     expected: String,
 }
 
-fn check_number(field: &str, found: f64, least: f64, most: f64) -> Result<(), FieldError> {
-    if (least..=most).contains(&found) {
+fn check_number(field: &str, found: f64, min: f64, max: f64) -> Result<(), FieldError> {
+    if (min..=max).contains(&found) {
         return Ok(());
     }
-    Err(FieldError { field: field.to_string(), found: format!("{found:e}"), expected: format!("{least} to {most}") })
+    Err(FieldError { field: field.to_string(), found: format!("{found:e}"), expected: format!("{min} to {max}") })
 }
 
 /// Checks that the value is within its range and between the ends of its interval. The ends are finite, but may lie
 /// outside of the range.
-fn check_range(field: &str, estimate: Option<Estimate>, least: f64, most: f64) -> Result<(), FieldError> {
+fn check_range(field: &str, estimate: Option<Estimate>, min: f64, max: f64) -> Result<(), FieldError> {
     let Some(Estimate { value, low, high }) = estimate else { return Ok(()) };
-    check_number(&format!("{field}.value"), value, least, most)?;
+    check_number(&format!("{field}.value"), value, min, max)?;
     if low.is_finite() && high.is_finite() && low <= value && value <= high {
         return Ok(());
     }
@@ -340,8 +340,8 @@ fn check_range(field: &str, estimate: Option<Estimate>, least: f64, most: f64) -
 fn ascending<T>(field: &str, subject: &str, items: &[T], key: impl Fn(&T) -> u64) -> Result<(), FieldError> {
     match items.windows(2).position(|pair| key(&pair[0]) >= key(&pair[1])) {
         None => Ok(()),
-        Some(at) => Err(FieldError {
-            field: format!("{field}[{}]", at + 1),
+        Some(index) => Err(FieldError {
+            field: format!("{field}[{}]", index + 1),
             found: format!("{subject} out of order"),
             expected: format!("ascending {subject}"),
         }),

@@ -141,10 +141,10 @@ impl TraceHeader {
 
     /// Checks that a trace could have this header; the error gives the value found and the values expected.
     pub(crate) fn check(&self) -> Result<(), (String, String)> {
-        let power = |name: &str, found: u32, least: u32, most: u32| {
-            let good = found.is_power_of_two() && (least..=most).contains(&found);
-            let expected = format!("a power of two from {least} to {most}");
-            if good { Ok(()) } else { Err((format!("{name} = {found}"), expected)) }
+        let power = |name: &str, found: u32, min: u32, max: u32| {
+            let is_valid = found.is_power_of_two() && (min..=max).contains(&found);
+            let expected = format!("a power of two from {min} to {max}");
+            if is_valid { Ok(()) } else { Err((format!("{name} = {found}"), expected)) }
         };
         power("line_bytes", self.line_bytes, 1, 1 << 20)?;
         power("page_bytes", self.page_bytes, 512, 1 << 30)?;

@@ -88,15 +88,15 @@ impl RunLogWriter {
         let refuse = || TraceError::format_error(&self.file, place, "a value that JSON cannot hold", "finite numbers");
         let mut text = serde_json::to_vec(value).map_err(|_| refuse())?;
         // Infinite numbers become null without an error, and an optional one would be lost, so the line is read back.
-        if !serde_json::from_slice::<T>(&text).is_ok_and(|back| back == *value) {
+        if !serde_json::from_slice::<T>(&text).is_ok_and(|parsed| parsed == *value) {
             return Err(refuse());
         }
         text.push(b'\n');
-        let written = match &mut self.sink {
+        let outcome = match &mut self.sink {
             Sink::Plain(out) => out.write_all(&text).and_then(|()| out.flush()),
             Sink::Packed(out) => out.write_all(&text).and_then(|()| out.flush()),
         };
-        written.map_err(TraceError::io(&self.file, "write"))
+        outcome.map_err(TraceError::io(&self.file, "write"))
     }
 }
 
@@ -107,7 +107,7 @@ pub struct RunLogReader {
     header: RunHeader,
     line: Vec<u8>,
     number: u64,
-    ended: bool,
+    is_ended: bool,
 }
 
 impl RunLogReader {
@@ -142,7 +142,7 @@ impl RunLogReader {
             header: empty_header(),
             line: Vec::new(),
             number: 0,
-            ended: false,
+            is_ended: false,
         };
         reader.advance()?;
         let version: FormatVersion = reader.parse("a run log's header")?;
@@ -165,11 +165,11 @@ impl RunLogReader {
     /// # Errors
     /// [`TraceError::Bad`] with the line, after every record before it; nothing follows.
     pub fn next_record(&mut self) -> Result<Option<WindowRecord>, TraceError> {
-        if self.ended {
+        if self.is_ended {
             return Ok(None);
         }
         let result = self.read_record();
-        self.ended = !matches!(result, Ok(Some(_)));
+        self.is_ended = !matches!(result, Ok(Some(_)));
         result
     }
 

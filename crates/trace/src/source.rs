@@ -25,7 +25,7 @@ pub struct CmtSource {
     instructions_known: bool,
     tail_instructions: u64,
     batch: Vec<AccessRecord>,
-    at: usize,
+    position: usize,
     /// Instructions executed in excess of the records so far: those for the second access of one instruction.
     debt: u64,
     rounds: u64,
@@ -71,7 +71,7 @@ impl CmtSource {
             load_at,
             tail_instructions: instructions.saturating_sub(gaps),
             batch: Vec::new(),
-            at: 0,
+            position: 0,
             debt: 0,
             rounds: 0,
             done_in_round: 0,
@@ -98,14 +98,14 @@ impl CmtSource {
         let mut wrapped = 0;
         let mut tail = 0;
         loop {
-            while let Some(&record) = self.batch.get(self.at) {
-                self.at += 1;
+            while let Some(&record) = self.batch.get(self.position) {
+                self.position += 1;
                 if record.thread == self.thread {
                     self.done_in_round += 1;
                     return Ok(AccessRecord { gap: record.gap.saturating_add(tail), ..record });
                 }
             }
-            self.at = 0;
+            self.position = 0;
             if !self.reader.read_batch(&mut self.batch)? {
                 wrapped += 1;
                 if wrapped > 1 {

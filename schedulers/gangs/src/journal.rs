@@ -43,19 +43,19 @@ pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
 
 /// The entries to keep after a restore: those of threads that stay adopted, and those of threads whose policy the
 /// kernel refused to restore. A later restore retries the latter.
-pub fn remaining_entries(entries: &[Entry], stays_adopted: impl Fn(&Entry) -> bool, refused: &[Entry]) -> Vec<Entry> {
+pub fn remaining_entries(entries: &[Entry], stays_adopted: impl Fn(&Entry) -> bool, refused_entries: &[Entry]) -> Vec<Entry> {
     let is_refused =
-        |entry: &Entry| refused.iter().any(|owed| owed.thread == entry.thread && owed.start_ticks == entry.start_ticks);
+        |entry: &Entry| refused_entries.iter().any(|owed| owed.thread == entry.thread && owed.start_ticks == entry.start_ticks);
     let adopted = entries.iter().filter(|entry| stays_adopted(entry) && !is_refused(entry));
-    adopted.chain(refused).copied().collect()
+    adopted.chain(refused_entries).copied().collect()
 }
 
 /// Policy, start time and parent process from a line of `/proc/PID/stat`; `None` if the line is malformed.
 pub fn stat_fields(stat: &str) -> Option<(i32, u64, u32)> {
     // The name may contain anything, but ends with the last parenthesis. The fields after it are numbered from 3.
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
-    let at = |number: usize| fields.get(number - 3);
-    Some((at(41)?.parse().ok()?, at(22)?.parse().ok()?, at(4)?.parse().ok()?))
+    let field = |number: usize| fields.get(number - 3);
+    Some((field(41)?.parse().ok()?, field(22)?.parse().ok()?, field(4)?.parse().ok()?))
 }
 
 #[cfg(test)]

@@ -32,8 +32,8 @@ impl HostCaches {
                     continue;
                 }
             };
-            let known = machine.cpus_of_cache.iter().position(|known| *known == list);
-            let cache = known.unwrap_or_else(|| {
+            let known_cache = machine.cpus_of_cache.iter().position(|shared_list| *shared_list == list);
+            let cache = known_cache.unwrap_or_else(|| {
                 machine.cpus_of_cache.push(list);
                 machine.cpus_of_cache.len() - 1
             });

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 
 fn command(arguments: &[String]) -> Result<ExitCode, String> {
     let Some((name, rest)) = arguments.split_first() else { return Err(format!("found no command\n{USAGE}")) };
-    let known: &[&str] = match name.as_str() {
+    let known_options: &[&str] = match name.as_str() {
         "run" => &["--socket", "--journal", "--all"],
         "send" => &["--socket"],
         "reset" => &["--journal"],
@@ -45,7 +45,7 @@ fn command(arguments: &[String]) -> Result<ExitCode, String> {
         "turn" => &["--footprint-bytes", "--hit-ns", "--miss-ns", "--without-ns", "--gangs", "--longest-wait-ms"],
         other => return Err(format!("found the command '{other}'\n{USAGE}")),
     };
-    let options = options(rest, known)?;
+    let options = options(rest, known_options)?;
     let path = |option: &str, standard: &str| PathBuf::from(options.get(option).map_or(standard, String::as_str));
     match name.as_str() {
         "run" => run(&path("--socket", SOCKET), &path("--journal", JOURNAL), options.contains_key("--all")),
@@ -56,51 +56,51 @@ fn command(arguments: &[String]) -> Result<ExitCode, String> {
             Ok(ExitCode::SUCCESS)
         }
         "check" => {
-            let missing = machine::missing_prerequisites();
-            missing.iter().for_each(|prerequisite| println!("missing: {prerequisite}"));
-            Ok(if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            let missing_prerequisites = machine::missing_prerequisites();
+            missing_prerequisites.iter().for_each(|prerequisite| println!("missing: {prerequisite}"));
+            Ok(if missing_prerequisites.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         _ => print_turn(&options),
     }
 }
 
 /// `--name value`, and `--all` without one.
-fn options(arguments: &[String], known: &[&str]) -> Result<HashMap<String, String>, String> {
+fn options(arguments: &[String], known_options: &[&str]) -> Result<HashMap<String, String>, String> {
     let mut options = HashMap::new();
-    let mut rest = arguments.iter();
-    while let Some(name) = rest.next() {
-        if !known.contains(&name.as_str()) {
-            return Err(format!("found '{name}', expected some of: {}\n{USAGE}", known.join(" ")));
+    let mut words = arguments.iter();
+    while let Some(name) = words.next() {
+        if !known_options.contains(&name.as_str()) {
+            return Err(format!("found '{name}', expected some of: {}\n{USAGE}", known_options.join(" ")));
         }
-        let value = if name == "--all" { Some(String::new()) } else { rest.next().cloned() };
+        let value = if name == "--all" { Some(String::new()) } else { words.next().cloned() };
         options.insert(name.clone(), value.ok_or_else(|| format!("{name}: found no value"))?);
     }
     Ok(options)
 }
 
-fn run(socket: &Path, journal: &Path, all: bool) -> Result<ExitCode, String> {
+fn run(socket: &Path, journal: &Path, schedules_all: bool) -> Result<ExitCode, String> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, stop.clone()).map_err(|error| format!("signals: {error}"))?;
     }
-    service::Service::start(journal, all)?.run(socket, &stop)?;
+    service::Service::start(journal, schedules_all)?.run(socket, &stop)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Sends one line per connection. The exit code is 1 if an answer is an error.
 fn send_requests(socket: &Path) -> Result<ExitCode, String> {
-    let says = |error: std::io::Error| format!("{}: {error}", socket.display());
-    let mut failed = false;
+    let describe_error = |error: std::io::Error| format!("{}: {error}", socket.display());
+    let mut has_failed = false;
     for line in std::io::stdin().lines() {
         let line = line.map_err(|error| format!("standard input: {error}"))?;
-        let mut client = std::os::unix::net::UnixStream::connect(socket).map_err(says)?;
-        client.write_all(format!("{line}\n").as_bytes()).map_err(says)?;
+        let mut client = std::os::unix::net::UnixStream::connect(socket).map_err(describe_error)?;
+        client.write_all(format!("{line}\n").as_bytes()).map_err(describe_error)?;
         let mut answer = String::new();
-        BufReader::new(&client).read_line(&mut answer).map_err(says)?;
-        failed |= answer.is_empty() || answer.starts_with("{\"error\"");
+        BufReader::new(&client).read_line(&mut answer).map_err(describe_error)?;
+        has_failed |= answer.is_empty() || answer.starts_with("{\"error\"");
         print!("{answer}");
     }
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn print_turn(options: &HashMap<String, String>) -> Result<ExitCode, String> {

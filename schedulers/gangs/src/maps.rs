@@ -74,11 +74,11 @@ pub fn rotation_from_bytes(bytes: &[u8]) -> Option<Vec<MapTurn>> {
     }
     (0..turns)
         .map(|index| {
-            let at = 16 + index * TURN_BYTES;
+            let offset = 16 + index * TURN_BYTES;
             Some(MapTurn {
-                length_ns: u64_at(bytes, at)?,
-                gang: u32_at(bytes, at + 8)?,
-                may_fill: u32_at(bytes, at + 12)?,
+                length_ns: u64_at(bytes, offset)?,
+                gang: u32_at(bytes, offset + 8)?,
+                may_fill: u32_at(bytes, offset + 12)?,
             })
         })
         .collect()
@@ -138,20 +138,20 @@ pub struct CacheCounts {
 impl CacheCounts {
     /// Parses the counts; `None` if there are too few bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let at = |index: usize| u64_at(bytes, 48 + 8 * index);
+        let count_at = |index: usize| u64_at(bytes, 48 + 8 * index);
         Some(CacheCounts {
             gang: u32_at(bytes, 0).filter(|gang| (*gang as usize) < MAX_GANGS),
-            turns: at(0)?,
-            kicks: at(1)?,
-            rescued: at(2)?,
-            fills: at(3)?,
-            latest_ns: at(4)?,
-            longest_wait_ns: at(5)?,
-            turn_ns: at(6)?,
-            mixed_ns: at(7)?,
-            off_turn_ns: at(8)?,
-            partly_idle_ns: at(9)?,
-            idle_ns: at(10)?,
+            turns: count_at(0)?,
+            kicks: count_at(1)?,
+            rescued: count_at(2)?,
+            fills: count_at(3)?,
+            latest_ns: count_at(4)?,
+            longest_wait_ns: count_at(5)?,
+            turn_ns: count_at(6)?,
+            mixed_ns: count_at(7)?,
+            off_turn_ns: count_at(8)?,
+            partly_idle_ns: count_at(9)?,
+            idle_ns: count_at(10)?,
         })
     }
 }

@@ -191,12 +191,12 @@ fn task_cache_mask(task: &TaskMessage, rotations: &[Vec<MapTurn>], place: &str) 
         return Err(format!("{place}.caches: found none, expected at least one"));
     }
     let mut bits = 0;
-    for (at, cache) in task.caches.iter().enumerate() {
+    for (index, cache) in task.caches.iter().enumerate() {
         let Some(rotation) = rotations.get(*cache as usize) else {
-            return Err(format!("{place}.caches[{at}]: found {cache}, expected below {}", rotations.len()));
+            return Err(format!("{place}.caches[{index}]: found {cache}, expected below {}", rotations.len()));
         };
         if !rotation.iter().any(|turn| turn.gang == task.gang) {
-            return Err(format!("{place}.caches[{at}]: gang {} has no turn at cache {cache}", task.gang));
+            return Err(format!("{place}.caches[{index}]: gang {} has no turn at cache {cache}", task.gang));
         }
         bits |= 1 << cache;
     }

@@ -25,22 +25,22 @@ impl BpfScheduler {
     ///
     /// # Errors
     /// The kernel refuses the scheduler.
-    pub fn attach(machine: &HostCaches, all: bool) -> Result<Self, String> {
-        let says = |subject: &str, error: libbpf_rs::Error| format!("{subject}: {error:#}");
+    pub fn attach(machine: &HostCaches, schedules_all: bool) -> Result<Self, String> {
+        let describe_error = |subject: &str, error: libbpf_rs::Error| format!("{subject}: {error:#}");
         let aligned = OBJECT.to_vec();
         let mut builder = ObjectBuilder::default();
-        let mut open = builder.open_memory(&aligned).map_err(|error| says("the BPF object", error))?;
-        let (operations, other) = if all { ("gangs_all", "gangs_managed") } else { ("gangs_managed", "gangs_all") };
+        let mut open = builder.open_memory(&aligned).map_err(|error| describe_error("the BPF object", error))?;
+        let (operations, unused_operations) = if schedules_all { ("gangs_all", "gangs_managed") } else { ("gangs_managed", "gangs_all") };
         for mut map in open.maps_mut() {
-            if map.name() == other {
-                map.set_autocreate(false).map_err(|error| says(other, error))?;
+            if map.name() == unused_operations {
+                map.set_autocreate(false).map_err(|error| describe_error(unused_operations, error))?;
             }
         }
-        let mut object = open.load().map_err(|error| says("the kernel refuses the BPF object", error))?;
+        let mut object = open.load().map_err(|error| describe_error("the kernel refuses the BPF object", error))?;
         let mut handles = HashMap::new();
-        for map in object.maps().filter(|map| map.name() != other) {
+        for map in object.maps().filter(|map| map.name() != unused_operations) {
             let name = map.name().to_string_lossy().into_owned();
-            handles.insert(name, MapHandle::try_from(&map).map_err(|error| says("a map", error))?);
+            handles.insert(name, MapHandle::try_from(&map).map_err(|error| describe_error("a map", error))?);
         }
         let (cpus, caches) = (machine.cache_of_cpu.len(), machine.cpus_of_cache.len());
         write(&handles, "machine", ONLY, &maps::machine_to_bytes(cpus as u32, caches as u32))?;
@@ -49,7 +49,7 @@ impl BpfScheduler {
         }
         let mut operations_map = object.maps_mut().find(|map| map.name() == operations);
         let map = operations_map.as_mut().ok_or_else(|| format!("{operations}: not in the BPF object"))?;
-        let link = map.attach_struct_ops().map_err(|error| says("the kernel refuses the scheduler", error))?;
+        let link = map.attach_struct_ops().map_err(|error| describe_error("the kernel refuses the scheduler", error))?;
         Ok(BpfScheduler { _link: link, _object: object, maps: handles, cpus, caches })
     }
 
@@ -60,8 +60,8 @@ impl BpfScheduler {
     pub fn load_plan(&self, plan: &CheckedPlan) -> Result<(), String> {
         // Counted separately from the plan's own generation, because the lowest bit selects the half in force.
         let generation = self.generation()? + 1;
-        let half = generation & 1;
-        let places = map(&self.maps, if half == 1 { "places_odd" } else { "places_even" })?;
+        let parity = generation & 1;
+        let places = map(&self.maps, if parity == 1 { "places_odd" } else { "places_even" })?;
         for key in places.keys().collect::<Vec<_>>() {
             places.delete(&key).map_err(|error| format!("places: {error}"))?;
         }
@@ -71,7 +71,7 @@ impl BpfScheduler {
                 .map_err(|error| format!("{task_key:?}: {error}"))?;
         }
         for (cache, rotation) in plan.rotations.iter().enumerate() {
-            let key = half as usize * MAX_CACHES + cache;
+            let key = parity as usize * MAX_CACHES + cache;
             write(&self.maps, "rotations", key as u32, &maps::rotation_to_bytes(rotation))?;
         }
         write(&self.maps, "generation", ONLY, &generation.to_ne_bytes())
@@ -88,10 +88,10 @@ impl BpfScheduler {
 
     /// The turns in force, by cache.
     pub fn rotations(&self) -> Result<Vec<Vec<MapTurn>>, String> {
-        let half = (self.generation()? & 1) as usize;
+        let parity = (self.generation()? & 1) as usize;
         (0..self.caches)
             .map(|cache| {
-                let bytes = read(&self.maps, "rotations", (half * MAX_CACHES + cache) as u32)?;
+                let bytes = read(&self.maps, "rotations", (parity * MAX_CACHES + cache) as u32)?;
                 maps::rotation_from_bytes(&bytes).ok_or_else(|| format!("rotations[{cache}]: not a rotation"))
             })
             .collect()

@@ -43,7 +43,7 @@ struct ServiceCacheState {
 
 pub struct Service {
     machine: HostCaches,
-    all: bool,
+    schedules_all: bool,
     tasks: PolicyJournal,
     plan: Option<CheckedPlan>,
     scheduler: Option<BpfScheduler>,
@@ -51,27 +51,27 @@ pub struct Service {
     looked: Instant,
     attached: Instant,
     back_off: BackOff,
-    again: Option<(Instant, String)>,
+    next_attempt: Option<(Instant, String)>,
     restarts: u32,
 }
 
 impl Service {
     /// # Errors
     /// This host lacks a prerequisite, or the kernel refuses the scheduler.
-    pub fn start(journal: &Path, all: bool) -> Result<Self, String> {
-        let missing = machine::missing_prerequisites();
-        if !missing.is_empty() {
-            return Err(format!("missing here: {}", missing.join("; ")));
+    pub fn start(journal: &Path, schedules_all: bool) -> Result<Self, String> {
+        let missing_prerequisites = machine::missing_prerequisites();
+        if !missing_prerequisites.is_empty() {
+            return Err(format!("missing here: {}", missing_prerequisites.join("; ")));
         }
         let (tasks, restored) = PolicyJournal::open(journal)?;
         if restored > 0 {
             eprintln!("gangs: {restored} threads of an earlier run restored");
         }
         let machine = HostCaches::read()?;
-        let scheduler = BpfScheduler::attach(&machine, all)?;
+        let scheduler = BpfScheduler::attach(&machine, schedules_all)?;
         Ok(Service {
             machine,
-            all,
+            schedules_all,
             tasks,
             plan: None,
             scheduler: Some(scheduler),
@@ -79,7 +79,7 @@ impl Service {
             looked: Instant::now(),
             attached: Instant::now(),
             back_off: BackOff::default(),
-            again: None,
+            next_attempt: None,
             restarts: 0,
         })
     }
@@ -89,23 +89,23 @@ impl Service {
     /// # Errors
     /// The socket cannot be opened, or the kernel has ended the scheduler.
     pub fn run(&mut self, socket: &Path, stop: &Arc<AtomicBool>) -> Result<(), String> {
-        let done = self.serve(socket, stop);
+        let outcome = self.serve(socket, stop);
         let restored = self.tasks.restore_all();
         self.scheduler = None;
         let _ = std::fs::remove_file(socket);
         restored?;
-        done
+        outcome
     }
 
     fn serve(&mut self, socket: &Path, stop: &Arc<AtomicBool>) -> Result<(), String> {
-        let says = |error: std::io::Error| format!("{}: {error}", socket.display());
+        let describe_error = |error: std::io::Error| format!("{}: {error}", socket.display());
         if UnixStream::connect(socket).is_ok() {
             return Err(format!("{}: another loader listens there", socket.display()));
         }
         let _ = std::fs::remove_file(socket);
-        let listener = UnixListener::bind(socket).map_err(says)?;
-        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600)).map_err(says)?;
-        listener.set_nonblocking(true).map_err(says)?;
+        let listener = UnixListener::bind(socket).map_err(describe_error)?;
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600)).map_err(describe_error)?;
+        listener.set_nonblocking(true).map_err(describe_error)?;
         println!("attached, {} last-level caches, socket {}", self.machine.cpus_of_cache.len(), socket.display());
         while !stop.load(Ordering::Relaxed) {
             match listener.accept() {
@@ -115,7 +115,7 @@ impl Service {
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(POLL),
-                Err(error) => return Err(says(error)),
+                Err(error) => return Err(describe_error(error)),
             }
             self.watch()?;
         }
@@ -158,7 +158,7 @@ impl Service {
         }
         let mut complaints = if self.scheduler.is_some() { self.adopt_tasks(&plan) } else { Vec::new() };
         let stays = |thread, process| {
-            self.all
+            self.schedules_all
                 || plan.places.contains_key(&TaskKey::Thread(thread))
                 || plan.places.contains_key(&TaskKey::Process(process))
         };
@@ -175,14 +175,14 @@ impl Service {
 
     fn adopt_tasks(&mut self, plan: &CheckedPlan) -> Vec<String> {
         let mut complaints = Vec::new();
-        for task_key in plan.places.keys().filter(|_| !self.all) {
+        for task_key in plan.places.keys().filter(|_| !self.schedules_all) {
             match task_key {
                 TaskKey::Process(process) => complaints.extend(self.tasks.adopt_process(*process)),
                 TaskKey::Thread(thread) => complaints.extend(self.tasks.adopt_thread(*thread).err()),
             }
         }
         let adopts_children = |process| plan.places.get(&TaskKey::Process(process)).is_some_and(|place| place.children);
-        if !self.all && plan.places.values().any(|place| place.children) {
+        if !self.schedules_all && plan.places.values().any(|place| place.children) {
             self.tasks.adopt_children(adopts_children);
         }
         let taken_ns = self.scheduler.as_ref().and_then(|scheduler| scheduler.stolen_times_ns(now_ns()).ok());
@@ -207,7 +207,7 @@ impl Service {
         let state = ServiceState {
             generation: self.generation(),
             kernel: machine::sched_ext_state(),
-            guarded: self.again.as_ref().map(|(_, why)| why.clone()),
+            guarded: self.next_attempt.as_ref().map(|(_, reason)| reason.clone()),
             places: self.scheduler.as_ref().map_or(Ok(0), BpfScheduler::places)?,
             held: self.tasks.held_count(),
             caches,
@@ -217,7 +217,7 @@ impl Service {
 
     /// Polls the kernel, the guard and the clock.
     fn watch(&mut self) -> Result<(), String> {
-        if let Some((at, _)) = &self.again {
+        if let Some((at, _)) = &self.next_attempt {
             return if Instant::now() >= *at { self.reattach() } else { Ok(()) };
         }
         let Some(scheduler) = &self.scheduler else { return Ok(()) };
@@ -229,7 +229,7 @@ impl Service {
             return Err(format!("the kernel has ended the scheduler: exit kind {kind}, code {code}"));
         }
         let window = self.looked.elapsed();
-        if self.all || window.as_nanos() < u128::from(WINDOW_NS) {
+        if self.schedules_all || window.as_nanos() < u128::from(WINDOW_NS) {
             return Ok(());
         }
         self.looked = Instant::now();
@@ -245,20 +245,20 @@ impl Service {
         Ok(())
     }
 
-    fn detach(&mut self, why: String, seconds: u64) -> Result<(), String> {
+    fn detach(&mut self, reason: String, seconds: u64) -> Result<(), String> {
         let restored = self.tasks.restore_all();
         self.scheduler = None;
         let restored =
             restored.map_or_else(|error| error, |threads| format!("{threads} threads back in the fair class"));
-        eprintln!("gangs: {why}; {restored}, next attempt in {seconds} s");
-        self.again = Some((Instant::now() + Duration::from_secs(seconds), why));
+        eprintln!("gangs: {reason}; {restored}, next attempt in {seconds} s");
+        self.next_attempt = Some((Instant::now() + Duration::from_secs(seconds), reason));
         Ok(())
     }
 
     fn reattach(&mut self) -> Result<(), String> {
-        self.again = None;
+        self.next_attempt = None;
         self.machine = HostCaches::read()?;
-        let scheduler = BpfScheduler::attach(&self.machine, self.all)?;
+        let scheduler = BpfScheduler::attach(&self.machine, self.schedules_all)?;
         self.guard = StarvationGuard::default();
         (self.looked, self.attached) = (Instant::now(), Instant::now());
         if let Some(plan) = self.plan.take() {

@@ -32,8 +32,8 @@ impl StarvationGuard {
     /// The CPU with the largest stolen share, and that share, if it exceeds [`SHARE`]. `taken_ns` is by CPU, since
     /// attaching. The first call only records it.
     pub fn observe(&mut self, taken_ns: &[u64], window_ns: u64) -> Option<(usize, f64)> {
-        let known = self.before_ns.len() == taken_ns.len();
-        let worst = taken_ns
+        let is_known = self.before_ns.len() == taken_ns.len();
+        let worst_share = taken_ns
             .iter()
             .zip(&self.before_ns)
             .map(|(now, before)| now.saturating_sub(*before) as f64 / window_ns.max(1) as f64)
@@ -41,7 +41,7 @@ impl StarvationGuard {
             .max_by(|a, b| a.1.total_cmp(&b.1));
         self.before_ns = taken_ns.to_vec();
         self.put_off = 0;
-        worst.filter(|(_, share)| known && *share > SHARE)
+        worst_share.filter(|(_, share)| is_known && *share > SHARE)
     }
 }
 

@@ -16,7 +16,7 @@ const ANCESTORS: usize = 64;
 pub struct PolicyJournal {
     path: PathBuf,
     entries: Vec<Entry>,
-    taken: usize,
+    adopted_count: usize,
 }
 
 impl PolicyJournal {
@@ -31,7 +31,7 @@ impl PolicyJournal {
             Err(error) => return Err(format!("{}: {error}", path.display())),
         };
         let entries = parse(&text).map_err(|error| format!("{}, {error}", path.display()))?;
-        let mut tasks = PolicyJournal { path: path.to_owned(), entries, taken: 0 };
+        let mut tasks = PolicyJournal { path: path.to_owned(), entries, adopted_count: 0 };
         let restored = tasks.restore_all()?;
         Ok((tasks, restored))
     }
@@ -48,17 +48,17 @@ impl PolicyJournal {
     /// Adopts the threads of all processes that descend from one that `adopts_children` selects: later threads inherit
     /// the policy, existing ones do not. A thread that cannot be adopted stays unchanged, and so do its children.
     pub fn adopt_children(&mut self, adopts_children: impl Fn(u32) -> bool) {
-        let all = Listing::read();
-        let descends = |process: u32| all.ancestors(process).skip(1).any(&adopts_children);
-        let theirs = all.threads.iter().filter(|(_, seen)| seen.policy != POLICY_EXT && descends(seen.process));
-        for thread in theirs.map(|(thread, _)| *thread).collect::<Vec<_>>() {
+        let listing = Listing::read();
+        let descends = |process: u32| listing.ancestors(process).skip(1).any(&adopts_children);
+        let descendants = listing.threads.iter().filter(|(_, info)| info.policy != POLICY_EXT && descends(info.process));
+        for thread in descendants.map(|(thread, _)| *thread).collect::<Vec<_>>() {
             let _ = self.adopt_thread(thread);
         }
     }
 
     /// Number of threads adopted since the last call.
     pub fn take_adopted_count(&mut self) -> usize {
-        std::mem::take(&mut self.taken)
+        std::mem::take(&mut self.adopted_count)
     }
 
     /// Adopts one thread.
@@ -76,7 +76,7 @@ impl PolicyJournal {
         self.write(&Entry { thread, start_ticks, policy })
             .map_err(|error| format!("{}: {error}", self.path.display()))?;
         set_policy(thread, POLICY_EXT).map_err(|error| format!("thread {thread}: {error}"))?;
-        self.taken += 1;
+        self.adopted_count += 1;
         Ok(())
     }
 
@@ -98,30 +98,30 @@ impl PolicyJournal {
         stays: impl Fn(u32, u32) -> bool,
         adopts_children: impl Fn(u32) -> bool,
     ) -> Result<usize, String> {
-        let all = Listing::read();
+        let listing = Listing::read();
         let stays_adopted = |thread: u32, info: &ThreadInfo| {
-            stays(thread, info.process) || all.ancestors(info.process).any(&adopts_children)
+            stays(thread, info.process) || listing.ancestors(info.process).any(&adopts_children)
         };
-        let (mut restored, mut refused, mut errors) = (0, Vec::new(), Vec::new());
-        for (thread, seen) in &all.threads {
+        let (mut restored, mut refused_entries, mut errors) = (0, Vec::new(), Vec::new());
+        for (thread, seen) in &listing.threads {
             if seen.policy != POLICY_EXT || stays_adopted(*thread, seen) {
                 continue;
             }
             // A thread that started while its process was adopted inherited the policy, and so did a child.
-            if let Some(policy) = self.original_policy(*thread, seen, &all) {
+            if let Some(policy) = self.original_policy(*thread, seen, &listing) {
                 match set_policy(*thread, policy) {
                     Ok(()) => restored += 1,
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
                     Err(error) => {
-                        refused.push(Entry { thread: *thread, start_ticks: seen.start_ticks, policy });
+                        refused_entries.push(Entry { thread: *thread, start_ticks: seen.start_ticks, policy });
                         errors.push(format!("thread {thread}: {error}"));
                     }
                 }
             }
         }
         let stays =
-            |entry: &Entry| all.threads.get(&entry.thread).is_some_and(|seen| stays_adopted(entry.thread, seen));
-        self.entries = remaining_entries(&self.entries, stays, &refused);
+            |entry: &Entry| listing.threads.get(&entry.thread).is_some_and(|seen| stays_adopted(entry.thread, seen));
+        self.entries = remaining_entries(&self.entries, stays, &refused_entries);
         self.rewrite().map_err(|error| format!("{}: {error}", self.path.display()))?;
         if errors.is_empty() {
             return Ok(restored);
@@ -140,20 +140,20 @@ impl PolicyJournal {
     }
 
     /// The journaled policy of the thread, or of its process, or of an ancestor; `None` if none was adopted.
-    fn original_policy(&self, thread: u32, info: &ThreadInfo, all: &Listing) -> Option<i32> {
-        let known =
+    fn original_policy(&self, thread: u32, info: &ThreadInfo, listing: &Listing) -> Option<i32> {
+        let find_entry =
             |id: u32, start: u64| self.entries.iter().find(|entry| entry.thread == id && entry.start_ticks == start);
-        if let Some(entry) = known(thread, info.start_ticks) {
+        if let Some(entry) = find_entry(thread, info.start_ticks) {
             return Some(entry.policy);
         }
-        all.ancestors(info.process).find_map(|process| {
-            let head = all.threads.get(&process)?;
+        listing.ancestors(info.process).find_map(|process| {
+            let head = listing.threads.get(&process)?;
             let member = self.entries.iter().find(|entry| {
-                all.threads
+                listing.threads
                     .get(&entry.thread)
                     .is_some_and(|parent| parent.process == process && parent.start_ticks == entry.start_ticks)
             });
-            known(process, head.start_ticks).or(member).map(|entry| entry.policy)
+            find_entry(process, head.start_ticks).or(member).map(|entry| entry.policy)
         })
     }
 
@@ -166,19 +166,19 @@ impl PolicyJournal {
             };
         }
         let text: String = self.entries.iter().map(line).collect();
-        let new = self.path.with_extension("new");
-        let mut file = fs::File::create(&new)?;
+        let new_path = self.path.with_extension("new");
+        let mut file = fs::File::create(&new_path)?;
         file.write_all(text.as_bytes())?;
         file.sync_data()?;
-        fs::rename(&new, &self.path)
+        fs::rename(&new_path, &self.path)
     }
 
     /// Number of threads that are adopted according to the journal and the kernel.
     pub fn held_count(&self) -> usize {
-        let ours = |entry: &&Entry| {
+        let is_held = |entry: &&Entry| {
             read_stat(entry.thread).is_some_and(|(policy, start, _)| policy == POLICY_EXT && start == entry.start_ticks)
         };
-        self.entries.iter().filter(ours).count()
+        self.entries.iter().filter(is_held).count()
     }
 }
 
@@ -208,7 +208,7 @@ impl Listing {
 
     /// A process and its ancestors, the nearest first.
     fn ancestors(&self, process: u32) -> impl Iterator<Item = u32> + '_ {
-        std::iter::successors(Some(process), |process| self.threads.get(process).map(|seen| seen.parent))
+        std::iter::successors(Some(process), |process| self.threads.get(process).map(|info| info.parent))
             .take(ANCESTORS)
     }
 }
@@ -229,6 +229,6 @@ fn read_stat(thread: u32) -> Option<(i32, u64, u32)> {
 fn set_policy(thread: u32, policy: i32) -> io::Result<()> {
     let parameter = libc::sched_param { sched_priority: 0 };
     // SAFETY: the parameter outlives the call, which only reads it. The nice value stays unchanged.
-    let done = unsafe { libc::sched_setscheduler(thread as libc::pid_t, policy, &parameter) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let status = unsafe { libc::sched_setscheduler(thread as libc::pid_t, policy, &parameter) };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

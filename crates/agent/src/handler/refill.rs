@@ -5,15 +5,15 @@ use core::sync::atomic::{AtomicU8, Ordering};
 use super::Agent;
 use crate::frame_pool::FreeList;
 use crate::sys;
-use crate::timing::TOGETHER;
+use crate::timing::BATCH_PAGES;
 
 impl Agent {
     /// Fetches at most `at_most` frames until `wanted` of allowed colors are available; true if there is at least one.
-    pub(super) fn fetch(&mut self, wanted: u32, at_most: u32) -> bool {
-        let (mask, mut remaining) = (self.account.mask, at_most as usize);
-        while remaining > 0 && self.stock.allowed_count(mask) < wanted {
+    pub(super) fn fetch(&mut self, wanted_frames: u32, max_frames: u32) -> bool {
+        let (mask, mut remaining) = (self.account.mask, max_frames as usize);
+        while remaining > 0 && self.stock.allowed_count(mask) < wanted_frames {
             let room = self.account.max_hold.saturating_sub(u64::from(self.stock.held_count()));
-            let fetched = self.fetch_batch(remaining.min(TOGETHER).min(room as usize));
+            let fetched = self.fetch_batch(remaining.min(BATCH_PAGES).min(room as usize));
             if fetched == 0 {
                 break;
             }
@@ -26,7 +26,7 @@ impl Agent {
 
     /// Fetches up to `count` frames and classifies them together; returns their number.
     fn fetch_batch(&mut self, count: usize) -> usize {
-        let (mut slots, mut strangers) = ([0; TOGETHER], 0);
+        let (mut slots, mut strangers) = ([0; BATCH_PAGES], 0);
         while strangers < count
             && let Some(slot) = self.stock.pop(FreeList::Unclassified)
         {
@@ -48,7 +48,7 @@ impl Agent {
                 }
             }
         }
-        let mut colors = [None; TOGETHER];
+        let mut colors = [None; BATCH_PAGES];
         self.classify_by_timing(&slots[..strangers], &mut colors[..strangers]);
         for (slot, color) in slots[..strangers].iter().zip(colors) {
             self.stock.push(color.map_or(FreeList::Unknown, FreeList::Color), *slot);
@@ -70,7 +70,7 @@ impl Agent {
             return;
         }
         let start = sys::now_ns();
-        let mut pages = [core::ptr::null::<u8>(); TOGETHER];
+        let mut pages = [core::ptr::null::<u8>(); BATCH_PAGES];
         slots.iter().zip(&mut pages).for_each(|(slot, page)| *page = self.slot(*slot));
         // SAFETY: pages of the region that hold frames and belong only to the agent.
         unsafe { self.kit.classify_all(&pages[..slots.len()], colors) };

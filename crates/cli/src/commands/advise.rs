@@ -111,9 +111,9 @@ impl Advise {
         };
         let placement = place(&names, &costs, &costs, &host.topology, 0)?;
         assumed.extend(host.warnings);
-        let judged = |program: &ProfiledInput| KernelFootprint::from_profile(&program.file, cache.size_bytes);
+        let footprint_of = |program: &ProfiledInput| KernelFootprint::from_profile(&program.file, cache.size_bytes);
         let footprint =
-            |program: &ProfiledInput| Some(FootprintJson { program: program.name.clone(), judged: judged(program)? });
+            |program: &ProfiledInput| Some(FootprintJson { program: program.name.clone(), judged: footprint_of(program)? });
         let kernel = sched_cache::read(&LinuxHost::new("/"));
         let result = AdviseJson {
             model,
@@ -163,15 +163,15 @@ fn shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, ProfileTarg
     let mut assumed = vec![format!(
         "{MISS_CYCLES} cycles a miss, {HIT_CYCLES} a hit, {ISSUE_WIDTH} instructions a cycle, {WINDOW} in flight"
     )];
-    let mut or = |value: Option<u64>, usual: u64, label: &str| {
+    let mut value_or_usual = |value: Option<u64>, usual: u64, label: &str| {
         value.unwrap_or_else(|| {
             assumed.push(format!("{usual} {label} (not reported by the kernel)"));
             usual
         })
     };
-    let size_bytes = or(cache.size_bytes, 32 << 20, "bytes of last-level cache");
-    let ways = or(cache.ways.map(u64::from), 16, "ways") as u32;
-    let line_bytes = or(cache.line_bytes.map(u64::from), 64, "bytes a line") as u32;
+    let size_bytes = value_or_usual(cache.size_bytes, 32 << 20, "bytes of last-level cache");
+    let ways = value_or_usual(cache.ways.map(u64::from), 16, "ways") as u32;
+    let line_bytes = value_or_usual(cache.line_bytes.map(u64::from), 64, "bytes a line") as u32;
     let shared = SharedCache {
         hit_latency_cycles: HIT_CYCLES,
         issue_width: ISSUE_WIDTH,

@@ -171,11 +171,11 @@ fn read_manifests(path: &Path) -> anyhow::Result<Vec<ClusterManifest>> {
 
 fn collect(
     manifest: &ClusterManifest,
-    known: &ClusterKnowledge,
+    knowledge: &ClusterKnowledge,
     services: &mut Vec<AdvisedService>,
 ) -> anyhow::Result<()> {
     for item in &manifest.items {
-        collect(item, known, services)?;
+        collect(item, knowledge, services)?;
     }
     let job = manifest.spec.job.as_ref().map(|job| &job.spec);
     let template = job.unwrap_or(&manifest.spec).template.as_deref();
@@ -190,14 +190,14 @@ fn collect(
         marks.annotations.entry(key.clone()).or_insert_with(|| value.clone());
     }
     marks.name.clone_from(&manifest.metadata.name);
-    services.push(pod_service(&marks, &spec.containers, known)?);
+    services.push(pod_service(&marks, &spec.containers, knowledge)?);
     Ok(())
 }
 
 fn pod_service(
     metadata: &PodMetadata,
     containers: &[ManifestContainer],
-    known: &ClusterKnowledge,
+    knowledge: &ClusterKnowledge,
 ) -> anyhow::Result<AdvisedService> {
     let name = &metadata.name;
     let mut cpus = 0.0;
@@ -212,30 +212,30 @@ fn pod_service(
         let value = value.with_context(|| {
             format!("'{name}', containers[{index}].resources.requests.cpu: expected a quantity such as 500m or 2")
         })?;
-        let same = limit.and_then(ManifestQuantity::value) == Some(value);
-        has_whole_cpus &= same && value >= 1.0 && value.fract() == 0.0;
+        let equals_limit = limit.and_then(ManifestQuantity::value) == Some(value);
+        has_whole_cpus &= equals_limit && value >= 1.0 && value.fract() == 0.0;
         cpus += value;
     }
     let limit = match pod_mark(metadata, "cachemate.io/max-slowdown") {
         None => None,
         Some(text) => Some(limit_percent(text).with_context(|| format!("'{name}'"))?),
     };
-    let plain =
+    let image_containers =
         containers.iter().map(|container| PodContainer { image: container.image.clone(), ..Default::default() });
     let pod = cachemate_fleet::cluster_export::ExportedPod {
         metadata: metadata.clone(),
-        spec: PodSpec { containers: plain.collect() },
+        spec: PodSpec { containers: image_containers.collect() },
     };
-    if let Some(profile) = pod_mark(metadata, "cachemate.io/profile").filter(|name| !known.profiles.contains_key(*name))
+    if let Some(profile) = pod_mark(metadata, "cachemate.io/profile").filter(|name| !knowledge.profiles.contains_key(*name))
     {
-        bail!("'{name}', annotation cachemate.io/profile: found '{profile}', expected one of {}", names(known));
+        bail!("'{name}', annotation cachemate.io/profile: found '{profile}', expected one of {}", names(knowledge));
     }
-    let kind = service_kind(name.clone(), cpus, limit, known.profile(&pod).map(|(_, profile)| profile.clone()));
-    Ok(AdvisedService { kind, has_whole_cpus })
+    let service = service_kind(name.clone(), cpus, limit, knowledge.profile(&pod).map(|(_, profile)| profile.clone()));
+    Ok(AdvisedService { kind: service, has_whole_cpus })
 }
 
-fn names(known: &ClusterKnowledge) -> String {
-    let names: Vec<&str> = known.profiles.keys().take(20).map(String::as_str).collect();
+fn names(knowledge: &ClusterKnowledge) -> String {
+    let names: Vec<&str> = knowledge.profiles.keys().take(20).map(String::as_str).collect();
     if names.is_empty() { "a profile, but the directory has none".to_string() } else { names.join(", ") }
 }
 
@@ -273,7 +273,7 @@ impl AdviseSlurm {
 }
 
 /// Jobs by their profile, limit and CPUs; equal ones form one service, named after the first job.
-fn jobs(text: &str, known: &ClusterKnowledge) -> anyhow::Result<Vec<AdvisedService>> {
+fn jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<AdvisedService>> {
     let mut lines = text.lines().enumerate();
     let header: Vec<&str> = lines.next().map(|(_, line)| line.split('|').collect()).unwrap_or_default();
     let column = |name: &str| {
@@ -295,21 +295,21 @@ fn jobs(text: &str, known: &ClusterKnowledge) -> anyhow::Result<Vec<AdvisedServi
             match mark.split_once('=') {
                 Some(("profile", name)) => {
                     let expected =
-                        || format!("{}, Comment: found profile '{name}', expected one of {}", place(), names(known));
-                    profile = Some(known.profiles.get(name).with_context(expected)?.clone());
+                        || format!("{}, Comment: found profile '{name}', expected one of {}", place(), names(knowledge));
+                    profile = Some(knowledge.profiles.get(name).with_context(expected)?.clone());
                 }
                 Some(("max-slowdown", text)) => limit = Some(limit_percent(text).with_context(place)?),
                 Some(("class", _)) => {}
                 _ => bail!("{}, Comment: found '{mark}', expected profile=, max-slowdown= or class=", place()),
             }
         }
-        let kind = service_kind(format!("{} ({})", cell(job), cell(id)), f64::from(count.max(1)), limit, profile);
-        let is_same = |known: &AdvisedService| {
-            (known.kind.cpus, known.kind.max_slowdown_percent, &known.kind.profile)
-                == (kind.cpus, kind.max_slowdown_percent, &kind.profile)
+        let service = service_kind(format!("{} ({})", cell(job), cell(id)), f64::from(count.max(1)), limit, profile);
+        let is_same = |earlier: &AdvisedService| {
+            (earlier.kind.cpus, earlier.kind.max_slowdown_percent, &earlier.kind.profile)
+                == (service.cpus, service.max_slowdown_percent, &service.profile)
         };
         if !services.iter().any(is_same) {
-            services.push(AdvisedService { kind, has_whole_cpus: true });
+            services.push(AdvisedService { kind: service, has_whole_cpus: true });
         }
     }
     Ok(services)

@@ -50,14 +50,14 @@ pub struct AttributeArgs {
 
 impl AttributeArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let (program, with) = (job(&self.program, self.seed)?, job(&self.with, self.seed.wrapping_add(50))?);
+        let (program, co_runner) = (job(&self.program, self.seed)?, job(&self.with, self.seed.wrapping_add(50))?);
         self.runs.start();
         let stop = session.interrupt_flag();
         let bar = session.progress("attribute", None);
         bar.set_message("eight runs");
         let context = ExperimentContext::for_seed(self.seed, &stop);
         let bench = CoRunBench::load(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
-        let decomposition = decompose(&context, &bench, &program, &with)?;
+        let decomposition = decompose(&context, &bench, &program, &co_runner)?;
         bar.finish_and_clear();
         self.runs.end(session);
         session.answer(self.json.json, &decomposition, || render(&decomposition))
@@ -65,23 +65,23 @@ impl AttributeArgs {
 }
 
 /// The job of a simulated program, a recording's file, or a bundled recording.
-fn job(given: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
-    let is_kernel = |name: &str| kernels::programs().any(|known| known.name == name);
-    if is_kernel(given) {
-        return Ok(WorkloadJob::new(given, seed));
+fn job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
+    let is_kernel = |name: &str| kernels::programs().any(|kernel| kernel.name == name);
+    if is_kernel(program_name) {
+        return Ok(WorkloadJob::new(program_name, seed));
     }
-    if given.ends_with(".cmt") || given.contains('/') {
-        return Ok(WorkloadJob::from_recording(given, given.into(), seed));
+    if program_name.ends_with(".cmt") || program_name.contains('/') {
+        return Ok(WorkloadJob::from_recording(program_name, program_name.into(), seed));
     }
-    match bundled_recording(given) {
-        Ok(path) => Ok(WorkloadJob::from_recording(given, path, seed)),
+    match bundled_recording(program_name) {
+        Ok(path) => Ok(WorkloadJob::from_recording(program_name, path, seed)),
         Err(_) => {
             let bundled: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
-            let known: Vec<&str> =
-                kernels::programs().map(|known| known.name).chain(bundled.iter().map(String::as_str)).collect();
-            let meant = nearest_name(given, known.iter().copied());
+            let known_names: Vec<&str> =
+                kernels::programs().map(|kernel| kernel.name).chain(bundled.iter().map(String::as_str)).collect();
+            let meant = nearest_name(program_name, known_names.iter().copied());
             let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-            Err(UsageError(format!("no program is named '{given}'{meant}; there are {}", known.join(", "))).into())
+            Err(UsageError(format!("no program is named '{program_name}'{meant}; there are {}", known_names.join(", "))).into())
         }
     }
 }
@@ -98,14 +98,14 @@ fn render(decomposition: &Decomposition) -> String {
         ("cycles per instruction", Align::Right),
     ]);
     for run in &decomposition.runs {
-        let other = match run.co_runner_location {
+        let co_runner = match run.co_runner_location {
             CoRunnerPlace::None => "absent",
             CoRunnerPlace::OtherPackage => "in another package",
             CoRunnerPlace::OtherCache => "on another cache of the package",
             CoRunnerPlace::SameCache => "on the same cache",
         };
         let prefetching = if run.prefetching { "on" } else { "off" };
-        runs.row([other.to_string(), prefetching.to_string(), format!("{:.3}", run.cycles_per_instr)]);
+        runs.row([co_runner.to_string(), prefetching.to_string(), format!("{:.3}", run.cycles_per_instr)]);
     }
     let unavailable = match decomposition.unavailable.as_slice() {
         [] => "",

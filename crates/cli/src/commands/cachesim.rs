@@ -78,10 +78,10 @@ impl Cachesim {
 
     fn first_level(&self) -> Result<Option<CacheSim>, UsageError> {
         let Some(text) = &self.l1 else { return Ok(None) };
-        let bad = || UsageError(format!("--l1: found '{text}', expected SIZE:WAYS such as 32K:8"));
-        let (size, ways) = text.split_once(':').ok_or_else(bad)?;
-        let size: ByteSize = size.parse().map_err(|_| bad())?;
-        let ways: u32 = ways.parse().map_err(|_| bad())?;
+        let problem = || UsageError(format!("--l1: found '{text}', expected SIZE:WAYS such as 32K:8"));
+        let (size, ways) = text.split_once(':').ok_or_else(problem)?;
+        let size: ByteSize = size.parse().map_err(|_| problem())?;
+        let ways: u32 = ways.parse().map_err(|_| problem())?;
         let shape = CacheGeometry::from_bytes(size.0, u64::from(self.line_bytes), ways, 1);
         let cache = shape.and_then(|shape| CacheSim::new(shape, Replacement::Lru));
         cache.map(Some).map_err(|error| UsageError(format!("--l1: {error}")))

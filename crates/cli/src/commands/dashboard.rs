@@ -88,14 +88,14 @@ fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<Gro
             return Ok(GroundTruth { source, programs, evicted: Vec::new() });
         }
     };
-    let contended = |level: CacheLevel, cache: u32| {
+    let is_contended = |level: CacheLevel, cache: u32| {
         run.head.caches.iter().any(|head| head.cache == cache) && level != CacheLevel::L1Data
     };
     let process = |task| results.tasks.iter().find(|other| other.task == task).map(|task| task.process.0);
-    let evicted = results.caches.iter().filter(|cache| contended(cache.level, cache.cache.0));
-    let evicted = evicted
+    let contended_caches = results.caches.iter().filter(|cache| is_contended(cache.level, cache.cache.0));
+    let evicted = contended_caches
         .flat_map(|cache| &cache.evictions_by_pair)
-        .filter_map(|(by, victim, lines)| Some((process(*by)?, process(*victim)?, *lines)))
+        .filter_map(|(evictor, victim, lines)| Some((process(*evictor)?, process(*victim)?, *lines)))
         .collect();
     let mut programs: Vec<ProgramTruth> = Vec::new();
     for task in &results.tasks {
@@ -112,7 +112,7 @@ fn interval_truth(jobs: &[IntervalTruth], run: &RecordedRun) -> anyhow::Result<V
     for (program, job) in (0..).zip(jobs) {
         let mut samples = run.snapshots.iter().flat_map(|snapshot| &snapshot.programs);
         // A program that arrived after the last window is in none.
-        let Some(sample) = samples.find(|one| one.program == program) else { continue };
+        let Some(sample) = samples.find(|candidate| candidate.program == program) else { continue };
         if sample.name != job.name {
             bail!("program {program}: found '{}', expected '{}'", job.name, sample.name);
         }

@@ -53,35 +53,35 @@ fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]
         };
         return anyhow!("no managed service or program is named '{program}'{hint}; cachemate status lists all");
     }
-    let there = match cachemate_files::exists(std::path::Path::new(&format!("/proc/{program}"))) {
+    let explanation = match cachemate_files::exists(std::path::Path::new(&format!("/proc/{program}"))) {
         true => "no rule of the configuration matches it, or it started after the last window",
         false => "no such process exists",
     };
-    anyhow!("process {program} is not managed: {there}")
+    anyhow!("process {program} is not managed: {explanation}")
 }
 
 impl Explain {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let status = socket::status(&self.at.path())?;
-        let named: Vec<ServiceStatus> =
+        let named_services: Vec<ServiceStatus> =
             status.services.iter().filter(|service| service.identity().is_named(&self.program)).cloned().collect();
-        let of_service = |task: &TaskStatus| named.iter().any(|service| service.task_ids.contains(&task.task));
-        let mine = |task: &TaskStatus| is_named(task, &self.program) || of_service(task);
-        let tasks: Vec<TaskStatus> = status.tasks.iter().filter(|task| mine(task)).cloned().collect();
-        if tasks.is_empty() && named.is_empty() {
+        let of_service = |task: &TaskStatus| named_services.iter().any(|service| service.task_ids.contains(&task.task));
+        let is_explained = |task: &TaskStatus| is_named(task, &self.program) || of_service(task);
+        let tasks: Vec<TaskStatus> = status.tasks.iter().filter(|task| is_explained(task)).cloned().collect();
+        if tasks.is_empty() && named_services.is_empty() {
             return Err(no_data_error(&self.program, &status.tasks, &status.services));
         }
         let pids: BTreeSet<i32> = tasks.iter().map(|task| task.pid).collect();
-        let only = if let [pid] = pids.iter().copied().collect::<Vec<i32>>()[..] { Some(pid) } else { None };
+        let sole_pid = if let [pid] = pids.iter().copied().collect::<Vec<i32>>()[..] { Some(pid) } else { None };
         let about = |ids: &[u32]| tasks.iter().any(|task| ids.contains(&task.task));
-        let caches = |task: &TaskStatus| tasks.iter().any(|own| own.cache.is_some() && own.cache == task.cache);
-        let others = status.tasks.iter().filter(|task| !mine(task) && caches(task));
+        let caches = |task: &TaskStatus| tasks.iter().any(|own_task| own_task.cache.is_some() && own_task.cache == task.cache);
+        let other_tasks = status.tasks.iter().filter(|task| !is_explained(task) && caches(task));
         let names: Vec<String> = tasks.iter().map(|task| thread_text(&task.name, task.tid)).collect();
         let result = ExplainJson {
-            pid: self.program.parse().ok().or(only),
+            pid: self.program.parse().ok().or(sole_pid),
             policy: status.policy.clone(),
             mode: status.mode,
-            co_runners: others.map(|task| thread_text(&task.name, task.tid)).collect(),
+            co_runners: other_tasks.map(|task| thread_text(&task.name, task.tid)).collect(),
             decisions: status.decisions.iter().filter(|decision| about(&decision.tasks)).cloned().collect(),
             refused: status
                 .refused
@@ -95,8 +95,8 @@ impl Explain {
                 .filter(|conflict| tasks.iter().any(|task| task.pid == conflict.pid))
                 .map(|conflict| conflict.detail.clone())
                 .collect(),
-            services: match named.is_empty() {
-                false => named,
+            services: match named_services.is_empty() {
+                false => named_services,
                 true => {
                     let owns =
                         |service: &&ServiceStatus| tasks.iter().any(|task| service.task_ids.contains(&task.task));

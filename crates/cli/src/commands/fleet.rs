@@ -155,14 +155,14 @@ impl FleetArgs {
         let bar = session.progress("fleet", Some(1));
         let started = Instant::now();
         let reported = AtomicUsize::new(0);
-        let progress = |done: usize, all: usize| {
-            bar.set_length(all as u64);
-            bar.set_position(done as u64);
+        let progress = |done_count: usize, total_count: usize| {
+            bar.set_length(total_count as u64);
+            bar.set_position(done_count as u64);
             let elapsed = started.elapsed();
-            let due = (elapsed.as_secs() / PROGRESS_INTERVAL.as_secs()) as usize;
-            if bar.is_hidden() && due > reported.fetch_max(due, Ordering::Relaxed) && done > 0 {
-                let left_seconds = elapsed.as_secs_f64() * (all - done) as f64 / done as f64;
-                session.log(&format!("{done} of {all} parts, about {} s left", number(left_seconds.ceil())));
+            let interval_index = (elapsed.as_secs() / PROGRESS_INTERVAL.as_secs()) as usize;
+            if bar.is_hidden() && interval_index > reported.fetch_max(interval_index, Ordering::Relaxed) && done_count > 0 {
+                let left_seconds = elapsed.as_secs_f64() * (total_count - done_count) as f64 / done_count as f64;
+                session.log(&format!("{done_count} of {total_count} parts, about {} s left", number(left_seconds.ceil())));
             }
         };
         let control = RunControl {

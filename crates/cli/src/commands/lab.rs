@@ -48,11 +48,11 @@ impl Lab {
 
 /// A script of the lab: in the directory named by the environment, beside this command's build, or installed.
 fn script(name: &str) -> anyhow::Result<PathBuf> {
-    let named = std::env::var_os(VARIABLE).map(PathBuf::from);
-    let own = std::env::current_exe().ok();
-    let beside = own.iter().flat_map(|own| own.ancestors().skip(1).map(|folder| folder.join("lab")));
+    let env_folder = std::env::var_os(VARIABLE).map(PathBuf::from);
+    let own_path = std::env::current_exe().ok();
+    let nearby_folders = own_path.iter().flat_map(|own_path| own_path.ancestors().skip(1).map(|folder| folder.join("lab")));
     let installed = ["/usr/local/lib/cachemate/lab", "/usr/lib/cachemate/lab"].map(PathBuf::from);
-    let mut folders = named.into_iter().chain(beside).chain(installed);
+    let mut folders = env_folder.into_iter().chain(nearby_folders).chain(installed);
     folders.find_map(|folder| Some(folder.join(name)).filter(|script| script.is_file())).with_context(|| {
         format!(
             "the lab is not installed: it is a separate package (lab/ of the source); {VARIABLE} may name its directory"

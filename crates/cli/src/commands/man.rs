@@ -41,7 +41,7 @@ impl Man {
 }
 
 /// The page that explains the configuration; its table has every key.
-const LIVE: &str = include_str!("../../../../docs/live.md");
+const LIVE_PAGE: &str = include_str!("../../../../docs/live.md");
 const TABLE_HEAD: &str = "| key | meaning | default |";
 
 /// The manual page of the configuration, from the table of its keys.
@@ -49,7 +49,7 @@ fn config_page() -> String {
     let mut text =
         ".TH cachemate.toml 5\n.SH NAME\ncachemate.toml \\- configuration of the cachemate daemon\n.SH KEYS\n"
             .to_string();
-    let rows = LIVE.lines().skip_while(|line| *line != TABLE_HEAD).skip(2).take_while(|line| line.starts_with('|'));
+    let rows = LIVE_PAGE.lines().skip_while(|line| *line != TABLE_HEAD).skip(2).take_while(|line| line.starts_with('|'));
     for row in rows {
         let cells: Vec<String> = row.trim_matches('|').split('|').map(|cell| plain_text(cell.trim())).collect();
         let [key, meaning, default] = cells.as_slice() else { continue };

@@ -67,7 +67,7 @@ impl Manage {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let source = ConfigSource {
             file: self.config.clone(),
-            named: self.config.is_some(),
+            is_named: self.config.is_some(),
             policy: self.policy.clone(),
             observe: self.observe_only,
             state_dir: self.state_dir.clone(),

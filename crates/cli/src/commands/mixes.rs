@@ -53,8 +53,8 @@ fn remarks(mix: &RandomMix) -> String {
     for pair in &mix.unfinished_pairs {
         text.push_str(&format!("{pair}: not finished, so the optimum uses a lower bound\n"));
     }
-    for failed in &mix.failed {
-        text.push_str(&format!("no score: {}: {}\n", failed.policy, failed.reason));
+    for failure in &mix.failed {
+        text.push_str(&format!("no score: {}: {}\n", failure.policy, failure.reason));
     }
     text
 }

@@ -141,16 +141,16 @@ mod tests {
 
     use super::*;
 
-    fn unexplained(command: &clap::Command, above: &str, found: &mut Vec<String>) {
-        let path = format!("{above} {}", command.get_name());
+    fn unexplained(command: &clap::Command, parent_path: &str, paths: &mut Vec<String>) {
+        let path = format!("{parent_path} {}", command.get_name());
         if command.get_about().is_none() {
-            found.push(path.clone());
+            paths.push(path.clone());
         }
-        let seen = command.get_arguments().filter(|argument| !argument.is_hide_set());
-        let silent = seen.filter(|argument| argument.get_help().is_none());
-        found.extend(silent.map(|argument| format!("{path}: {}", argument.get_id())));
-        let below = command.get_subcommands().filter(|command| !command.is_hide_set());
-        below.for_each(|command| unexplained(command, &path, found));
+        let shown_arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
+        let silent = shown_arguments.filter(|argument| argument.get_help().is_none());
+        paths.extend(silent.map(|argument| format!("{path}: {}", argument.get_id())));
+        let subcommands = command.get_subcommands().filter(|command| !command.is_hide_set());
+        subcommands.for_each(|command| unexplained(command, &path, paths));
     }
 
     /// Does `--help` explain every command and argument that it shows?

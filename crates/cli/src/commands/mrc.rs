@@ -175,11 +175,11 @@ impl Mrc {
             sample.push(&addresses)?;
         }
         let totals = trace.finish(session);
-        let known = PartTotals::from_totals(totals.as_ref(), trace.header().instructions_known);
+        let part_totals = PartTotals::from_totals(totals.as_ref(), trace.header().instructions_known);
         let curve = sample.finish()?;
-        let all = curve_counts_from_sample(&curve, known, sizes, self.line_bytes);
-        let errors = all.curve.iter().map(|point| point.miss_ratio_error);
-        let error = errors.collect::<Option<Vec<f64>>>().map(|all| all.into_iter().fold(0.0, f64::max));
+        let whole_counts = curve_counts_from_sample(&curve, part_totals, sizes, self.line_bytes);
+        let errors = whole_counts.curve.iter().map(|point| point.miss_ratio_error);
+        let error = errors.collect::<Option<Vec<f64>>>().map(|values| values.into_iter().fold(0.0, f64::max));
         let sampled = SamplingSummary {
             rate: curve.rate(),
             accesses: curve.sampled_accesses(),
@@ -189,7 +189,7 @@ impl Mrc {
         Ok(MrcResult {
             file: self.file.clone(),
             line_bytes: self.line_bytes,
-            all,
+            all: whole_counts,
             sampled: Some(sampled),
             parts: Vec::new(),
         })
@@ -208,24 +208,24 @@ impl Mrc {
             engines.split(trace)?
         }
         let totals = trace.finish(session);
-        let known = trace.header().instructions_known;
-        let all = engines.all.finish()?;
+        let instructions_known = trace.header().instructions_known;
+        let whole_histogram = engines.all.finish()?;
         if let Some(path) = &self.histogram {
-            write_file(path, all.to_string().as_bytes(), self.force)?;
+            write_file(path, whole_histogram.to_string().as_bytes(), self.force)?;
         }
         let mut parts = Vec::new();
         for ((process, thread), engine) in engines.parts {
             let thread = (self.by == CurveScope::Thread).then_some(thread);
-            let mine = |t: &ThreadTotals| t.process == process && thread.is_none_or(|thread| t.thread == thread);
-            let known = PartTotals::for_part(totals.as_ref(), known, mine);
-            let counted = curve_counts(&engine.finish()?, known, sizes, self.line_bytes);
-            parts.push(MrcPart { process: Some(process), thread, counted });
+            let is_in_part = |t: &ThreadTotals| t.process == process && thread.is_none_or(|thread| t.thread == thread);
+            let part_totals = PartTotals::for_part(totals.as_ref(), instructions_known, is_in_part);
+            let counts = curve_counts(&engine.finish()?, part_totals, sizes, self.line_bytes);
+            parts.push(MrcPart { process: Some(process), thread, counted: counts });
         }
-        let known = PartTotals::from_totals(totals.as_ref(), known);
+        let part_totals = PartTotals::from_totals(totals.as_ref(), instructions_known);
         Ok(MrcResult {
             file: self.file.clone(),
             line_bytes: self.line_bytes,
-            all: curve_counts(&all, known, sizes, self.line_bytes),
+            all: curve_counts(&whole_histogram, part_totals, sizes, self.line_bytes),
             sampled: None,
             parts,
         })
@@ -243,9 +243,9 @@ fn render(result: &MrcResult, session: &Session) -> String {
         ));
     }
     let mpki = result.all.curve.iter().all(|point| point.mpki.is_some());
-    let line = |name: &str, counted: &CurveCounts| CurveLine {
+    let line = |name: &str, counts: &CurveCounts| CurveLine {
         name: name.to_string(),
-        points: counted.curve.iter().map(|p| (p.bytes, p.mpki.unwrap_or(p.miss_ratio * 100.0))).collect(),
+        points: counts.curve.iter().map(|p| (p.bytes, p.mpki.unwrap_or(p.miss_ratio * 100.0))).collect(),
     };
     let mut lines = vec![line("all", &result.all)];
     lines.extend(result.parts.iter().map(|part| line(&part_name(part), &part.counted)));
@@ -269,27 +269,27 @@ fn part_name(part: &MrcPart) -> String {
     }
 }
 
-fn summary(name: &str, counted: &CurveCounts) -> String {
-    let program = counted.program_accesses.map(|n| format!(" of {} by the program", count_text(n)));
-    let instructions = counted.instructions.map(|n| format!(", {} instructions", count_text(n)));
-    let lines = counted.cold.map(|n| format!(", {} distinct lines", count_text(n)));
+fn summary(name: &str, counts: &CurveCounts) -> String {
+    let program = counts.program_accesses.map(|n| format!(" of {} by the program", count_text(n)));
+    let instructions = counts.instructions.map(|n| format!(", {} instructions", count_text(n)));
+    let lines = counts.cold.map(|n| format!(", {} distinct lines", count_text(n)));
     format!(
         "{name}: {} accesses{}{}{}\n",
-        count_text(counted.accesses),
+        count_text(counts.accesses),
         program.unwrap_or_default(),
         instructions.unwrap_or_default(),
         lines.unwrap_or_default()
     )
 }
 
-fn table(counted: &CurveCounts) -> String {
+fn table(counts: &CurveCounts) -> String {
     let mut table = Table::new(&[
         ("size", Align::Right),
         ("miss ratio", Align::Right),
         ("±", Align::Right),
         ("MPKI", Align::Right),
     ]);
-    for point in &counted.curve {
+    for point in &counts.curve {
         table.row([
             size_text(point.bytes),
             percent_text(point.miss_ratio, 3),

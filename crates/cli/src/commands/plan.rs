@@ -125,7 +125,7 @@ struct PolicyPlanJson<'a> {
 /// Nominal time in which a policy profiles, decides and tests.
 const DECIDES_WITHIN_NS: u64 = 300_000_000_000;
 /// Factor by which the phases of measured programs are stretched, as in `compare`.
-const STRETCH: f64 = 1000.0;
+const PHASE_SCALE: f64 = 1000.0;
 fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
     let PlannedRun { policy, seconds, changes, refused, decisions } = result.planned;
     let mut text = format!("{} under '{policy}', after {} nominal seconds:\n", result.machine, number(*seconds));
@@ -135,9 +135,9 @@ fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
     changes.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     refused.iter().for_each(|line| text.push_str(&format!("  refused: {line}\n")));
     // The last change and the last report; the JSON has all of them.
-    let changed = decisions.iter().rposition(|decision| decision.changed && !decision.reasons.is_empty());
-    let last = decisions.len().checked_sub(1).filter(|last| Some(*last) != changed);
-    for report in changed.into_iter().chain(last).map(|index| &decisions[index]) {
+    let last_change = decisions.iter().rposition(|decision| decision.changed && !decision.reasons.is_empty());
+    let last = decisions.len().checked_sub(1).filter(|last| Some(*last) != last_change);
+    for report in last_change.into_iter().chain(last).map(|index| &decisions[index]) {
         let change = if report.changed { "the plan changed" } else { "the plan stayed in force" };
         text.push_str(&format!("\nat {} s {change}:\n", number(report.seconds)));
         report.reasons.iter().for_each(|reason| text.push_str(&format!("  {reason}\n")));
@@ -194,7 +194,7 @@ impl PlanArgs {
     /// Prints the decisions of a policy after some nominal minutes.
     fn run_policy(&self, session: &Session, machine: MachineSpec, policy: &str) -> anyhow::Result<()> {
         let name = machine.name.clone();
-        let jobs = jobs(session, &self.programs, &machine, self.seed, STRETCH)?;
+        let jobs = jobs(session, &self.programs, &machine, self.seed, PHASE_SCALE)?;
         let question =
             WhatIfQuery { machine, jobs, length_ns: DECIDES_WITHIN_NS, seed: self.seed, explicit: false, guard: false };
         let stop = session.interrupt_flag();
@@ -215,8 +215,8 @@ impl PlanArgs {
     }
 
     fn costs(&self, session: &Session) -> anyhow::Result<PlanCosts> {
-        let measured = self.slowdowns.as_deref().map(read_measured).transpose()?;
-        if let (Some(measured), None) = (&measured, &self.model) {
+        let measured_slowdowns = self.slowdowns.as_deref().map(read_measured).transpose()?;
+        if let (Some(measured), None) = (&measured_slowdowns, &self.model) {
             let names = if self.programs.is_empty() { measured.names.clone() } else { self.programs.clone() };
             let costs = measured.pair_costs(&names)?;
             let scheme = "measured".to_string();
@@ -228,7 +228,7 @@ impl PlanArgs {
         let scheme = self.model.as_deref().unwrap_or(INTERVAL_MODEL);
         let prediction = Prediction::new(session, &self.programs, &self.machine.machine, scheme, self.timing.timing)?;
         let names = prediction.names();
-        let judge = match &measured {
+        let judge = match &measured_slowdowns {
             Some(measured) => measured.pair_costs(&names)?,
             None => prediction.costs.clone(),
         };

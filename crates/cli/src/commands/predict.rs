@@ -103,11 +103,11 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
         let curve = program.curve();
         let shown = curve.iter().filter(|point| (64 << 10..=16 << 20).contains(&point.bytes));
         let values: Vec<Option<f64>> = shown.map(|point| point.mpki).collect();
-        let most = values.iter().flatten().fold(0.0, |most: f64, value| most.max(*value));
+        let peak = values.iter().flatten().fold(0.0, |peak: f64, value| peak.max(*value));
         table.row([
             summary.name.clone(),
             value_or_dash(summary.class.clone()),
-            sparkline(&values, most),
+            sparkline(&values, peak),
             value_or_dash(values.first().copied().flatten().map(number)),
             value_or_dash(summary.solo_mpki.map(number)),
             value_or_dash(summary.half_cache_mpki.map(number)),

@@ -48,17 +48,17 @@ impl ProfileArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = self.machine.as_deref().map(cachemate_spec::load_machine).transpose()?;
         let target = machine.as_ref().map(ProfileTarget::from_machine).transpose()?;
-        let (program, whole) = match &self.file {
+        let (program, completeness) = match &self.file {
             Some(file) => {
                 self.check_output_free(&profile_name(file))?;
                 load_partial(session, file, target)?
             }
             None => self.record_and_load(session, target)?,
         };
-        let viewing = self.file.as_deref().is_some_and(|file| file.ends_with(".json"));
+        let is_view = self.file.as_deref().is_some_and(|file| file.ends_with(".json"));
         let output = self.output.clone().or_else(|| {
             let default = || PathBuf::from(format!("{}.profile.json", program.name));
-            (!self.json.json && !viewing).then(default)
+            (!self.json.json && !is_view).then(default)
         });
         if let Some(path) = &output {
             let mut text = serde_json::to_vec_pretty(&program.file).context("cannot write the profile")?;
@@ -72,7 +72,7 @@ impl ProfileArgs {
         } else if !self.json.json || output.is_none() {
             session.answer_beside_programs(self.json.json, None, &program.file, text)?;
         }
-        whole
+        completeness
     }
 
     /// Rejects, before the work, an output file that could not be written after it.
@@ -95,18 +95,18 @@ impl ProfileArgs {
         let folder = tempfile::tempdir().context("cannot create a temporary directory")?;
         let recording = folder.path().join(format!("{name}.cmt"));
         let recorded = self.record.record(session, &self.command, &recording, false)?;
-        session.note(&format!("{}: {}", self.command[0], recorded.ended));
-        let recording_end = recorded.ended;
+        session.note(&format!("{}: {}", self.command[0], recorded.recording_end));
+        let recording_end = recorded.recording_end;
         let cut_short = recording_end == RecordingEnd::Interrupted;
         if cut_short {
             // Ctrl-C ended the program; its recording is still profiled.
             session.clear_interrupt();
         }
-        let (mut program, whole) = load_partial(session, &recording.display().to_string(), target)?;
+        let (mut program, completeness) = load_partial(session, &recording.display().to_string(), target)?;
         // The recording is deleted with its directory, so the command names the profile's source.
         program.file.source.from = Some(self.command.join(" "));
         let recorded = || Err(InterruptedError("the profile covers the recorded part".to_string()).into());
-        Ok((program, if cut_short { recorded() } else { whole.and_then(|()| pass_on(recording_end)) }))
+        Ok((program, if cut_short { recorded() } else { completeness.and_then(|()| pass_on(recording_end)) }))
     }
 }
 
@@ -147,8 +147,8 @@ fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Pat
     }
     if let Some(intervals) = &file.intervals {
         let phases = intervals.every.iter().map(|interval| interval.phase).max().map_or(0, |last| last + 1);
-        let (phases, every) = (counted_text(phases.into(), "phase"), intervals.every.len() as u64);
-        text.push_str(&format!("{phases} in {}\n", counted_text(every, "interval")));
+        let (phases, interval_count) = (counted_text(phases.into(), "phase"), intervals.every.len() as u64);
+        text.push_str(&format!("{phases} in {}\n", counted_text(interval_count, "interval")));
     }
     if let Some(path) = output {
         text.push_str(&format!("wrote {}\n", path.display()));

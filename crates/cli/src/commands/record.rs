@@ -66,9 +66,9 @@ pub struct RecordArgs {
 
 /// A time of at most ten days.
 fn seconds(text: &str) -> Result<Duration, String> {
-    let bad = || format!("found '{text}', expected seconds from 0 to 864000, such as 30 or 0.5");
-    let seconds: f64 = text.parse().map_err(|_| bad())?;
-    if (0.0..=864_000.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(bad()) }
+    let problem = || format!("found '{text}', expected seconds from 0 to 864000, such as 30 or 0.5");
+    let seconds: f64 = text.parse().map_err(|_| problem())?;
+    if (0.0..=864_000.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(problem()) }
 }
 
 #[derive(Clone, Copy)]
@@ -153,8 +153,8 @@ impl Record {
         let result = RecordResult {
             file: path.display().to_string(),
             command: self.command.clone(),
-            ended: recorded.ended.to_string(),
-            exit_status: if let RecordingEnd::Exit(status) = recorded.ended { Some(status) } else { None },
+            ended: recorded.recording_end.to_string(),
+            exit_status: if let RecordingEnd::Exit(status) = recorded.recording_end { Some(status) } else { None },
             records: recorded.totals.records,
             program_accesses: recorded.totals.program_accesses,
             instructions: recorded.totals.instructions,
@@ -163,7 +163,7 @@ impl Record {
             note: recorded.note.clone(),
         };
         session.answer_beside_programs(self.json.json, None, &result, || render(&result))?;
-        match recorded.ended {
+        match recorded.recording_end {
             RecordingEnd::Interrupted => {
                 Err(InterruptedError(format!("{} keeps {} records", result.file, result.records)).into())
             }
@@ -185,8 +185,8 @@ fn attach_refusal(pid: u32) -> String {
 ///
 /// # Errors
 /// The program failed by itself.
-pub fn pass_on(ended: RecordingEnd) -> anyhow::Result<()> {
-    match ended {
+pub fn pass_on(recording_end: RecordingEnd) -> anyhow::Result<()> {
+    match recording_end {
         RecordingEnd::Exit(0) | RecordingEnd::AtMax | RecordingEnd::Interrupted => Ok(()),
         RecordingEnd::Exit(code) => Err(ProgramExitCode(code).into()),
         RecordingEnd::Signal(signal) => Err(ProgramExitCode(128 + signal).into()),

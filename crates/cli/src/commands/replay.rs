@@ -43,14 +43,14 @@ impl ReplayArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let log = RunLogReader::open(&self.log)?;
         let recorded = log.header().pipeline.policy.clone();
-        let other = self.policy.as_ref().filter(|name| **name != recorded.name).map(|name| PolicyConfig {
+        let other_policy = self.policy.as_ref().filter(|name| **name != recorded.name).map(|name| PolicyConfig {
             name: name.clone(),
             parameters: String::new(),
             seed: recorded.seed,
         });
-        let name = other.as_ref().map_or(&recorded.name, |other| &other.name).clone();
+        let name = other_policy.as_ref().map_or(&recorded.name, |other_policy| &other_policy.name).clone();
         let (mut same_plans, mut first, mut errors) = (0, None, Vec::new());
-        let each = |replayed: ReplayedWindow| {
+        let report_window = |replayed: ReplayedWindow| {
             match replayed.plan_difference {
                 None => same_plans += 1,
                 Some(words) => first = first.take().or(Some((replayed.window, words))),
@@ -58,7 +58,7 @@ impl ReplayArgs {
             let missed = replayed.forecast_missed_instr_per_cycle.into_iter();
             errors.extend(missed.filter(|miss| miss.2 > 0.0).map(|miss| (miss.1.value - miss.2).abs() / miss.2));
         };
-        let windows = match replay(log, other, each) {
+        let windows = match replay(log, other_policy, report_window) {
             Err(ReplayError::Policy(error)) => return Err(UsageError(error.to_string()).into()),
             other => other?,
         };

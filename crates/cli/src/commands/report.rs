@@ -80,16 +80,16 @@ fn method(prediction: &Prediction) -> Vec<(String, String)> {
     let filters = prediction.programs.iter().map(|program| program.file.source.filter);
     let filters: Vec<_> = filters.collect();
     let recorded: Vec<u64> = prediction.programs.iter().filter_map(|program| program.file.records).collect();
-    let seen: Vec<u64> = prediction.programs.iter().filter_map(|program| program.file.accesses).collect();
-    let behind = match filters.first().copied().flatten().filter(|first| filters.iter().all(|f| *f == Some(*first))) {
+    let access_counts: Vec<u64> = prediction.programs.iter().filter_map(|program| program.file.accesses).collect();
+    let filter_text = match filters.first().copied().flatten().filter(|first| filters.iter().all(|f| *f == Some(*first))) {
         Some(l1) => format!("misses of a {} {}-way L1", size_text(l1.size_bytes), l1.ways),
         None => "the accesses in the recordings".to_string(),
     };
     rows.push(row(
         "recorded",
         format!(
-            "data accesses of every program, each run alone: {} in all, of which {} reached the shared cache ({behind})",
-            count_text(seen.iter().sum()),
+            "data accesses of every program, each run alone: {} in all, of which {} reached the shared cache ({filter_text})",
+            count_text(access_counts.iter().sum()),
             count_text(recorded.iter().sum())
         ),
     ));

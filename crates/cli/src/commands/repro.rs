@@ -24,7 +24,7 @@ use crate::job_runner::LocalJobRunner;
 use crate::repro_cost::{self, processor_hours};
 use crate::repro_run::{CostMeter, ReproPlan, ReproRun, form};
 use crate::repro_store::ReproStore;
-use crate::repro_sweep::{KEPT, ReproRequest, Waves};
+use crate::repro_sweep::{KEPT_FOLDER, ReproRequest, Waves};
 use crate::run_store::{RunStoreArgs, sources, use_store_dir};
 use crate::session::Session;
 
@@ -111,22 +111,22 @@ impl Repro {
             refuse_full(folder, self.force)?;
         }
         self.print_cost(session, &experiments);
-        let (findings, failed, interrupted) = match self.engines.engine {
+        let (findings, failures, interrupted) = match self.engines.engine {
             None => self.run_all(session, &experiments)?,
             Some(_) => self.run_swept(session, &experiments)?,
         };
         self.runs.end(session);
-        let measured = self.to_json(if self.sample { findings.without_targets() } else { findings })?;
+        let report = self.to_json(if self.sample { findings.without_targets() } else { findings })?;
         if let Some(folder) = self.output.as_deref() {
-            write_all(folder, &measured)?;
+            write_all(folder, &report)?;
             session.note(&format!("wrote {}", folder.join("index.html").display()));
         }
-        session.answer(self.json.json, &measured, || render(&measured.findings))?;
+        session.answer(self.json.json, &report, || render(&report.findings))?;
         if interrupted {
-            let note = format!("{} results were measured before that", measured.findings.results.len());
+            let note = format!("{} results were measured before that", report.findings.results.len());
             return Err(InterruptedError(note).into());
         }
-        anyhow::ensure!(failed.is_empty(), "experiments failed: {}", failed.join("; "));
+        anyhow::ensure!(failures.is_empty(), "experiments failed: {}", failures.join("; "));
         Ok(())
     }
 
@@ -177,8 +177,8 @@ impl Repro {
     /// The machine is a file, whose content would not be part of a run's id.
     fn request(&self) -> anyhow::Result<ReproRequest> {
         if let Some(file) = self.machine.as_deref().filter(|machine| cachemate_files::exists(Path::new(machine))) {
-            let found = format!("--machine: found the file {file}; with --engine expected a machine's name");
-            return Err(UsageError(found).into());
+            let problem = format!("--machine: found the file {file}; with --engine expected a machine's name");
+            return Err(UsageError(problem).into());
         }
         let (mixes, machine) = (self.mixes, self.machine.clone());
         Ok(ReproRequest { quick: self.is_short(), sample: self.sample, seeds: self.seeds(), mixes, machine })
@@ -194,25 +194,25 @@ impl Repro {
             self.output.as_deref().ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
         let request = self.request()?;
         let store = Arc::new(Store::create(&folder.join(SWEEP))?);
-        use_store_dir(&store.folder().join(KEPT));
+        use_store_dir(&store.folder().join(KEPT_FOLDER));
         let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.folder()));
         let stop = session.interrupt_flag();
         let mut waves = Waves::new(request, experiments, &store);
         loop {
             let tasks = waves.next(&store, &stop);
             if tasks.is_empty() || stop.load(Ordering::Relaxed) {
-                let (findings, failed) = waves.into_findings();
-                return Ok((findings, failed, stop.load(Ordering::Relaxed)));
+                let (findings, failures) = waves.into_findings();
+                return Ok((findings, failures, stop.load(Ordering::Relaxed)));
             }
             // Tasks that failed under an earlier command are retried.
             tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
             let manifest = waves.manifest();
             store.write_manifest(&manifest)?;
-            let ended = self.engines.drive(session, &store, &manifest, &tasks, &work, self.json.json)?;
-            let missing = ended.missing.len();
+            let summary = self.engines.drive(session, &store, &manifest, &tasks, &work, self.json.json)?;
+            let missing_count = summary.missing.len();
             let engine = self.engines.name();
-            anyhow::ensure!(ended.interrupted || missing == 0, "{engine} brought {missing} runs no answer");
-            waves.report_failures(&ended.failed);
+            anyhow::ensure!(summary.interrupted || missing_count == 0, "{engine} brought {missing_count} runs no answer");
+            waves.report_failures(&summary.failed);
         }
     }
 
@@ -233,7 +233,7 @@ impl Repro {
         let stop = session.interrupt_flag();
         let bar = session.progress("repro", Some(experiments.len() as u64));
         let mut findings = Findings { results: Vec::new() };
-        let mut failed = Vec::new();
+        let mut failures = Vec::new();
         for experiment in experiments {
             bar.set_message(experiment.ids.join(", "));
             let progress = |stage: &str| bar.set_message(format!("{}: {stage}", experiment.ids.join(", ")));
@@ -249,13 +249,13 @@ impl Repro {
             };
             let meter = CostMeter::start();
             match (experiment.run)(&context) {
-                Ok(mut found) => {
+                Ok(mut new_findings) => {
                     meter.finish(experiment, form(self.quick, self.sample), context.seeds.len());
-                    findings.results.append(&mut found);
+                    findings.results.append(&mut new_findings);
                 }
-                Err(ReproError::Interrupted) => return Ok((findings, failed, true)),
+                Err(ReproError::Interrupted) => return Ok((findings, failures, true)),
                 Err(error) => {
-                    failed.push(format!("{}: {error}", experiment.ids.join(", ")));
+                    failures.push(format!("{}: {error}", experiment.ids.join(", ")));
                     let broken =
                         |id: &&str| Finding::from_failure(id, experiment.title, &context.seeds, &error.to_string());
                     findings.results.extend(experiment.ids.iter().map(broken));
@@ -264,7 +264,7 @@ impl Repro {
             bar.inc(1);
         }
         bar.finish_and_clear();
-        Ok((findings, failed, stop.load(Ordering::Relaxed)))
+        Ok((findings, failures, stop.load(Ordering::Relaxed)))
     }
 
     fn command(&self) -> String {
@@ -335,16 +335,16 @@ struct ReproJson {
     findings: Findings,
 }
 
-fn write_all(folder: &Path, measured: &ReproJson) -> anyhow::Result<()> {
+fn write_all(folder: &Path, report: &ReproJson) -> anyhow::Result<()> {
     let write = |name: &str, text: &str| {
         let path = folder.join(name);
         cachemate_files::replace(&path, text.as_bytes()).with_context(|| format!("{}: cannot write", path.display()))
     };
-    let findings = &measured.findings;
+    let findings = &report.findings;
     for figure in findings.results.iter().flat_map(|finding| &finding.figures) {
         write(&format!("{}.svg", figure.name), &figure.svg)?;
     }
-    let json = serde_json::to_string_pretty(measured).context("cannot write the results as JSON")?;
+    let json = serde_json::to_string_pretty(report).context("cannot write the results as JSON")?;
     write("results.json", &json)?;
-    write("index.html", &index_html(findings, &measured.command))
+    write("index.html", &index_html(findings, &report.command))
 }

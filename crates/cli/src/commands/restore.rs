@@ -65,7 +65,7 @@ impl RestoreJson {
                 RestoreOutcome::ChangedByOther(now) => {
                     self.changed_by_others.push(format!("{:?} is {now}", line.object))
                 }
-                RestoreOutcome::Failed(why) => self.failed.push(format!("{:?}: {why}", line.object)),
+                RestoreOutcome::Failed(reason) => self.failed.push(format!("{:?}: {reason}", line.object)),
             }
         }
     }
@@ -124,8 +124,8 @@ impl RestoreJson {
             |path: &PathBuf| self.damaged.iter().any(|line| line.starts_with(&path.display().to_string()));
         match journal::find_quarantined(dir) {
             Ok(quarantined) => {
-                let old: Vec<PathBuf> = quarantined.into_iter().filter(|path| !already_listed(path)).collect();
-                self.damaged.extend(old.iter().map(|path| format!("{}: quarantined earlier", path.display())));
+                let earlier_files: Vec<PathBuf> = quarantined.into_iter().filter(|path| !already_listed(path)).collect();
+                self.damaged.extend(earlier_files.iter().map(|path| format!("{}: quarantined earlier", path.display())));
             }
             Err(error) => self.failed.push(format!("{}: {error}", dir.display())),
         }

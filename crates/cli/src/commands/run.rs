@@ -104,7 +104,7 @@ const MIN_COMPARED_WINDOWS: u32 = 10;
 
 #[derive(Default)]
 struct RunOutcome {
-    ended: Vec<ProgramExit>,
+    exits: Vec<ProgramExit>,
     decisions: Vec<String>,
     refused: Vec<String>,
     dry_run: Option<DryRun>,
@@ -139,13 +139,13 @@ impl RunArgs {
                 (true, true) => &[false, true],
                 (true, false) => &[true, false],
             };
-            for &under in order {
-                let outcome = self.run_once(session, &commands, under.then_some((&host, &config)), &folder.0)?;
-                if under {
-                    managed.push(outcome.ended.clone());
+            for &is_managed in order {
+                let outcome = self.run_once(session, &commands, is_managed.then_some((&host, &config)), &folder.0)?;
+                if is_managed {
+                    managed.push(outcome.exits.clone());
                     last = Some(outcome);
                 } else {
-                    unmanaged.push(outcome.ended);
+                    unmanaged.push(outcome.exits);
                 }
             }
         }
@@ -179,11 +179,11 @@ impl RunArgs {
         managed: Option<(&HostSurvey, &ManageConfig)>,
         folder: &Path,
     ) -> anyhow::Result<RunOutcome> {
-        let (stop, over) = (session.interrupt_flag(), Arc::new(AtomicBool::new(false)));
+        let (stop, is_over) = (session.interrupt_flag(), Arc::new(AtomicBool::new(false)));
         let progress = folder.join("progress");
         let deadline = self.timeout.map(Duration::from_secs_f64);
         // The programs wait until cachemate has started, because its start-up is not part of what is compared.
-        let programs = ProgramGroup::start(commands, &progress, deadline, stop.clone(), over.clone())?;
+        let programs = ProgramGroup::start(commands, &progress, deadline, stop.clone(), is_over.clone())?;
         let (mut decisions, mut refused): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
         let mut dry_run = self.dry_run.then(|| DryRun::new(&self.policy));
         if let Some((host, config)) = managed {
@@ -194,12 +194,12 @@ impl RunArgs {
                 rules: programs.pids.iter().map(rule).collect(),
                 state_dir: folder.to_path_buf(),
                 progress: ProgressFiles::new(Some(progress)),
-                learned: Default::default(),
+                learned_profiles: Default::default(),
                 runtime: None,
-                stop: over,
+                stop: is_over,
                 wake: Arc::default(),
             };
-            let host::LiveRun { control_loop: mut live, header, missing } = host::open(host, &wish)?;
+            let host::LiveRun { control_loop: mut live, header, missing_evidence: missing } = host::open(host, &wish)?;
             programs.release();
             missing.iter().for_each(|missing| session.note(&missing.to_string()));
             let mut watcher = cachemate_daemon::status::Watcher::new(header.pipeline.predictor);
@@ -230,11 +230,11 @@ impl RunArgs {
             refused = watcher.status.refused_plan.iter().chain(&watcher.status.refused).cloned().collect();
         }
         programs.release();
-        let ended = programs.into_exits();
+        let exits = programs.into_exits();
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError("the programs were killed and the host was restored".into()).into());
         }
-        Ok(RunOutcome { ended, decisions, refused, dry_run })
+        Ok(RunOutcome { exits, decisions, refused, dry_run })
     }
 }
 
@@ -265,7 +265,7 @@ impl Drop for RunStateDir {
 /// A program failed by itself in one of the runs; the error names each that did.
 fn refuse_failures(programs: &[ProgramJson]) -> anyhow::Result<()> {
     let failure = |program: &ProgramJson| {
-        program.managed.iter().chain(&program.unmanaged).find_map(|ended| match (ended.code, ended.signal) {
+        program.managed.iter().chain(&program.unmanaged).find_map(|exit| match (exit.code, exit.signal) {
             (Some(code), _) if code != 0 => Some(format!("'{}' (exit {code})", program.command)),
             (_, Some(signal)) => Some(format!("'{}' (signal {signal})", program.command)),
             _ => None,
@@ -284,30 +284,30 @@ fn program(
     unmanaged: Vec<ProgramExit>,
     min_compared_seconds: f64,
 ) -> ProgramJson {
-    let shortest = managed.iter().chain(&unmanaged).map(|ended| ended.seconds).fold(f64::INFINITY, f64::min);
+    let shortest = managed.iter().chain(&unmanaged).map(|exit| exit.seconds).fold(f64::INFINITY, f64::min);
     let too_short_to_compare = !unmanaged.is_empty() && shortest < min_compared_seconds;
-    let by_work = managed.iter().chain(&unmanaged).all(|ended| ended.work.is_some());
-    let figure = |ended: &ProgramExit| match ended.work {
-        Some(work) if by_work => work as f64 / ended.seconds,
-        _ => ended.seconds,
+    let by_work = managed.iter().chain(&unmanaged).all(|exit| exit.work.is_some());
+    let figure = |exit: &ProgramExit| match exit.work {
+        Some(work) if by_work => work as f64 / exit.seconds,
+        _ => exit.seconds,
     };
     let sorted = |runs: &[ProgramExit]| {
         let mut figures: Vec<f64> = runs.iter().map(figure).collect();
         figures.sort_by(f64::total_cmp);
         figures
     };
-    let (with, without) = (sorted(&managed), sorted(&unmanaged));
+    let (managed_figures, unmanaged_figures) = (sorted(&managed), sorted(&unmanaged));
     let spread = |figures: &[f64]| quantile(figures, 0.25).zip(quantile(figures, 0.75));
-    let (managed_median, unmanaged_median) = (quantile(&with, 0.5), quantile(&without, 0.5));
+    let (managed_median, unmanaged_median) = (quantile(&managed_figures, 0.5), quantile(&unmanaged_figures, 0.5));
     let ratio = managed_median.zip(unmanaged_median).filter(|(a, b)| *a > 0.0 && *b > 0.0 && !too_short_to_compare);
     ProgramJson {
         command,
         compared_by: if by_work { "work_per_second" } else { "seconds" },
-        speed_ratio: ratio.map(|(with, without)| if by_work { with / without } else { without / with }),
+        speed_ratio: ratio.map(|(managed_figure, unmanaged_figure)| if by_work { managed_figure / unmanaged_figure } else { unmanaged_figure / managed_figure }),
         managed_median,
-        managed_spread: spread(&with),
+        managed_spread: spread(&managed_figures),
         unmanaged_median,
-        unmanaged_spread: spread(&without),
+        unmanaged_spread: spread(&unmanaged_figures),
         too_short_to_compare,
         managed,
         unmanaged,
@@ -317,9 +317,9 @@ fn program(
 /// A quantile, interpolated linearly; `None` for an empty slice.
 fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
-    let at = share * last as f64;
-    let (low, high) = (at.floor() as usize, at.ceil() as usize);
-    Some(sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64))
+    let position = share * last as f64;
+    let (low, high) = (position.floor() as usize, position.ceil() as usize);
+    Some(sorted[low] + (sorted[high] - sorted[low]) * (position - low as f64))
 }
 
 impl RunArgs {
@@ -368,8 +368,8 @@ impl RunArgs {
             "'too short': a comparison needs runs of at least {windows} windows ({seconds} s), because the first have no evidence\n"
         ));
         }
-        result.decisions.iter().take(8).for_each(|why| text.push_str(&format!("decided: {why}\n")));
-        result.refused.iter().take(5).for_each(|why| text.push_str(&format!("refused: {why}\n")));
+        result.decisions.iter().take(8).for_each(|reason| text.push_str(&format!("decided: {reason}\n")));
+        result.refused.iter().take(5).for_each(|refusal| text.push_str(&format!("refused: {refusal}\n")));
         text
     }
 }

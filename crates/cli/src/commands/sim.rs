@@ -87,11 +87,11 @@ impl Sim {
         let machine = build(&scenario, &spec).with_context(|| self.scenario.clone())?;
         let config = pipeline(&scenario, &spec, &machine);
         let total = end_cycles(&scenario, &spec);
-        let (interrupt, stop, done) = (session.interrupt_flag(), machine.stop_flag(), AtomicBool::new(false));
+        let (interrupt, stop, is_done) = (session.interrupt_flag(), machine.stop_flag(), AtomicBool::new(false));
         let answer = std::thread::scope(|scope| {
             // The process's flag is separate from the machine's, because the machine may also stop by itself.
             scope.spawn(|| {
-                while !done.load(Ordering::Relaxed) {
+                while !is_done.load(Ordering::Relaxed) {
                     if interrupt.load(Ordering::Relaxed) {
                         stop.store(true, Ordering::Relaxed);
                     }
@@ -99,7 +99,7 @@ impl Sim {
                 }
             });
             let answer = self.run_to_end(session, &scenario, config, machine, total, |_| ());
-            done.store(true, Ordering::Relaxed);
+            is_done.store(true, Ordering::Relaxed);
             answer
         })?;
         self.print_result(session, &answer, render)
@@ -116,8 +116,8 @@ impl Sim {
         mut after_window: impl FnMut(&mut M),
     ) -> anyhow::Result<SimJson<M::Results>> {
         let pipeline = Pipeline::build(config).map_err(|error| UsageError(error.to_string()))?;
-        for missing in pipeline.missing_evidence(&machine) {
-            session.note(&missing.to_string());
+        for evidence in pipeline.missing_evidence(&machine) {
+            session.note(&evidence.to_string());
         }
         let mut log = match &self.output {
             Some(path) => Some(RunLogWriter::create(path, self.force, &pipeline.header(&machine))?),
@@ -126,10 +126,10 @@ impl Sim {
         machine.set_first_window(pipeline.config().first_window);
         let bar = session.progress("sim", total);
         let interrupt = session.interrupt_flag();
-        let (mut windows, mut failure, mut changed) = (0, None, false);
+        let (mut windows, mut failure, mut has_changed) = (0, None, false);
         let machine = pipeline.run(machine, |machine, record| {
             windows += 1;
-            changed |= changes_something(&record.observation.applied);
+            has_changed |= changes_something(&record.observation.applied);
             bar.set_position(machine.position());
             after_window(machine);
             failure = log.as_mut().and_then(|log| log.push(&record).err());
@@ -142,7 +142,7 @@ impl Sim {
         if let Some(log) = log {
             log.finish()?;
         }
-        if !changed && scenario.policy.name != "default" && !self.json.json {
+        if !has_changed && scenario.policy.name != "default" && !self.json.json {
             session.warn(&unchanged_message(&scenario.policy.name, windows));
         }
         Ok(SimJson {
@@ -181,11 +181,11 @@ fn changes_something(in_force: &AppliedPlan) -> bool {
 
 /// Warning for a run in which the policy had no effect, so that only the machine's own scheduler was measured.
 fn unchanged_message(policy: &str, windows: u64) -> String {
-    let why = match windows {
+    let reason = match windows {
         0..3 => "the run has too few windows; lengthen it or increase the scale",
         _ => "the run log (-o) and 'cachemate dashboard' show the reasons",
     };
-    format!("in {windows} windows no plan of '{policy}' changed anything: {why}")
+    format!("in {windows} windows no plan of '{policy}' changed anything: {reason}")
 }
 
 fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
@@ -284,8 +284,8 @@ fn caches_table(results: &RunResults) -> String {
         ("most evicted (by > whose)", Align::Left),
     ]);
     for cache in &results.caches {
-        let others = (cache.demand.misses > 0).then(|| cache.demand.inter_task as f64 / cache.demand.misses as f64);
-        let worst = cache
+        let inter_task_share = (cache.demand.misses > 0).then(|| cache.demand.inter_task as f64 / cache.demand.misses as f64);
+        let worst_pair = cache
             .evictions_by_pair
             .iter()
             .filter(|(evictor, victim, _)| evictor != victim)
@@ -294,10 +294,10 @@ fn caches_table(results: &RunResults) -> String {
             format!("{:?} {}", cache.level, cache.cache.0),
             count_text(cache.demand.references),
             value_or_dash(cache.demand.miss_ratio().map(|ratio| percent_text(ratio, 2))),
-            value_or_dash(others.map(|share| percent_text(share, 0))),
+            value_or_dash(inter_task_share.map(|share| percent_text(share, 0))),
             number(cache.bytes_per_cycle),
             value_or_dash(
-                worst.map(|(by, victim, lines)| format!("{} > {}: {} lines", by.0, victim.0, count_text(*lines))),
+                worst_pair.map(|(by, victim, lines)| format!("{} > {}: {} lines", by.0, victim.0, count_text(*lines))),
             ),
         ]);
     }

@@ -39,10 +39,10 @@ impl Sim {
         let nominal = |length| scenario::length_ns(length, spec).unwrap_or(0);
         let warm_up_ns = scenario.warm_up.map_or(0, nominal);
         let total = Some(warm_up_ns + nominal(scenario.length));
-        let mut measuring = warm_up_ns == 0;
+        let mut is_measuring = warm_up_ns == 0;
         let answer = self.run_to_end(session, scenario, config, machine, total, |machine| {
-            if !measuring && machine.now_ns() >= warm_up_ns {
-                measuring = true;
+            if !is_measuring && machine.now_ns() >= warm_up_ns {
+                is_measuring = true;
                 machine.begin_measuring();
             }
         })?;
@@ -57,14 +57,14 @@ fn programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyho
     let of_entries = scenario
         .programs
         .iter()
-        .map(|given| ProgramRequest { program: given.program.clone(), parameters: given.parameters.clone() });
+        .map(|entry| ProgramRequest { program: entry.program.clone(), parameters: entry.parameters.clone() });
     let of_mixes = table.mixes.iter().flat_map(|mix| &mix.programs);
-    let plain = |program: &String| ProgramRequest { program: program.clone(), parameters: toml::Table::new() };
-    let wanted: Vec<ProgramRequest> = of_entries.chain(of_mixes.map(|part| plain(&part.program))).collect();
-    let mut loaded = load(session, &wanted, spec, scenario.seed, table.phase_scale)?.into_iter();
+    let plain_request = |program: &String| ProgramRequest { program: program.clone(), parameters: toml::Table::new() };
+    let requests: Vec<ProgramRequest> = of_entries.chain(of_mixes.map(|part| plain_request(&part.program))).collect();
+    let mut loaded = load(session, &requests, spec, scenario.seed, table.phase_scale)?.into_iter();
     let mut programs = ScenarioPrograms::default();
-    for (given, program) in scenario.programs.iter().zip(loaded.by_ref()) {
-        programs.of_entries.push(match given.cpu_share {
+    for (entry, program) in scenario.programs.iter().zip(loaded.by_ref()) {
+        programs.of_entries.push(match entry.cpu_share {
             None => program,
             Some(cpu_share) => {
                 let mut own = cachemate_interval::PhasedProgram::clone(&program);

@@ -93,9 +93,9 @@ fn render(status: &SweepStatus) -> String {
     let count = |count: usize| count_text(count as u64);
     let mut text =
         format!("{}: {} of {} tasks finished", printable(&status.name), count(status.finished), count(status.total));
-    let others = [(status.running, "running"), (status.failed, "failed"), (status.waiting, "waiting")];
-    for (many, label) in others.iter().filter(|(many, _)| *many > 0) {
-        text.push_str(&format!(", {} {label}", count(*many)));
+    let other_counts = [(status.running, "running"), (status.failed, "failed"), (status.waiting, "waiting")];
+    for (task_count, label) in other_counts.iter().filter(|(task_count, _)| *task_count > 0) {
+        text.push_str(&format!(", {} {label}", count(*task_count)));
     }
     match status.remaining_s {
         Some(remaining) => text.push_str(&format!("; about {} left\n", duration_text(remaining))),

@@ -53,10 +53,10 @@ struct Shard {
 impl FromStr for Shard {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || format!("found '{text}', expected I/N such as 1/4, I from 1 to N");
-        let (part, count) = text.split_once('/').ok_or_else(bad)?;
-        let shard = Shard { part: part.parse().map_err(|_| bad())?, count: count.parse().map_err(|_| bad())? };
-        if (1..=shard.count).contains(&shard.part) { Ok(shard) } else { Err(bad()) }
+        let problem = || format!("found '{text}', expected I/N such as 1/4, I from 1 to N");
+        let (part, count) = text.split_once('/').ok_or_else(problem)?;
+        let shard = Shard { part: part.parse().map_err(|_| problem())?, count: count.parse().map_err(|_| problem())? };
+        if (1..=shard.count).contains(&shard.part) { Ok(shard) } else { Err(problem()) }
     }
 }
 
@@ -67,23 +67,23 @@ impl SweepRunArgs {
             return self.tasks(session, &*work);
         }
         let (store, manifest) = self.prepare(session, &*work)?;
-        let mut tasks = manifest.distinct();
+        let mut tasks = manifest.distinct_tasks();
         if let Some(shard) = self.shard {
-            let mine = |at: usize| at % shard.count == shard.part - 1;
-            tasks = tasks.into_iter().enumerate().filter(|(index, _)| mine(*index)).map(|(_, task)| task).collect();
+            let is_in_shard = |at: usize| at % shard.count == shard.part - 1;
+            tasks = tasks.into_iter().enumerate().filter(|(index, _)| is_in_shard(*index)).map(|(_, task)| task).collect();
         }
         if self.retry_failed {
             tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
         }
-        let ended = self.engines.drive(session, &Arc::new(store), &manifest, &tasks, &work, self.json.json)?;
-        self.finish(session, &ended)
+        let summary = self.engines.drive(session, &Arc::new(store), &manifest, &tasks, &work, self.json.json)?;
+        self.finish(session, &summary)
     }
 
     /// The store, with its manifest written.
     fn prepare(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<(Store, Manifest)> {
-        let stale = Duration::from_secs(self.engines.heartbeat_timeout);
+        let timeout = Duration::from_secs(self.engines.heartbeat_timeout);
         let Some(file) = &self.file else {
-            let store = Store::open(&self.output)?.stale_after(stale);
+            let store = Store::open(&self.output)?.stale_after(timeout);
             let manifest = store.manifest()?;
             check_version(&manifest, work, &self.output)?;
             return Ok((store, manifest));
@@ -91,17 +91,17 @@ impl SweepRunArgs {
         let bundled: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
         let sweep = load_sweep(file, &bundled)?;
         let expanded = expand(&sweep, work)?;
-        let store = Store::create(&self.output)?.stale_after(stale);
-        let before = store.manifest().ok();
-        let changed = before.as_ref().is_none_or(|before| *before != expanded.manifest);
-        if changed {
+        let store = Store::create(&self.output)?.stale_after(timeout);
+        let previous = store.manifest().ok();
+        let is_changed = previous.as_ref().is_none_or(|previous| *previous != expanded.manifest);
+        if is_changed {
             expanded.write(&store)?;
         }
-        if let Some(before) = before.filter(|before| before.header.version != expanded.manifest.header.version) {
+        if let Some(previous) = previous.filter(|previous| previous.header.version != expanded.manifest.header.version) {
             session.warn(&format!(
                 "{}: its results are of version {}, this is {}; they are kept but not used",
                 self.output.display(),
-                before.header.version,
+                previous.header.version,
                 expanded.manifest.header.version
             ));
         }
@@ -115,18 +115,18 @@ impl SweepRunArgs {
         check_version(&manifest, work, &self.output)?;
         let inputs = Inputs::open(&store, &manifest.header).map_err(anyhow::Error::msg)?;
         let stop = session.interrupt_flag();
-        let mut failed = Vec::new();
+        let mut failures = Vec::new();
         for task in &manifest.tasks {
             match attempt(&store, work, &inputs, task, self.engines.retries, &stop)? {
                 AttemptOutcome::Finished(_) | AttemptOutcome::AlreadyFinished | AttemptOutcome::Abandoned => {}
-                AttemptOutcome::RunningElsewhere(who) => session.note(&format!("task {}: {who} runs it", task.id)),
-                AttemptOutcome::Failed(what) => failed.push(format!("task {}: {what}", task.id)),
+                AttemptOutcome::RunningElsewhere(runner) => session.note(&format!("task {}: {runner} runs it", task.id)),
+                AttemptOutcome::Failed(reason) => failures.push(format!("task {}: {reason}", task.id)),
                 AttemptOutcome::Stopped => {
                     return Err(InterruptedError(format!("task {} starts over", task.id)).into());
                 }
             }
         }
-        ensure!(failed.is_empty(), "{}", failed.join("; "));
+        ensure!(failures.is_empty(), "{}", failures.join("; "));
         Ok(())
     }
 

@@ -44,14 +44,14 @@ impl Top {
         }
         let (stop, interval) = (session.interrupt_flag(), Duration::from_secs_f64(self.interval));
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        let screen = !self.json.json && std::io::stdout().is_terminal() && !dumb;
-        if screen {
+        let uses_screen = !self.json.json && std::io::stdout().is_terminal() && !dumb;
+        if uses_screen {
             let socket = self.at.path();
             let watch =
                 ScreenOptions { socket: &socket, interval, iterations: self.iterations, color: session.paint().color };
             return watch.run(&stop);
         }
-        let most = self.iterations.or((!self.json.json).then_some(1));
+        let max_iterations = self.iterations.or((!self.json.json).then_some(1));
         let mut iterations = 0;
         while !stop.load(Ordering::Relaxed) {
             let status = socket::status(&self.at.path())?;
@@ -61,12 +61,12 @@ impl Top {
                 session.print(&top_text(&status, self.threads, session.columns()))?;
             }
             iterations += 1;
-            if most.is_some_and(|most| iterations >= most) {
+            if max_iterations.is_some_and(|max_iterations| iterations >= max_iterations) {
                 break;
             }
-            let until = Instant::now() + interval;
-            while Instant::now() < until && !stop.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_millis(50).min(until.saturating_duration_since(Instant::now())));
+            let next_turn = Instant::now() + interval;
+            while Instant::now() < next_turn && !stop.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(50).min(next_turn.saturating_duration_since(Instant::now())));
             }
         }
         Ok(())

@@ -101,10 +101,10 @@ fn render(result: &TopologyResult, topology: &MachineTopology) -> String {
     }
     let online = topology.online().count() as usize;
     let distinct = |value: fn(&cachemate_core::Cpu) -> (u32, u32)| {
-        let mut all: Vec<_> = topology.cpus.iter().map(value).collect();
-        all.sort_unstable();
-        all.dedup();
-        all.len() as u64
+        let mut values: Vec<_> = topology.cpus.iter().map(value).collect();
+        values.sort_unstable();
+        values.dedup();
+        values.len() as u64
     };
     let offline = result.cpus.len() - online;
     let offline = if offline > 0 { format!(", {offline} offline") } else { String::new() };

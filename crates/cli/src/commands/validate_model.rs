@@ -94,35 +94,35 @@ impl ValidateModel {
             progress: &progress,
             ..ExperimentContext::for_seed(self.seed, &stop)
         };
-        let known = match self.truth.as_ref().filter(|path| cachemate_files::exists(path)) {
+        let known_truth = match self.truth.as_ref().filter(|path| cachemate_files::exists(path)) {
             Some(path) => {
                 let text = cachemate_files::read_text_limited(path, MAX_TRUTH_BYTES)
                     .with_context(|| path.display().to_string())?;
-                let known: ValidationTruth = serde_json::from_str(&text)
+                let known_truth: ValidationTruth = serde_json::from_str(&text)
                     .with_context(|| format!("{}: not a file of this command", path.display()))?;
-                if known.seed != self.seed {
+                if known_truth.seed != self.seed {
                     let path = path.display();
-                    return Err(UsageError(format!("{path}: found seed {}, expected {}", known.seed, self.seed)).into());
+                    return Err(UsageError(format!("{path}: found seed {}, expected {}", known_truth.seed, self.seed)).into());
                 }
-                Some(known)
+                Some(known_truth)
             }
             None => None,
         };
-        let keep = |measured: &ValidationTruth| {
+        let write_truth = |truth: &ValidationTruth| {
             let Some(path) = &self.truth else { return Ok(()) };
-            let text = serde_json::to_string(measured).map_err(failed("the measured runs as JSON"))?;
+            let text = serde_json::to_string(truth).map_err(failed("the measured runs as JSON"))?;
             cachemate_files::replace(path, text.as_bytes()).map_err(failed(&path.display().to_string()))
         };
-        let measured = measure_truth(&context, known, keep)?;
+        let truth = measure_truth(&context, known_truth, write_truth)?;
         self.runs.end(session);
-        let scored = score(&measured)?;
+        let scored = score(&truth)?;
         if let Some(path) = &self.figure {
             write_file(path, figure(&scored).svg().as_bytes(), self.force)?;
         }
         let ValidationScore { seed, sets, tasks } = scored;
         let answer = Validation {
             seed,
-            quick: measured.quick,
+            quick: truth.quick,
             sets,
             times_real_time_averaged: speed::times_real_time(false, 10.0, 60.0)?,
             times_real_time_explicit: speed::times_real_time(true, 10.0, 10.0)?,
@@ -156,8 +156,8 @@ impl ValidateModel {
 }
 
 /// The name of a recording's file without its directory and its extensions.
-fn stem(given: &str) -> String {
-    let name = given.rsplit('/').next().unwrap_or(given);
+fn stem(path: &str) -> String {
+    let name = path.rsplit('/').next().unwrap_or(path);
     name.split('.').next().unwrap_or(name).to_string()
 }
 
@@ -224,19 +224,19 @@ fn render(answer: &Validation) -> String {
         ("bandwidth", Align::Right),
         ("overlap", Align::Right),
     ]);
-    let or = |value: Option<f64>| value_or_dash(value.map(number));
+    let number_text = |value: Option<f64>| value_or_dash(value.map(number));
     for (name, set) in &answer.sets {
         table.row([
             name.clone(),
             set.count.to_string(),
-            or(set.mean_absolute_error_points),
-            or(set.p90_error_points),
-            or(set.mean_error_percent),
-            or(set.p90_error_percent),
-            or(set.mean_signed_error_points),
-            or(set.error_of_predicting_nothing_points),
-            or(set.kendall_tau),
-            or(set.runs_losing_10_percent),
+            number_text(set.mean_absolute_error_points),
+            number_text(set.p90_error_points),
+            number_text(set.mean_error_percent),
+            number_text(set.p90_error_percent),
+            number_text(set.mean_signed_error_points),
+            number_text(set.error_of_predicting_nothing_points),
+            number_text(set.kendall_tau),
+            number_text(set.runs_losing_10_percent),
         ]);
         if let Some(by_cause) = set.error_by_cause_points {
             let parts = [by_cause.profile, by_cause.composition, by_cause.bandwidth, by_cause.overlap];

@@ -50,16 +50,16 @@ impl TestPrograms {
         let programs = TestPrograms { parent };
         let start = Instant::now();
         // Seven if the classes above the fair one are available; the shell does not report those that are not.
-        let enough = |count: usize| count == 7 || count >= 4 && start.elapsed() > Duration::from_secs(5);
-        while !enough(programs.lasting().len()) && start.elapsed() < Duration::from_secs(20) {
+        let is_enough = |count: usize| count == 7 || count >= 4 && start.elapsed() > Duration::from_secs(5);
+        while !is_enough(programs.lasting().len()) && start.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(10));
         }
         let host = LinuxHost::new("/");
         let lasting = programs.lasting();
         assert!(lasting.len() >= 4, "the programs to be managed did not start");
-        let plain: Vec<i32> = lasting.iter().copied().filter(|&pid| host.stat(pid).unwrap().policy == 0).collect();
-        host.set_affinity(plain[0], &host.affinity(plain[0]).unwrap().first().into_iter().collect()).unwrap();
-        host.set_policy(plain[1], 3).unwrap();
+        let plain_pids: Vec<i32> = lasting.iter().copied().filter(|&pid| host.stat(pid).unwrap().policy == 0).collect();
+        host.set_affinity(plain_pids[0], &host.affinity(plain_pids[0]).unwrap().first().into_iter().collect()).unwrap();
+        host.set_policy(plain_pids[1], 3).unwrap();
         let classes: Vec<u32> = lasting.iter().map(|&pid| host.stat(pid).unwrap().policy).collect();
         for (policy, class) in [(1, "first in, first out"), (2, "round robin"), (6, "deadline")] {
             if !classes.contains(&policy) {
@@ -75,13 +75,13 @@ impl TestPrograms {
         let stats: Vec<_> = host.processes().unwrap().into_iter().filter_map(|pid| host.stat(pid).ok()).collect();
         let mut family = BTreeMap::from([(self.parent.id() as i32, "sh".to_string())]);
         loop {
-            let before = family.len();
+            let previous_len = family.len();
             for stat in &stats {
                 if family.contains_key(&stat.parent) {
                     family.insert(stat.key.tid, stat.name.clone());
                 }
             }
-            if family.len() == before {
+            if family.len() == previous_len {
                 return family;
             }
         }
@@ -89,15 +89,15 @@ impl TestPrograms {
 
     /// The long-running programs: four, and one of each class that waits for no other task.
     pub fn lasting(&self) -> Vec<i32> {
-        let long = |pid: &i32| {
+        let is_lasting = |pid: &i32| {
             std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == "sleep\x001000\x00")
         };
-        self.family().into_keys().filter(long).collect()
+        self.family().into_keys().filter(is_lasting).collect()
     }
 
     pub fn states(&self) -> BTreeMap<i32, ThreadState> {
-        let own = [self.parent.id() as i32];
-        own.into_iter().chain(self.lasting()).filter_map(|pid| Some((pid, state(pid)?))).collect()
+        let own_pid = [self.parent.id() as i32];
+        own_pid.into_iter().chain(self.lasting()).filter_map(|pid| Some((pid, state(pid)?))).collect()
     }
 }
 
@@ -141,9 +141,9 @@ impl TestDaemon {
         TestDaemon { child, state: folder.join("state") }
     }
 
-    pub fn until(&mut self, subject: &str, mut reached: impl FnMut(&mut Self) -> bool) {
+    pub fn until(&mut self, subject: &str, mut is_reached: impl FnMut(&mut Self) -> bool) {
         let start = Instant::now();
-        while !reached(self) {
+        while !is_reached(self) {
             assert!(start.elapsed() < Duration::from_secs(60), "{subject}: not within a minute");
             assert!(self.child.try_wait().unwrap().is_none(), "{subject}: the daemon ended");
             std::thread::sleep(Duration::from_millis(5));
@@ -151,10 +151,10 @@ impl TestDaemon {
     }
 
     pub fn guardian(&self) -> Option<i32> {
-        let (host, own) = (LinuxHost::new("/"), self.child.id() as i32);
+        let (host, own_pid) = (LinuxHost::new("/"), self.child.id() as i32);
         let guards = |pid: &i32| {
             let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            host.stat(*pid).is_ok_and(|stat| stat.parent == own) && line.contains("guardian")
+            host.stat(*pid).is_ok_and(|stat| stat.parent == own_pid) && line.contains("guardian")
         };
         host.processes().unwrap().into_iter().find(guards)
     }
@@ -189,9 +189,9 @@ pub fn journal_gone(folder: &Path) -> bool {
     within(Duration::from_secs(20), || !folder.join("state/restore.journal").exists())
 }
 
-pub fn within(patience: Duration, mut reached: impl FnMut() -> bool) -> bool {
+pub fn within(patience: Duration, mut is_reached: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
-    while !reached() {
+    while !is_reached() {
         if start.elapsed() > patience {
             return false;
         }

@@ -108,7 +108,7 @@ pub fn status_when(
     folder: &Path,
     subject: &str,
     (every, within): (Duration, Duration),
-    wanted: impl Fn(&Value) -> bool,
+    is_wanted: impl Fn(&Value) -> bool,
 ) -> Value {
     let start = Instant::now();
     let mut last = Value::Null;
@@ -116,7 +116,7 @@ pub fn status_when(
         let outcome = run(folder, &["status", "--json", "--socket", "s.sock"]);
         if outcome.code == Some(0) {
             last = serde_json::from_str(&outcome.out).unwrap();
-            if wanted(&last) {
+            if is_wanted(&last) {
                 return last;
             }
         }

@@ -33,7 +33,7 @@ impl ServiceClass {
     /// The only group with this share of the cache; `None` if several groups have the same mask and cannot be
     /// distinguished.
     pub fn group_of(&self, cache: CacheId) -> Option<GroupId> {
-        let mut groups = self.shares.iter().filter(|(_, other)| *other == cache).map(|(group, _)| *group);
+        let mut groups = self.shares.iter().filter(|(_, shared_cache)| *shared_cache == cache).map(|(group, _)| *group);
         groups.next().filter(|_| groups.next().is_none())
     }
 
@@ -109,9 +109,9 @@ pub(super) fn classes(
         }
     }
     let mut classes = classes_by_row(&rows);
-    if let Some(most) = state.limits.max_classes {
-        for class in classes.split_off((most as usize).min(classes.len())) {
-            let message = format!("more combinations of masks than the {most} classes of service");
+    if let Some(max_classes) = state.limits.max_classes {
+        for class in classes.split_off((max_classes as usize).min(classes.len())) {
+            let message = format!("more combinations of masks than the {max_classes} classes of service");
             let refuse = |item| RefusedItem { item, reason: RefusalReason::NoCapacity, message: message.clone() };
             refused.extend(class.items().into_iter().map(refuse));
         }
@@ -138,25 +138,25 @@ fn classes_by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> 
 
 /// The id of each class: that of the hardware class that contains most of its members, or a free one, or a new one.
 pub fn assign_class_ids(classes: &[ServiceClass], state: &MachineState) -> Vec<ServiceClassId> {
-    let mut together: BTreeMap<(usize, ServiceClassId), u32> = BTreeMap::new();
+    let mut member_counts: BTreeMap<(usize, ServiceClassId), u32> = BTreeMap::new();
     for (index, class) in classes.iter().enumerate() {
         let places = class.members.iter().filter_map(|task| state.task(*task)?.class);
-        let there = places.filter(|place| state.classes.contains_key(place));
-        there.for_each(|place| *together.entry((index, place)).or_default() += 1);
+        let live_classes = places.filter(|place| state.classes.contains_key(place));
+        live_classes.for_each(|place| *member_counts.entry((index, place)).or_default() += 1);
     }
-    let mut wishes: Vec<((usize, ServiceClassId), u32)> = together.into_iter().collect();
+    let mut wishes: Vec<((usize, ServiceClassId), u32)> = member_counts.into_iter().collect();
     wishes.sort_by_key(|&(wish, members)| (std::cmp::Reverse(members), wish));
     let mut seats: Vec<Option<ServiceClassId>> = vec![None; classes.len()];
     let mut unassigned: Vec<ServiceClassId> = state.classes.keys().copied().collect();
     for ((index, place), _) in wishes {
         if seats[index].is_none()
-            && let Some(free) = unassigned.iter().position(|other| *other == place)
+            && let Some(free_index) = unassigned.iter().position(|class_id| *class_id == place)
         {
-            seats[index] = Some(unassigned.remove(free));
+            seats[index] = Some(unassigned.remove(free_index));
         }
     }
     let mut remaining_classes = unassigned.into_iter();
-    let mut new = (0..).map(ServiceClassId).filter(|class| !state.classes.contains_key(class));
-    let seat = |seat: Option<ServiceClassId>| seat.or_else(|| remaining_classes.next()).or_else(|| new.next());
+    let mut new_ids = (0..).map(ServiceClassId).filter(|class| !state.classes.contains_key(class));
+    let seat = |seat: Option<ServiceClassId>| seat.or_else(|| remaining_classes.next()).or_else(|| new_ids.next());
     seats.into_iter().filter_map(seat).collect()
 }

@@ -40,11 +40,11 @@ pub fn derive_changes(
     let schedules = list.schedules();
     let stops = list.stop_gangs(&schedules);
     let widened = list.confine_groups();
-    let moved = list.move_tasks(&schedules, &widened);
+    let move_changes = list.move_tasks(&schedules, &widened);
     list.set_weights();
     list.divide_ways();
     list.color_pages();
-    list.start_gangs(&schedules, &stops, &moved);
+    list.start_gangs(&schedules, &stops, &move_changes);
     list.list
 }
 
@@ -58,10 +58,10 @@ struct ChangeListBuilder<'a> {
 }
 
 impl ChangeListBuilder<'_> {
-    fn push(&mut self, items: Vec<PlanItem>, after: impl IntoIterator<Item = ChangeId>, kind: ChangeKind) -> ChangeId {
+    fn push(&mut self, items: Vec<PlanItem>, dependencies: impl IntoIterator<Item = ChangeId>, kind: ChangeKind) -> ChangeId {
         let id = ChangeId(self.list.changes.len() as u32);
-        let after: BTreeSet<ChangeId> = after.into_iter().collect();
-        self.list.changes.push(Change { id, items, depends_on: after.into_iter().collect(), kind });
+        let dependencies: BTreeSet<ChangeId> = dependencies.into_iter().collect();
+        self.list.changes.push(Change { id, items, depends_on: dependencies.into_iter().collect(), kind });
         id
     }
 
@@ -79,23 +79,23 @@ impl ChangeListBuilder<'_> {
 
     /// The plan's schedules with their indices in the plan, as far as they can run, without members that have exited.
     fn schedules(&mut self) -> Vec<(usize, GangSchedule)> {
-        let mut all = Vec::new();
+        let mut schedules = Vec::new();
         let lacking = self.unsupported_reason(Ability::Gangs);
         for (index, schedule) in self.plan.gangs.iter().enumerate() {
-            if let Some(why) = &lacking {
-                self.refuse(PlanItem::Gangs(index), RefusalReason::NoPermission, why);
+            if let Some(reason) = &lacking {
+                self.refuse(PlanItem::Gangs(index), RefusalReason::NoPermission, reason);
                 continue;
             }
             let mut site_schedule = schedule.clone();
             let mut refused: BTreeMap<TaskId, (RefusalReason, String)> = BTreeMap::new();
             for gang in &mut site_schedule.gangs {
                 gang.members.retain(|(task, _)| {
-                    let why = match self.state.task(*task) {
+                    let refusal = match self.state.task(*task) {
                         None => (RefusalReason::NotFound, "a member has ended; the others keep their turn".to_string()),
-                        Some(TaskState { no_idle_turns: Some(why), .. }) => (RefusalReason::NotSupported, why.clone()),
+                        Some(TaskState { no_idle_turns: Some(reason), .. }) => (RefusalReason::NotSupported, reason.clone()),
                         Some(_) => return true,
                     };
-                    refused.insert(*task, why);
+                    refused.insert(*task, refusal);
                     false
                 });
             }
@@ -104,21 +104,21 @@ impl ChangeListBuilder<'_> {
             }
             site_schedule.gangs.retain(|gang| !gang.members.is_empty());
             if !site_schedule.gangs.is_empty() {
-                all.push((index, site_schedule));
+                schedules.push((index, site_schedule));
             }
         }
-        all
+        schedules
     }
 
-    fn stop_gangs(&mut self, wanted: &[(usize, GangSchedule)]) -> Vec<(ChangeId, GangSchedule)> {
+    fn stop_gangs(&mut self, wanted_schedules: &[(usize, GangSchedule)]) -> Vec<(ChangeId, GangSchedule)> {
         let mut stops = Vec::new();
         for running in &self.state.gangs {
-            if wanted.iter().any(|(_, schedule)| schedule == running) {
+            if wanted_schedules.iter().any(|(_, schedule)| schedule == running) {
                 continue;
             }
             // A schedule on the same CPUs replaces it; otherwise the plan no longer has one there.
-            let instead = wanted.iter().filter(|(_, schedule)| schedule.cpus.intersects(&running.cpus));
-            let items = items_or_whole_plan(instead.map(|(at, _)| PlanItem::Gangs(*at)).collect());
+            let replacements = wanted_schedules.iter().filter(|(_, schedule)| schedule.cpus.intersects(&running.cpus));
+            let items = items_or_whole_plan(replacements.map(|(index, _)| PlanItem::Gangs(*index)).collect());
             let id = self.push(items, [], ChangeKind::StopGangs { schedule: running.clone() });
             stops.push((id, running.clone()));
         }
@@ -128,54 +128,54 @@ impl ChangeListBuilder<'_> {
     /// Confines groups to their CPUs, and returns the changes that widen, by group.
     fn confine_groups(&mut self) -> BTreeMap<String, ChangeId> {
         let mut steps: Vec<(String, CpuSet, CpuSet, CpuSet)> = Vec::new();
-        let wanted: BTreeMap<&str, &CpuSet> = self.confined.iter().map(|c| (c.cgroup.as_str(), &c.cpus)).collect();
+        let target_cpus: BTreeMap<&str, &CpuSet> = self.confined.iter().map(|c| (c.cgroup.as_str(), &c.cpus)).collect();
         for (group, cpus) in &self.state.groups {
-            let to = wanted.get(group.as_str()).copied().unwrap_or(&cpus.original);
-            if cpus.current != *to {
-                steps.push((group.clone(), cpus.current.clone(), CpuSet::default(), to.clone()));
+            let target = target_cpus.get(group.as_str()).copied().unwrap_or(&cpus.original);
+            if cpus.current != *target {
+                steps.push((group.clone(), cpus.current.clone(), CpuSet::default(), target.clone()));
             }
         }
         let depth = |group: &str| group.split('/').filter(|part| !part.is_empty()).count();
         let groups: Vec<String> = steps.iter().map(|(group, ..)| group.clone()).collect();
-        for (group, from, between, to) in &mut steps {
+        for (group, current_cpus, intermediate, target) in &mut steps {
             let related = groups.iter().any(|other| is_below(other, group) || is_below(group, other));
             // Among related groups that both change, all widen before any of them narrows.
-            *between = match (from.is_empty() || to.is_empty(), from.is_subset(to), related) {
+            *intermediate = match (current_cpus.is_empty() || target.is_empty(), current_cpus.is_subset(target), related) {
                 (true, ..) => {
-                    if to.is_empty() {
-                        to.clone()
+                    if target.is_empty() {
+                        target.clone()
                     } else {
-                        from.clone()
+                        current_cpus.clone()
                     }
                 }
-                (false, true, _) => to.clone(),
-                (false, false, true) => from.union(to),
-                (false, false, false) => from.clone(),
+                (false, true, _) => target.clone(),
+                (false, false, true) => current_cpus.union(target),
+                (false, false, false) => current_cpus.clone(),
             };
         }
         steps.sort_by_key(|(group, ..)| depth(group));
         let mut widened: BTreeMap<String, ChangeId> = BTreeMap::new();
-        for (group, from, between, _) in steps.iter().filter(|(_, from, between, _)| from != between) {
-            let above = widened.iter().filter(|(other, _)| is_below(group, other)).map(|(_, id)| *id);
-            let after: Vec<ChangeId> = above.collect();
-            let kind = ChangeKind::Cpuset { group: group.clone(), from: from.clone(), to: between.clone() };
-            let id = self.push(vec![PlanItem::Plan], after, kind);
+        for (group, current_cpus, intermediate, _) in steps.iter().filter(|(_, current_cpus, intermediate, _)| current_cpus != intermediate) {
+            let widened_ancestors = widened.iter().filter(|(other, _)| is_below(group, other)).map(|(_, id)| *id);
+            let dependencies: Vec<ChangeId> = widened_ancestors.collect();
+            let kind = ChangeKind::Cpuset { group: group.clone(), from: current_cpus.clone(), to: intermediate.clone() };
+            let id = self.push(vec![PlanItem::Plan], dependencies, kind);
             widened.insert(group.clone(), id);
         }
         let mut narrowed: Vec<(String, ChangeId)> = Vec::new();
-        for (group, from, between, to) in steps.iter().rev().filter(|(_, _, between, to)| between != to) {
-            let below = narrowed.iter().filter(|(other, _)| is_below(other, group)).map(|(_, id)| *id);
+        for (group, current_cpus, intermediate, target) in steps.iter().rev().filter(|(_, _, intermediate, target)| intermediate != target) {
+            let narrowed_descendants = narrowed.iter().filter(|(other, _)| is_below(other, group)).map(|(_, id)| *id);
             // A group that is to become equal to its parent was narrower before, and may lie partly outside of what its
             // parent gets.
-            let as_parent = steps.iter().filter(|(other, _, _, to)| to.is_empty() && is_below(other, group));
+            let as_parent = steps.iter().filter(|(other, _, _, target)| target.is_empty() && is_below(other, group));
             let as_parent = as_parent.filter_map(|(other, ..)| widened.get(other)).copied();
             // A group that was equal to its parent may get CPUs that its parent must get first.
-            let above = widened.iter().filter(|(other, _)| from.is_empty() && is_below(group, other));
-            let above = above.map(|(_, id)| *id);
-            let own = widened.get(group).copied();
-            let after: Vec<ChangeId> = below.chain(as_parent).chain(above).chain(own).collect();
-            let kind = ChangeKind::Cpuset { group: group.clone(), from: between.clone(), to: to.clone() };
-            let id = self.push(vec![PlanItem::Plan], after, kind);
+            let widened_ancestors = widened.iter().filter(|(other, _)| current_cpus.is_empty() && is_below(group, other));
+            let widened_ancestors = widened_ancestors.map(|(_, id)| *id);
+            let own_widening = widened.get(group).copied();
+            let dependencies: Vec<ChangeId> = narrowed_descendants.chain(as_parent).chain(widened_ancestors).chain(own_widening).collect();
+            let kind = ChangeKind::Cpuset { group: group.clone(), from: intermediate.clone(), to: target.clone() };
+            let id = self.push(vec![PlanItem::Plan], dependencies, kind);
             narrowed.push((group.clone(), id));
         }
         widened
@@ -193,27 +193,27 @@ impl ChangeListBuilder<'_> {
             true => gang_seats(schedules),
             false => BTreeMap::new(),
         };
-        let mut moved = BTreeMap::new();
+        let mut move_changes = BTreeMap::new();
         for task in self.state.tasks.iter().filter(|task| task.movable) {
             let Some(affinity) = &task.affinity else { continue };
             let target = seats.get(&task.task).or_else(|| self.plan.affinity.get(&task.task));
-            let mut to = target.map_or_else(|| affinity.original.clone(), |cpus| cpus.intersection(&self.online));
-            if to.is_empty() {
+            let mut new_cpus = target.map_or_else(|| affinity.original.clone(), |cpus| cpus.intersection(&self.online));
+            if new_cpus.is_empty() {
                 self.refuse(PlanItem::Affinity(task.task), RefusalReason::NotSupported, "none of the CPUs exists");
                 continue;
             }
             // Entirely outside its group: the request is kept, and the machine decides.
-            if let Some(cpus) = self.group_cpus(task).filter(|cpus| cpus.intersects(&to)) {
-                to = to.intersection(cpus);
+            if let Some(cpus) = self.group_cpus(task).filter(|cpus| cpus.intersects(&new_cpus)) {
+                new_cpus = new_cpus.intersection(cpus);
             }
-            if to != affinity.current {
-                let after = task.group.as_ref().and_then(|group| widened.get(group)).copied();
-                let (from, name) = (affinity.current.clone(), task.name.clone());
-                let kind = ChangeKind::Affinity { task: task.task, name, from, to };
-                moved.insert(task.task, self.push(vec![PlanItem::Affinity(task.task)], after, kind));
+            if new_cpus != affinity.current {
+                let dependency = task.group.as_ref().and_then(|group| widened.get(group)).copied();
+                let (current_cpus, name) = (affinity.current.clone(), task.name.clone());
+                let kind = ChangeKind::Affinity { task: task.task, name, from: current_cpus, to: new_cpus };
+                move_changes.insert(task.task, self.push(vec![PlanItem::Affinity(task.task)], dependency, kind));
             }
         }
-        moved
+        move_changes
     }
 
     fn group_cpus(&self, task: &TaskState) -> Option<&CpuSet> {
@@ -224,8 +224,8 @@ impl ChangeListBuilder<'_> {
     fn set_weights(&mut self) {
         let lacking = self.unsupported_reason(Ability::Weights);
         for &task in self.plan.weights.keys() {
-            if let Some(why) = &lacking {
-                self.refuse(PlanItem::Weight(task), RefusalReason::NoPermission, why);
+            if let Some(reason) = &lacking {
+                self.refuse(PlanItem::Weight(task), RefusalReason::NoPermission, reason);
             } else if self.state.task(task).is_none() {
                 self.refuse(PlanItem::Weight(task), RefusalReason::NotFound, "the task has ended");
             }
@@ -233,10 +233,10 @@ impl ChangeListBuilder<'_> {
         for task in self.state.tasks.iter().filter(|task| task.movable) {
             let Some(weight) = &task.weight else { continue };
             let requested_weight = self.plan.weights.get(&task.task).filter(|_| lacking.is_none());
-            let to = *requested_weight.unwrap_or(&weight.original);
-            if to != weight.current {
-                let (name, from) = (task.name.clone(), weight.current);
-                let kind = ChangeKind::Weight { task: task.task, name, from, to };
+            let target = *requested_weight.unwrap_or(&weight.original);
+            if target != weight.current {
+                let (name, current_weight) = (task.name.clone(), weight.current);
+                let kind = ChangeKind::Weight { task: task.task, name, from: current_weight, to: target };
                 self.push(vec![PlanItem::Weight(task.task)], [], kind);
             }
         }
@@ -246,45 +246,45 @@ impl ChangeListBuilder<'_> {
         let (classes, refused) = classes(self.plan, self.state, self.capabilities);
         self.list.refused.extend(refused);
         let ids = assign_class_ids(&classes, self.state);
-        let seated: BTreeMap<ServiceClassId, ServiceClass> = ids.into_iter().zip(classes).collect();
+        let seated_classes: BTreeMap<ServiceClassId, ServiceClass> = ids.into_iter().zip(classes).collect();
         let mut created: BTreeMap<ServiceClassId, ChangeId> = BTreeMap::new();
-        for (&class, content) in seated.iter().filter(|(class, _)| !self.state.classes.contains_key(class)) {
+        for (&class, content) in seated_classes.iter().filter(|(class, _)| !self.state.classes.contains_key(class)) {
             let kind = ChangeKind::CreateClass { class, masks: WayMasks::new() };
             created.insert(class, self.push(content.items(), [], kind));
         }
         let mut ready = created.clone();
-        for (&class, content) in &seated {
-            let from = self.state.classes.get(&class).cloned().unwrap_or_default();
-            if from != content.masks {
-                let kind = ChangeKind::Schemata { class, from, to: content.masks.clone() };
+        for (&class, content) in &seated_classes {
+            let current_masks = self.state.classes.get(&class).cloned().unwrap_or_default();
+            if current_masks != content.masks {
+                let kind = ChangeKind::Schemata { class, from: current_masks, to: content.masks.clone() };
                 ready.insert(class, self.push(content.items(), created.get(&class).copied(), kind));
             }
         }
         let of_task: BTreeMap<TaskId, ServiceClassId> =
-            seated.iter().flat_map(|(class, content)| content.members.iter().map(|task| (*task, *class))).collect();
+            seated_classes.iter().flat_map(|(class, content)| content.members.iter().map(|task| (*task, *class))).collect();
         let mut leaving: BTreeMap<ServiceClassId, Vec<ChangeId>> = BTreeMap::new();
         for task in self.state.tasks.iter().filter(|task| task.movable) {
-            let to = of_task.get(&task.task).copied();
-            if to == task.class {
+            let target = of_task.get(&task.task).copied();
+            if target == task.class {
                 continue;
             }
-            let items = to.and_then(|class| seated.get(&class)).map_or(vec![PlanItem::Plan], ServiceClass::items);
-            let after = to.and_then(|class| ready.get(&class)).copied();
-            let (name, from) = (task.name.clone(), task.class);
-            let id = self.push(items, after, ChangeKind::Member { task: task.task, name, from, to });
+            let items = target.and_then(|class| seated_classes.get(&class)).map_or(vec![PlanItem::Plan], ServiceClass::items);
+            let dependency = target.and_then(|class| ready.get(&class)).copied();
+            let (name, current_class) = (task.name.clone(), task.class);
+            let id = self.push(items, dependency, ChangeKind::Member { task: task.task, name, from: current_class, to: target });
             if let Some(class) = task.class {
                 leaving.entry(class).or_default().push(id);
             }
         }
-        for (&class, masks) in self.state.classes.iter().filter(|(class, _)| !seated.contains_key(class)) {
-            let after = leaving.remove(&class).unwrap_or_default();
-            self.push(vec![PlanItem::Plan], after, ChangeKind::RemoveClass { class, masks: masks.clone() });
+        for (&class, masks) in self.state.classes.iter().filter(|(class, _)| !seated_classes.contains_key(class)) {
+            let dependencies = leaving.remove(&class).unwrap_or_default();
+            self.push(vec![PlanItem::Plan], dependencies, ChangeKind::RemoveClass { class, masks: masks.clone() });
         }
-        self.list.classes = seated;
+        self.list.classes = seated_classes;
     }
 
     fn color_pages(&mut self) {
-        let mut wanted: BTreeMap<ProcessId, (ColorAssignment, Vec<PlanItem>)> = BTreeMap::new();
+        let mut wanted_colors: BTreeMap<ProcessId, (ColorAssignment, Vec<PlanItem>)> = BTreeMap::new();
         for share in &self.plan.shares {
             let Some(colors) = self.colors_of(share) else { continue };
             let item = PlanItem::Share(share.group, share.cache);
@@ -298,9 +298,9 @@ impl ChangeListBuilder<'_> {
                     self.refuse(item.clone(), RefusalReason::NotSupported, message);
                     continue;
                 }
-                match wanted.get_mut(&process) {
+                match wanted_colors.get_mut(&process) {
                     None => {
-                        wanted.insert(process, (colors.clone(), vec![item.clone()]));
+                        wanted_colors.insert(process, (colors.clone(), vec![item.clone()]));
                     }
                     // The same colors in another cache of the level.
                     Some((other, items)) if other.allowed == colors.allowed => items.push(item.clone()),
@@ -312,12 +312,12 @@ impl ChangeListBuilder<'_> {
             }
         }
         for (&process, tracked) in &self.state.colors {
-            let (to, items) = match wanted.remove(&process) {
+            let (target, items) = match wanted_colors.remove(&process) {
                 Some((colors, items)) => (Some(colors), items),
                 None => (tracked.original.clone(), vec![PlanItem::Plan]),
             };
-            if to != tracked.current {
-                self.push(items, [], ChangeKind::Colors { process, from: tracked.current.clone(), to });
+            if target != tracked.current {
+                self.push(items, [], ChangeKind::Colors { process, from: tracked.current.clone(), to: target });
             }
         }
     }
@@ -332,10 +332,10 @@ impl ChangeListBuilder<'_> {
         } else if *moving == PageMigration::Lazy && manner.no_lazy_moving {
             "pages cannot be moved when they are touched next; all of them can be".to_string()
         } else {
-            let all = *moving == PageMigration::HotFirst && manner.no_hot_first;
+            let moves_all = *moving == PageMigration::HotFirst && manner.no_hot_first;
             return Some(ColorAssignment {
                 allowed: allowed.clone(),
-                migration: if all { PageMigration::All } else { *moving },
+                migration: if moves_all { PageMigration::All } else { *moving },
             });
         };
         self.refuse(PlanItem::Share(share.group, share.cache), RefusalReason::NotSupported, message);
@@ -344,19 +344,19 @@ impl ChangeListBuilder<'_> {
 
     fn start_gangs(
         &mut self,
-        wanted: &[(usize, GangSchedule)],
+        wanted_schedules: &[(usize, GangSchedule)],
         stops: &[(ChangeId, GangSchedule)],
-        moved: &BTreeMap<TaskId, ChangeId>,
+        move_changes: &BTreeMap<TaskId, ChangeId>,
     ) {
-        for (at, schedule) in wanted.iter().filter(|(_, schedule)| !self.state.gangs.contains(schedule)) {
+        for (index, schedule) in wanted_schedules.iter().filter(|(_, schedule)| !self.state.gangs.contains(schedule)) {
             let members: BTreeSet<TaskId> = members(schedule).collect();
-            let in_the_way = |gone: &GangSchedule| {
-                gone.cpus.intersects(&schedule.cpus) || self::members(gone).any(|task| members.contains(&task))
+            let in_the_way = |old_schedule: &GangSchedule| {
+                old_schedule.cpus.intersects(&schedule.cpus) || self::members(old_schedule).any(|task| members.contains(&task))
             };
-            let stopped = stops.iter().filter(|(_, gone)| in_the_way(gone)).map(|(id, _)| *id);
-            let seated = members.iter().filter_map(|task| moved.get(task)).copied();
-            let after: Vec<ChangeId> = stopped.chain(seated).collect();
-            self.push(vec![PlanItem::Gangs(*at)], after, ChangeKind::StartGangs { schedule: schedule.clone() });
+            let stopped = stops.iter().filter(|(_, old_schedule)| in_the_way(old_schedule)).map(|(id, _)| *id);
+            let moves_of_members = members.iter().filter_map(|task| move_changes.get(task)).copied();
+            let dependencies: Vec<ChangeId> = stopped.chain(moves_of_members).collect();
+            self.push(vec![PlanItem::Gangs(*index)], dependencies, ChangeKind::StartGangs { schedule: schedule.clone() });
         }
     }
 }
@@ -384,10 +384,10 @@ fn gang_seats(schedules: &[(usize, GangSchedule)]) -> BTreeMap<TaskId, CpuSet> {
     for (_, schedule) in schedules {
         for gang in &schedule.gangs {
             let occupied_cpus: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
-            let mut free =
+            let mut free_cpus =
                 schedule.cpus.iter().filter(|&cpu| !occupied_cpus.contains(cpu)).collect::<Vec<_>>().into_iter();
             for (task, cpu) in &gang.members {
-                let seat = cpu.map(|cpu| cpu.0).or_else(|| free.next());
+                let seat = cpu.map(|cpu| cpu.0).or_else(|| free_cpus.next());
                 seats.entry(*task).or_default().extend(seat);
             }
         }

@@ -62,8 +62,8 @@ fn class_text(class: Option<ServiceClassId>) -> String {
 }
 
 fn colors(colors: &Option<ColorAssignment>) -> String {
-    let Some(ColorAssignment { allowed, migration: moving }) = colors else { return "all colors".to_string() };
-    let pages = match moving {
+    let Some(ColorAssignment { allowed, migration: migration_mode }) = colors else { return "all colors".to_string() };
+    let pages = match migration_mode {
         PageMigration::Never => "for new pages",
         PageMigration::Lazy => "and moves pages when they are touched",
         PageMigration::HotFirst => "and moves its pages, hot ones first",
@@ -75,9 +75,9 @@ fn colors(colors: &Option<ColorAssignment>) -> String {
 fn gangs(schedule: &GangSchedule) -> String {
     let gang = |gang: &crate::Gang| {
         let members: Vec<String> = gang.members.iter().map(|(task, _)| task.0.to_string()).collect();
-        let turns = if gang.slices == 1 { String::new() } else { format!(" for {} slices", gang.slices) };
-        format!("tasks {}{turns}", members.join("+"))
+        let slices = if gang.slices == 1 { String::new() } else { format!(" for {} slices", gang.slices) };
+        format!("tasks {}{slices}", members.join("+"))
     };
-    let all: Vec<String> = schedule.gangs.iter().map(gang).collect();
-    format!("CPUs {}: {}, {} ms a slice", schedule.cpus, all.join(", then "), schedule.slice_ns as f64 / 1e6)
+    let gangs: Vec<String> = schedule.gangs.iter().map(gang).collect();
+    format!("CPUs {}: {}, {} ms a slice", schedule.cpus, gangs.join(", then "), schedule.slice_ns as f64 / 1e6)
 }

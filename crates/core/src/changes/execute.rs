@@ -27,29 +27,29 @@ pub enum ChangeOutcome<E> {
 }
 
 /// Applies a list in its order. Changes that depend on a failed one are skipped; all others are tried.
-pub fn run<E>(list: &[Change], mut make: impl FnMut(&Change) -> Result<(), E>) -> Vec<ChangeOutcome<E>> {
-    let mut all: Vec<ChangeOutcome<E>> = Vec::with_capacity(list.len());
-    for change in list {
-        let failed = change.depends_on.iter().find_map(|&needed| match all.get(needed.0 as usize) {
+pub fn run<E>(changes: &[Change], mut make: impl FnMut(&Change) -> Result<(), E>) -> Vec<ChangeOutcome<E>> {
+    let mut outcomes: Vec<ChangeOutcome<E>> = Vec::with_capacity(changes.len());
+    for change in changes {
+        let failed = change.depends_on.iter().find_map(|&needed| match outcomes.get(needed.0 as usize) {
             Some(ChangeOutcome::Failed(_)) => Some(needed),
             Some(ChangeOutcome::Skipped(because)) => Some(*because),
             _ => None,
         });
-        all.push(match failed {
+        outcomes.push(match failed {
             Some(because) => ChangeOutcome::Skipped(because),
             None => make(change).map_or_else(ChangeOutcome::Failed, |()| ChangeOutcome::Done),
         });
     }
-    all
+    outcomes
 }
 
 /// The refused items of the plan: for each, the first of its changes that failed, or the failed change on which one of
 /// them depends. Each item occurs once.
-pub fn refused_items(list: &[Change], outcomes: &[ChangeOutcome<RefusedItem>]) -> Vec<RefusedItem> {
+pub fn refused_items(changes: &[Change], outcomes: &[ChangeOutcome<RefusedItem>]) -> Vec<RefusedItem> {
     let mut reported: BTreeSet<PlanItem> = BTreeSet::new();
     let mut lines = Vec::new();
-    for (change, outcome) in list.iter().zip(outcomes) {
-        let why = match outcome {
+    for (change, outcome) in changes.iter().zip(outcomes) {
+        let cause = match outcome {
             ChangeOutcome::Done => continue,
             ChangeOutcome::Failed(why) => why,
             ChangeOutcome::Skipped(because) => match outcomes.get(because.0 as usize) {
@@ -58,7 +58,7 @@ pub fn refused_items(list: &[Change], outcomes: &[ChangeOutcome<RefusedItem>]) -
             },
         };
         let items = change.items.iter().filter(|item| reported.insert((*item).clone()));
-        lines.extend(items.map(|item| RefusedItem { item: item.clone(), ..why.clone() }));
+        lines.extend(items.map(|item| RefusedItem { item: item.clone(), ..cause.clone() }));
     }
     lines
 }
@@ -70,9 +70,9 @@ pub fn undo(applied: &[Change]) -> Vec<Change> {
     for (index, change) in applied.iter().rev().enumerate() {
         let dependents = applied.iter().rev().take(index).enumerate();
         let dependents = dependents.filter(|(_, later)| later.depends_on.contains(&change.id));
-        let after = dependents.map(|(place, _)| ChangeId(place as u32)).collect();
+        let dependencies = dependents.map(|(place, _)| ChangeId(place as u32)).collect();
         let (id, items) = (ChangeId(index as u32), change.items.clone());
-        undone.push(Change { id, items, depends_on: after, kind: change.kind.inverse() });
+        undone.push(Change { id, items, depends_on: dependencies, kind: change.kind.inverse() });
     }
     undone
 }

@@ -40,16 +40,16 @@ pub fn nearest_mask(
     requested: &IndexSet,
     limits: &MaskConstraints,
 ) -> Result<(IndexSet, Option<String>), UnsupportedMask> {
-    let free = |way: u32| way < limits.ways && !limits.reserved_ways.contains(way);
-    let available: IndexSet = requested.iter().filter(|&way| free(way)).collect();
+    let is_free = |way: u32| way < limits.ways && !limits.reserved_ways.contains(way);
+    let available: IndexSet = requested.iter().filter(|&way| is_free(way)).collect();
     let mut mask = if limits.contiguous { longest_run(&available) } else { available.clone() };
     if !mask.is_empty() {
         while mask.count() < limits.min_ways {
             let is_adjacent = |way: u32| mask.contains(way + 1) || (way > 0 && mask.contains(way - 1));
-            let near = (0..limits.ways).filter(|&way| free(way) && !mask.contains(way));
-            let next = near.clone().rev().find(|&way| is_adjacent(way) && way > mask.first().unwrap_or(0));
-            let next = next.or_else(|| near.clone().find(|&way| is_adjacent(way)));
-            let next = next.or_else(|| near.clone().next().filter(|_| !limits.contiguous));
+            let candidates = (0..limits.ways).filter(|&way| is_free(way) && !mask.contains(way));
+            let next = candidates.clone().rev().find(|&way| is_adjacent(way) && way > mask.first().unwrap_or(0));
+            let next = next.or_else(|| candidates.clone().find(|&way| is_adjacent(way)));
+            let next = next.or_else(|| candidates.clone().next().filter(|_| !limits.contiguous));
             let Some(way) = next else { break };
             mask.insert(way);
         }
@@ -57,8 +57,8 @@ pub fn nearest_mask(
     if mask.count() < limits.min_ways.max(1) {
         return Err(UnsupportedMask { requested: requested.clone(), supported: limits.describe() });
     }
-    let changed = mask != *requested;
-    Ok((mask.clone(), changed.then(|| format!("ways {requested} became {mask}: {}", limits.describe()))))
+    let has_changed = mask != *requested;
+    Ok((mask.clone(), has_changed.then(|| format!("ways {requested} became {mask}: {}", limits.describe()))))
 }
 
 impl MaskConstraints {
@@ -133,10 +133,10 @@ mod tests {
             let reserved: IndexSet = set(reserved_bits).iter().filter(|&way| way < ways).collect();
             let limits = MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: reserved };
             let requested = set(requested_bits);
-            let whole = |mask: &IndexSet| longest_run(mask) == *mask;
+            let is_contiguous = |mask: &IndexSet| longest_run(mask) == *mask;
             let good = |mask: &IndexSet| {
-                let free = mask.iter().all(|way| way < ways && !limits.reserved_ways.contains(way));
-                free && mask.count() >= at_least && (!contiguous || whole(mask))
+                let is_available = mask.iter().all(|way| way < ways && !limits.reserved_ways.contains(way));
+                is_available && mask.count() >= at_least && (!contiguous || is_contiguous(mask))
             };
             match nearest_mask(&requested, &limits) {
                 Ok((given, said)) => {

@@ -98,7 +98,7 @@ impl MachineState {
     /// machine.
     pub fn apply(&mut self, kind: &ChangeKind) -> Result<(), StaleChange> {
         let result = self.try_apply(kind);
-        result.map_err(|why| StaleChange { change: kind.to_string(), mismatch: why })
+        result.map_err(|mismatch| StaleChange { change: kind.to_string(), mismatch })
     }
 
     fn try_apply(&mut self, kind: &ChangeKind) -> Result<(), &'static str> {
@@ -163,30 +163,30 @@ impl MachineState {
     }
 
     /// A parent is never narrower than its child (cgroup v1).
-    fn confine(&mut self, group: &str, from: &CpuSet, to: &CpuSet) -> Result<(), &'static str> {
+    fn confine(&mut self, group: &str, expected: &CpuSet, target: &CpuSet) -> Result<(), &'static str> {
         let fits = |inner: &CpuSet, outer: &CpuSet| inner.is_empty() || outer.is_empty() || inner.is_subset(outer);
-        for (other, state) in &self.groups {
-            if is_below(other, group) && !fits(&state.current, to) {
+        for (related_group, state) in &self.groups {
+            if is_below(related_group, group) && !fits(&state.current, target) {
                 return Err("a group below has more CPUs");
             }
-            if is_below(group, other) && !fits(to, &state.current) {
+            if is_below(group, related_group) && !fits(target, &state.current) {
                 return Err("a group above has fewer CPUs");
             }
         }
-        swap(&mut self.groups.get_mut(group).ok_or("there is no such group")?.current, from, to)
+        swap(&mut self.groups.get_mut(group).ok_or("there is no such group")?.current, expected, target)
     }
 }
 
 /// Does `group` lie below `above` in the hierarchy?
 pub(super) fn is_below(group: &str, above: &str) -> bool {
     let above = above.trim_end_matches('/');
-    group.strip_prefix(above).is_some_and(|rest| rest.len() > 1 && rest.starts_with('/'))
+    group.strip_prefix(above).is_some_and(|subpath| subpath.len() > 1 && subpath.starts_with('/'))
 }
 
-fn swap<T: PartialEq + Clone>(current: &mut T, from: &T, to: &T) -> Result<(), &'static str> {
-    if current != from {
+fn swap<T: PartialEq + Clone>(current: &mut T, expected: &T, target: &T) -> Result<(), &'static str> {
+    if current != expected {
         return Err("its current state differs from the change's initial state");
     }
-    current.clone_from(to);
+    current.clone_from(target);
     Ok(())
 }

@@ -28,20 +28,20 @@ fn capabilities() -> Capabilities {
 
 /// Two tasks per process; task 5 is unmovable, and task 4 is in the group `/a/b`.
 fn start() -> MachineState {
-    let all: CpuSet = (0..CPUS).collect();
-    let task = |at: u32| TaskState {
-        task: TaskId(at),
-        process: ProcessId(at / 2),
-        name: format!("t{at}"),
-        movable: at != 5,
-        group: (at == 4).then(|| "/a/b".to_string()),
-        affinity: Some(TrackedObject::untouched(all.clone())),
+    let all_cpus: CpuSet = (0..CPUS).collect();
+    let task = |index: u32| TaskState {
+        task: TaskId(index),
+        process: ProcessId(index / 2),
+        name: format!("t{index}"),
+        movable: index != 5,
+        group: (index == 4).then(|| "/a/b".to_string()),
+        affinity: Some(TrackedObject::untouched(all_cpus.clone())),
         weight: Some(TrackedObject::untouched(1.0)),
         class: None,
         class_owner: None,
         no_idle_turns: None,
     };
-    let group = |name: &str| (name.to_string(), TrackedObject::untouched(all.clone()));
+    let group = |name: &str| (name.to_string(), TrackedObject::untouched(all_cpus.clone()));
     MachineState {
         tasks: (0..TASKS).map(task).collect(),
         groups: ["/a", "/a/b", "/c"].map(group).into(),
@@ -114,34 +114,34 @@ fn wishes() -> impl Strategy<Value = ChangeInputs> {
     })
 }
 
-fn derive(wish: &ChangeInputs, state: &MachineState) -> ChangeList {
-    derive_changes(&wish.plan, &wish.confined, state, &topology(), &capabilities())
+fn derive(inputs: &ChangeInputs, state: &MachineState) -> ChangeList {
+    derive_changes(&inputs.plan, &inputs.confined, state, &topology(), &capabilities())
 }
 
-fn make_all(state: &mut MachineState, list: &[Change]) {
-    for change in list {
-        state.apply(&change.kind).unwrap_or_else(|error| panic!("{error}; in {list:#?}"));
+fn make_all(state: &mut MachineState, changes: &[Change]) {
+    for change in changes {
+        state.apply(&change.kind).unwrap_or_else(|error| panic!("{error}; in {changes:#?}"));
     }
 }
 
 /// Is the state of each object as the plan requests it?
-fn holds(wish: &ChangeInputs, state: &MachineState, derived: &ChangeList) {
+fn holds(inputs: &ChangeInputs, state: &MachineState, derived: &ChangeList) {
     for task in state.tasks.iter().filter(|task| task.movable) {
-        let in_gang = wish.plan.gangs.iter().any(|schedule| {
+        let in_gang = inputs.plan.gangs.iter().any(|schedule| {
             schedule.gangs.iter().any(|gang| gang.members.iter().any(|(member, _)| *member == task.task))
         });
         let affinity = &task.affinity.as_ref().unwrap().current;
-        match wish.plan.affinity.get(&task.task) {
+        match inputs.plan.affinity.get(&task.task) {
             _ if in_gang => assert_eq!(affinity.count(), 1, "a seat"),
             Some(cpus) if task.group.is_none() => assert_eq!(affinity, cpus),
             Some(cpus) => assert!(affinity.is_subset(cpus)),
             None if task.group.is_none() => assert_eq!(affinity.count(), CPUS),
             None => {}
         }
-        let weight = wish.plan.weights.get(&task.task).copied().unwrap_or(1.0);
+        let weight = inputs.plan.weights.get(&task.task).copied().unwrap_or(1.0);
         assert_eq!(task.weight.as_ref().unwrap().current, weight);
         let mut masks = WayMasks::new();
-        for share in &wish.plan.shares {
+        for share in &inputs.plan.shares {
             if let Units::Ways { mask } = &share.units
                 && share.members.contains(&ShareMember::Process(task.process))
             {
@@ -153,20 +153,20 @@ fn holds(wish: &ChangeInputs, state: &MachineState, derived: &ChangeList) {
         assert_eq!(class, masks);
     }
     for (process, colors) in &state.colors {
-        let theirs = |share: &&crate::CacheShare| {
+        let is_of_process = |share: &&crate::CacheShare| {
             matches!(share.units, Units::Colors { .. }) && share.members.contains(&ShareMember::Process(*process))
         };
-        let first = wish.plan.shares.iter().find(theirs).map(|share| share.units.clone());
+        let first = inputs.plan.shares.iter().find(is_of_process).map(|share| share.units.clone());
         let now = colors
             .current
             .clone()
             .map(|ColorAssignment { allowed, migration: moving }| Units::Colors { allowed, migration: moving });
         assert_eq!(now, first);
     }
-    assert_eq!(state.gangs, wish.plan.gangs);
+    assert_eq!(state.gangs, inputs.plan.gangs);
     for (group, cpus) in &state.groups {
-        let wanted = wish.confined.iter().find(|confined| confined.cgroup == *group);
-        assert_eq!(cpus.current, wanted.map_or_else(|| cpus.original.clone(), |confined| confined.cpus.clone()));
+        let wanted_group = inputs.confined.iter().find(|confined| confined.cgroup == *group);
+        assert_eq!(cpus.current, wanted_group.map_or_else(|| cpus.original.clone(), |confined| confined.cpus.clone()));
     }
     assert_eq!(state.classes.keys().collect::<Vec<_>>(), derived.classes.keys().collect::<Vec<_>>());
 }
@@ -176,16 +176,16 @@ proptest! {
     #[test]
     fn applying_the_list_gives_the_plan_and_twice_changes_nothing(wishes in proptest::collection::vec(wishes(), 1..4)) {
         let mut state = start();
-        for wish in &wishes {
-            let derived = derive(wish, &state);
+        for inputs in &wishes {
+            let derived = derive(inputs, &state);
             make_all(&mut state, &derived.changes);
-            holds(wish, &state, &derived);
-            prop_assert_eq!(derive(wish, &state).changes, Vec::new());
+            holds(inputs, &state, &derived);
+            prop_assert_eq!(derive(inputs, &state).changes, Vec::new());
         }
         // With an empty request, everything returns to its original state.
         let idle = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
-        let list = derive(&idle, &state).changes;
-        make_all(&mut state, &list);
+        let changes = derive(&idle, &state).changes;
+        make_all(&mut state, &changes);
         prop_assert_eq!(state, start());
     }
 
@@ -193,16 +193,16 @@ proptest! {
     #[test]
     fn every_prefix_can_be_undone(before in wishes(), after in wishes()) {
         let mut state = start();
-        let list = derive(&before, &state).changes;
-        make_all(&mut state, &list);
-        let list = derive(&after, &state).changes;
-        for made_count in 0..=list.len() {
-            let mut there = state.clone();
-            make_all(&mut there, &list[..made_count]);
-            let back = undo(&list[..made_count]);
-            make_all(&mut there, &back);
-            prop_assert_eq!(&there, &state);
-            for change in list.iter().chain(&back) {
+        let changes = derive(&before, &state).changes;
+        make_all(&mut state, &changes);
+        let changes = derive(&after, &state).changes;
+        for made_count in 0..=changes.len() {
+            let mut changed_state = state.clone();
+            make_all(&mut changed_state, &changes[..made_count]);
+            let undo_list = undo(&changes[..made_count]);
+            make_all(&mut changed_state, &undo_list);
+            prop_assert_eq!(&changed_state, &state);
+            for change in changes.iter().chain(&undo_list) {
                 prop_assert!(change.depends_on.iter().all(|needed| *needed < change.id));
             }
         }
@@ -212,25 +212,25 @@ proptest! {
     #[test]
     fn a_failed_change_skips_its_dependents_only(before in wishes(), after in wishes(), at in 0usize..64) {
         let mut state = start();
-        let list = derive(&before, &state).changes;
-        make_all(&mut state, &list);
-        let list = derive(&after, &state).changes;
-        prop_assume!(!list.is_empty());
-        let broken = ChangeId((at % list.len()) as u32);
-        let mut there = state.clone();
+        let changes = derive(&before, &state).changes;
+        make_all(&mut state, &changes);
+        let changes = derive(&after, &state).changes;
+        prop_assume!(!changes.is_empty());
+        let broken = ChangeId((at % changes.len()) as u32);
+        let mut changed_state = state.clone();
         let mut failed_else = Vec::new();
-        let outcomes = run(&list, |change| {
+        let outcomes = run(&changes, |change| {
             if change.id == broken {
                 return Err("broken".to_string());
             }
-            there.apply(&change.kind).map_err(|error| {
+            changed_state.apply(&change.kind).map_err(|error| {
                 failed_else.push(error.to_string());
                 error.to_string()
             })
         });
         prop_assert_eq!(failed_else, Vec::<String>::new());
         let mut needs = std::collections::BTreeSet::from([broken]);
-        for (change, outcome) in list.iter().zip(&outcomes) {
+        for (change, outcome) in changes.iter().zip(&outcomes) {
             if change.depends_on.iter().any(|needed| needs.contains(needed)) {
                 needs.insert(change.id);
                 prop_assert_eq!(outcome, &ChangeOutcome::Skipped(broken));
@@ -238,18 +238,18 @@ proptest! {
                 prop_assert_eq!(outcome, &ChangeOutcome::Done);
             }
         }
-        let done: Vec<Change> =
-            list.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == ChangeOutcome::Done).map(|(change, _)| change.clone()).collect();
-        make_all(&mut there, &undo(&done));
-        prop_assert_eq!(there, state);
+        let done_changes: Vec<Change> =
+            changes.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == ChangeOutcome::Done).map(|(change, _)| change.clone()).collect();
+        make_all(&mut changed_state, &undo(&done_changes));
+        prop_assert_eq!(changed_state, state);
     }
 
     /// Does a list read back from its JSON?
     #[test]
     fn a_list_survives_its_json(wish in wishes()) {
-        let list = derive(&wish, &start()).changes;
-        let text = serde_json::to_string(&list).unwrap();
-        prop_assert_eq!(serde_json::from_str::<Vec<Change>>(&text).unwrap(), list);
+        let changes = derive(&wish, &start()).changes;
+        let text = serde_json::to_string(&changes).unwrap();
+        prop_assert_eq!(serde_json::from_str::<Vec<Change>>(&text).unwrap(), changes);
     }
 }
 
@@ -311,16 +311,16 @@ fn changes_are_plain_lines() {
 #[test]
 fn dependencies_are_those_of_the_machines() {
     let mut state = start();
-    let mut wish = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
+    let mut inputs = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
     let units = Units::Ways { mask: set("0-3") };
     let members = vec![ShareMember::Process(ProcessId(0))];
-    wish.plan.shares.push(crate::CacheShare { group: GroupId(0), members, cache: CacheId(0), units });
+    inputs.plan.shares.push(crate::CacheShare { group: GroupId(0), members, cache: CacheId(0), units });
     let gang = |task| Gang { members: vec![(TaskId(task), None)], slices: 1 };
-    wish.plan.gangs = vec![GangSchedule { cpus: set("0"), slice_ns: 1, gangs: vec![gang(2), gang(3)] }];
-    let list = derive(&wish, &state).changes;
-    let shown = |list: &[Change]| -> Vec<(String, Vec<u32>)> {
+    inputs.plan.gangs = vec![GangSchedule { cpus: set("0"), slice_ns: 1, gangs: vec![gang(2), gang(3)] }];
+    let changes = derive(&inputs, &state).changes;
+    let shown = |changes: &[Change]| -> Vec<(String, Vec<u32>)> {
         let line = |change: &Change| change.to_string().split(" (").next().unwrap().to_string();
-        list.iter().map(|change| (line(change), change.depends_on.iter().map(|id| id.0).collect())).collect()
+        changes.iter().map(|change| (line(change), change.depends_on.iter().map(|id| id.0).collect())).collect()
     };
     let want = [
         ("move task 2 't2' to CPUs 0", vec![]),
@@ -331,11 +331,11 @@ fn dependencies_are_those_of_the_machines() {
         ("put task 1 't1' in class of service 0", vec![3]),
         ("start gangs on CPUs 0: tasks 2, then tasks 3, 0.000001 ms a slice", vec![0, 1]),
     ];
-    assert_eq!(shown(&list), want.map(|(line, after)| (line.to_string(), after)));
-    make_all(&mut state, &list);
+    assert_eq!(shown(&changes), want.map(|(line, dependencies)| (line.to_string(), dependencies)));
+    make_all(&mut state, &changes);
     let idle = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
-    let list = derive(&idle, &state).changes;
-    let last = shown(&list).pop().unwrap();
+    let changes = derive(&idle, &state).changes;
+    let last = shown(&changes).pop().unwrap();
     assert_eq!(last, ("remove class of service 0".to_string(), vec![3, 4]));
 }
 
@@ -359,7 +359,7 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
     };
     let (task, process) = (|id| ShareMember::Task(TaskId(id)), |id| ShareMember::Process(ProcessId(id)));
     let ways = |mask: &str| Units::Ways { mask: set(mask) };
-    let colors = |allowed: &str, moving| Units::Colors { allowed: set(allowed), migration: moving };
+    let colors = |allowed: &str, migration| Units::Colors { allowed: set(allowed), migration };
     plan.shares = vec![
         share(0, task(0), 9, ways("0")),
         share(1, task(1), 0, ways("12")),
@@ -400,8 +400,8 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
 #[test]
 fn classes_keep_their_places_then_take_over_then_are_new() {
     let mut state = start();
-    for (at, class) in [(0, 4), (1, 4), (2, 1), (3, 4)] {
-        state.tasks[at].class = Some(ServiceClassId(class));
+    for (index, class) in [(0, 4), (1, 4), (2, 1), (3, 4)] {
+        state.tasks[index].class = Some(ServiceClassId(class));
     }
     state.classes = [0, 1, 4].map(|class| (ServiceClassId(class), WayMasks::new())).into();
     let class = |members: &[u32]| ServiceClass {

@@ -21,8 +21,8 @@ pub fn host() -> ScriptedMachine {
 }
 
 fn observation_at(window: u64) -> Observation {
-    let mut seen = observation(window, 2);
-    for (task, cpu) in seen.tasks.iter_mut().zip(0..) {
+    let mut observation = observation(window, 2);
+    for (task, cpu) in observation.tasks.iter_mut().zip(0..) {
         task.goal = Some(Goal { priority: 0.1 + 0.2, ..Goal::default() });
         task.cpu = Some(CpuId(cpu));
         task.counts = EventCounts(vec![
@@ -31,7 +31,7 @@ fn observation_at(window: u64) -> Observation {
         ]);
         task.progress = Some(f64::MIN_POSITIVE);
     }
-    seen
+    observation
 }
 
 /// A policy that puts all tasks on one CPU, and on the other one after every `stride` windows.
@@ -53,8 +53,8 @@ impl Policy for AlternatingPolicy {
 pub struct CpuPredictor;
 
 impl Predictor for CpuPredictor {
-    fn forecast(&self, _: &View<'_>, under: &Plan) -> Forecast {
-        let tasks = under.affinity.iter().map(|(&task, cpus)| {
+    fn forecast(&self, _: &View<'_>, plan: &Plan) -> Forecast {
+        let tasks = plan.affinity.iter().map(|(&task, cpus)| {
             let value = if cpus.contains(0) { 0.25 } else { 0.75 };
             (task, TaskForecast { instr_per_cycle: Some(Estimate::exact(value)), ..Default::default() })
         });
@@ -76,7 +76,7 @@ pub fn config() -> PipelineConfig {
 pub fn recorded_run() -> (RunHeader, Vec<WindowRecord>) {
     let host = host();
     let header = run_header(host.topology.clone(), host.capabilities.clone(), config());
-    let mut turns = ControlLoop::new(
+    let mut control_loop = ControlLoop::new(
         host,
         Vec::new(),
         Box::new(CpuPredictor),
@@ -85,7 +85,7 @@ pub fn recorded_run() -> (RunHeader, Vec<WindowRecord>) {
         config().first_window,
     );
     let mut records = Vec::new();
-    while let Some(record) = turns.step().expect("the plan is valid") {
+    while let Some(record) = control_loop.step().expect("the plan is valid") {
         records.push(record);
     }
     (header, records)

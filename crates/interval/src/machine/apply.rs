@@ -26,16 +26,16 @@ const COPYING_SHARE: f64 = 0.5;
 /// Share of a process's pages that migrate if they are evenly spread over some colors before and over others
 /// afterwards.
 fn moved_share(old_colors: &IndexSet, allowed: &IndexSet) -> f64 {
-    let each = |colors: &IndexSet| 1.0 / f64::from(colors.count().max(1));
+    let share_per_color = |colors: &IndexSet| 1.0 / f64::from(colors.count().max(1));
     let vacated_lines = |color: u32| {
-        if allowed.contains(color) { (each(old_colors) - each(allowed)).max(0.0) } else { each(old_colors) }
+        if allowed.contains(color) { (share_per_color(old_colors) - share_per_color(allowed)).max(0.0) } else { share_per_color(old_colors) }
     };
     old_colors.iter().map(vacated_lines).sum()
 }
 
-fn refused_item(change: &Change, why: &str) -> RefusedItem {
+fn refused_item(change: &Change, message: &str) -> RefusedItem {
     let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
-    RefusedItem { item, reason: RefusalReason::Failed, message: why.to_string() }
+    RefusedItem { item, reason: RefusalReason::Failed, message: message.to_string() }
 }
 
 impl IntervalMachine {
@@ -67,30 +67,30 @@ impl IntervalMachine {
     }
 
     fn live_tasks(&self) -> impl Iterator<Item = &IntervalTask> {
-        self.known.iter().filter(|known| !known.exited)
+        self.tasks.iter().filter(|interval_task| !interval_task.exited)
     }
 
     /// The state in force, object by object.
     fn state(&self) -> MachineState {
-        let all: CpuSet = (0..self.spec.cpus()).collect();
-        let task = |known: &IntervalTask| {
-            let sched = &self.engine.turns.tasks[known.slot as usize];
+        let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
+        let task = |interval_task: &IntervalTask| {
+            let sched = &self.engine.turns.tasks[interval_task.slot as usize];
             TaskState {
-                task: known.task,
-                process: known.process,
-                name: self.jobs[known.job].job.name.clone(),
-                movable: !known.fixed,
+                task: interval_task.task,
+                process: interval_task.process,
+                name: self.jobs[interval_task.job].job.name.clone(),
+                movable: !interval_task.fixed,
                 group: None,
-                affinity: Some(TrackedObject { current: sched.allowed.clone(), original: all.clone() }),
+                affinity: Some(TrackedObject { current: sched.allowed.clone(), original: all_cpus.clone() }),
                 weight: Some(TrackedObject { current: sched.weight, original: 1.0 }),
-                class: known.class,
+                class: interval_task.class,
                 class_owner: None,
                 no_idle_turns: None,
             }
         };
-        let colors = |known: &IntervalTask| {
-            let now = self.colors.get(&known.process).cloned();
-            (known.process, TrackedObject { current: now, original: None })
+        let colors = |interval_task: &IntervalTask| {
+            let now = self.colors.get(&interval_task.process).cloned();
+            (interval_task.process, TrackedObject { current: now, original: None })
         };
         let colored = self.spec.pages.colors.is_some();
         let groups = self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);
@@ -123,8 +123,8 @@ impl IntervalMachine {
                 self.classes.remove(class);
             }
             ChangeKind::Member { task, to, .. } => {
-                let known = self.known.iter_mut().find(|known| known.task == *task).ok_or_else(refuse_exited)?;
-                known.class = *to;
+                let interval_task = self.tasks.iter_mut().find(|interval_task| interval_task.task == *task).ok_or_else(refuse_exited)?;
+                interval_task.class = *to;
             }
             ChangeKind::Colors { process, from, to: Some(to) } => {
                 self.move_pages(*process, from.as_ref(), to);
@@ -133,9 +133,9 @@ impl IntervalMachine {
             ChangeKind::Colors { process, to: None, .. } => {
                 self.colors.remove(process);
             }
-            ChangeKind::StopGangs { schedule } => self.gangs.retain(|running| running != schedule),
+            ChangeKind::StopGangs { schedule } => self.gangs.retain(|active_schedule| active_schedule != schedule),
             ChangeKind::StartGangs { schedule } => {
-                let index = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
+                let index = self.gangs.partition_point(|active_schedule| active_schedule.cpus < schedule.cpus);
                 self.gangs.insert(index, schedule.clone());
             }
             ChangeKind::Cpuset { .. } => return Err(refused_item(change, "this machine has no groups")),
@@ -157,14 +157,14 @@ impl IntervalMachine {
 
     /// Starts the migration of pages outside the new colors, and of those that overfill the remaining old colors. It
     /// takes time of the process, and the cached lines of these pages are lost.
-    fn move_pages(&mut self, process: ProcessId, from: Option<&ColorAssignment>, to: &ColorAssignment) {
+    fn move_pages(&mut self, process: ProcessId, old_assignment: Option<&ColorAssignment>, new_assignment: &ColorAssignment) {
         let Some(colors) = self.spec.pages.colors else { return };
-        let old_colors = from.map_or_else(|| (0..colors).collect::<IndexSet>(), |from| from.allowed.clone());
-        let share = moved_share(&old_colors, &to.allowed);
-        let of_process = self.known.iter().filter(|known| known.process == process);
-        let slots: Vec<u32> = of_process.map(|known| known.slot).collect();
+        let old_colors = old_assignment.map_or_else(|| (0..colors).collect::<IndexSet>(), |assignment| assignment.allowed.clone());
+        let share = moved_share(&old_colors, &new_assignment.allowed);
+        let of_process = self.tasks.iter().filter(|interval_task| interval_task.process == process);
+        let slots: Vec<u32> = of_process.map(|interval_task| interval_task.slot).collect();
         let pages = (share * self.pages_of(&slots)) as u64;
-        if to.migration == PageMigration::Never || pages == 0 {
+        if new_assignment.migration == PageMigration::Never || pages == 0 {
             return;
         }
         let cost_ns = pages as f64 * self.spec.pages.migration_cycles as f64 * 1e9 / self.spec.hertz as f64;
@@ -173,22 +173,22 @@ impl IntervalMachine {
         for &slot in &slots {
             self.engine.drop_lines(slot, share);
         }
-        self.moving.retain(|other| other.process != process);
+        self.moving.retain(|page_move| page_move.process != process);
         self.moving.push(PageMove { process, pages, began_ns: self.now_ns, ends_ns });
-        self.take_time_of(process);
+        self.charge_process(process);
     }
 
     /// Charges a task for copying its pages and for the interrupts of a log while either is in progress.
     pub(super) fn charge_overhead(&mut self, task: TaskId) {
-        let Some(known) = self.known.iter().find(|known| known.task == task && !known.exited) else { return };
-        let copies = self.moving.iter().any(|moving| moving.process == known.process);
+        let Some(interval_task) = self.tasks.iter().find(|interval_task| interval_task.task == task && !interval_task.exited) else { return };
+        let copies = self.moving.iter().any(|moving| moving.process == interval_task.process);
         let copying = if copies { COPYING_SHARE } else { 0.0 };
-        self.engine.steal(known.slot, 1.0 - (1.0 - copying) * (1.0 - self.logging_share(task)));
+        self.engine.steal(interval_task.slot, 1.0 - (1.0 - copying) * (1.0 - self.logging_share(task)));
     }
 
-    fn take_time_of(&mut self, process: ProcessId) {
-        let of_process = self.known.iter().filter(|known| known.process == process);
-        let tasks: Vec<TaskId> = of_process.map(|known| known.task).collect();
+    fn charge_process(&mut self, process: ProcessId) {
+        let of_process = self.tasks.iter().filter(|interval_task| interval_task.process == process);
+        let tasks: Vec<TaskId> = of_process.map(|interval_task| interval_task.task).collect();
         tasks.into_iter().for_each(|task| self.charge_overhead(task));
     }
 
@@ -204,12 +204,12 @@ impl IntervalMachine {
         self.moving.iter().map(|moving| moving.ends_ns).min().unwrap_or(u64::MAX)
     }
 
-    pub(super) fn moves_done(&mut self) {
+    pub(super) fn finish_moves(&mut self) {
         let now_ns = self.now_ns;
-        let (done, moving): (Vec<PageMove>, Vec<PageMove>) =
+        let (finished_moves, moving): (Vec<PageMove>, Vec<PageMove>) =
             std::mem::take(&mut self.moving).into_iter().partition(|moving| moving.ends_ns <= now_ns);
         self.moving = moving;
-        done.iter().for_each(|done| self.take_time_of(done.process));
+        finished_moves.iter().for_each(|page_move| self.charge_process(page_move.process));
     }
 
     /// Divides every contended cache as classes, colors and events require.
@@ -221,36 +221,36 @@ impl IntervalMachine {
             let mut masks: Vec<IndexSet> = Vec::new();
             let mut members: Vec<(u32, usize)> = Vec::new();
             let mut units = level_ways;
-            for known in self.live_tasks() {
-                let ways = || Some((self.classes.get(&known.class?)?.get(cache)?.clone(), level_ways));
+            for interval_task in self.live_tasks() {
+                let ways = || Some((self.classes.get(&interval_task.class?)?.get(cache)?.clone(), level_ways));
                 // A frame has the same color in every cache.
-                let colors = || Some((self.colors.get(&known.process)?.allowed.clone(), self.spec.pages.colors?));
-                let held = ways().or_else(colors);
-                if let Some((mask, of)) = held {
-                    units = of;
-                    members.push((known.slot, masks.len()));
+                let colors = || Some((self.colors.get(&interval_task.process)?.allowed.clone(), self.spec.pages.colors?));
+                let assigned_units = ways().or_else(colors);
+                if let Some((mask, unit_count)) = assigned_units {
+                    units = unit_count;
+                    members.push((interval_task.slot, masks.len()));
                     masks.push(mask);
                 }
             }
             let live = self.live_tasks().count();
-            let shared = members.len() < live || self.outside.contains_key(&(at as u32));
-            let parts = cache_parts::divide_cache(units, &masks, shared);
+            let is_shared = members.len() < live || self.outside.contains_key(&(at as u32));
+            let parts = cache_parts::divide_cache(units, &masks, is_shared);
             let shrunk = self.shrunk.get(&(at as u32)).copied().unwrap_or(1.0);
             let lines = |share: f64| (f64::from(self.engine.capacity_lines()) * share * shrunk) as f32;
             let domains: Vec<(f32, u8)> = parts.parts.iter().map(|&(share, group)| (lines(share), group)).collect();
             let groups: Vec<f32> = parts.groups.iter().map(|&share| lines(share)).collect();
-            let slot_domains: Vec<(u32, u8)> = members.iter().map(|&(slot, mask)| (slot, parts.of[mask])).collect();
-            self.engine.divide_if_new(at, &domains, &groups, &slot_domains);
+            let slot_domains: Vec<(u32, u8)> = members.iter().map(|&(slot, mask)| (slot, parts.part_of_mask[mask])).collect();
+            self.engine.divide_if_changed(at, &domains, &groups, &slot_domains);
         }
     }
 
     /// Reads the machine's present state.
     pub(super) fn read_back(&self) -> AppliedPlan {
-        let all: CpuSet = (0..self.spec.cpus()).collect();
+        let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
         let mut applied = AppliedPlan { gangs: self.gangs.clone(), ..AppliedPlan::default() };
-        for known in self.live_tasks() {
-            let (task, sched) = (known.task, &self.engine.turns.tasks[known.slot as usize]);
-            if sched.allowed != all || self.plan.affinity.contains_key(&task) {
+        for interval_task in self.live_tasks() {
+            let (task, sched) = (interval_task.task, &self.engine.turns.tasks[interval_task.slot as usize]);
+            if sched.allowed != all_cpus || self.plan.affinity.contains_key(&task) {
                 applied.affinity.insert(task, sched.allowed.clone());
             }
             if sched.weight != 1.0 || self.plan.weights.contains_key(&task) {
@@ -264,9 +264,9 @@ impl IntervalMachine {
                 self.moving.iter().find(|moving| share.members.contains(&ShareMember::Process(moving.process)));
             if let Some(moving) = moving.filter(|_| colors) {
                 let span = (moving.ends_ns - moving.began_ns).max(1) as f64;
-                let done = (moving.pages as f64 * (self.now_ns - moving.began_ns) as f64 / span) as u64;
+                let moved_pages = (moving.pages as f64 * (self.now_ns - moving.began_ns) as f64 / span) as u64;
                 let item = PlanItem::Share(share.group, share.cache);
-                applied.pending.push(PendingItem { item, done: done.min(moving.pages), total: Some(moving.pages) });
+                applied.pending.push(PendingItem { item, done: moved_pages.min(moving.pages), total: Some(moving.pages) });
             }
             let inside = moving.map_or(1.0, |moving| {
                 let span = (moving.ends_ns - moving.began_ns).max(1) as f64;
@@ -287,11 +287,11 @@ impl IntervalMachine {
         let monitored = self.spec.caches.iter().any(|cache| cache.way_partitions.is_some());
         let contended = self.topology.caches.iter().filter(|cache| cache.last_level);
         let index = contended.map(|cache| cache.id).position(|id| id == share.cache).filter(|_| monitored)?;
-        let named = self.known.iter().filter(|known| {
-            share.members.contains(&ShareMember::Task(known.task))
-                || share.members.contains(&ShareMember::Process(known.process))
+        let members = self.tasks.iter().filter(|interval_task| {
+            share.members.contains(&ShareMember::Task(interval_task.task))
+                || share.members.contains(&ShareMember::Process(interval_task.process))
         });
-        Some(named.map(|known| self.engine.occupied_bytes(known.slot, index)).sum::<f64>() as u64)
+        Some(members.map(|interval_task| self.engine.occupied_bytes(interval_task.slot, index)).sum::<f64>() as u64)
     }
 }
 

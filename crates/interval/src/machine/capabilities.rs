@@ -7,14 +7,14 @@ use cachemate_core::{Ability, Capabilities, MachineSpec, PartitionSupport, Suppo
 fn supported(note: &str) -> Support {
     Support::Yes { note: (!note.is_empty()).then(|| note.to_string()) }
 }
-fn unsupported(why: &str) -> Support {
-    Support::No { reason: why.to_string(), remedy: None }
+fn unsupported(reason: &str) -> Support {
+    Support::No { reason: reason.to_string(), remedy: None }
 }
 
 /// Truthful capabilities: this model has no sets, no single addresses and no penalties.
 pub fn capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
     let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
-    let only_if = |has: bool, why: &str| if has { supported("") } else { unsupported(why) };
+    let only_if = |has: bool, reason: &str| if has { supported("") } else { unsupported(reason) };
     let counters = format!("{} at once", spec.counters.count);
     let abilities = BTreeMap::from([
         (Ability::CountPerTask, supported(&counters)),

@@ -91,16 +91,16 @@ pub fn readings(
     let slow = noise.step(defects.autocorrelation) * defects.noise;
     let mut readings = Vec::with_capacity(truth.len());
     for &(event, count) in truth {
-        let whole = is_fixed(event) || groups == 1.0;
-        let seen = if is_fixed(event) {
+        let counts_always = is_fixed(event) || groups == 1.0;
+        let counted = if is_fixed(event) {
             count
         } else {
-            let of_turns = if whole { 0.0 } else { defects.turn_noise / libm::sqrt(turns) * noise.normal() };
-            let share = if whole { 1.0 } else { 1.0 / groups };
+            let of_turns = if counts_always { 0.0 } else { defects.turn_noise / libm::sqrt(turns) * noise.normal() };
+            let share = if counts_always { 1.0 } else { 1.0 / groups };
             count * share * (1.0 + slow + of_turns).max(0.0)
         };
-        let counted_share = if whole { 1.0 } else { 1.0 / groups };
-        readings.push(EventCount { event, count: seen.round() as u64, enabled_share: counted_share });
+        let counted_share = if counts_always { 1.0 } else { 1.0 / groups };
+        readings.push(EventCount { event, count: counted.round() as u64, enabled_share: counted_share });
     }
     readings.sort_by_key(|reading| reading.event);
     EventCounts(readings)
@@ -139,7 +139,7 @@ mod tests {
             let values = misses(defects, at_once);
             let mean = values.iter().sum::<f64>() / values.len() as f64;
             let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
-            let lagged = values.windows(2).map(|two| (two[0] - mean) * (two[1] - mean)).sum::<f64>();
+            let lagged = values.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>();
             let correlation = lagged / values.len() as f64 / variance;
             assert!((mean - 1.0).abs() < 0.01, "{mean}");
             assert!((variance.sqrt() / 0.05 - 1.0).abs() < 0.1, "{}", variance.sqrt());

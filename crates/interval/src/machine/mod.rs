@@ -165,7 +165,7 @@ struct IntervalTask {
     class: Option<ServiceClassId>,
     exited: bool,
     /// Totals at the last observation.
-    seen: TaskTotals,
+    last_totals: TaskTotals,
     /// Totals at the start of the measurement.
     measured_from: TaskTotals,
     /// Slowdown in the last window: of the time that it wanted to run, and of its time on a processor.
@@ -178,7 +178,7 @@ struct RunningJob {
     program: u32,
     arrives_ns: Option<u64>,
     /// Threads of this process that have not started yet, and their time of arrival.
-    late: Option<(ProcessId, u32, u64)>,
+    late_threads: Option<(ProcessId, u32, u64)>,
     alive: u32,
     book: results::JobTotals,
 }
@@ -192,7 +192,7 @@ pub struct IntervalMachine {
     options: Options,
     jobs: Vec<RunningJob>,
     /// Tasks not yet reported as exited, in order of arrival.
-    known: Vec<IntervalTask>,
+    tasks: Vec<IntervalTask>,
     next_task: u32,
     next_process: u32,
     /// Events still to come, by time.
@@ -217,7 +217,7 @@ pub struct IntervalMachine {
     measured_from_ns: u64,
     /// By node: bytes to and from memory since the start of the measurement.
     node_bytes: Vec<f64>,
-    over: bool,
+    finished: bool,
 }
 
 impl IntervalMachine {
@@ -231,19 +231,19 @@ impl IntervalMachine {
         let spares = options.events.iter().filter(|(_, event)| matches!(event, MachineEvent::Separate { .. })).count();
         let mut engine = IntervalEngine::with_spares(spec, options.explicit, spares).ok_or_else(no_cache)?;
         check_events(&options.events, spec, engine.caches())?;
-        let mut running: Vec<RunningJob> = Vec::new();
+        let mut running_jobs: Vec<RunningJob> = Vec::new();
         for job in jobs {
-            let known = running.iter().find(|known| Arc::ptr_eq(&known.job.program, &job.program));
-            let program = match known {
-                Some(known) => known.program,
+            let earlier_job = running_jobs.iter().find(|earlier| Arc::ptr_eq(&earlier.job.program, &job.program));
+            let program = match earlier_job {
+                Some(earlier) => earlier.program,
                 None => {
                     job.program.check()?;
                     engine.add_program(PhasedProgram::clone(&job.program))
                 }
             };
-            running.push(RunningJob {
+            running_jobs.push(RunningJob {
                 arrives_ns: Some(job.start_ns),
-                late: None,
+                late_threads: None,
                 program,
                 alive: 0,
                 book: results::JobTotals::default(),
@@ -260,8 +260,8 @@ impl IntervalMachine {
             topology,
             engine,
             options,
-            jobs: running,
-            known: Vec::new(),
+            jobs: running_jobs,
+            tasks: Vec::new(),
             next_task: 0,
             next_process: 0,
             events,
@@ -280,7 +280,7 @@ impl IntervalMachine {
             now_ns: 0,
             measured_from_ns: 0,
             node_bytes: vec![0.0; spec.memory.nodes as usize],
-            over: false,
+            finished: false,
         };
         machine.admit();
         Ok(machine)
@@ -300,17 +300,17 @@ impl IntervalMachine {
     }
     /// The engine's slot of a task that has not been reported as exited.
     pub fn slot_of(&self, task: TaskId) -> Option<u32> {
-        self.known.iter().find(|known| known.task == task).map(|known| known.slot)
+        self.tasks.iter().find(|interval_task| interval_task.task == task).map(|interval_task| interval_task.slot)
     }
 
     /// A task's time relative to running alone in the last window, and the same for its time on a processor. `None` =
     /// the task did nothing, or has exited.
     pub fn slowdown(&self, task: TaskId) -> Option<(f64, f64)> {
-        self.known.iter().find(|known| known.task == task).and_then(|known| known.slowdown)
+        self.tasks.iter().find(|interval_task| interval_task.task == task).and_then(|interval_task| interval_task.slowdown)
     }
     /// The job of a task, by its position in the list.
     pub fn job_of(&self, task: TaskId) -> Option<usize> {
-        self.known.iter().find(|known| known.task == task).map(|known| known.job)
+        self.tasks.iter().find(|interval_task| interval_task.task == task).map(|interval_task| interval_task.job)
     }
     /// Bytes that a task occupies in each contended cache.
     pub fn occupied_bytes(&self, task: TaskId) -> Vec<f64> {
@@ -335,7 +335,7 @@ impl IntervalMachine {
         due.iter().for_each(|&index| self.start(index));
         let mut came = !due.is_empty();
         for index in 0..self.jobs.len() {
-            if let Some((process, count, _)) = self.jobs[index].late.take_if(|(_, _, at_ns)| *at_ns <= self.now_ns) {
+            if let Some((process, count, _)) = self.jobs[index].late_threads.take_if(|(_, _, at_ns)| *at_ns <= self.now_ns) {
                 self.start_threads(index, process, count);
                 came = true;
             }
@@ -347,31 +347,31 @@ impl IntervalMachine {
         let process = ProcessId(self.next_process);
         self.next_process += 1;
         let now_ns = self.now_ns;
-        let running = &mut self.jobs[index];
-        running.arrives_ns = None;
-        running.alive = running.job.threads.max(1);
-        running.book.tasks += u64::from(running.alive);
-        let late = running.job.late_threads.map(|(count, by_ns)| (count.min(running.alive - 1), by_ns));
-        running.late = late.map(|(count, by_ns)| (process, count, now_ns.saturating_add(by_ns)));
-        let first = running.alive - late.map_or(0, |(count, _)| count);
+        let job = &mut self.jobs[index];
+        job.arrives_ns = None;
+        job.alive = job.job.threads.max(1);
+        job.book.tasks += u64::from(job.alive);
+        let late_group = job.job.late_threads.map(|(count, by_ns)| (count.min(job.alive - 1), by_ns));
+        job.late_threads = late_group.map(|(count, by_ns)| (process, count, now_ns.saturating_add(by_ns)));
+        let first = job.alive - late_group.map_or(0, |(count, _)| count);
         self.start_threads(index, process, first);
     }
 
     fn start_threads(&mut self, index: usize, process: ProcessId, count: u32) {
-        let all: CpuSet = (0..self.spec.cpus()).collect();
-        let running = &self.jobs[index];
-        let pinned = running.job.pinned.clone().map(|cpus| cpus.intersection(&all)).filter(|cpus| !cpus.is_empty());
+        let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
+        let job = &self.jobs[index];
+        let pinned = job.job.pinned.clone().map(|cpus| cpus.intersection(&all_cpus)).filter(|cpus| !cpus.is_empty());
         for _ in 0..count {
-            let slot = self.engine.start(running.program, pinned.clone().unwrap_or_else(|| all.clone()));
-            if let Some(instructions) = running.job.instructions {
+            let slot = self.engine.start(job.program, pinned.clone().unwrap_or_else(|| all_cpus.clone()));
+            if let Some(instructions) = job.job.instructions {
                 self.engine.set_work(slot, instructions);
             }
-            if let Some(sibling) = self.known.iter().find(|known| known.process == process && !known.exited) {
+            if let Some(sibling) = self.tasks.iter().find(|interval_task| interval_task.process == process && !interval_task.exited) {
                 self.engine.share_memory(slot, sibling.slot);
             }
             let task = TaskId(self.next_task);
             self.next_task += 1;
-            self.known.push(IntervalTask {
+            self.tasks.push(IntervalTask {
                 task,
                 process,
                 job: index,
@@ -380,7 +380,7 @@ impl IntervalMachine {
                 fixed: pinned.is_some(),
                 class: None,
                 exited: false,
-                seen: TaskTotals::default(),
+                last_totals: TaskTotals::default(),
                 measured_from: TaskTotals::default(),
                 slowdown: None,
                 noise: NoiseState::new(self.options.seed, task.0),
@@ -393,7 +393,7 @@ impl IntervalMachine {
             MachineEvent::Offline { cpu } | MachineEvent::Online { cpu } => {
                 let online = matches!(event, MachineEvent::Online { .. });
                 self.engine.turns.set_online(cpu, online);
-                if let Some(cpu) = self.topology.cpus.iter_mut().find(|found| found.id.0 == cpu) {
+                if let Some(cpu) = self.topology.cpus.iter_mut().find(|described| described.id.0 == cpu) {
                     cpu.online = online;
                 }
             }
@@ -406,7 +406,7 @@ impl IntervalMachine {
                     let stream = crate::closed_form::stream(line, lines, 1.0);
                     let program = self.engine.add_program(PhasedProgram::steady("outside", stream));
                     let speed = lines_per_second / self.spec.hertz as f64;
-                    let slot = self.engine.start_outside(program, cache as usize, speed);
+                    let slot = self.engine.start_external(program, cache as usize, speed);
                     self.outside.insert(cache, slot);
                 }
             }
@@ -434,8 +434,8 @@ impl IntervalMachine {
             window_end = window_end.min(length.max(self.now_ns + 1));
         }
         loop {
-            let late = |running: &RunningJob| running.late.map(|(_, _, at_ns)| at_ns);
-            let arrivals = self.jobs.iter().flat_map(|running| [running.arrives_ns, late(running)]);
+            let late_arrival = |job: &RunningJob| job.late_threads.map(|(_, _, at_ns)| at_ns);
+            let arrivals = self.jobs.iter().flat_map(|job| [job.arrives_ns, late_arrival(job)]);
             let arrival = arrivals.flatten().min().unwrap_or(u64::MAX);
             let event = self.events.first().map_or(u64::MAX, |(at, _)| *at);
             let due = [window_end, arrival, event, self.moves_due(), self.probes_due()].into_iter().min();
@@ -443,16 +443,16 @@ impl IntervalMachine {
             self.engine.run(self.cycles_of(due));
             self.now_ns = (self.engine.now_cycles() * 1e9 / self.spec.hertz as f64).round() as u64;
             let ended = std::mem::take(&mut self.engine.ended);
-            let mut changed = !ended.is_empty();
+            let mut tasks_changed = !ended.is_empty();
             for slot in ended {
                 self.record_exit(slot);
             }
-            if !changed {
+            if !tasks_changed {
                 self.now_ns = due;
             }
-            self.moves_done();
-            changed |= self.admit();
-            if changed {
+            self.finish_moves();
+            tasks_changed |= self.admit();
+            if tasks_changed {
                 return WindowEnd::TasksChanged;
             }
             if self.run_probes() {
@@ -466,29 +466,29 @@ impl IntervalMachine {
 
     fn record_exit(&mut self, slot: u32) {
         let now_ns = self.now_ns;
-        let Some(known) = self.known.iter_mut().find(|known| known.slot == slot && !known.exited) else { return };
-        known.exited = true;
-        let running = &mut self.jobs[known.job];
-        running.alive -= 1;
-        if running.alive == 0 {
-            running.book.completions += 1;
-            if running.job.restart {
-                running.arrives_ns = Some(now_ns);
+        let Some(interval_task) = self.tasks.iter_mut().find(|interval_task| interval_task.slot == slot && !interval_task.exited) else { return };
+        interval_task.exited = true;
+        let job = &mut self.jobs[interval_task.job];
+        job.alive -= 1;
+        if job.alive == 0 {
+            job.book.completions += 1;
+            if job.job.restart {
+                job.arrives_ns = Some(now_ns);
             }
         }
     }
 
     fn is_over(&self) -> bool {
         let reached = self.options.length_ns.is_some_and(|length| self.now_ns >= length);
-        let waiting = self.jobs.iter().any(|running| running.alive > 0 || running.arrives_ns.is_some());
-        reached || !waiting
+        let has_work = self.jobs.iter().any(|job| job.alive > 0 || job.arrives_ns.is_some());
+        reached || !has_work
     }
 }
 
 fn check_events(events: &[(u64, MachineEvent)], spec: &MachineSpec, caches: usize) -> Result<(), IntervalMachineError> {
     let per_cache = spec.last_level().map_or(1, |cache| cache.shared_by_cores) * spec.contexts_per_core;
     for (at, (_, event)) in events.iter().enumerate() {
-        let (found, most, subject) = match *event {
+        let (found, limit, subject) = match *event {
             MachineEvent::Separate { ref cpus } => {
                 let one_cache = cpus.iter().all(|cpu| Some(cpu / per_cache) == cpus.first().map(|cpu| cpu / per_cache));
                 let last = cpus.iter().last().filter(|_| one_cache);
@@ -501,8 +501,8 @@ fn check_events(events: &[(u64, MachineEvent)], spec: &MachineSpec, caches: usiz
         };
         let share = if let MachineEvent::Shrink { to_share, .. } = event { *to_share } else { 1.0 };
         let lines = if let MachineEvent::Outside { lines_per_second, .. } = event { *lines_per_second } else { 1.0 };
-        if found >= most || !(share > 0.0 && share <= 1.0) || !(lines.is_finite() && lines >= 0.0) {
-            let expected = format!("{subject} (0 to {}), a share above 0 up to 1, lines 0 or more", most.max(1) - 1);
+        if found >= limit || !(share > 0.0 && share <= 1.0) || !(lines.is_finite() && lines >= 0.0) {
+            let expected = format!("{subject} (0 to {}), a share above 0 up to 1, lines 0 or more", limit.max(1) - 1);
             return Err(IntervalMachineError::Event { at, found: format!("{event:?}"), expected });
         }
     }
@@ -518,11 +518,11 @@ impl Machine for IntervalMachine {
     }
 
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        if self.over {
+        if self.finished {
             return Ok(None);
         }
         if self.is_over() {
-            self.over = true;
+            self.finished = true;
             return Ok(None);
         }
         let start_ns = self.now_ns;

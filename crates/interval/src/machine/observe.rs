@@ -47,8 +47,8 @@ pub(super) fn subtract_totals(now: &TaskTotals, before: &TaskTotals) -> TaskTota
     totals
 }
 
-fn is_node(place: &CounterScope) -> bool {
-    matches!(place, CounterScope::MemoryNode(_))
+fn is_node(scope: &CounterScope) -> bool {
+    matches!(scope, CounterScope::MemoryNode(_))
 }
 
 impl IntervalMachine {
@@ -57,29 +57,29 @@ impl IntervalMachine {
         let elapsed_cycles = Some(self.cycles_of(elapsed_ns) as u64);
         let span = TimeSpan { start_ns, elapsed_ns, elapsed_cycles };
         let truths: Vec<TaskTotals> =
-            self.known.iter().map(|known| subtract_totals(self.engine.task_totals(known.slot), &known.seen)).collect();
+            self.tasks.iter().map(|interval_task| subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.last_totals)).collect();
         let places = self.scope_counts(&truths);
         let skewed = self.skew(&truths);
-        let mut tasks = Vec::with_capacity(self.known.len());
-        for (index, done) in truths.iter().enumerate() {
-            let seen = self.sample_task(index, done, &skewed[index], elapsed_ns);
-            self.known[index].seen = *self.engine.task_totals(self.known[index].slot);
-            self.known[index].slowdown = Self::slowdown_of(done);
-            tasks.push(seen);
+        let mut tasks = Vec::with_capacity(self.tasks.len());
+        for (index, truth) in truths.iter().enumerate() {
+            let sample = self.sample_task(index, truth, &skewed[index], elapsed_ns);
+            self.tasks[index].last_totals = *self.engine.task_totals(self.tasks[index].slot);
+            self.tasks[index].slowdown = Self::slowdown_of(truth);
+            tasks.push(sample);
         }
-        let answers = self.answers();
+        let answers = self.take_answers();
         let mut in_force = self.read_back();
         in_force.refused.append(&mut self.refused);
-        for (sum, (_, counts)) in self.node_bytes.iter_mut().zip(places.iter().filter(|(place, _)| is_node(place))) {
+        for (sum, (_, counts)) in self.node_bytes.iter_mut().zip(places.iter().filter(|(scope, _)| is_node(scope))) {
             *sum += counts.0.iter().map(|reading| reading.count as f64).sum::<f64>();
         }
-        for known in self.known.iter().filter(|known| known.exited) {
-            self.jobs[known.job].book.add(&subtract_totals(self.engine.task_totals(known.slot), &known.measured_from));
+        for interval_task in self.tasks.iter().filter(|interval_task| interval_task.exited) {
+            self.jobs[interval_task.job].book.add(&subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.measured_from));
         }
-        let exited_slots: Vec<u32> = self.known.iter().filter(|known| known.exited).map(|known| known.slot).collect();
-        self.known.retain(|known| !known.exited);
-        let known = &self.known;
-        self.colors.retain(|process, _| known.iter().any(|known| known.process == *process));
+        let exited_slots: Vec<u32> = self.tasks.iter().filter(|interval_task| interval_task.exited).map(|interval_task| interval_task.slot).collect();
+        self.tasks.retain(|interval_task| !interval_task.exited);
+        let tasks_left = &self.tasks;
+        self.colors.retain(|process, _| tasks_left.iter().any(|interval_task| interval_task.process == *process));
         exited_slots.into_iter().for_each(|slot| self.engine.stop(slot));
         Observation {
             window,
@@ -99,29 +99,29 @@ impl IntervalMachine {
         if skew <= 0.0 {
             return booked;
         }
-        for (index, known) in self.known.iter().enumerate() {
-            let Some(cpu) = self.engine.turns.tasks[known.slot as usize].cpu else { continue };
+        for (index, interval_task) in self.tasks.iter().enumerate() {
+            let Some(cpu) = self.engine.turns.tasks[interval_task.slot as usize].cpu else { continue };
             let queue = self.engine.turns.queue(cpu);
-            let Some(own) = queue.iter().position(|slot| *slot == known.slot) else { continue };
-            let next = queue[(own + 1) % queue.len()];
-            let Some(to) = self.known.iter().position(|other| other.slot == next).filter(|to| *to != index) else {
+            let Some(queue_index) = queue.iter().position(|slot| *slot == interval_task.slot) else { continue };
+            let next = queue[(queue_index + 1) % queue.len()];
+            let Some(next_index) = self.tasks.iter().position(|candidate| candidate.slot == next).filter(|found_index| *found_index != index) else {
                 continue;
             };
             for count in 0..truths[index].counts.len() {
-                let moved = skew * truths[index].counts[count];
-                booked[index].counts[count] -= moved;
-                booked[to].counts[count] += moved;
+                let skewed_count = skew * truths[index].counts[count];
+                booked[index].counts[count] -= skewed_count;
+                booked[next_index].counts[count] += skewed_count;
             }
         }
         booked
     }
 
-    fn exact_counts(&self, known: &IntervalTask, done: &TaskTotals) -> Vec<(CounterEvent, f64)> {
+    fn exact_counts(&self, interval_task: &IntervalTask, totals: &TaskTotals) -> Vec<(CounterEvent, f64)> {
         let (line, level) = (self.engine.line_bytes(), self.places.level);
-        let counts = &done.counts;
+        let counts = &totals.counts;
         let mut truth = vec![
-            (CounterEvent::Instructions, done.instructions),
-            (CounterEvent::Cycles, done.cycles),
+            (CounterEvent::Instructions, totals.instructions),
+            (CounterEvent::Cycles, totals.cycles),
             (CounterEvent::References(level), counts[REFERENCES]),
             (CounterEvent::Misses(level), counts[DEMAND]),
             (CounterEvent::MemoryReadBytes, counts[FILLS] * line),
@@ -130,66 +130,66 @@ impl IntervalMachine {
             (CounterEvent::StallCycles(StallCause::LocalMemory), counts[STALL_CYCLES] - counts[FAR_CYCLES]),
             (CounterEvent::StallCycles(StallCause::BusQueue), counts[QUEUE_CYCLES]),
             (CounterEvent::StallCycles(StallCause::RemoteCache), counts[REMOTE_CYCLES]),
-            (CounterEvent::ContextSwitches, done.switches),
+            (CounterEvent::ContextSwitches, totals.switches),
         ];
         if self.spec.memory.nodes > 1 {
             truth.push((CounterEvent::StallCycles(StallCause::RemoteMemory), counts[FAR_CYCLES]));
         }
-        let phase = &self.engine.program(known.slot).phases[self.engine.phase(known.slot) as usize];
+        let phase = &self.engine.program(interval_task.slot).phases[self.engine.phase(interval_task.slot) as usize];
         for private in phase.private_levels.iter().filter(|private| private.level != level) {
-            truth.push((CounterEvent::References(private.level), private.references_per_instr * done.instructions));
-            truth.push((CounterEvent::Misses(private.level), private.misses_per_instr * done.instructions));
+            truth.push((CounterEvent::References(private.level), private.references_per_instr * totals.instructions));
+            truth.push((CounterEvent::Misses(private.level), private.misses_per_instr * totals.instructions));
         }
         truth
     }
 
-    fn sample_task(&mut self, index: usize, done: &TaskTotals, booked: &TaskTotals, elapsed_ns: u64) -> TaskSample {
-        let booked = TaskTotals { counts: booked.counts, ..*done };
-        let truth = self.exact_counts(&self.known[index], &booked);
+    fn sample_task(&mut self, index: usize, totals: &TaskTotals, booked: &TaskTotals, elapsed_ns: u64) -> TaskSample {
+        let booked = TaskTotals { counts: booked.counts, ..*totals };
+        let truth = self.exact_counts(&self.tasks[index], &booked);
         let (at_once, defects) = (self.spec.counters.count, self.options.defects);
-        let known = &mut self.known[index];
-        let counts = readings(&truth, at_once, elapsed_ns as f64, defects, &mut known.noise);
-        let known = &self.known[index];
+        let interval_task = &mut self.tasks[index];
+        let counts = readings(&truth, at_once, elapsed_ns as f64, defects, &mut interval_task.noise);
+        let interval_task = &self.tasks[index];
         let to_ns = 1e9 / self.spec.hertz as f64;
-        let sched = &self.engine.turns.tasks[known.slot as usize];
+        let sched = &self.engine.turns.tasks[interval_task.slot as usize];
         let cpu = sched.cpu.map(CpuId);
-        let job = &self.jobs[known.job].job;
-        let ran_ns = (done.cycles * to_ns) as u64;
-        let pages_per_color = self.spec.pages.colors.map(|colors| self.pages_by_color(known, colors));
+        let job = &self.jobs[interval_task.job].job;
+        let ran_ns = (totals.cycles * to_ns) as u64;
+        let pages_per_color = self.spec.pages.colors.map(|colors| self.pages_by_color(interval_task, colors));
         TaskSample {
             name: job.name.clone(),
-            arrival_ns: known.arrived_ns,
-            exited: known.exited,
-            unmovable: known.fixed,
+            arrival_ns: interval_task.arrived_ns,
+            exited: interval_task.exited,
+            unmovable: interval_task.fixed,
             goal: job.goal,
-            cpu: cpu.filter(|_| !known.exited && sched.share > 0.0),
+            cpu: cpu.filter(|_| !interval_task.exited && sched.share > 0.0),
             on_cpu_ns: cpu.filter(|_| ran_ns > 0).map(|cpu| (cpu, ran_ns)).into_iter().collect(),
-            run_queue_wait_ns: Some((done.wait_cycles * to_ns) as u64),
+            run_queue_wait_ns: Some((totals.wait_cycles * to_ns) as u64),
             counts,
-            progress: job.program.progress_per_instr.map(|each| each * done.instructions),
+            progress: job.program.progress_per_instr.map(|per_instr| per_instr * totals.instructions),
             pages_per_color,
-            pages_per_node: (self.spec.memory.nodes > 1).then(|| self.pages_by_node(known)).flatten(),
-            ..TaskSample::new(known.task, known.process)
+            pages_per_node: (self.spec.memory.nodes > 1).then(|| self.pages_by_node(interval_task)).flatten(),
+            ..TaskSample::new(interval_task.task, interval_task.process)
         }
     }
 
     /// Pages of a program in its present phase; if its profile does not state them, as many as fill the cache four
     /// times.
-    fn pages(&self, known: &IntervalTask) -> f64 {
+    fn pages(&self, interval_task: &IntervalTask) -> f64 {
         let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
-        let phase = &self.engine.program(known.slot).phases[self.engine.phase(known.slot) as usize];
+        let phase = &self.engine.program(interval_task.slot).phases[self.engine.phase(interval_task.slot) as usize];
         phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64
     }
 
-    fn pages_by_node(&self, known: &IntervalTask) -> Option<Vec<u64>> {
-        let lies_on = self.engine.memory_node(known.slot)?;
-        let pages_on_node = |node: usize| if node == lies_on { self.pages(known) as u64 } else { 0 };
+    fn pages_by_node(&self, interval_task: &IntervalTask) -> Option<Vec<u64>> {
+        let lies_on = self.engine.memory_node(interval_task.slot)?;
+        let pages_on_node = |node: usize| if node == lies_on { self.pages(interval_task) as u64 } else { 0 };
         Some((0..self.spec.memory.nodes as usize).map(pages_on_node).collect())
     }
 
-    fn pages_by_color(&self, known: &IntervalTask, colors: u32) -> Vec<u64> {
-        let pages = self.pages(known);
-        let share = self.colors.get(&known.process).map(|held| &held.allowed);
+    fn pages_by_color(&self, interval_task: &IntervalTask, colors: u32) -> Vec<u64> {
+        let pages = self.pages(interval_task);
+        let share = self.colors.get(&interval_task.process).map(|assignment| &assignment.allowed);
         let count = share.map_or(colors, |allowed| allowed.count()).max(1);
         let is_allowed = |color: u32| share.is_none_or(|allowed| allowed.contains(color));
         (0..colors).map(|color| if is_allowed(color) { (pages / f64::from(count)) as u64 } else { 0 }).collect()
@@ -200,16 +200,16 @@ impl IntervalMachine {
         let mut cpus: BTreeMap<u32, f64> = BTreeMap::new();
         let mut caches = vec![(0.0, 0.0); self.places.caches.len()];
         let mut nodes = vec![(0.0, 0.0); self.places.nodes as usize];
-        for (known, done) in self.known.iter().zip(truths) {
-            if let Some(cpu) = self.engine.turns.tasks[known.slot as usize].cpu {
-                *cpus.entry(cpu).or_default() += done.instructions;
+        for (interval_task, truth) in self.tasks.iter().zip(truths) {
+            if let Some(cpu) = self.engine.turns.tasks[interval_task.slot as usize].cpu {
+                *cpus.entry(cpu).or_default() += truth.instructions;
             }
-            let Some(cache) = self.engine.cache_of(known.slot) else { continue };
-            caches[cache].0 += done.counts[REFERENCES];
-            caches[cache].1 += done.counts[DEMAND];
+            let Some(cache) = self.engine.cache_of(interval_task.slot) else { continue };
+            caches[cache].0 += truth.counts[REFERENCES];
+            caches[cache].1 += truth.counts[DEMAND];
             let node = self.engine.node_of_cache(cache);
-            nodes[node].0 += done.counts[FILLS] * line;
-            nodes[node].1 += done.counts[WRITEBACKS] * line;
+            nodes[node].0 += truth.counts[FILLS] * line;
+            nodes[node].1 += truth.counts[WRITEBACKS] * line;
         }
         let exact = |event_values: &[(CounterEvent, f64)]| {
             let reading =

@@ -71,19 +71,19 @@ fn refusal(probe: &ProbeRequest, because: RefusalReason, refusal_text: &str) -> 
 impl IntervalMachine {
     /// Starts new probes, and ends those that the plan no longer requests.
     pub(super) fn apply_probes(&mut self, plan: &Plan, refusals: &mut Vec<RefusedItem>) {
-        let wanted = |active: &OngoingProbe| plan.probes.contains(&active.probe);
-        let held = self.probes.iter().any(|active| matches!(active.state, ProbeState::Row { .. }) && !wanted(active));
+        let is_requested = |active: &OngoingProbe| plan.probes.contains(&active.probe);
+        let drops_row = self.probes.iter().any(|active| matches!(active.state, ProbeState::Row { .. }) && !is_requested(active));
         let (continuing, dropped): (Vec<OngoingProbe>, Vec<OngoingProbe>) =
-            std::mem::take(&mut self.probes).into_iter().partition(wanted);
+            std::mem::take(&mut self.probes).into_iter().partition(is_requested);
         self.probes = continuing;
         dropped.iter().filter_map(OngoingProbe::logging_task).for_each(|task| self.charge_overhead(task));
         self.answered.retain(|id| plan.probes.iter().any(|probe| probe.id == *id));
-        if held {
+        if drops_row {
             self.release();
         }
         for probe in &plan.probes {
-            let known = self.probes.iter().any(|active| active.probe.id == probe.id);
-            if known || self.answered.contains(&probe.id) {
+            let is_running = self.probes.iter().any(|active| active.probe.id == probe.id);
+            if is_running || self.answered.contains(&probe.id) {
                 continue;
             }
             match &probe.kind {
@@ -105,10 +105,10 @@ impl IntervalMachine {
     }
 
     pub(super) fn probes_due(&self) -> u64 {
-        let held = self.has_probe_with_cpus();
+        let cpus_reserved = self.has_probe_with_cpus();
         let due = |active: &OngoingProbe| match active.state {
             // The probe begins when the one before it has ended, which is an event of its own.
-            ProbeState::Waiting if held && active.holds_cpus() => u64::MAX,
+            ProbeState::Waiting if cpus_reserved && active.holds_cpus() => u64::MAX,
             ProbeState::Waiting | ProbeState::Ready(_) => self.now_ns,
             ProbeState::Row { until_ns, .. } => until_ns,
             ProbeState::Until { ns, .. } => ns,
@@ -168,10 +168,10 @@ impl IntervalMachine {
             }
             ProbeKind::CoRunRows { rows, .. } => {
                 let waits = |task: &TaskId| {
-                    let off = rows.iter().filter(|row| !row.contains(task)).count() as u64;
-                    took_ns * off / rows.len().max(1) as u64
+                    let rows_without = rows.iter().filter(|row| !row.contains(task)).count() as u64;
+                    took_ns * rows_without / rows.len().max(1) as u64
                 };
-                self.known.iter().map(|known| (Some(known.task), waits(&known.task))).collect()
+                self.tasks.iter().map(|interval_task| (Some(interval_task.task), waits(&interval_task.task))).collect()
             }
             _ => Vec::new(),
         }
@@ -223,11 +223,11 @@ impl IntervalMachine {
             }
             ProbeKind::PingPong { cpus } => {
                 let turns = &self.engine.turns;
-                let same = turns.cache_of(cpus.0.0) == turns.cache_of(cpus.1.0);
+                let same_cache = turns.cache_of(cpus.0.0) == turns.cache_of(cpus.1.0);
                 let package = |cpu: u32| cpu / (self.spec.cores_per_package * self.spec.contexts_per_core);
                 let coherence = &self.spec.coherence;
                 let memory = self.spec.memory.local_latency_cycles;
-                let cycles = if same {
+                let cycles = if same_cache {
                     self.spec.last_level().map_or(memory, |cache| cache.latency_cycles)
                 } else if package(cpus.0.0) == package(cpus.1.0) {
                     coherence.same_package_cycles.unwrap_or(memory)
@@ -245,7 +245,7 @@ impl IntervalMachine {
 
     /// Gives these tasks exclusive use of a cache's CPUs, one each, if they may run there.
     fn reserve_cpus(&mut self, cache: CacheId, row: &[TaskId]) {
-        let cpus = self.topology.caches.iter().find(|found| found.id == cache).map(|found| found.cpus.clone());
+        let cpus = self.topology.caches.iter().find(|described| described.id == cache).map(|described| described.cpus.clone());
         let online = |cpu: &u32| self.engine.turns.is_online(*cpu);
         let cpus: cachemate_core::CpuSet = cpus.unwrap_or_default().iter().filter(online).collect();
         let slots: Vec<u32> = row.iter().filter_map(|task| self.slot_of(*task)).collect();
@@ -302,7 +302,7 @@ impl IntervalMachine {
         }
     }
 
-    fn interval(&self, cache: CacheId, row: &[TaskId], before: &[TaskTotals], total_ns: u64) -> RowInterval {
+    fn interval(&self, cache: CacheId, row: &[TaskId], totals_before: &[TaskTotals], total_ns: u64) -> RowInterval {
         let level = self.places.level;
         let counts = |instr: f64, cycles: f64, references: f64, misses: f64| {
             let readings = [
@@ -317,16 +317,16 @@ impl IntervalMachine {
         };
         let mut sums = [0.0; 4];
         let mut task_counts = Vec::new();
-        for (task, before) in row.iter().zip(before) {
+        for (task, earlier) in row.iter().zip(totals_before) {
             let now = self.totals_of_task(*task);
-            let own = [
-                now.instructions - before.instructions,
-                now.cycles - before.cycles,
-                now.counts[REFERENCES] - before.counts[REFERENCES],
-                now.counts[DEMAND] - before.counts[DEMAND],
+            let task_sums = [
+                now.instructions - earlier.instructions,
+                now.cycles - earlier.cycles,
+                now.counts[REFERENCES] - earlier.counts[REFERENCES],
+                now.counts[DEMAND] - earlier.counts[DEMAND],
             ];
-            sums.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
-            task_counts.push(counts(own[0], own[1], own[2], own[3]));
+            sums.iter_mut().zip(task_sums).for_each(|(sum, task_sum)| *sum += task_sum);
+            task_counts.push(counts(task_sums[0], task_sums[1], task_sums[2], task_sums[3]));
         }
         RowInterval {
             tasks: row.to_vec(),
@@ -373,11 +373,11 @@ impl IntervalMachine {
     }
 
     /// The time until which an incomplete log continues within its budget, and the share of time that it takes.
-    fn remaining_log_time(&self, active: &OngoingProbe, before: &TaskTotals) -> Option<(u64, f64)> {
+    fn remaining_log_time(&self, active: &OngoingProbe, totals_before: &TaskTotals) -> Option<(u64, f64)> {
         let ProbeKind::MissTrace { task, entries, .. } = active.probe.kind else { return None };
         self.slot_of(task)?;
         let left_ns = active.probe.budget_ns.checked_sub(self.now_ns - active.started_ns).filter(|&ns| ns > 0)?;
-        let instructions = self.totals_of_task(task).instructions - before.instructions;
+        let instructions = self.totals_of_task(task).instructions - totals_before.instructions;
         let misses = instructions * self.misses_per_instr(task);
         if misses + 0.5 >= f64::from(entries) {
             return None;
@@ -386,10 +386,10 @@ impl IntervalMachine {
         Some((self.now_ns + self.next_log_step_ns(pace_ns, entries).min(left_ns), taken_share))
     }
 
-    fn finish_count(&mut self, probe: &ProbeRequest, before: &TaskTotals) -> ProbeState {
+    fn finish_count(&mut self, probe: &ProbeRequest, totals_before: &TaskTotals) -> ProbeState {
         let evidence = match &probe.kind {
-            ProbeKind::MissTrace { task, entries, .. } => self.trace(*task, *entries, before),
-            ProbeKind::ReuseTimes { task, locations } => self.reuses(*task, *locations, before),
+            ProbeKind::MissTrace { task, entries, .. } => self.draw_trace(*task, *entries, totals_before),
+            ProbeKind::ReuseTimes { task, locations } => self.sample_reuses(*task, *locations, totals_before),
             ProbeKind::AccessSamples { processes, sample_period: one_in, max_samples: at_most, .. } => {
                 let processes = processes.clone();
                 self.samples(&processes, *one_in, *at_most)
@@ -401,11 +401,11 @@ impl IntervalMachine {
 
     /// LRU stack distances drawn from the curve: at distance `d` with the probability that a cache of `d` lines hits and
     /// one of `d - 1` does not.
-    fn trace(&mut self, task: TaskId, entries: u32, before: &TaskTotals) -> ProbeEvidence {
+    fn draw_trace(&mut self, task: TaskId, entries: u32, totals_before: &TaskTotals) -> ProbeEvidence {
         let now = self.totals_of_task(task);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows, task.0);
         // A log is no longer than the task's work: beside others the task is slower than when the log began.
-        let misses = (now.instructions - before.instructions) * self.misses_per_instr(task);
+        let misses = (now.instructions - totals_before.instructions) * self.misses_per_instr(task);
         let entries = entries.min((misses + 0.5).max(1.0) as u32);
         let lines = self.slot_of(task).map_or(Vec::new(), |slot| {
             crate::synthetic_trace::addresses(
@@ -417,11 +417,11 @@ impl IntervalMachine {
         });
         let reading = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
         let level = self.places.level;
-        let done = [
-            reading(CounterEvent::Instructions, now.instructions - before.instructions),
-            reading(CounterEvent::Cycles, now.cycles - before.cycles),
-            reading(CounterEvent::References(level), now.counts[REFERENCES] - before.counts[REFERENCES]),
-            reading(CounterEvent::Misses(level), now.counts[DEMAND] - before.counts[DEMAND]),
+        let readings = [
+            reading(CounterEvent::Instructions, now.instructions - totals_before.instructions),
+            reading(CounterEvent::Cycles, now.cycles - totals_before.cycles),
+            reading(CounterEvent::References(level), now.counts[REFERENCES] - totals_before.counts[REFERENCES]),
+            reading(CounterEvent::Misses(level), now.counts[DEMAND] - totals_before.counts[DEMAND]),
         ];
         ProbeEvidence::Trace {
             task,
@@ -430,18 +430,18 @@ impl IntervalMachine {
             lines,
             code_positions: Vec::new(),
             lost: Some(0),
-            counts: EventCounts(done.to_vec()),
-            elapsed_ns: ((now.cycles - before.cycles) * 1e9 / self.spec.hertz as f64) as u64,
+            counts: EventCounts(readings.to_vec()),
+            elapsed_ns: ((now.cycles - totals_before.cycles) * 1e9 / self.spec.hertz as f64) as u64,
         }
     }
 
     /// Reuse times: a line is reused after as many accesses as the program makes while its footprint grows to the
     /// line's distance. Watchpoints see all data accesses; if the profile states how many hit the first level, those
     /// are reused at once.
-    fn reuses(&mut self, task: TaskId, locations: u32, before: &TaskTotals) -> ProbeEvidence {
+    fn sample_reuses(&mut self, task: TaskId, locations: u32, totals_before: &TaskTotals) -> ProbeEvidence {
         let now = self.totals_of_task(task);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows ^ 0x5eed, task.0);
-        let (watched, speed) = (now.instructions - before.instructions, self.speed_of(task).max(1e-9));
+        let (watched, speed) = (now.instructions - totals_before.instructions, self.speed_of(task).max(1e-9));
         let Some(slot) = self.slot_of(task) else { return ProbeEvidence::Reuses { task, samples: Vec::new() } };
         let per_instr = self.data_accesses_per_instr(slot).unwrap_or_else(|| self.misses_per_instr(task));
         let passing = self.misses_per_instr(task) / per_instr.max(1e-12);
@@ -451,9 +451,9 @@ impl IntervalMachine {
             }
             let (hit, lines) = self.engine.distance_at(slot, noise.uniform());
             let instr = self.engine.window_of_lines(slot, lines);
-            let again = hit && instr <= watched;
+            let is_reused = hit && instr <= watched;
             let elapsed_ns = (instr.min(watched) / speed * 1e9 / self.spec.hertz as f64) as u64;
-            ReuseSample { accesses: again.then_some((instr * per_instr) as u64), elapsed_ns, reused: again }
+            ReuseSample { accesses: is_reused.then_some((instr * per_instr) as u64), elapsed_ns, reused: is_reused }
         };
         ProbeEvidence::Reuses { task, samples: (0..locations).map(sample).collect() }
     }
@@ -464,24 +464,24 @@ impl IntervalMachine {
         let mut noise = NoiseState::new(self.options.seed ^ self.windows ^ 0xacce, 1);
         let (mut samples, mut events) = (Vec::new(), 0u64);
         let candidates: Vec<(TaskId, u32)> = self
-            .known
+            .tasks
             .iter()
-            .filter(|known| processes.contains(&known.process) && !known.exited)
-            .map(|known| (known.task, known.slot))
+            .filter(|interval_task| processes.contains(&interval_task.process) && !interval_task.exited)
+            .map(|interval_task| (interval_task.task, interval_task.slot))
             .collect();
         for (task, slot) in candidates {
             let phase = self.engine.program(slot).phases[self.engine.phase(slot) as usize].clone();
             let remote = self.engine.remote_per_instr(slot) * self.engine.speed(slot) * self.spec.hertz as f64;
-            let whole: f64 = phase.sharing.iter().map(|used| used.reads_per_instr + used.writes_per_instr).sum();
-            for used in &phase.sharing {
-                let count = remote * (used.reads_per_instr + used.writes_per_instr) / whole.max(1e-30);
+            let access_rate: f64 = phase.sharing.iter().map(|region_use| region_use.reads_per_instr + region_use.writes_per_instr).sum();
+            for region_use in &phase.sharing {
+                let count = remote * (region_use.reads_per_instr + region_use.writes_per_instr) / access_rate.max(1e-30);
                 events += count as u64;
                 let sample_count = (count / f64::from(one_in.max(1))) as u32;
                 for _ in 0..sample_count.min(at_most.saturating_sub(samples.len() as u32)) {
-                    let within = (noise.uniform() * (used.bytes / line).max(1.0)) as u64;
+                    let line_offset = (noise.uniform() * (region_use.bytes / line).max(1.0)) as u64;
                     samples.push(AccessSample {
                         task,
-                        virtual_line: ((u64::from(used.region) + 1) << 32) + within,
+                        virtual_line: ((u64::from(region_use.region) + 1) << 32) + line_offset,
                         physical_line: None,
                         source: DataSource::RemoteCache,
                         latency_cycles: None,
@@ -493,7 +493,7 @@ impl IntervalMachine {
         ProbeEvidence::Samples { sample_period: one_in, events, line_bytes: line as u32, samples }
     }
 
-    pub(super) fn answers(&mut self) -> Vec<ProbeResult> {
+    pub(super) fn take_answers(&mut self) -> Vec<ProbeResult> {
         let mut intervals = Vec::new();
         for active in &mut self.probes {
             if !matches!(active.state, ProbeState::Ready(_)) {

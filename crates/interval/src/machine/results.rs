@@ -53,7 +53,7 @@ pub struct IntervalResults {
 /// The stored state of a job.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct JobTotals {
-    done: TaskTotals,
+    totals: TaskTotals,
     /// Cycles in which its tasks wanted to run.
     wanted_cycles: f64,
     pub tasks: u64,
@@ -61,19 +61,19 @@ pub(super) struct JobTotals {
 }
 
 impl JobTotals {
-    pub fn add(&mut self, done: &TaskTotals) {
-        let own = &mut self.done;
-        own.instructions += done.instructions;
-        own.cycles += done.cycles;
-        own.wait_cycles += done.wait_cycles;
-        own.counts.iter_mut().zip(&done.counts).for_each(|(sum, count)| *sum += count);
-        self.wanted_cycles += done.cycles + done.wait_cycles;
+    pub fn add(&mut self, added: &TaskTotals) {
+        let sums = &mut self.totals;
+        sums.instructions += added.instructions;
+        sums.cycles += added.cycles;
+        sums.wait_cycles += added.wait_cycles;
+        sums.counts.iter_mut().zip(&added.counts).for_each(|(sum, count)| *sum += count);
+        self.wanted_cycles += added.cycles + added.wait_cycles;
     }
 
     fn results(&self, name: &str, hertz: f64, line_bytes: f64) -> JobResults {
-        let TaskTotals { instructions, cycles, counts, .. } = self.done;
-        let per = |count: f64, scale: f64| (instructions > 0.0).then(|| scale * count / instructions);
-        let alone = counts[ALONE_CYCLES];
+        let TaskTotals { instructions, cycles, counts, .. } = self.totals;
+        let ratio_of = |count: f64, scale: f64| (instructions > 0.0).then(|| scale * count / instructions);
+        let solo_cycles = counts[ALONE_CYCLES];
         JobResults {
             name: name.to_string(),
             tasks: self.tasks,
@@ -81,13 +81,13 @@ impl JobTotals {
             instructions,
             cpu_seconds: cycles / hertz,
             instr_per_cycle: (cycles > 0.0).then(|| instructions / cycles),
-            references_per_kilo_instr: per(counts[REFERENCES], 1000.0),
-            mpki: per(counts[DEMAND], 1000.0),
-            memory_bytes_per_instr: per(counts[FILLS] + counts[WRITEBACKS], line_bytes),
-            queue_cycles_per_instr: per(counts[QUEUE_CYCLES], 1.0),
-            remote_hits_per_kilo_instr: per(counts[REMOTE_HITS], 1000.0),
-            slowdown: (alone > 0.0).then(|| self.wanted_cycles / alone),
-            slowdown_on_cpu: (alone > 0.0).then(|| cycles / alone),
+            references_per_kilo_instr: ratio_of(counts[REFERENCES], 1000.0),
+            mpki: ratio_of(counts[DEMAND], 1000.0),
+            memory_bytes_per_instr: ratio_of(counts[FILLS] + counts[WRITEBACKS], line_bytes),
+            queue_cycles_per_instr: ratio_of(counts[QUEUE_CYCLES], 1.0),
+            remote_hits_per_kilo_instr: ratio_of(counts[REMOTE_HITS], 1000.0),
+            slowdown: (solo_cycles > 0.0).then(|| self.wanted_cycles / solo_cycles),
+            slowdown_on_cpu: (solo_cycles > 0.0).then(|| cycles / solo_cycles),
         }
     }
 }
@@ -95,11 +95,11 @@ impl JobTotals {
 impl IntervalMachine {
     /// Starts the measurement: earlier work is not counted.
     pub fn begin_measuring(&mut self) {
-        for running in &mut self.jobs {
-            running.book = JobTotals { tasks: u64::from(running.alive), ..JobTotals::default() };
+        for job in &mut self.jobs {
+            job.book = JobTotals { tasks: u64::from(job.alive), ..JobTotals::default() };
         }
-        for known in &mut self.known {
-            known.measured_from = *self.engine.task_totals(known.slot);
+        for interval_task in &mut self.tasks {
+            interval_task.measured_from = *self.engine.task_totals(interval_task.slot);
         }
         self.measured_from_ns = self.now_ns;
         self.node_bytes.iter_mut().for_each(|bytes| *bytes = 0.0);
@@ -109,24 +109,24 @@ impl IntervalMachine {
     pub fn results(&self) -> IntervalResults {
         let (hertz, line) = (self.spec.hertz as f64, self.engine.line_bytes());
         let mut books: Vec<JobTotals> = self.jobs.iter().map(|running| running.book).collect();
-        for known in &self.known {
-            books[known.job].add(&subtract_totals(self.engine.task_totals(known.slot), &known.measured_from));
+        for interval_task in &self.tasks {
+            books[interval_task.job].add(&subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.measured_from));
         }
         let seconds = (self.now_ns - self.measured_from_ns) as f64 / 1e9;
         let rate = |bytes: &f64| if seconds > 0.0 { bytes / seconds } else { 0.0 };
         let memory: Vec<f64> = self.node_bytes.iter().map(rate).collect();
-        let most = self.spec.memory.bytes_per_cycle * hertz;
+        let max_bytes = self.spec.memory.bytes_per_cycle * hertz;
         IntervalResults {
             seconds,
             jobs: self.jobs.iter().zip(&books).map(|(job, book)| book.results(&job.job.name, hertz, line)).collect(),
-            memory_busy_share: memory.iter().map(|bytes| bytes / most).collect(),
+            memory_busy_share: memory.iter().map(|bytes| bytes / max_bytes).collect(),
             memory_bytes_per_second: memory,
         }
     }
 
     /// A task's present slowdown: wanted cycles over solo cycles since the last window, and the same on a processor.
-    pub(super) fn slowdown_of(done: &TaskTotals) -> Option<(f64, f64)> {
-        let alone = done.counts[ALONE_CYCLES];
-        (alone > 0.0).then(|| ((done.cycles + done.wait_cycles) / alone, done.cycles / alone))
+    pub(super) fn slowdown_of(totals: &TaskTotals) -> Option<(f64, f64)> {
+        let solo_cycles = totals.counts[ALONE_CYCLES];
+        (solo_cycles > 0.0).then(|| ((totals.cycles + totals.wait_cycles) / solo_cycles, totals.cycles / solo_cycles))
     }
 }

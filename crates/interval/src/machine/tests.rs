@@ -52,8 +52,8 @@ fn windows_tell_time_and_counts() {
     );
     assert_eq!(observation.tasks.iter().map(|task| task.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     for task in &observation.tasks {
-        let on = task.ran_ns();
-        assert!((on as f64 / 5e8 - 1.0).abs() < 1e-3, "{task:?}");
+        let ran_ns = task.ran_ns();
+        assert!((ran_ns as f64 / 5e8 - 1.0).abs() < 1e-3, "{task:?}");
     }
     let misses = observation.tasks[0].counts.get(Counted::Misses(cachemate_core::CacheLevel::L2)).unwrap();
     let read = observation.tasks[0].counts.get(Counted::MemoryReadBytes).unwrap();
@@ -81,13 +81,13 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         if ways {
             plan.shares = vec![share(0, (0..10).collect()), share(1, (10..16).collect())];
         }
-        let (profiles, before) = (Profiles::new(), Plan::idle(plan.window));
+        let (profiles, idle_plan) = (Profiles::new(), Plan::idle(plan.window));
         let view = View {
             topology: machine.topology(),
             capabilities: machine.capabilities(),
             observation: &observation,
             profiles: &profiles,
-            previous_plan: &before,
+            previous_plan: &idle_plan,
             predictor: &cachemate_core::test_support::NullPredictor,
             verdicts: &(),
         };
@@ -97,17 +97,17 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         assert_eq!(applied.shares.len(), if ways { 2 } else { 0 });
         (0..3).for_each(|_| drop(machine.observe().unwrap()));
         let observation = machine.observe().unwrap().unwrap();
-        (speed(&observation, 0), observation.applied.shares.first().and_then(|held| held.occupancy_bytes))
+        (speed(&observation, 0), observation.applied.shares.first().and_then(|active_share| active_share.occupancy_bytes))
     };
-    let (shared, held) = (run(false), run(true));
-    let alone = {
+    let (unpartitioned, partitioned) = (run(false), run(true));
+    let solo_speed = {
         let mut machine = IntervalMachine::new(&spec(), exact(), jobs().into_iter().take(1).collect()).unwrap();
         (0..4).for_each(|_| drop(machine.observe().unwrap()));
         speed(&machine.observe().unwrap().unwrap(), 0)
     };
     // The victim's lines fit into its ways, so it is as fast as alone; sharing the cache made it slower.
-    assert!(shared.0 < 0.97 * alone && held.0 > 0.97 * alone, "{held:?} {shared:?} {alone}");
-    assert!((held.1.unwrap() as f64 / (29_000.0 * 64.0) - 1.0).abs() < 0.1, "{held:?}");
+    assert!(unpartitioned.0 < 0.97 * solo_speed && partitioned.0 > 0.97 * solo_speed, "{partitioned:?} {unpartitioned:?} {solo_speed}");
+    assert!((partitioned.1.unwrap() as f64 / (29_000.0 * 64.0) - 1.0).abs() < 0.1, "{partitioned:?}");
 }
 
 /// Do moves to other colors cost their time, are they pending meanwhile, and do they complete?
@@ -115,11 +115,11 @@ fn a_plan_s_ways_protect_and_are_read_back() {
 fn moving_pages_takes_time_and_ends() {
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("mover", uniform(60_000.0, 0.02))]).unwrap();
     machine.observe().unwrap();
-    let before = machine.observe().unwrap().unwrap();
+    let first_observation = machine.observe().unwrap().unwrap();
     let cache = last_cache(&machine);
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
     let units = Units::Colors { allowed: (0..4).collect(), migration: PageMigration::All };
-    let members = vec![ShareMember::Process(before.tasks[0].process)];
+    let members = vec![ShareMember::Process(first_observation.tasks[0].process)];
     plan.shares = vec![CacheShare { group: GroupId(1), members, cache, units }];
     let applied = machine.apply(&plan).unwrap();
     assert_eq!(applied.pending.len(), 1);
@@ -132,7 +132,7 @@ fn moving_pages_takes_time_and_ends() {
     (0..30).for_each(|_| drop(machine.observe().unwrap()));
     let observation = machine.observe().unwrap().unwrap();
     assert!(observation.applied.pending.is_empty() && observation.applied.shares[0].pages_in_share == Some(1.0));
-    assert!(speed(&observation, 0) < 0.95 * speed(&before, 0));
+    assert!(speed(&observation, 0) < 0.95 * speed(&first_observation, 0));
 }
 
 /// Do arrivals, exits and restarts end their windows, with new ids each time?
@@ -140,9 +140,9 @@ fn moving_pages_takes_time_and_ends() {
 fn arrivals_and_ends_are_told() {
     let phase = ProgramPhase { instructions: Some(1e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.0) };
     let program = PhasedProgram { phases: vec![phase], ..PhasedProgram::steady("short", uniform(1.0, 0.0)) };
-    let again = IntervalJob { restart: true, ..IntervalJob::new(program.clone()) };
-    let late = IntervalJob { start_ns: 1_200_000_000, threads: 2, ..IntervalJob::new(program) };
-    let mut machine = IntervalMachine::new(&spec(), exact(), vec![again, late]).unwrap();
+    let restarting = IntervalJob { restart: true, ..IntervalJob::new(program.clone()) };
+    let late_job = IntervalJob { start_ns: 1_200_000_000, threads: 2, ..IntervalJob::new(program) };
+    let mut machine = IntervalMachine::new(&spec(), exact(), vec![restarting, late_job]).unwrap();
     machine.set_first_window(WindowLength::Time { ns: 10_000_000_000 });
     let observation = machine.observe().unwrap().unwrap();
     assert_eq!(observation.end_reason, WindowEnd::TasksChanged);
@@ -183,8 +183,8 @@ fn events_change_the_machine() {
     assert!(speeds[5] > 0.98 * speeds[1] && speeds[7] < 0.8 * speeds[1], "{speeds:?}");
     assert_eq!((cpus[1], cpus[9]), (0, 1));
     assert!(!machine.topology().cpus[0].online);
-    let bad = Options { events: vec![(0, MachineEvent::Offline { cpu: 99 })], ..exact() };
-    assert!(IntervalMachine::new(&spec(), bad, Vec::new()).is_err());
+    let bad_options = Options { events: vec![(0, MachineEvent::Offline { cpu: 99 })], ..exact() };
+    assert!(IntervalMachine::new(&spec(), bad_options, Vec::new()).is_err());
 }
 
 /// Do rows run together and alone and are they counted meanwhile, and do the other tasks get the CPUs afterwards?
@@ -252,8 +252,8 @@ fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
     let observation = machine.observe().unwrap().unwrap();
     let cache = last_cache(&machine);
-    let idle = Plan::idle(WindowLength::Time { ns: 100_000_000 });
-    let mut plan = idle.clone();
+    let idle_plan = Plan::idle(WindowLength::Time { ns: 100_000_000 });
+    let mut plan = idle_plan.clone();
     plan.affinity.insert(observation.tasks[0].task, [0].into_iter().collect());
     plan.weights.insert(observation.tasks[1].task, 2.0);
     let share = |index: usize, mask: IndexSet| CacheShare {
@@ -266,7 +266,7 @@ fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
     let applied = machine.apply(&plan).unwrap();
     assert_eq!(machine.apply(&plan).unwrap(), applied);
     assert_eq!((applied.affinity.len(), applied.weights.len(), applied.shares.len()), (1, 1, 2));
-    let freed = machine.apply(&idle).unwrap();
+    let freed = machine.apply(&idle_plan).unwrap();
     assert!(freed.affinity.is_empty() && freed.weights.is_empty() && freed.shares.is_empty(), "{freed:?}");
     // Beside a request that no cache of the machine can fulfill.
     plan.shares[0].cache = CacheId(99);
@@ -294,17 +294,17 @@ fn a_trace_holds_the_program_s_curve() {
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
     let observation = machine.observe().unwrap().unwrap();
     let plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
-    let (seen, lines) = logged(&mut machine, plan, observation.tasks[0].task);
+    let (logged_window, lines) = logged(&mut machine, plan, observation.tasks[0].task);
     // 160 000 interrupts of 3 000 cycles at 2 GHz are 240 ms.
-    assert!((240_000_000..300_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
+    assert!((240_000_000..300_000_000).contains(&logged_window.span.elapsed_ns), "{:?}", logged_window.span);
     let mut last = std::collections::BTreeMap::new();
-    let mut again = 0;
+    let mut reuse_count = 0;
     for (index, line) in lines.iter().enumerate() {
-        again += u32::from(last.insert(*line, index).is_some());
+        reuse_count += u32::from(last.insert(*line, index).is_some());
     }
     // Lines are equally likely: after this many accesses nearly all of the 40 000 have been touched.
     assert!(last.len() > 38_000 && last.len() < 50_000, "{}", last.len());
-    assert!(again > 100_000);
+    assert!(reuse_count > 100_000);
 }
 
 /// Does a log last for its interrupts and the instructions between them, and no longer, although the task loses lines
@@ -315,13 +315,13 @@ fn a_log_takes_no_longer_than_its_entries() {
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
     let observation = machine.observe().unwrap().unwrap();
     let mut plan = Plan::idle(WindowLength::Time { ns: 10_000_000_000 });
-    let beside = |task: &cachemate_core::TaskSample, cpu: u32| (task.task, [cpu].into_iter().collect());
-    plan.affinity = [beside(&observation.tasks[0], 0), beside(&observation.tasks[1], 1)].into();
+    let pinned = |task: &cachemate_core::TaskSample, cpu: u32| (task.task, [cpu].into_iter().collect());
+    plan.affinity = [pinned(&observation.tasks[0], 0), pinned(&observation.tasks[1], 1)].into();
     machine.apply(&plan).unwrap();
     machine.observe().unwrap();
-    let (seen, _) = logged(&mut machine, plan, observation.tasks[0].task);
+    let (logged_window, _) = logged(&mut machine, plan, observation.tasks[0].task);
     // 240 ms of interrupts; 8 million instructions that all miss take 5 cycles each at 2 GHz, which is 20 ms.
-    assert!((235_000_000..265_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
+    assert!((235_000_000..265_000_000).contains(&logged_window.span.elapsed_ns), "{:?}", logged_window.span);
 }
 
 /// Does a task whose log is canceled run as fast as before?
@@ -329,20 +329,20 @@ fn a_log_takes_no_longer_than_its_entries() {
 fn a_log_that_is_called_off_costs_nothing_more() {
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
     machine.observe().unwrap();
-    let done = |machine: &mut IntervalMachine| {
+    let speed_of = |machine: &mut IntervalMachine| {
         let observation = machine.observe().unwrap().unwrap();
         observation.tasks[0].counts.get(Counted::Instructions).unwrap() / observation.span.elapsed_ns as f64
     };
-    let before = done(&mut machine);
+    let speed_before = speed_of(&mut machine);
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
-    let idle = Plan::idle(WindowLength::Time { ns: 100_000_000 });
-    let mut plan = idle.clone();
+    let idle_plan = Plan::idle(WindowLength::Time { ns: 100_000_000 });
+    let mut plan = idle_plan.clone();
     let probe_kind = ProbeKind::MissTrace { task, entries: 16_000_000, includes_code: false };
     plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: probe_kind, budget_ns: 10_000_000_000 }];
     machine.apply(&plan).unwrap();
-    assert!(done(&mut machine) < 0.5 * before, "it is logged");
-    machine.apply(&idle).unwrap();
-    assert!((done(&mut machine) / before - 1.0).abs() < 0.01, "nobody logs it");
+    assert!(speed_of(&mut machine) < 0.5 * speed_before, "it is logged");
+    machine.apply(&idle_plan).unwrap();
+    assert!((speed_of(&mut machine) / speed_before - 1.0).abs() < 0.01, "nobody logs it");
 }
 
 /// Are probes that need sets, and plans for exited tasks, rejected by name?
@@ -382,38 +382,38 @@ fn who_moves_to_another_node_waits_for_far_memory() {
     let stream = closed_form::stream(64.0, LINES, 0.02);
     let mut machine = IntervalMachine::new(&spec, exact(), vec![job("stream", stream)]).unwrap();
     machine.observe().unwrap();
-    let near = machine.observe().unwrap().unwrap();
-    let lies_on = near.tasks[0].cpu.unwrap().0 as usize;
-    let pages = near.tasks[0].pages_per_node.clone().unwrap();
+    let local_window = machine.observe().unwrap().unwrap();
+    let lies_on = local_window.tasks[0].cpu.unwrap().0 as usize;
+    let pages = local_window.tasks[0].pages_per_node.clone().unwrap();
     assert!(pages[lies_on] > 0 && pages[1 - lies_on] == 0, "{pages:?}");
     let mut plan = Plan::idle(WindowLength::Time { ns: 100_000_000 });
-    plan.affinity.insert(near.tasks[0].task, [1 - lies_on as u32].into_iter().collect());
+    plan.affinity.insert(local_window.tasks[0].task, [1 - lies_on as u32].into_iter().collect());
     assert_eq!(machine.apply(&plan).unwrap().refused, []);
     machine.observe().unwrap();
-    let far = machine.observe().unwrap().unwrap();
-    let each = |observation: &Observation, cause: StallCause| {
+    let remote_window = machine.observe().unwrap().unwrap();
+    let stalls_per_miss = |observation: &Observation, cause: StallCause| {
         let counts = &observation.tasks[0].counts;
         counts.get(Counted::StallCycles(cause)).unwrap()
             / counts.get(Counted::Misses(cachemate_core::CacheLevel::L2)).unwrap()
     };
     let (local, remote) = (StallCause::LocalMemory, StallCause::RemoteMemory);
-    assert_eq!((each(&near, remote), each(&far, local)), (0.0, 0.0));
+    assert_eq!((stalls_per_miss(&local_window, remote), stalls_per_miss(&remote_window, local)), (0.0, 0.0));
     assert!(
-        (each(&far, remote) / each(&near, local) - 1.5).abs() < 0.01,
+        (stalls_per_miss(&remote_window, remote) / stalls_per_miss(&local_window, local) - 1.5).abs() < 0.01,
         "{} {}",
-        each(&far, remote),
-        each(&near, local)
+        stalls_per_miss(&remote_window, remote),
+        stalls_per_miss(&local_window, local)
     );
-    assert!(speed(&far, 0) < 0.8 * speed(&near, 0));
-    assert_eq!(far.tasks[0].pages_per_node, Some(pages));
+    assert!(speed(&remote_window, 0) < 0.8 * speed(&local_window, 0));
+    assert_eq!(remote_window.tasks[0].pages_per_node, Some(pages));
 }
 
 /// Do threads of one process have their pages where its first thread ran, and does a machine with one node report none?
 #[test]
 fn threads_share_the_pages_of_their_process() {
-    let two = IntervalJob { threads: 2, ..job("threads", uniform(1000.0, 0.01)) };
+    let two_threads = IntervalJob { threads: 2, ..job("threads", uniform(1000.0, 0.01)) };
     let spec = crate::engine::tests::machine(2, 1, 1, 1);
-    let mut machine = IntervalMachine::new(&spec, exact(), vec![two.clone()]).unwrap();
+    let mut machine = IntervalMachine::new(&spec, exact(), vec![two_threads.clone()]).unwrap();
     machine.observe().unwrap();
     let observation = machine.observe().unwrap().unwrap();
     assert_ne!(observation.tasks[0].cpu, observation.tasks[1].cpu);
@@ -421,6 +421,6 @@ fn threads_share_the_pages_of_their_process() {
         observation.tasks[0].pages_per_node.is_some()
             && observation.tasks[0].pages_per_node == observation.tasks[1].pages_per_node
     );
-    let mut single = IntervalMachine::new(&self::spec(), exact(), vec![two]).unwrap();
-    assert_eq!(single.observe().unwrap().unwrap().tasks[0].pages_per_node, None);
+    let mut one_process = IntervalMachine::new(&self::spec(), exact(), vec![two_threads]).unwrap();
+    assert_eq!(one_process.observe().unwrap().unwrap().tasks[0].pages_per_node, None);
 }

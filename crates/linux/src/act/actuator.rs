@@ -75,8 +75,8 @@ impl Actuator {
 
     /// Originals of all changed objects.
     pub fn originals(&self) -> BTreeMap<JournalObject, ObjectState> {
-        let held = self.armed.iter().flat_map(|(journal, _)| journal.entries());
-        held.map(|(object, held)| (object.clone(), held.original.clone())).collect()
+        let entries = self.armed.iter().flat_map(|(journal, _)| journal.entries());
+        entries.map(|(object, entry)| (object.clone(), entry.original.clone())).collect()
     }
 
     /// The journal's entry of an object that was changed, or is about to be.
@@ -150,29 +150,29 @@ impl Actuator {
         kernel: &dyn Kernel,
         item: &PlanItem,
         object: &JournalObject,
-        wanted: &ObjectState,
+        desired_state: &ObjectState,
     ) -> Result<(ObjectState, bool), RefusedItem> {
         match read_state(kernel, object) {
-            Ok(now) if now == *wanted => return Ok((now, false)),
+            Ok(now) if now == *desired_state => return Ok((now, false)),
             _ => {}
         }
-        let done = self.write(kernel, object, wanted);
-        done.map(|now| (now, true)).map_err(|error| refusal(kernel, item, object, &error))
+        let write_result = self.write(kernel, object, desired_state);
+        write_result.map(|now| (now, true)).map_err(|error| refusal(kernel, item, object, &error))
     }
 
     /// Writes an object that is already in the journal, and reads it back.
-    fn write(&self, kernel: &dyn Kernel, object: &JournalObject, wanted: &ObjectState) -> io::Result<ObjectState> {
+    fn write(&self, kernel: &dyn Kernel, object: &JournalObject, desired_state: &ObjectState) -> io::Result<ObjectState> {
         // Since the original was read, the thread's id may have been reused.
         check_thread(kernel, object)?;
-        let held = self.journaled(object);
-        match held.filter(|held| held.original == *wanted) {
-            Some(held) => write_original(kernel, object, held)?,
-            None => write_state(kernel, object, wanted)?,
+        let entry = self.journaled(object);
+        match entry.filter(|entry| entry.original == *desired_state) {
+            Some(entry) => write_original(kernel, object, entry)?,
+            None => write_state(kernel, object, desired_state)?,
         }
         let now = read_state(kernel, object)?;
         // A thread that follows its cpuset again has its original state, even if the cpuset has changed meanwhile.
-        let follows = |held: &JournalEntry| held.follows_cpuset && held.original == *wanted;
-        Ok(if held.is_some_and(follows) { wanted.clone() } else { now })
+        let follows = |entry: &JournalEntry| entry.follows_cpuset && entry.original == *desired_state;
+        Ok(if entry.is_some_and(follows) { desired_state.clone() } else { now })
     }
 
     /// Journals the originals of objects that another component (the gangs' runner, a probe) is about to change
@@ -180,13 +180,13 @@ impl Actuator {
     ///
     /// # Errors
     /// As for every change, or the original of an existing object cannot be read; nothing may be changed then.
-    pub fn journal_originals(&mut self, kernel: &dyn Kernel, wanted: &[DesiredState]) -> Result<(), JournalError> {
+    pub fn journal_originals(&mut self, kernel: &dyn Kernel, desired_states: &[DesiredState]) -> Result<(), JournalError> {
         let mut changes = Vec::new();
-        for want in wanted {
-            match self.read_current(kernel, &want.object, &want.state) {
+        for desired_state in desired_states {
+            match self.read_current(kernel, &desired_state.object, &desired_state.state) {
                 Ok(change) => changes.push(change),
                 Err(error) if is_gone(&error) => {}
-                Err(source) => return Err(JournalError::Original { object: format!("{:?}", want.object), source }),
+                Err(source) => return Err(JournalError::Original { object: format!("{:?}", desired_state.object), source }),
             }
         }
         self.arm_guardian(kernel)?.journal_changes(&changes)
@@ -233,9 +233,9 @@ impl Actuator {
         kernel.set_fence(None);
         self.last.clear();
         let account = restore(kernel, journal.entries());
-        let failed = |line: &RestoredObject| matches!(line.outcome, RestoreOutcome::Failed(_));
+        let is_failed = |line: &RestoredObject| matches!(line.outcome, RestoreOutcome::Failed(_));
         let unrestored: Vec<&JournalObject> =
-            account.iter().filter(|line| failed(line)).map(|line| &line.object).collect();
+            account.iter().filter(|line| is_failed(line)).map(|line| &line.object).collect();
         if unrestored.is_empty() {
             return journal.remove();
         }
@@ -255,24 +255,24 @@ impl Actuator {
         files: &dyn Fn(&Path) -> bool,
     ) -> Result<Vec<RestoredObject>, JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(Vec::new()) };
-        let theirs = |object: &JournalObject| match object {
+        let is_released = |object: &JournalObject| match object {
             JournalObject::File { path } => files(path),
             other => other.thread().is_some_and(|thread| threads.contains(&thread)),
         };
-        let held: BTreeMap<_, _> = journal
+        let entries: BTreeMap<_, _> = journal
             .entries()
             .iter()
-            .filter(|(object, _)| theirs(object))
+            .filter(|(object, _)| is_released(object))
             .map(|(o, h)| (o.clone(), h.clone()))
             .collect();
-        let account = restore(kernel, &held);
-        let failed: Vec<&JournalObject> = account
+        let account = restore(kernel, &entries);
+        let failed_objects: Vec<&JournalObject> = account
             .iter()
             .filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_)))
             .map(|line| &line.object)
             .collect();
-        self.last.retain(|object, _| !theirs(object));
-        journal.retain(|object| !theirs(object) || failed.contains(&object))?;
+        self.last.retain(|object, _| !is_released(object));
+        journal.retain(|object| !is_released(object) || failed_objects.contains(&object))?;
         Ok(account)
     }
 
@@ -285,39 +285,39 @@ impl Actuator {
     pub fn restore_inherited(
         &mut self,
         kernel: &dyn Kernel,
-        new: &[&ManagedThread],
+        new_threads: &[&ManagedThread],
         strangers: &[(i32, i32)],
     ) -> Result<(), JournalError> {
-        self.unread_threads.retain(|thread| new.iter().all(|task| task.thread != *thread));
+        self.unread_threads.retain(|thread| new_threads.iter().all(|task| task.thread != *thread));
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
-        if new.is_empty() && strangers.is_empty() {
+        if new_threads.is_empty() && strangers.is_empty() {
             return Ok(());
         }
         let mut inherited_states: BTreeMap<i32, Vec<(JournalObject, JournalEntry)>> = BTreeMap::new();
-        for (ancestor, held) in journal.entries() {
+        for (ancestor, entry) in journal.entries() {
             if let Some(pid) = ancestor.inherited_fd() {
-                inherited_states.entry(pid).or_default().push((ancestor.clone(), held.clone()));
+                inherited_states.entry(pid).or_default().push((ancestor.clone(), entry.clone()));
             }
         }
         let inherited_from = |pids: [i32; 2]| {
             pids.into_iter().flat_map(|pid| inherited_states.get(&pid).into_iter().flatten()).collect::<Vec<_>>()
         };
-        for task in new {
-            for (ancestor_object, held) in inherited_from([task.pid, task.parent]) {
+        for task in new_threads {
+            for (ancestor_object, entry) in inherited_from([task.pid, task.parent]) {
                 let object = ancestor_object.for_thread(task.pid, task.thread);
-                if journal.entries().contains_key(&object) || !held.may_be_inherited_by(task.thread) {
+                if journal.entries().contains_key(&object) || !entry.may_be_inherited_by(task.thread) {
                     continue;
                 }
-                let inherited = |now: &ObjectState| held.our_values.contains(now) && held.original != *now;
+                let is_inherited = |now: &ObjectState| entry.our_values.contains(now) && entry.original != *now;
                 let now = match read_state(kernel, &object) {
-                    Ok(now) if inherited(&now) => now,
+                    Ok(now) if is_inherited(&now) => now,
                     Err(error) if !is_gone(&error) => {
                         self.unread_threads.insert(task.thread);
                         continue;
                     }
                     _ => continue,
                 };
-                let (original, follows) = (held.original.clone(), held.follows_cpuset);
+                let (original, follows) = (entry.original.clone(), entry.follows_cpuset);
                 let change = IntendedChange { object: object.clone(), now: original, wanted: now, follows };
                 if journal.journal_changes(&[change]).is_err() {
                     // The disk is full: an object whose original cannot be journaled is not changed, and is read again
@@ -327,15 +327,15 @@ impl Actuator {
                 }
                 if matches!(object, JournalObject::Policy { .. }) {
                     // A thread that has exited meanwhile needs nothing.
-                    let _ = write_state(kernel, &object, &held.original);
+                    let _ = write_state(kernel, &object, &entry.original);
                 }
             }
         }
         for &(pid, parent) in strangers {
             for tid in kernel.threads(pid).unwrap_or_default() {
                 let Ok(stat) = kernel.stat(tid) else { continue };
-                for (ancestor_object, held) in inherited_from([parent, pid]) {
-                    restore_if_inherited(kernel, ancestor_object.for_thread(pid, stat.key), held);
+                for (ancestor_object, entry) in inherited_from([parent, pid]) {
+                    restore_if_inherited(kernel, ancestor_object.for_thread(pid, stat.key), entry);
                 }
             }
         }
@@ -353,7 +353,7 @@ impl Actuator {
         &self,
         kernel: &dyn Kernel,
         object: &JournalObject,
-        wanted: &ObjectState,
+        desired_state: &ObjectState,
     ) -> io::Result<IntendedChange> {
         if object.thread().is_some_and(|thread| self.is_unread(thread)) {
             return Err(io::Error::other("it cannot be read yet what it inherited"));
@@ -362,7 +362,7 @@ impl Actuator {
         let now = read_state(kernel, object)?;
         // If the cpuset cannot be read, the mask is restored by its CPU numbers.
         let follows = spans_cpuset(kernel, object, &now).unwrap_or(false);
-        Ok(IntendedChange { object: object.clone(), now, wanted: wanted.clone(), follows })
+        Ok(IntendedChange { object: object.clone(), now, wanted: desired_state.clone(), follows })
     }
 
     /// Drops the journal's entries of objects that have their original state: groups of ours that were removed.
@@ -385,8 +385,8 @@ impl Actuator {
     ) -> Result<(), JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
         // If it is unknown whether a thread lives, its original is kept.
-        let there = |thread| is_live(thread) || kernel.is_alive(thread).unwrap_or(true);
-        journal.retain(|object| object.thread().is_none_or(there))
+        let is_present = |thread| is_live(thread) || kernel.is_alive(thread).unwrap_or(true);
+        journal.retain(|object| object.thread().is_none_or(is_present))
     }
 
     /// Restores everything and dismisses the guardian. If an object could not be restored, the journal and the

@@ -25,9 +25,9 @@ pub(crate) fn cut_to_boundaries(
     actuator: &Actuator,
 ) -> Vec<RefusedItem> {
     let mut refused = Vec::new();
-    for task in tasks.iter().filter(|task| !task.exited && !task.fixed) {
-        let Some(wanted) = plan.affinity.get(&task.task) else { continue };
-        let cut = match clip_to_boundaries(kernel, task, wanted, actuator) {
+    for task in tasks.iter().filter(|task| !task.has_exited && !task.is_fixed) {
+        let Some(wanted_cpus) = plan.affinity.get(&task.task) else { continue };
+        let cut = match clip_to_boundaries(kernel, task, wanted_cpus, actuator) {
             Ok(None) => continue,
             Ok(Some(cut)) => cut,
             // One that has exited is found to be so by the change itself.
@@ -38,7 +38,7 @@ pub(crate) fn cut_to_boundaries(
             }
         };
         if cut.cpus.is_empty() {
-            let message = format!("CPUs {wanted} are outside those that {} allows: {}", cut.owner, cut.boundary);
+            let message = format!("CPUs {wanted: wanted_cpus} are outside those that {} allows: {}", cut.owner, cut.boundary);
             refused.push(refusal(task, RefusalReason::OwnedByOther, message));
             plan.affinity.remove(&task.task);
         } else {
@@ -63,10 +63,10 @@ struct BoundedCpus {
 fn clip_to_boundaries(
     kernel: &dyn Kernel,
     task: &ManagedThread,
-    wanted: &CpuSet,
+    wanted_cpus: &CpuSet,
     actuator: &Actuator,
 ) -> io::Result<Option<BoundedCpus>> {
-    if kernel.has_affinity(task.thread.tid, wanted)? {
+    if kernel.has_affinity(task.thread.tid, wanted_cpus)? {
         return Ok(None);
     }
     let mut boundaries = Vec::new();
@@ -86,9 +86,9 @@ fn clip_to_boundaries(
     boundaries.extend(effective_cpus(kernel, task.thread.tid)?.map(|cpus| (cpus, "its cpuset")));
     let mut cut: Option<BoundedCpus> = None;
     for (boundary, owner) in boundaries {
-        let before = cut.as_ref().map_or(wanted, |cut| &cut.cpus);
-        let cpus = before.intersection(&boundary);
-        if cpus != *before {
+        let cpus_before = cut.as_ref().map_or(wanted_cpus, |cut| &cut.cpus);
+        let cpus = cpus_before.intersection(&boundary);
+        if cpus != *cpus_before {
             cut = Some(BoundedCpus { cpus, boundary, owner });
         }
     }

@@ -47,11 +47,11 @@ pub fn read_groups(
     groups: &[CpusetGroup],
     originals: &BTreeMap<JournalObject, ObjectState>,
 ) -> CpusetGroups {
-    let mut all = CpusetGroups::default();
-    let changed =
+    let mut cpuset_groups = CpusetGroups::default();
+    let is_cpuset_file =
         |object: &&JournalObject| matches!(object, JournalObject::File { path } if path.ends_with(CPUSET_FILE));
-    let changed: Vec<&JournalObject> = originals.keys().filter(changed).collect();
-    let hierarchy = if groups.is_empty() && changed.is_empty() { None } else { find(kernel) };
+    let changed_objects: Vec<&JournalObject> = originals.keys().filter(is_cpuset_file).collect();
+    let hierarchy = if groups.is_empty() && changed_objects.is_empty() { None } else { find(kernel) };
     let mut outermost_first: Vec<&CpusetGroup> = groups.iter().collect();
     outermost_first.sort_by_key(|group| group.cgroup.trim_matches('/').split('/').count());
     for group in outermost_first {
@@ -66,25 +66,25 @@ pub fn read_groups(
                     group.cgroup
                 ));
             }
-            let unseen = |error| format!("group '{}': its threads cannot be looked at: {error}", group.cgroup);
-            all.add(kernel, group, file, originals).map_err(unseen)
+            let unseen_error = |error| format!("group '{}': its threads cannot be looked at: {error}", group.cgroup);
+            cpuset_groups.add(kernel, group, file, originals).map_err(unseen_error)
         });
-        if let Err(said) = added {
-            all.refused.push(RefusedItem { item: PlanItem::Plan, reason: RefusalReason::NotSupported, message: said });
+        if let Err(message) = added {
+            cpuset_groups.refused.push(RefusedItem { item: PlanItem::Plan, reason: RefusalReason::NotSupported, message });
         }
     }
-    for object in changed {
+    for object in changed_objects {
         let JournalObject::File { path } = object else { continue };
         // A group that its owner has turned into a partition is restored once it is a member again.
-        if all.files.values().any(|file| file == path) || !matches!(partition_kind(kernel, path), Ok(None)) {
+        if cpuset_groups.files.values().any(|file| file == path) || !matches!(partition_kind(kernel, path), Ok(None)) {
             continue;
         }
         let mount = hierarchy.as_ref().map(|(Cpusets::V1(mount) | Cpusets::V2(mount))| mount.as_path());
         let dir = path.parent().unwrap_or(Path::new("/"));
-        let below = mount.and_then(|mount| dir.strip_prefix(mount).ok()).unwrap_or(dir);
-        all.track(kernel, format!("/{}", below.display()), path.clone(), originals);
+        let group_path = mount.and_then(|mount| dir.strip_prefix(mount).ok()).unwrap_or(dir);
+        cpuset_groups.track(kernel, format!("/{}", group_path.display()), path.clone(), originals);
     }
-    all
+    cpuset_groups
 }
 
 /// The CPUs in a group's control file.
@@ -172,14 +172,14 @@ fn future_states(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io:
     if cpus == *may_become[1] {
         return Ok(Vec::new());
     }
-    let wanted = |cpus: &CpuSet| DesiredState {
+    let desired_state = |cpus: &CpuSet| DesiredState {
         item: PlanItem::Plan,
         object: JournalObject::Affinity { pid, thread },
         state: ObjectState::Cpus(cpus.clone()),
     };
     // If a parent and a child group both change, a group first gets the union of its old and its new CPUs.
     let cpus_meanwhile = may_become[0].union(may_become[1]);
-    Ok(may_become.into_iter().chain([&cpus_meanwhile]).map(wanted).collect())
+    Ok(may_become.into_iter().chain([&cpus_meanwhile]).map(desired_state).collect())
 }
 
 /// Process of a thread.
@@ -225,7 +225,7 @@ pub(crate) fn effective_cpus(kernel: &dyn Kernel, tid: i32) -> io::Result<Option
         Cpusets::V2(mount) => (mount, "cpuset.cpus.effective"),
     };
     let inner = PathBuf::from(group.trim().trim_matches('/'));
-    if inner.components().any(|part| part == Component::ParentDir) {
+    if inner.components().any(|component| component == Component::ParentDir) {
         return Ok(None); // beyond this namespace's root
     }
     // In v2 the controller may end above the group.
@@ -257,7 +257,7 @@ fn cpuset_group(kernel: &dyn Kernel, tid: i32, cpusets: &Cpusets) -> io::Result<
 
 fn try_find(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
     let Some(mounts) = none_if_missing(kernel.read(Path::new("/proc/mounts")))? else { return Ok(None) };
-    let mut old = None;
+    let mut v1_cpusets = None;
     for line in mounts.lines() {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
         let (Some(&mount), Some(&kind), Some(&options)) = (fields.get(1), fields.get(2), fields.get(3)) else {
@@ -276,10 +276,10 @@ fn try_find(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
                 return Ok(Some(Cpusets::V2(mount)));
             }
         } else if kind == "cgroup" && options.split(',').any(|option| option == "cpuset") {
-            old = Some(Cpusets::V1(mount));
+            v1_cpusets = Some(Cpusets::V1(mount));
         }
     }
-    Ok(old)
+    Ok(v1_cpusets)
 }
 
 impl Cpusets {
@@ -289,7 +289,7 @@ impl Cpusets {
     /// The root group, or a path that leaves the hierarchy.
     pub fn file(&self, group: &str) -> Result<PathBuf, String> {
         let inner = group.trim_matches('/');
-        if inner.is_empty() || inner.split('/').any(|part| part == ".." || part == ".") {
+        if inner.is_empty() || inner.split('/').any(|component| component == ".." || component == ".") {
             return Err(format!("found group '{group}', expected a path below the root of the hierarchy"));
         }
         let (Cpusets::V1(mount) | Cpusets::V2(mount)) = self;

@@ -89,10 +89,10 @@ impl SchedulerClient {
 }
 
 /// The first line, however it is cut into pieces.
-fn read_line(mut stream: &UnixStream, until: Instant) -> io::Result<String> {
+fn read_line(mut stream: &UnixStream, deadline: Instant) -> io::Result<String> {
     let (mut line, mut bytes) = (Vec::new(), [0; 4096]);
     loop {
-        let remaining = until.saturating_duration_since(Instant::now());
+        let remaining = deadline.saturating_duration_since(Instant::now());
         if remaining.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
@@ -130,13 +130,13 @@ pub(crate) struct KernelGangScheduler {
     caches: Vec<NumberedCache>,
     generation: u64,
     /// Requested schedules, which are in force once `told` agrees.
-    wanted: Vec<(GangSchedule, CacheSchedule)>,
+    wanted_schedules: Vec<(GangSchedule, CacheSchedule)>,
     advised: Option<AdvisoryGangs>,
     /// Weights of all gang members, by thread.
     weights: BTreeMap<ThreadKey, f64>,
     clashes: Vec<(ThreadKey, ThreadKey)>,
-    told: Option<SubmittedPlan>,
-    dirty: bool,
+    submitted_plan: Option<SubmittedPlan>,
+    is_dirty: bool,
     complaints: Vec<String>,
 }
 
@@ -146,12 +146,12 @@ impl KernelGangScheduler {
             client: SchedulerClient::new(socket),
             caches: Vec::new(),
             generation: 0,
-            wanted: Vec::new(),
+            wanted_schedules: Vec::new(),
             advised: None,
             weights: BTreeMap::new(),
             clashes: Vec::new(),
-            told: None,
-            dirty: false,
+            submitted_plan: None,
+            is_dirty: false,
             complaints: Vec::new(),
         }
     }
@@ -174,15 +174,15 @@ impl KernelGangScheduler {
                 None
             }
             Err(lost) => {
-                let ours = self.told.as_ref().map(|submitted| submitted.generation);
-                if let Some(generation) = answers.filter(|_| answers == ours) {
+                let own_generation = self.submitted_plan.as_ref().map(|submitted| submitted.generation);
+                if let Some(generation) = answers.filter(|_| answers == own_generation) {
                     // The scheduler may attach again by itself, and must not schedule our threads then. If this message
                     // fails, the next plan replaces the scheduler's current one.
                     let _ =
                         self.client.send_plan(plan_message(generation + 1, &[], None, &self.weights, &self.clashes));
                 }
                 self.give_up();
-                self.told.is_some().then_some(lost)
+                self.submitted_plan.is_some().then_some(lost)
             }
         }
     }
@@ -190,17 +190,17 @@ impl KernelGangScheduler {
     /// Drops all requests to the scheduler until a poll finds it again.
     fn give_up(&mut self) {
         self.caches.clear();
-        self.dirty = false;
-        (self.wanted, self.advised) = (Vec::new(), None);
+        self.is_dirty = false;
+        (self.wanted_schedules, self.advised) = (Vec::new(), None);
     }
 
     /// Whether the plan that was sent is in force, by the state that the scheduler reads back from the kernel.
     fn check_state(&self, state: &SchedulerState) -> Result<(), String> {
         if state.kernel != "enabled" {
-            let guarded = state.guarded.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+            let guarded = state.guarded.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
             return Err(format!("the gang scheduler is detached{guarded}"));
         }
-        let Some(submitted) = &self.told else {
+        let Some(submitted) = &self.submitted_plan else {
             return match state.held {
                 0 => Ok(()),
                 held => Err(format!("another process has given {held} threads to the gang scheduler")),
@@ -228,19 +228,19 @@ impl KernelGangScheduler {
     /// Sets the plan's weights and clashes, which apply to members of gangs from the next
     /// [`KernelGangScheduler::submit`] on.
     pub fn set_advice(&mut self, weights: BTreeMap<ThreadKey, f64>, clashes: Vec<(ThreadKey, ThreadKey)>) {
-        self.dirty |= self.weights != weights || self.clashes != clashes;
+        self.is_dirty |= self.weights != weights || self.clashes != clashes;
         (self.weights, self.clashes) = (weights, clashes);
     }
 
     /// Sets the tasks that should not run together, as gangs without a schedule; `None` = no such advice.
     pub fn advise(&mut self, advised: Option<AdvisoryGangs>) {
         let advised = advised.filter(|_| self.is_running());
-        self.dirty |= self.advised != advised;
+        self.is_dirty |= self.advised != advised;
         self.advised = advised;
     }
 
     pub fn schedules(&self) -> impl Iterator<Item = &GangSchedule> {
-        self.wanted.iter().map(|(schedule, _)| schedule)
+        self.wanted_schedules.iter().map(|(schedule, _)| schedule)
     }
 
     /// Adds a schedule if the scheduler can keep it; it is in force after [`KernelGangScheduler::submit`].
@@ -248,19 +248,19 @@ impl KernelGangScheduler {
     /// # Errors
     /// The reason why idle turns must be used instead.
     pub fn start(&mut self, schedule: &GangSchedule, rotation: &ThreadRotation) -> Result<(), String> {
-        let used_caches: Vec<u32> = self.wanted.iter().map(|(_, part)| part.cache).collect();
-        let part = compose::build_schedule_part(schedule, rotation, &self.caches, &used_caches)?;
-        self.wanted.push((schedule.clone(), part));
-        self.dirty = true;
+        let used_caches: Vec<u32> = self.wanted_schedules.iter().map(|(_, cache_schedule)| cache_schedule.cache).collect();
+        let cache_schedule = compose::build_schedule_part(schedule, rotation, &self.caches, &used_caches)?;
+        self.wanted_schedules.push((schedule.clone(), cache_schedule));
+        self.is_dirty = true;
         Ok(())
     }
 
     /// Removes a schedule; false = it was not kept here.
     pub fn stop(&mut self, schedule: &GangSchedule) -> bool {
-        let before = self.wanted.len();
-        self.wanted.retain(|(running, _)| running != schedule);
-        self.dirty |= self.wanted.len() != before;
-        self.wanted.len() != before
+        let previous_count = self.wanted_schedules.len();
+        self.wanted_schedules.retain(|(running_schedule, _)| running_schedule != schedule);
+        self.is_dirty |= self.wanted_schedules.len() != previous_count;
+        self.wanted_schedules.len() != previous_count
     }
 
     /// Sends everything that is requested as one plan, which takes effect at once and is read back.
@@ -268,20 +268,20 @@ impl KernelGangScheduler {
     /// # Errors
     /// The scheduler rejects the plan, or another plan is in force; the scheduler then has no threads of ours.
     pub fn submit(&mut self) -> io::Result<()> {
-        if !self.is_running() || !std::mem::take(&mut self.dirty) {
+        if !self.is_running() || !std::mem::take(&mut self.is_dirty) {
             return Ok(());
         }
-        let parts: Vec<&CacheSchedule> = self.wanted.iter().map(|(_, part)| part).collect();
+        let parts: Vec<&CacheSchedule> = self.wanted_schedules.iter().map(|(_, cache_schedule)| cache_schedule).collect();
         let generation = self.generation + 1;
         let message = plan_message(generation, &parts, self.advised.as_ref(), &self.weights, &self.clashes);
         let threads =
-            parts.iter().flat_map(|part| part.threads()).chain(self.advised.iter().flat_map(AdvisoryGangs::threads));
+            parts.iter().flat_map(|cache_schedule| cache_schedule.threads()).chain(self.advised.iter().flat_map(AdvisoryGangs::threads));
         let mut threads: BTreeMap<ThreadKey, SchedParams> = threads.collect();
         // Threads of the previous plan are ours until they have been restored.
         threads.extend(
-            self.told.iter().flat_map(|submitted| submitted.threads.iter().map(|(key, original)| (*key, *original))),
+            self.submitted_plan.iter().flat_map(|submitted| submitted.threads.iter().map(|(key, original)| (*key, *original))),
         );
-        self.told = Some(SubmittedPlan { generation, turns: message.turns_by_cache(), threads });
+        self.submitted_plan = Some(SubmittedPlan { generation, turns: message.turns_by_cache(), threads });
         let outcome = self.client.send_plan(message).and_then(|complaints| {
             self.complaints = complaints;
             self.check_state(&self.client.state()?).map_err(io::Error::other)
@@ -295,8 +295,8 @@ impl KernelGangScheduler {
 
     /// Withdraws everything from the scheduler, and restores the policy of every thread of ours.
     pub fn leave<K: Kernel>(&mut self, kernel: &K) {
-        (self.wanted, self.advised) = (Vec::new(), None);
-        self.dirty = self.told.is_some();
+        (self.wanted_schedules, self.advised) = (Vec::new(), None);
+        self.is_dirty = self.submitted_plan.is_some();
         // If it does not answer, it has exited or is about to; the policies are restored all the same.
         let _ = self.submit();
         self.reclaim(kernel);
@@ -320,12 +320,12 @@ impl KernelGangScheduler {
     /// Restores threads that still have the scheduler's policy although the scheduler no longer keeps them. Its loader
     /// does this as well, unless it was killed. A thread that has chosen another policy meanwhile keeps it.
     pub fn reclaim<K: Kernel>(&mut self, kernel: &K) {
-        let scheduled_threads = self.wanted.iter().flat_map(|(_, part)| part.threads());
+        let scheduled_threads = self.wanted_schedules.iter().flat_map(|(_, cache_schedule)| cache_schedule.threads());
         let scheduled: BTreeSet<ThreadKey> = scheduled_threads
             .chain(self.advised.iter().flat_map(AdvisoryGangs::threads))
             .map(|(thread, _)| thread)
             .collect();
-        let Some(submitted) = &mut self.told else { return };
+        let Some(submitted) = &mut self.submitted_plan else { return };
         submitted.threads.retain(|thread, original| {
             if scheduled.contains(thread) {
                 return true;
@@ -336,7 +336,7 @@ impl KernelGangScheduler {
             is_ours && kernel.set_scheduling(thread.tid, original).is_err()
         });
         if scheduled.is_empty() && submitted.threads.is_empty() {
-            self.told = None;
+            self.submitted_plan = None;
         }
     }
 }

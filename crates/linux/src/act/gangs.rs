@@ -31,7 +31,7 @@ pub struct TurnCounters {
     /// Turns so far, over all gangs.
     pub turns: AtomicU64,
     /// Calls that failed because a member had exited, may not be changed, or had chosen another class meanwhile.
-    pub failed: AtomicU64,
+    pub failures: AtomicU64,
     /// Longest overrun of a turn, in nanoseconds.
     pub latest_ns: AtomicU64,
 }
@@ -159,15 +159,15 @@ impl<K: Kernel + Send + 'static> GangController for GangRunners<K> {
 
     fn stop(&mut self, schedule: &GangSchedule) {
         if !self.scheduler.as_mut().is_some_and(|scheduler| scheduler.stop(schedule)) {
-            self.running.retain(|(running, _)| running != schedule);
+            self.running.retain(|(running_schedule, _)| running_schedule != schedule);
         }
     }
 
     fn commit_gangs(&mut self) -> std::io::Result<()> {
         let Some(scheduler) = &mut self.scheduler else { return Ok(()) };
-        let settled = scheduler.submit();
+        let submit_result = scheduler.submit();
         scheduler.reclaim(&*lock(&self.kernel));
-        settled
+        submit_result
     }
 }
 
@@ -197,17 +197,17 @@ fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[ThreadRotation], stop: 
             let late_ns = (now - hand.due).as_nanos() as u64;
             turns.latest_ns.fetch_max(late_ns, Ordering::Relaxed);
             if hand.slices_left == 0 {
-                let next = if hand.gang == usize::MAX { 0 } else { (hand.gang + 1) % rotation.gangs.len() };
-                start_turn(kernel, rotation, next, turns);
-                hand.gang = next;
-                hand.slices_left = rotation.gangs[next].1;
+                let next_gang = if hand.gang == usize::MAX { 0 } else { (hand.gang + 1) % rotation.gangs.len() };
+                start_turn(kernel, rotation, next_gang, turns);
+                hand.gang = next_gang;
+                hand.slices_left = rotation.gangs[next_gang].1;
             }
             hand.slices_left -= 1;
             // Counted from now and not from the due time, so that a pause of the host causes no burst of short turns.
             hand.due = now + rotation.slice;
         }
-        let next = hands.iter().map(|hand| hand.due).min();
-        std::thread::park_timeout(next.map_or(Duration::from_millis(100), |due| due.saturating_duration_since(now)));
+        let next_due = hands.iter().map(|hand| hand.due).min();
+        std::thread::park_timeout(next_due.map_or(Duration::from_millis(100), |due| due.saturating_duration_since(now)));
     }
     for rotation in rotations {
         for (member, original) in rotation.gangs.iter().flat_map(|(members, _)| members) {
@@ -221,8 +221,8 @@ fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[ThreadRotation], stop: 
 fn start_turn<K: Kernel>(kernel: &Mutex<K>, rotation: &ThreadRotation, gang: usize, turns: &TurnCounters) {
     let (now, _) = &rotation.gangs[gang];
     now.iter().for_each(|(member, original)| set(kernel, *member, original, false, turns));
-    let others = rotation.gangs.iter().flat_map(|(members, _)| members);
-    for (member, original) in others.filter(|(member, _)| now.iter().all(|(thread, _)| thread != member)) {
+    let other_members = rotation.gangs.iter().flat_map(|(members, _)| members);
+    for (member, original) in other_members.filter(|(member, _)| now.iter().all(|(thread, _)| thread != member)) {
         set(kernel, *member, original, true, turns);
     }
     turns.turns.fetch_add(1, Ordering::Relaxed);
@@ -231,7 +231,7 @@ fn start_turn<K: Kernel>(kernel: &Mutex<K>, rotation: &ThreadRotation, gang: usi
 fn set<K: Kernel>(kernel: &Mutex<K>, member: ThreadKey, original: &SchedParams, waits: bool, turns: &TurnCounters) {
     let kernel = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if set_turn(&*kernel, member, original, waits).is_err() {
-        turns.failed.fetch_add(1, Ordering::Relaxed);
+        turns.failures.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -277,6 +277,6 @@ mod tests {
         let (host, turns) = (Mutex::new(host), TurnCounters::default());
         start_turn(&host, &rotation, 0, &turns);
         assert_eq!(host.lock().unwrap().threads.borrow()[&7].policy, 0);
-        assert_eq!(turns.failed.load(Ordering::Relaxed), 1);
+        assert_eq!(turns.failures.load(Ordering::Relaxed), 1);
     }
 }

@@ -24,7 +24,7 @@ pub struct GroupOverride {
     /// Its path below the hierarchy's root.
     pub cgroup: String,
     /// The CPUs of the configuration.
-    pub wanted: CpuSet,
+    pub wanted_cpus: CpuSet,
     /// The CPUs in force.
     pub current: CpuSet,
     /// The program that manages such groups.
@@ -68,15 +68,15 @@ impl GroupOverrides {
             self.overridden.remove(name);
             return false;
         }
-        if let Some(known) = self.overridden.get_mut(name) {
-            known.current.clone_from(&cpus.current);
+        if let Some(group_override) = self.overridden.get_mut(name) {
+            group_override.current.clone_from(&cpus.current);
             return true;
         }
         let last = actuator.last_state(&JournalObject::File { path: file.clone() }).and_then(cpus_in_state);
         let Some(last) = last.filter(|last| *last != cpus.current) else { return false };
         if cpus.current == cpus.original && last == group.cpus {
             let changes = self.changes_ns.entry(name.clone()).or_default();
-            changes.retain(|at| now_ns.saturating_sub(*at) < PERIOD_NS);
+            changes.retain(|change_ns| now_ns.saturating_sub(*change_ns) < PERIOD_NS);
             if changes.len() < MAX_CHANGES {
                 changes.push_back(now_ns);
                 return false;
@@ -84,7 +84,7 @@ impl GroupOverrides {
         }
         let entry = GroupOverride {
             cgroup: name.clone(),
-            wanted: group.cpus.clone(),
+            wanted_cpus: group.cpus.clone(),
             current: cpus.current.clone(),
             owner: cgroup_owner(name),
         };

@@ -43,9 +43,9 @@ impl GroupOwners {
     /// The container of this group, if its runtime is there to be asked.
     fn container(&self, group: &str) -> Option<(String, &ContainerUpdates)> {
         let (directory, updates) = self.runtime.as_ref().filter(|(_, updates)| updates.is_connected())?;
-        let named = cachemate_core::service_of_cgroup(group).and_then(|service| service.identity.container);
-        let known = named.filter(|id| directory.find_by_id(id).is_some());
-        let id = known.or_else(|| directory.id_of_cgroup(group))?;
+        let container_id = cachemate_core::service_of_cgroup(group).and_then(|service| service.identity.container);
+        let known_id = container_id.filter(|id| directory.find_by_id(id).is_some());
+        let id = known_id.or_else(|| directory.id_of_cgroup(group))?;
         Some((id, updates))
     }
 }
@@ -82,11 +82,11 @@ fn set_property(systemctl: &Path, unit: &str, cpus: &str) -> io::Result<()> {
     command.args(["--no-ask-password", "set-property", "--runtime", "--", unit]);
     command.arg(format!("AllowedCPUs={cpus}")).env_clear().env("LC_ALL", "C");
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-    let until = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PATIENCE;
     let status = loop {
         match child.try_wait()? {
             Some(status) => break status,
-            None if Instant::now() < until => std::thread::sleep(POLL),
+            None if Instant::now() < deadline => std::thread::sleep(POLL),
             None => {
                 child.kill()?;
                 child.wait()?;
@@ -106,12 +106,12 @@ fn set_property(systemctl: &Path, unit: &str, cpus: &str) -> io::Result<()> {
 }
 
 /// Waits until the owner has made the change that it agreed to.
-fn await_cpus(host: &LinuxHost, file: &Path, wanted: &str) -> io::Result<()> {
-    let until = Instant::now() + EFFECT_PATIENCE;
-    let wanted: Option<CpuSet> = wanted.parse().ok();
+fn await_cpus(host: &LinuxHost, file: &Path, cpus_text: &str) -> io::Result<()> {
+    let deadline = Instant::now() + EFFECT_PATIENCE;
+    let wanted_cpus: Option<CpuSet> = cpus_text.parse().ok();
     loop {
         let now = host.read(file);
-        if now.as_ref().is_ok_and(|now| now.trim().parse::<CpuSet>().ok() == wanted) || Instant::now() >= until {
+        if now.as_ref().is_ok_and(|now| now.trim().parse::<CpuSet>().ok() == wanted_cpus) || Instant::now() >= deadline {
             // What became of it is read back by the caller.
             return now.map(drop);
         }

@@ -67,8 +67,8 @@ impl ManageRule {
     /// Whether the process meets all conditions.
     pub(crate) fn matches(&self, subject: &RuleSubject<'_>) -> bool {
         let command = self.command.as_ref().is_none_or(|pattern| matches_glob(pattern, subject.command));
-        let below = |above: &String| subject.cgroups.iter().any(|path| CgroupPattern(above).contains(path));
-        let cgroup = self.cgroup.as_ref().is_none_or(below);
+        let is_below = |above: &String| subject.cgroups.iter().any(|path| CgroupPattern(above).contains(path));
+        let cgroup = self.cgroup.as_ref().is_none_or(is_below);
         let pid = self.pid.is_none_or(|pid| subject.lineage.contains(&pid));
         let user = self.user.is_none_or(|user| subject.user == Some(user));
         command && cgroup && pid && user && self.matches_service(subject) && self.accepts_helper(subject)
@@ -76,7 +76,7 @@ impl ManageRule {
 
     fn matches_service(&self, subject: &RuleSubject<'_>) -> bool {
         let kind = subject.service.map_or(ServiceKind::Command, |service| service.kind);
-        let named = |pattern: &String| match subject.service {
+        let is_named = |pattern: &String| match subject.service {
             Some(service) => matches_service_name(pattern, service),
             None => matches_service_name(pattern, &ServiceIdentity::command(subject.command)),
         };
@@ -87,8 +87,8 @@ impl ManageRule {
             let value = subject.container.and_then(|container| container.labels.get(name));
             value.is_some_and(|value| matches_glob(pattern, value))
         };
-        self.kind.is_none_or(|wanted| wanted == kind)
-            && self.service.as_ref().is_none_or(named)
+        self.kind.is_none_or(|wanted_kind| wanted_kind == kind)
+            && self.service.as_ref().is_none_or(is_named)
             && self.namespace.as_ref().is_none_or(|namespace| of_container(namespace, |record| &record.namespace))
             && self.labels.iter().all(labelled)
     }
@@ -138,28 +138,28 @@ impl CgroupPattern<'_> {
 /// star.
 fn matches_glob(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
-    let (mut at, mut from, mut star) = (0, 0, None);
-    while from < text.len() {
-        match pattern.get(at) {
+    let (mut pattern_index, mut text_index, mut star) = (0, 0, None);
+    while text_index < text.len() {
+        match pattern.get(pattern_index) {
             Some('*') => {
-                star = Some((at, from));
-                at += 1;
+                star = Some((pattern_index, text_index));
+                pattern_index += 1;
             }
-            Some(&c) if c == '?' || c == text[from] => {
-                at += 1;
-                from += 1;
+            Some(&c) if c == '?' || c == text[text_index] => {
+                pattern_index += 1;
+                text_index += 1;
             }
             _ => match star {
                 Some((star_at, star_from)) => {
-                    at = star_at + 1;
-                    from = star_from + 1;
+                    pattern_index = star_at + 1;
+                    text_index = star_from + 1;
                     star = Some((star_at, star_from + 1));
                 }
                 None => return false,
             },
         }
     }
-    pattern[at..].iter().all(|&c| c == '*')
+    pattern[pattern_index..].iter().all(|&c| c == '*')
 }
 
 #[cfg(test)]
@@ -229,7 +229,7 @@ mod tests {
     /// Do stars and question marks match as in a shell?
     #[test]
     fn globs_match_as_in_a_shell() {
-        for (pattern, text, want) in [
+        for (pattern, text, expected) in [
             ("mysql*", "mysqld", true),
             ("*d", "mysqld", true),
             ("m?sqld", "mysqld", true),
@@ -239,14 +239,14 @@ mod tests {
             ("*", "", true),
             ("?", "", false),
         ] {
-            assert_eq!(matches_glob(pattern, text), want, "{pattern} {text}");
+            assert_eq!(matches_glob(pattern, text), expected, "{pattern} {text}");
         }
     }
 
     /// Does a wildcard of a cgroup match within one component, and a path without one match itself and all below it?
     #[test]
     fn wildcards_of_cgroups_stay_in_their_component() {
-        for (pattern, path, want) in [
+        for (pattern, path, expected) in [
             ("/kubepods.slice/*/*pod1234*", "/kubepods.slice/burstable/kubepods-pod1234.slice/cri", true),
             ("/kubepods.slice/*pod1234*", "/kubepods.slice/burstable/pod1234", false),
             ("/*/db.service", "/system.slice/db.service", true),
@@ -256,7 +256,7 @@ mod tests {
             ("/system.slice/d", "/system.slice/db", false),
             ("/system.slice/db/x", "/system.slice/db", false),
         ] {
-            assert_eq!(CgroupPattern(pattern).contains(path), want, "{pattern} {path}");
+            assert_eq!(CgroupPattern(pattern).contains(path), expected, "{pattern} {path}");
         }
     }
 

@@ -38,9 +38,9 @@ pub(crate) fn set_turn(kernel: &dyn Kernel, thread: ThreadKey, original: &SchedP
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
     let now = kernel.scheduling(thread.tid)?;
-    let wanted = if waits { original.to_waiting() } else { *original };
+    let target_params = if waits { original.to_waiting() } else { *original };
     if !original.can_wait() || (now != *original && now != original.to_waiting()) {
         return Err(io::Error::other(format!("thread {}: {now}: left alone", thread.tid)));
     }
-    if now == wanted { Ok(()) } else { kernel.set_scheduling(thread.tid, &wanted) }
+    if now == target_params { Ok(()) } else { kernel.set_scheduling(thread.tid, &target_params) }
 }

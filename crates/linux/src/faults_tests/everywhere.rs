@@ -48,9 +48,9 @@ impl<K> FaultyKernel<K> {
         FaultyKernel { inner, calls: Cell::new(0), fault: Cell::new(fault) }
     }
     fn call(&self) -> io::Result<&K> {
-        let at = self.calls.replace(self.calls.get() + 1);
+        let call_index = self.calls.replace(self.calls.get() + 1);
         match self.fault.get() {
-            Some(Fault { from, calls, errno }) if at >= from && at - from < calls => {
+            Some(Fault { from, calls, errno }) if call_index >= from && call_index - from < calls => {
                 Err(io::Error::from_raw_os_error(errno))
             }
             _ => Ok(&self.inner),
@@ -86,8 +86,8 @@ impl<K: Kernel> Kernel for FaultyKernel<K> {
     fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
         self.call()?.scheduling(tid)
     }
-    fn set_scheduling(&self, tid: i32, wanted: &SchedParams) -> io::Result<()> {
-        self.call()?.set_scheduling(tid, wanted)
+    fn set_scheduling(&self, tid: i32, params: &SchedParams) -> io::Result<()> {
+        self.call()?.set_scheduling(tid, params)
     }
     fn set_fence(&self, fence: Option<std::sync::Arc<Fence>>) {
         self.inner.set_fence(fence);
@@ -151,13 +151,13 @@ fn all_of<K: Kernel + Send + 'static>(
 /// Tries every position, with a single failing call and with a lasting failure. The usual run alternates among the
 /// errors; `CACHEMATE_FAULTS=all` (`make faults`) tries each of them.
 fn everywhere(life: impl Fn(Option<Fault>) -> u32) {
-    let every = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
+    let is_exhaustive = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
     let calls = life(None);
     assert!(calls > 50, "{calls} calls");
     let mut lives = 0;
     for from in 0..calls {
         for (index, &errno) in ERRORS.iter().enumerate() {
-            if every || from as usize % ERRORS.len() == index {
+            if is_exhaustive || from as usize % ERRORS.len() == index {
                 let calls = [1, 3, 40][(from as usize + index) % 3];
                 life(Some(Fault { from, calls, errno }));
                 lives += 1;
@@ -184,13 +184,13 @@ fn a_fault_at_any_call_loses_no_original() {
         host.threads.borrow_mut().get_mut(&6).unwrap().nice = 5;
         with_group(&host);
         let old = |host: &FakeHost| {
-            let mut all = states(host);
+            let mut all_states = states(host);
             if host.threads.borrow().contains_key(&30) {
-                all.remove(3); // compared with its parent below
+                all_states.remove(3); // compared with its parent below
             }
-            all
+            all_states
         };
-        let before = states(&host);
+        let states_before = states(&host);
         let cpu = |id| cachemate_core::Cpu {
             id: cachemate_core::CpuId(id),
             core: id,
@@ -218,7 +218,7 @@ fn a_fault_at_any_call_loses_no_original() {
             host.threads.borrow_mut().get_mut(&30).unwrap().nice = parent.nice;
         };
         let ended = all_of(&mut machine, plan, birth);
-        let calls = machine.with_kernel(|kernel| end(kernel, dir.path(), &ended, old, &before));
+        let calls = machine.with_kernel(|kernel| end(kernel, dir.path(), &ended, old, &states_before));
         machine.with_kernel(|kernel| {
             let threads = kernel.inner.threads.borrow();
             if let Some(child) = threads.get(&30) {
@@ -239,7 +239,7 @@ fn a_fault_at_any_call_leaves_no_group() {
         let host = cat_topology();
         let resctrl = resctrl::find(&cat, &host).unwrap();
         let groups = |cat: &FakeCat| cat.groups.borrow().clone();
-        let before = groups(&cat);
+        let groups_before = groups(&cat);
         let mut machine = machine_with(FaultyKernel::new(cat, fault), host.topology, Some(resctrl), dir.path());
         let plan = |window: u64, tasks: &[TaskId]| {
             let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
@@ -253,7 +253,7 @@ fn a_fault_at_any_call_leaves_no_group() {
             plan
         };
         let ended = all_of(&mut machine, plan, |cat| cat.born(5, 30));
-        machine.with_kernel(|kernel| end(kernel, dir.path(), &ended, groups, &before))
+        machine.with_kernel(|kernel| end(kernel, dir.path(), &ended, groups, &groups_before))
     });
 }
 
@@ -263,19 +263,19 @@ fn a_fault_at_any_call_loses_no_kind_of_object() {
     let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
     everywhere(|fault| {
         let dir = state_dir();
-        let (host, wanted) = one_of_each();
-        let all = |host: &FakeHost| -> BTreeMap<String, Option<ObjectState>> {
-            let state = |want: &crate::act::desired_state::DesiredState| read_state(host, &want.object).ok();
-            wanted.iter().map(|want| (format!("{:?}", want.object), state(want))).collect()
+        let (host, desired_states) = one_of_each();
+        let read_states = |host: &FakeHost| -> BTreeMap<String, Option<ObjectState>> {
+            let state = |desired_state: &crate::act::desired_state::DesiredState| read_state(host, &desired_state.object).ok();
+            desired_states.iter().map(|desired_state| (format!("{:?}", desired_state.object), state(desired_state))).collect()
         };
-        let before = all(&host);
+        let states_before = read_states(&host);
         let host = FaultyKernel::new(host, fault);
         let command = GuardianCommand { program: "/bin/sh".into(), args: args.clone() };
         let mut actuator = Actuator::new(dir.path(), command);
         for _ in 0..3 {
-            make(&mut actuator, &host, &wanted);
+            make(&mut actuator, &host, &desired_states);
         }
         let ended = actuator.restore_all(&host).map_err(|error| error.to_string());
-        end(&host, dir.path(), &ended, all, &before)
+        end(&host, dir.path(), &ended, read_states, &states_before)
     });
 }

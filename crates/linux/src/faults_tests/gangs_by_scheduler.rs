@@ -109,7 +109,7 @@ fn faults_around_the_scheduler_leave_everybody_as_before() {
     for seed in 0..40 {
         let dir = tempfile::tempdir().unwrap();
         let (mut machine, socket) = four_threads(dir.path());
-        let before = machine.with_kernel(states);
+        let states_before = machine.with_kernel(states);
         let mut draw = FaultRng(seed);
         let mut scheduler = None;
         for window in 0..10 {
@@ -140,7 +140,7 @@ fn faults_around_the_scheduler_leave_everybody_as_before() {
         }
         machine.with_kernel(|host| host.fault.set(None));
         machine.restore_all().unwrap();
-        assert_eq!(machine.with_kernel(states), before, "seed {seed}");
+        assert_eq!(machine.with_kernel(states), states_before, "seed {seed}");
     }
 }
 

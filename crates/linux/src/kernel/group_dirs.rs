@@ -38,12 +38,12 @@ pub(crate) fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>>
 /// # Errors
 /// An existing group cannot be read.
 pub(crate) fn all_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
-    let (mut pending, mut all) = (vec![group.to_path_buf()], Vec::new());
+    let (mut pending, mut member_pids) = (vec![group.to_path_buf()], Vec::new());
     while let Some(group) = pending.pop() {
-        all.extend(members(kernel, &group)?);
+        member_pids.extend(members(kernel, &group)?);
         pending.extend(child_groups(kernel, &group)?);
     }
-    Ok(all)
+    Ok(member_pids)
 }
 
 /// Child groups of a group; none if it was removed meanwhile.

@@ -108,36 +108,36 @@ pub(crate) fn read(tid: i32) -> io::Result<SchedParams> {
         return Err(io::Error::last_os_error());
     }
     let (flags, priority) = (attributes.flags & FLAGS, attributes.priority);
-    let plain = SchedParams { flags, priority, ..SchedParams::from_policy(attributes.policy) };
+    let params = SchedParams { flags, priority, ..SchedParams::from_policy(attributes.policy) };
     // In other classes the run time is the slice, which is kept when the class changes.
     if attributes.policy != DEADLINE {
-        return Ok(plain);
+        return Ok(params);
     }
     let (runtime_ns, deadline_ns, period_ns) = (attributes.runtime_ns, attributes.deadline_ns, attributes.period_ns);
-    Ok(SchedParams { runtime_ns, deadline_ns, period_ns, ..plain })
+    Ok(SchedParams { runtime_ns, deadline_ns, period_ns, ..params })
 }
 
 /// Writes by sched_setscheduler(2), which leaves the nice value unchanged; parameters that it lacks are written by
 /// sched_setattr(2).
-pub(crate) fn write(tid: i32, wanted: &SchedParams) -> io::Result<()> {
-    let answer = if wanted.policy == DEADLINE {
+pub(crate) fn write(tid: i32, params: &SchedParams) -> io::Result<()> {
+    let answer = if params.policy == DEADLINE {
         let attributes = SchedAttr {
             size: size_of::<SchedAttr>() as u32,
-            policy: wanted.policy,
-            flags: wanted.flags,
-            runtime_ns: wanted.runtime_ns,
-            deadline_ns: wanted.deadline_ns,
-            period_ns: wanted.period_ns,
+            policy: params.policy,
+            flags: params.flags,
+            runtime_ns: params.runtime_ns,
+            deadline_ns: params.deadline_ns,
+            period_ns: params.period_ns,
             ..SchedAttr::default()
         };
         // SAFETY: the kernel reads a structure of the size that its first field states.
         unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attributes, 0u32) }
     } else {
-        let reset = if wanted.flags & RESET_ON_FORK != 0 { libc::SCHED_RESET_ON_FORK } else { 0 };
-        let parameters = libc::sched_param { sched_priority: wanted.priority as libc::c_int };
+        let reset = if params.flags & RESET_ON_FORK != 0 { libc::SCHED_RESET_ON_FORK } else { 0 };
+        let parameters = libc::sched_param { sched_priority: params.priority as libc::c_int };
         // SAFETY: the kernel reads one sched_param that lives across the call.
         let answer =
-            unsafe { libc::sched_setscheduler(tid, wanted.policy as libc::c_int | reset, &raw const parameters) };
+            unsafe { libc::sched_setscheduler(tid, params.policy as libc::c_int | reset, &raw const parameters) };
         libc::c_long::from(answer)
     };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

@@ -13,18 +13,18 @@ const UNIT_SUFFIXES: [&str; 6] = [".service", ".scope", ".slice", ".socket", ".m
 
 /// Whether systemd runs this host, and is to be asked.
 pub(crate) fn is_run_by_systemd(host: &dyn Kernel) -> bool {
-    let there = |path: &str| host.exists(Path::new(path)).unwrap_or(false);
-    there(SYSTEMD_RUNS) && there(SYSTEMCTL)
+    let path_exists = |path: &str| host.exists(Path::new(path)).unwrap_or(false);
+    path_exists(SYSTEMD_RUNS) && path_exists(SYSTEMCTL)
 }
 
 /// The unit of the host's service manager that has exactly this group. Groups below a unit are the unit's own affair.
 pub(crate) fn systemd_unit(group: &str) -> Option<&str> {
-    let mut above = group.trim_matches('/').split('/');
-    let unit = above.next_back()?;
+    let mut components = group.trim_matches('/').split('/');
+    let unit = components.next_back()?;
     let is_unit = UNIT_SUFFIXES.iter().any(|suffix| unit.len() > suffix.len() && unit.ends_with(suffix));
     // systemd puts an underscore before names that the kernel has a use for.
     let unit = unit.strip_prefix('_').unwrap_or(unit);
-    (is_unit && above.all(|slice| slice.ends_with(".slice"))).then_some(unit)
+    (is_unit && components.all(|slice| slice.ends_with(".slice"))).then_some(unit)
 }
 
 /// Whether the group has no CPUs of its own only because systemd gives the controller to units that ask for it.

@@ -38,11 +38,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     /// Polls the gang scheduler and sends it the advice that is not in schedules: weights, and tasks that should not
     /// run together.
-    pub(super) fn update_gang_scheduler(&mut self, plan: &Plan, applied: &mut AppliedPlan) {
+    pub(super) fn update_gang_scheduler(&mut self, plan: &Plan, applied_plan: &mut AppliedPlan) {
         let refuse = |because, complaint| RefusedItem { item: PlanItem::Plan, reason: because, message: complaint };
         if let Some(lost) = self.gangs.poll() {
             let message = format!("{lost}: its threads run under the fair class, gangs are idle turns");
-            applied.refused.push(refuse(RefusalReason::NotFound, message));
+            applied_plan.refused.push(refuse(RefusalReason::NotFound, message));
         }
         if !self.gangs.is_scheduler_running() {
             return;
@@ -50,7 +50,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = self.kernel();
         let originals = self.actuator.originals();
         let tasks = self.tasks.all();
-        let thread = |task: &TaskId| tasks.iter().find(|known| known.task == *task).map(|known| known.thread);
+        let thread = |task: &TaskId| tasks.iter().find(|managed_thread| managed_thread.task == *task).map(|managed_thread| managed_thread.thread);
         let weights = plan.weights.iter().filter_map(|(task, weight)| Some((thread(task)?, *weight))).collect();
         let pair = |pair: &CoRunPenalty| Some(((thread(&pair.tasks.0)?, thread(&pair.tasks.1)?), pair.penalty));
         let penalties: BTreeMap<_, _> =
@@ -59,11 +59,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let mut members = Vec::new();
         if plan.gangs.is_empty() && !penalties.is_empty() {
             members = movable_threads(&*lock(&kernel), &tasks, &originals);
-            let wanted: Vec<DesiredState> = members.iter().map(|(object, _)| released_state(object)).collect();
+            let released_states: Vec<DesiredState> = members.iter().map(|(object, _)| released_state(object)).collect();
             // Before the scheduler gets the plan, the originals are in the journal and the guardian runs.
-            let journalled = self.actuator.journal_originals(&*lock(&kernel), &wanted);
-            if let Err(error) = journalled {
-                applied.refused.push(refuse(RefusalReason::NoCapacity, error.to_string()));
+            let journal_result = self.actuator.journal_originals(&*lock(&kernel), &released_states);
+            if let Err(error) = journal_result {
+                applied_plan.refused.push(refuse(RefusalReason::NoCapacity, error.to_string()));
                 members.clear();
             }
         }
@@ -72,26 +72,26 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// Sets the kernel's tolerance as configured: journaled, and restored like every change.
-    pub(super) fn set_kernel_tolerance(&mut self, applied: &mut AppliedPlan) {
+    pub(super) fn set_kernel_tolerance(&mut self, applied_plan: &mut AppliedPlan) {
         let Some(tolerance) = self.options.kernel_tolerance else { return };
         let (object, state) =
             (JournalObject::File { path: tolerance_file() }, ObjectState::Text(tolerance.to_string()));
         let kernel = self.kernel();
         let kernel = lock(&kernel);
-        let want = DesiredState { item: PlanItem::Plan, object: object.clone(), state: state.clone() };
+        let desired_state = DesiredState { item: PlanItem::Plan, object: object.clone(), state: state.clone() };
         // Set once: a later change by another process takes precedence.
         if self.actuator.originals().contains_key(&object) {
             return;
         }
-        let promised = self.actuator.journal_originals(&*kernel, &[want]);
+        let journal_result = self.actuator.journal_originals(&*kernel, &[desired_state]);
         let no_room = |error: JournalError| RefusedItem {
             item: PlanItem::Plan,
             reason: RefusalReason::NoCapacity,
             message: error.to_string(),
         };
         let set =
-            promised.map_err(no_room).and_then(|()| self.actuator.set(&*kernel, &PlanItem::Plan, &object, &state));
-        applied.refused.extend(set.err());
+            journal_result.map_err(no_room).and_then(|()| self.actuator.set(&*kernel, &PlanItem::Plan, &object, &state));
+        applied_plan.refused.extend(set.err());
     }
 
     /// The state in force, and the changes that lead from it to the plan. The lock of resctrl must be kept until they
@@ -106,18 +106,18 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
         let tasks = self.tasks.all();
         let gangs = self.gangs.schedules();
-        let by_scheduler = self.gangs.is_scheduler_running();
-        let before = AppliedHistory { actuator: &self.actuator, weights: &self.weights, gangs, by_scheduler };
+        let runs_by_scheduler = self.gangs.is_scheduler_running();
+        let history = AppliedHistory { actuator: &self.actuator, weights: &self.weights, gangs, runs_by_scheduler };
         let mut plan = plan.clone();
         let outside = cut_to_boundaries(&*kernel, &mut plan, &tasks, &self.actuator);
-        let mut reading = HostSnapshot::read(&*kernel, &plan, &tasks, groups, &before);
+        let mut reading = HostSnapshot::read(&*kernel, &plan, &tasks, groups, &history);
         reading.refused.extend(outside);
-        let mut held = None;
+        let mut dir_lock = None;
         if let Some(ways) = &mut self.ways {
-            held = ways.read(&*kernel, &mut plan, &tasks, &mut reading, self.options.act);
+            dir_lock = ways.read(&*kernel, &mut plan, &tasks, &mut reading, self.options.act);
         }
         let derived = derive_changes(&plan, &reading.confined, &reading.state, &self.topology, &self.capabilities);
-        (reading, derived, held)
+        (reading, derived, dir_lock)
     }
 
     /// The plan's outcome without any change: one refusal for each line that requires a change.
@@ -137,7 +137,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         &mut self,
         reading: &HostSnapshot,
         derived: ChangeList,
-        applied: &mut AppliedPlan,
+        applied_plan: &mut AppliedPlan,
     ) -> ApplyReport {
         let host = ApplyContext {
             kernel: &self.kernel,
@@ -155,15 +155,15 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 self.weights.insert(thread.key, (to, *nice));
             }
         }
-        applied.refused.extend(derived.refused);
-        applied.refused.append(&mut report.refused);
+        applied_plan.refused.extend(derived.refused);
+        applied_plan.refused.append(&mut report.refused);
         let complaints = self.gangs.complaints().into_iter();
-        applied.refused.extend(complaints.map(|complaint| RefusedItem {
+        applied_plan.refused.extend(complaints.map(|complaint| RefusedItem {
             item: PlanItem::Plan,
             reason: RefusalReason::Failed,
             message: complaint,
         }));
-        applied.overridden_by_others = std::mem::take(&mut report.overridden);
+        applied_plan.overridden_by_others = std::mem::take(&mut report.overridden);
         if let Some(ways) = &mut self.ways {
             ways.assign(&derived.classes);
         }
@@ -179,11 +179,11 @@ fn movable_threads(
 ) -> Vec<(JournalObject, GangMember)> {
     let member = |task: &&ManagedThread| {
         let object = JournalObject::Policy { pid: task.pid, thread: task.thread };
-        let known = originals.get(&object).and_then(ObjectState::scheduling);
-        let original = known.or_else(|| kernel.scheduling(task.thread.tid).ok())?;
+        let journaled_params = originals.get(&object).and_then(ObjectState::scheduling);
+        let original = journaled_params.or_else(|| kernel.scheduling(task.thread.tid).ok())?;
         (original.can_wait() && original.flags == 0).then_some((object, (task.thread, original)))
     };
-    tasks.iter().filter(|task| !task.fixed && !task.exited).filter_map(member).collect()
+    tasks.iter().filter(|task| !task.is_fixed && !task.has_exited).filter_map(member).collect()
 }
 
 fn released_state(object: &JournalObject) -> DesiredState {

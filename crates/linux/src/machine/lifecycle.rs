@@ -93,7 +93,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.gangs.stop_all();
         let kernel = lock(&kernel);
         let threads: Vec<ThreadKey> = released.iter().map(|task| task.thread).collect();
-        let is_running = |pid: &i32| self.tasks.all().iter().any(|task| task.pid == *pid && !task.exited);
+        let is_running = |pid: &i32| self.tasks.all().iter().any(|task| task.pid == *pid && !task.has_exited);
         let pids: BTreeSet<i32> = released.iter().map(|task| task.pid).filter(|pid| !is_running(pid)).collect();
         let colors = |path: &Path| pid_of_color_file(path).is_some_and(|pid| pids.contains(&pid));
         self.actuator.release(&*kernel, &threads, &colors).map_err(journal_failure)

@@ -47,7 +47,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Records where the containers are now, for their next start.
     pub(super) fn record_placements(&mut self, report: &ApplyReport) {
         let mut placements: BTreeMap<ContainerSeries, StartPlacement> = BTreeMap::new();
-        for task in self.tasks.all().into_iter().filter(|task| !task.exited && !task.fixed) {
+        for task in self.tasks.all().into_iter().filter(|task| !task.has_exited && !task.is_fixed) {
             let Some(service) = &task.service else { continue };
             let Some(series) = ContainerSeries::new(service, task.image.as_deref()) else { continue };
             let cpus = self.in_force.affinity.get(&task.task).cloned();
@@ -57,8 +57,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 .entry(series)
                 .and_modify(|placement| {
                     placement.cpus =
-                        placement.cpus.as_ref().zip(cpus.as_ref()).map(|(all, own_cpus)| all.union(own_cpus));
-                    placement.group = placement.group.take().filter(|all| Some(all) == group.as_ref());
+                        placement.cpus.as_ref().zip(cpus.as_ref()).map(|(all_cpus, own_cpus)| all_cpus.union(own_cpus));
+                    placement.group = placement.group.take().filter(|joint_group| Some(joint_group) == group.as_ref());
                 })
                 .or_insert(StartPlacement { cpus, group });
         }

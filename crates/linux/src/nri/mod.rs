@@ -138,15 +138,15 @@ impl NriSession {
         let mut patience = RETRY[0];
         while !self.has_ended() {
             let start = Instant::now();
-            let ended = self.connect();
+            let outcome = self.connect();
             self.channels.updates.set_connected(false);
             self.update(|state| {
                 state.runtime = None;
-                state.error = ended.err();
+                state.error = outcome.err();
             });
             patience = if start.elapsed() >= STABLE { RETRY[0] } else { (patience * 2).min(RETRY[1]) };
-            let until = Instant::now() + patience;
-            while !self.has_ended() && Instant::now() < until {
+            let deadline = Instant::now() + patience;
+            while !self.has_ended() && Instant::now() < deadline {
                 std::thread::sleep(POLL);
             }
         }
@@ -163,25 +163,25 @@ impl NriSession {
     /// One connection from registration to its end.
     fn connect(&self) -> Result<(), String> {
         let place = self.options.socket.display();
-        let failed = |error: std::io::Error| format!("{place}: {error}");
-        let mut socket = UnixStream::connect(&self.options.socket).map_err(failed)?;
+        let connect_error = |error: std::io::Error| format!("{place}: {error}");
+        let mut socket = UnixStream::connect(&self.options.socket).map_err(connect_error)?;
         let set = socket.set_read_timeout(Some(POLL)).and_then(|()| socket.set_write_timeout(Some(WRITE_PATIENCE)));
-        set.map_err(failed)?;
+        set.map_err(connect_error)?;
         let payload = MessageBuilder::default()
             .bytes(1, PLUGIN_NAME.as_bytes())
             .bytes(2, format!("{:02}", self.options.index).as_bytes())
             .build();
-        socket.write_all(&runtime_call(1, "RegisterPlugin", &payload)).map_err(failed)?;
+        socket.write_all(&runtime_call(1, "RegisterPlugin", &payload)).map_err(connect_error)?;
         let (mut plugin, mut reader) = (NriPlugin::new(self.channels.directory.clone()), MessageReader::default());
         let mut calls: BTreeMap<u32, SyncSender<Result<(), String>>> = BTreeMap::new();
         let (mut bytes, mut stream) = (vec![0; 64 << 10], 1);
         while !self.has_ended() {
-            let (has_answer, has_request) = self.wait(&socket).map_err(failed)?;
+            let (has_answer, has_request) = self.wait(&socket).map_err(connect_error)?;
             if has_request {
                 for request in self.channels.updates.take() {
                     stream += 2; // a client's calls have odd numbers
                     let call = runtime_call(stream, "UpdateContainers", &request.payload());
-                    socket.write_all(&call).map_err(failed)?;
+                    socket.write_all(&call).map_err(connect_error)?;
                     calls.insert(stream, request.outcome);
                 }
             }
@@ -196,7 +196,7 @@ impl NriSession {
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => {
                     return Err(format!("{place}: the runtime closed the connection"));
                 }
-                Err(error) => return Err(failed(error)),
+                Err(error) => return Err(connect_error(error)),
             };
             let messages = reader.push(bytes.get(..count).unwrap_or_default()).map_err(|error| error.to_string())?;
             for message in messages {
@@ -229,9 +229,9 @@ impl NriSession {
         let start = Instant::now();
         let is_request = message.kind == REQUEST;
         let answer = plugin.handle(&message).map_err(|error| error.to_string())?;
-        let started = plugin.take_start();
+        let container_start = plugin.take_start();
         let is_placed =
-            started.as_ref().is_some_and(|(id, pid)| self.channels.starts.request(id, *pid, START_PATIENCE));
+            container_start.as_ref().is_some_and(|(id, pid)| self.channels.starts.request(id, *pid, START_PATIENCE));
         if let Some(body) = answer {
             let answer = WireMessage { kind: RESPONSE, body, ..message };
             let sent = socket.write_all(&answer.encode());
@@ -246,10 +246,10 @@ impl NriSession {
             state.registrations += u64::from(is_registered);
             state.requests += u64::from(is_request);
             state.max_answer_ns = state.max_answer_ns.max(start.elapsed().as_nanos() as u64);
-            state.starts += u64::from(started.is_some());
+            state.starts += u64::from(container_start.is_some());
             state.placed_starts += u64::from(is_placed);
         });
-        if started.is_some() {
+        if container_start.is_some() {
             self.channels.wake.store(true, Ordering::Relaxed);
         }
         Ok(())

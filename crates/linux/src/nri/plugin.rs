@@ -21,7 +21,7 @@ pub struct NriPlugin {
     runtime: Option<String>,
     is_registered: bool,
     /// The container that has just started, with its process.
-    started: Option<(String, i32)>,
+    pending_start: Option<(String, i32)>,
 }
 
 /// A pod as the runtime describes it.
@@ -52,7 +52,7 @@ impl NriPlugin {
             synchronized: BTreeMap::new(),
             runtime: None,
             is_registered: false,
-            started: None,
+            pending_start: None,
         }
     }
 
@@ -68,7 +68,7 @@ impl NriPlugin {
 
     /// The container that has started since the last call, with the process that becomes its program.
     pub fn take_start(&mut self) -> Option<(String, i32)> {
-        self.started.take()
+        self.pending_start.take()
     }
 
     /// The body of the answer; `None` for a message that wants none.
@@ -114,7 +114,7 @@ impl NriPlugin {
     }
 
     fn synchronize(&mut self, payload: &[u8]) -> Result<Vec<u8>, WireError> {
-        let mut more = 0;
+        let mut more_messages = 0;
         for (field, value) in fields(payload)? {
             match field {
                 1 => {
@@ -125,14 +125,14 @@ impl NriPlugin {
                     let container = self.complete(container(value)?, None);
                     self.synchronized.insert(container.id, container.record);
                 }
-                3 => more = value.number(),
+                3 => more_messages = value.number(),
                 _ => {}
             }
         }
-        if more == 0 {
+        if more_messages == 0 {
             self.directory.replace(std::mem::take(&mut self.synchronized));
         }
-        Ok(MessageBuilder::default().number(2, more).build())
+        Ok(MessageBuilder::default().number(2, more_messages).build())
     }
 
     fn change(&mut self, payload: &[u8]) -> Result<(), WireError> {
@@ -149,7 +149,7 @@ impl NriPlugin {
             (REMOVE_CONTAINER, Some(container)) => self.directory.remove(&container.id),
             (_, Some(container)) => {
                 if event == START_CONTAINER {
-                    self.started = Some((container.id.clone(), container.pid));
+                    self.pending_start = Some((container.id.clone(), container.pid));
                 }
                 let container = self.complete(container, owner.as_ref());
                 self.directory.insert(&container.id, container.record);
@@ -194,9 +194,9 @@ pub(super) fn refusal(body: &[u8], expected: &'static str) -> Result<(), WireErr
 }
 
 /// The texts of some fields; empty where there is none.
-fn text_fields<const N: usize>(payload: &[u8], wanted: [u64; N]) -> Result<[String; N], WireError> {
+fn text_fields<const N: usize>(payload: &[u8], field_numbers: [u64; N]) -> Result<[String; N], WireError> {
     let fields = fields(payload)?;
-    Ok(wanted.map(|number| {
+    Ok(field_numbers.map(|number| {
         let value = fields.iter().rev().find(|(field, _)| *field == number);
         value.map_or(String::new(), |(_, value)| value.text())
     }))

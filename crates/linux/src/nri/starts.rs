@@ -14,7 +14,7 @@ pub struct ContainerStarts(Arc<StartQueue>);
 
 #[derive(Debug, Default)]
 struct StartQueue {
-    waiting: Mutex<VecDeque<StartRequest>>,
+    requests: Mutex<VecDeque<StartRequest>>,
     arrival: Condvar,
 }
 
@@ -41,11 +41,11 @@ impl ContainerStarts {
     pub(crate) fn request(&self, id: &str, pid: i32, patience: Duration) -> bool {
         let (answer, outcome) = sync_channel(1);
         {
-            let mut waiting = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            if waiting.len() >= MAX_WAITING {
+            let mut requests = self.0.requests.lock().unwrap_or_else(PoisonError::into_inner);
+            if requests.len() >= MAX_WAITING {
                 return false;
             }
-            waiting.push_back(StartRequest { id: id.to_string(), pid, answer });
+            requests.push_back(StartRequest { id: id.to_string(), pid, answer });
         }
         self.0.arrival.notify_one();
         outcome.recv_timeout(patience).unwrap_or(false)
@@ -53,8 +53,8 @@ impl ContainerStarts {
 
     /// Waits for the next start, for at most `patience`.
     pub fn wait(&self, patience: Duration) -> Option<StartRequest> {
-        let waiting = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.0.arrival.wait_timeout_while(waiting, patience, |waiting| waiting.is_empty());
-        waited.unwrap_or_else(PoisonError::into_inner).0.pop_front()
+        let requests = self.0.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let wait_result = self.0.arrival.wait_timeout_while(requests, patience, |requests| requests.is_empty());
+        wait_result.unwrap_or_else(PoisonError::into_inner).0.pop_front()
     }
 }

@@ -27,7 +27,7 @@ pub struct ContainerUpdates {
 #[derive(Debug, Default)]
 struct UpdateQueue {
     is_connected: bool,
-    waiting: Vec<UpdateRequest>,
+    requests: Vec<UpdateRequest>,
 }
 
 /// A request that is to be sent.
@@ -59,10 +59,10 @@ impl ContainerUpdates {
         let (outcome, answer) = sync_channel(1);
         {
             let mut queue = self.queue();
-            if !queue.is_connected || queue.waiting.len() >= MAX_WAITING {
+            if !queue.is_connected || queue.requests.len() >= MAX_WAITING {
                 return Err(io::Error::new(ErrorKind::NotConnected, "the container runtime cannot be asked now"));
             }
-            queue.waiting.push(UpdateRequest { id: id.to_string(), cpus: cpus.to_string(), outcome });
+            queue.requests.push(UpdateRequest { id: id.to_string(), cpus: cpus.to_string(), outcome });
         }
         rustix::io::write(&self.bell, &1u64.to_ne_bytes())?;
         match answer.recv_timeout(PATIENCE) {
@@ -87,7 +87,7 @@ impl ContainerUpdates {
         let mut count = [0; 8];
         // Empty already if another look has taken them.
         let _ = rustix::io::read(&self.bell, &mut count);
-        std::mem::take(&mut self.queue().waiting)
+        std::mem::take(&mut self.queue().requests)
     }
 
     /// From now on requests are taken, or refused.
@@ -95,7 +95,7 @@ impl ContainerUpdates {
         let mut queue = self.queue();
         queue.is_connected = is_connected;
         if !is_connected {
-            queue.waiting.clear();
+            queue.requests.clear();
         }
     }
 

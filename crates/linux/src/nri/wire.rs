@@ -186,9 +186,9 @@ pub fn fields(mut bytes: &[u8]) -> Result<Vec<(u64, FieldValue<'_>)>, WireError>
 
 fn take_chunk<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], WireError> {
     let cut = || error(format!("{} bytes", bytes.len()), "a whole number");
-    let (number, rest) = bytes.split_first_chunk::<N>().ok_or_else(cut)?;
+    let (number, remaining_bytes) = bytes.split_first_chunk::<N>().ok_or_else(cut)?;
     let number = *number;
-    *bytes = rest;
+    *bytes = remaining_bytes;
     Ok(number)
 }
 

@@ -56,11 +56,11 @@ impl ActuationLock {
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let mut file = options.open(&places.lock).map_err(io)?;
         check_own(&places.lock, &file.metadata().map_err(io)?)?;
-        let until = Instant::now() + patience;
+        let deadline = Instant::now() + patience;
         loop {
             match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => break,
-                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
@@ -70,32 +70,32 @@ impl ActuationLock {
         let mut last = Vec::new();
         (&mut file).take(libc::PATH_MAX as u64).read_to_end(&mut last).map_err(io)?;
         let last = PathBuf::from(std::ffi::OsString::from_vec(last));
-        let named = std::path::absolute(state_dir).map_err(io)?;
-        if last.is_absolute() && last != named && cachemate_files::exists(&last.join(Journal::FILE_NAME)) {
+        let state_path = std::path::absolute(state_dir).map_err(io)?;
+        if last.is_absolute() && last != state_path && cachemate_files::exists(&last.join(Journal::FILE_NAME)) {
             return Err(JournalError::LeftElsewhere { path: last });
         }
         file.set_len(0).and_then(|()| file.rewind()).map_err(io)?;
-        file.write_all(named.as_os_str().as_bytes()).map_err(io)?;
+        file.write_all(state_path.as_os_str().as_bytes()).map_err(io)?;
         let root = rustix::process::geteuid().is_root();
         let root_lock = (!root).then(|| places.root_acts.clone());
-        let mut acting = ActuationLock { file, announcement: None, root_lock };
-        if acting.is_overruled(kernel) {
+        let mut actuation_lock = ActuationLock { file, announcement: None, root_lock };
+        if actuation_lock.is_overruled(kernel) {
             return Ok(None);
         }
         if root {
-            let own = kernel.stat(std::process::id() as i32).map_err(io)?.key;
-            acting.announcement = Some((places.root_acts.clone(), announce(&places.root_acts, own)?));
+            let own_key = kernel.stat(std::process::id() as i32).map_err(io)?.key;
+            actuation_lock.announcement = Some((places.root_acts.clone(), announce(&places.root_acts, own_key)?));
         }
-        Ok(Some(acting))
+        Ok(Some(actuation_lock))
     }
 
     /// The lock of a user whom root may overrule.
     #[cfg(test)]
     pub(crate) fn below_root(kernel: &dyn Kernel, dir: &Path) -> Self {
         let places = LockPaths { lock: dir.join("acting.lock"), root_acts: dir.join("own-word") };
-        let mut acting = Self::acquire(kernel, &places, dir, Duration::from_secs(2)).expect("taken").expect("free");
-        acting.root_lock = Some(dir.join("root-acts"));
-        acting
+        let mut actuation_lock = Self::acquire(kernel, &places, dir, Duration::from_secs(2)).expect("taken").expect("free");
+        actuation_lock.root_lock = Some(dir.join("root-acts"));
+        actuation_lock
     }
 
     /// The descriptors that a guardian keeps open, and thereby the locks, until it has restored.
@@ -129,12 +129,12 @@ const MAX_ANNOUNCEMENT_BYTES: u64 = 64;
 
 /// Writes the announcement to a temporary file, locks and renames it, so that no reader finds it incomplete or
 /// unlocked. The lock belongs to the open file description: it ends with the last process that has it open.
-fn announce(path: &Path, own: ThreadKey) -> Result<File, JournalError> {
+fn announce(path: &Path, own_key: ThreadKey) -> Result<File, JournalError> {
     let io = |source| JournalError::Io { path: path.to_path_buf(), source };
     let new_path = path.with_extension("new");
     let _ = std::fs::remove_file(&new_path);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new_path).map_err(io)?;
-    writeln!(file, "{} {}", own.tid, own.start_ticks).map_err(io)?;
+    writeln!(file, "{} {}", own_key.tid, own_key.start_ticks).map_err(io)?;
     let lock = whole_file_lock(libc::F_WRLCK);
     // SAFETY: the kernel reads a live structure of the size that this command expects.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } != 0 {
@@ -146,10 +146,10 @@ fn announce(path: &Path, own: ThreadKey) -> Result<File, JournalError> {
     Ok(file)
 }
 
-fn whole_file_lock(kind: i32) -> libc::flock {
+fn whole_file_lock(lock_type: i32) -> libc::flock {
     // SAFETY: all fields are numbers, for which zero is valid: from the start, to the end, of no process.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as libc::c_short;
+    lock.l_type = lock_type as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     lock
 }
@@ -158,8 +158,8 @@ fn whole_file_lock(kind: i32) -> libc::flock {
 fn is_write_locked(file: &File) -> bool {
     let mut lock = whole_file_lock(libc::F_RDLCK);
     // SAFETY: the kernel writes into a live structure of the size that this command expects.
-    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
-    done == 0 && i32::from(lock.l_type) == libc::F_WRLCK
+    let status = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    status == 0 && i32::from(lock.l_type) == libc::F_WRLCK
 }
 
 impl Drop for ActuationLock {
@@ -207,23 +207,23 @@ mod tests {
     fn root_counts_for_more() {
         let dir = tempfile::tempdir().unwrap();
         let host = LinuxHost::new("/");
-        let other = ActuationLock::below_root(&host, dir.path());
-        assert!(!other.is_overruled(&host));
-        let own = host.stat(std::process::id() as i32).unwrap().key;
+        let other_lock = ActuationLock::below_root(&host, dir.path());
+        assert!(!other_lock.is_overruled(&host));
+        let own_key = host.stat(std::process::id() as i32).unwrap().key;
         let word = dir.path().join("root-acts");
-        drop(announce(&word, own).unwrap());
-        assert!(other.is_overruled(&host));
-        let reused = ThreadKey { start_ticks: own.start_ticks + 1, ..own };
+        drop(announce(&word, own_key).unwrap());
+        assert!(other_lock.is_overruled(&host));
+        let reused = ThreadKey { start_ticks: own_key.start_ticks + 1, ..own_key };
         let locked = announce(&word, reused).unwrap();
-        assert!(other.is_overruled(&host), "a process that cannot be seen, but holds the lock");
+        assert!(other_lock.is_overruled(&host), "a process that cannot be seen, but holds the lock");
         drop(locked);
         // Another test's child may hold every descriptor until its exec.
-        let until = Instant::now() + Duration::from_secs(2);
-        while other.is_overruled(&host) && Instant::now() < until {
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while other_lock.is_overruled(&host) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(!other.is_overruled(&host), "who told it is gone");
-        drop(other);
+        assert!(!other_lock.is_overruled(&host), "who told it is gone");
+        drop(other_lock);
         if !rustix::process::geteuid().is_root() {
             println!("not shown here: a lock of another user (not root)");
             return;
@@ -246,10 +246,10 @@ mod tests {
                 unsafe { libc::mount(source.as_ptr(), target.as_ptr(), source.as_ptr(), flags, data) }
             };
             // SAFETY: no memory is passed.
-            let done = unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0
+            let is_mounted = unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0
                 && mount(c"none", c"/", libc::MS_REC | libc::MS_PRIVATE, std::ptr::null()) == 0
                 && mount(c"proc", c"/proc", 0, c"hidepid=2".as_ptr().cast()) == 0;
-            if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+            if is_mounted { Ok(()) } else { Err(io::Error::last_os_error()) }
         };
         let part = |acts: &str| {
             let pid = std::process::id().to_string();
@@ -272,9 +272,9 @@ mod tests {
         assert!(host.stat(pid).is_err(), "root's process is hidden");
         let dir = tempfile::tempdir().unwrap();
         let places = LockPaths { lock: dir.path().join("acting.lock"), root_acts: word.clone() };
-        let acting = ActuationLock::acquire(&host, &places, dir.path(), Duration::from_secs(2)).unwrap();
+        let actuation_lock = ActuationLock::acquire(&host, &places, dir.path(), Duration::from_secs(2)).unwrap();
         let root_acts = std::env::var("ROOT_ACTS").unwrap() == "yes";
-        assert_eq!(acting.is_none(), root_acts);
+        assert_eq!(actuation_lock.is_none(), root_acts);
         assert!(!root_acts || OpenOptions::new().write(true).open(&word).is_err(), "not for a stranger to lock");
     }
 }

@@ -40,8 +40,8 @@ impl Fence {
         let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("{VARIABLE}: found {text:?}"));
         let number: RawFd = text.to_str().and_then(|text| text.parse().ok()).filter(|fd| *fd > 2).ok_or_else(wrong)?;
         // SAFETY: borrowed only to check whether it is open.
-        let there = unsafe { BorrowedFd::borrow_raw(number) };
-        rustix::fs::fcntl_get_seals(there).map_err(|_| wrong())?;
+        let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+        rustix::fs::fcntl_get_seals(descriptor).map_err(|_| wrong())?;
         // SAFETY: the daemon left it open for this process, which takes it once, at its start.
         Ok(Some(Fence { page: File::from(unsafe { OwnedFd::from_raw_fd(number) }) }))
     }

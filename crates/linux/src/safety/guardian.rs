@@ -124,10 +124,10 @@ impl Guardian {
 
     /// Does the guardian, which may still be restoring, exit within `patience`?
     pub fn wait_for_end(&mut self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
+        let deadline = Instant::now() + patience;
         loop {
             match self.child.try_wait() {
-                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
                 Ok(None) => return false,
                 _ => return true,
             }
@@ -205,8 +205,8 @@ const HOUR_MS: u64 = 3_600_000;
 /// Removes and returns the complete lines of the bytes read so far.
 fn take_lines(read: &mut Vec<u8>) -> Vec<String> {
     let end = read.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
-    let whole: Vec<u8> = read.drain(..end).collect();
-    String::from_utf8_lossy(&whole).lines().map(str::to_string).collect()
+    let complete_bytes: Vec<u8> = read.drain(..end).collect();
+    String::from_utf8_lossy(&complete_bytes).lines().map(str::to_string).collect()
 }
 
 /// Runs the guardian: reports ready, waits for the daemon's end or silence, and restores the host if the daemon did
@@ -219,8 +219,8 @@ pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, Jo
     // Without such a group the guardian stays in the daemon's, and `status` reports it.
     let guardian_cgroup = cgroup::GuardianCgroup::enter(kernel).ok().flatten();
     let recovery = watch_daemon(kernel, state_dir);
-    if let Some(apart) = guardian_cgroup {
-        apart.leave(kernel);
+    if let Some(own_cgroup) = guardian_cgroup {
+        own_cgroup.leave(kernel);
     }
     recovery
 }
@@ -288,10 +288,10 @@ impl Lock {
     /// # Errors
     /// The file cannot be opened or locked.
     pub fn wait_for_daemon_lock(state_dir: &Path, patience: Duration) -> Result<Option<Self>, JournalError> {
-        let until = Instant::now() + patience;
+        let deadline = Instant::now() + patience;
         loop {
             let lock = Self::acquire_daemon_lock(state_dir)?;
-            if lock.is_some() || Instant::now() >= until {
+            if lock.is_some() || Instant::now() >= deadline {
                 return Ok(lock);
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -373,20 +373,20 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
         return Err(JournalError::OtherPidNamespace { path, found, expected });
     }
     let damaged_lines = recovered.damaged_lines.clone();
-    let (held, refused) = limits::split(kernel, recovered.held.clone());
-    report.account = restore(kernel, &held);
-    report.account.extend(refused);
-    let failed = report.account.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_)));
+    let (allowed_entries, refused_objects) = limits::split(kernel, recovered.entries.clone());
+    report.account = restore(kernel, &allowed_entries);
+    report.account.extend(refused_objects);
+    let any_failed = report.account.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_)));
     if !damaged_lines.is_empty() {
         let mut journal = state_dir.join(Journal::FILE_NAME);
-        if !failed {
+        if !any_failed {
             match journal::quarantine(state_dir) {
                 Ok(aside) => journal = aside,
                 Err(error) => report.stays = Some(error),
             }
         }
         report.damage = Some(Damage { lines: damaged_lines, journal });
-    } else if failed {
+    } else if any_failed {
         // If that fails, as on a disk that became read-only, the whole journal remains.
         let _ = journal::retain_left_behind(state_dir, recovered, |object| is_left(&report.account, object));
     } else {

@@ -139,8 +139,8 @@ pub enum ObjectState {
 
 impl From<SchedParams> for ObjectState {
     fn from(scheduling: SchedParams) -> Self {
-        let plain = scheduling == SchedParams::from_policy(scheduling.policy);
-        if plain { ObjectState::Policy(scheduling.policy) } else { ObjectState::Scheduling(scheduling) }
+        let is_default = scheduling == SchedParams::from_policy(scheduling.policy);
+        if is_default { ObjectState::Policy(scheduling.policy) } else { ObjectState::Scheduling(scheduling) }
     }
 }
 
@@ -293,11 +293,11 @@ pub struct RecoveredJournal {
     /// The PID namespace of its writer; `None` = as for the boot, or an older version wrote it.
     pub pid_namespace: Option<u64>,
     /// Objects to restore.
-    pub held: BTreeMap<JournalObject, JournalEntry>,
+    pub entries: BTreeMap<JournalObject, JournalEntry>,
     /// Lines that could not be read, although their changes may have been made; all other lines were read.
     pub damaged_lines: Vec<usize>,
     /// The last line was cut off: its change was never made.
-    pub torn: bool,
+    pub is_torn: bool,
 }
 
 /// The file, open for appending. Tests make it fail as disks do.
@@ -354,12 +354,12 @@ pub struct Journal {
     disk: JournalFile,
     good_bytes: u64,
     /// Whether the valid bytes are followed by a fragment of a failed batch that could not be cut off.
-    torn: bool,
+    is_torn: bool,
     live_bytes_after_compaction: u64,
     boot_id: String,
     pid_namespace: Option<u64>,
     since_ticks: u64,
-    held: BTreeMap<JournalObject, JournalEntry>,
+    entries: BTreeMap<JournalObject, JournalEntry>,
 }
 
 impl Journal {
@@ -388,12 +388,12 @@ impl Journal {
             path: path.clone(),
             disk: JournalFile::new(file.map_err(io)?),
             good_bytes: 0,
-            torn: false,
+            is_torn: false,
             live_bytes_after_compaction: 0,
             boot_id: boot_id.to_string(),
             pid_namespace: pid_namespace(),
             since_ticks,
-            held: BTreeMap::new(),
+            entries: BTreeMap::new(),
         };
         let begun = journal.append(&[journal.header()], true).and_then(|()| sync_dir(state_dir).map_err(io));
         if let Err(error) = begun {
@@ -416,42 +416,42 @@ impl Journal {
     /// The disk is full or failing: none of the changes may be made. The journal stays usable.
     pub fn journal_changes(&mut self, changes: &[IntendedChange]) -> Result<(), JournalError> {
         let mut lines = Vec::new();
-        let mut fresh = false;
-        let mut next: BTreeMap<JournalObject, JournalEntry> = BTreeMap::new();
+        let mut is_fresh = false;
+        let mut next_entries: BTreeMap<JournalObject, JournalEntry> = BTreeMap::new();
         for change in changes {
-            let known = next.get(&change.object).or_else(|| self.held.get(&change.object)).cloned();
-            let held = match known {
-                Some(held) if held.our_values.contains(&change.wanted) => continue,
-                Some(mut held) => {
-                    held.our_values.push(change.wanted.clone());
+            let known_entry = next_entries.get(&change.object).or_else(|| self.entries.get(&change.object)).cloned();
+            let entry = match known_entry {
+                Some(entry) if entry.our_values.contains(&change.wanted) => continue,
+                Some(mut entry) => {
+                    entry.our_values.push(change.wanted.clone());
                     lines.push(JournalRecord::Update { object: change.object.clone(), ours: change.wanted.clone() });
-                    held
+                    entry
                 }
                 None => {
-                    fresh = true;
-                    let ours = vec![change.wanted.clone()];
+                    is_fresh = true;
+                    let our_values = vec![change.wanted.clone()];
                     let (original, follows) = (change.now.clone(), change.follows);
                     lines.push(JournalRecord::Original {
                         object: change.object.clone(),
                         original: original.clone(),
-                        ours: ours.clone(),
+                        ours: our_values.clone(),
                         follows,
                     });
-                    JournalEntry { original, our_values: ours, since_ticks: self.since_ticks, follows_cpuset: follows }
+                    JournalEntry { original, our_values, since_ticks: self.since_ticks, follows_cpuset: follows }
                 }
             };
-            next.insert(change.object.clone(), held);
+            next_entries.insert(change.object.clone(), entry);
         }
         if !lines.is_empty() {
-            self.append(&lines, fresh)?;
+            self.append(&lines, is_fresh)?;
         }
-        self.held.append(&mut next);
+        self.entries.append(&mut next_entries);
         Ok(())
     }
 
     /// Objects to restore.
     pub fn entries(&self) -> &BTreeMap<JournalObject, JournalEntry> {
-        &self.held
+        &self.entries
     }
 
     /// Drops objects that no longer exist or were restored; the file is rewritten once most of it concerns such
@@ -459,8 +459,8 @@ impl Journal {
     ///
     /// # Errors
     /// Rewriting failed; the old file is still whole and in use.
-    pub fn retain(&mut self, keep: impl Fn(&JournalObject) -> bool) -> Result<(), JournalError> {
-        self.held.retain(|object, _| keep(object));
+    pub fn retain(&mut self, is_kept: impl Fn(&JournalObject) -> bool) -> Result<(), JournalError> {
+        self.entries.retain(|object, _| is_kept(object));
         let worth_it = self.good_bytes > COMPACT_FROM_BYTES.max(2 * self.live_bytes_after_compaction);
         if worth_it { self.compact() } else { Ok(()) }
     }
@@ -469,9 +469,9 @@ impl Journal {
         let io = |source| JournalError::Io { path: self.path.clone(), source };
         let mut text = Vec::new();
         write_line(&mut text, &self.header());
-        for (object, held) in &self.held {
-            let (object, original, ours) = (object.clone(), held.original.clone(), held.our_values.clone());
-            write_line(&mut text, &JournalRecord::Original { object, original, ours, follows: held.follows_cpuset });
+        for (object, entry) in &self.entries {
+            let (object, original, ours) = (object.clone(), entry.original.clone(), entry.our_values.clone());
+            write_line(&mut text, &JournalRecord::Original { object, original, ours, follows: entry.follows_cpuset });
         }
         let new_path = self.path.with_extension("journal.new");
         // The remains of a crash are not a journal. The file stays open under its new name, because opening it again
@@ -482,27 +482,27 @@ impl Journal {
         disk.append(&text).and_then(|()| disk.sync()).map_err(io)?;
         fs::rename(&new_path, &self.path).map_err(io)?;
         self.disk = disk;
-        (self.good_bytes, self.torn) = (text.len() as u64, false);
+        (self.good_bytes, self.is_torn) = (text.len() as u64, false);
         self.live_bytes_after_compaction = self.good_bytes;
         sync_dir(self.path.parent().unwrap_or(Path::new("."))).map_err(io)
     }
 
     fn append(&mut self, lines: &[JournalRecord], sync: bool) -> Result<(), JournalError> {
         let mut text = Vec::new();
-        if self.torn && self.disk.cut(self.good_bytes).is_err() {
+        if self.is_torn && self.disk.cut(self.good_bytes).is_err() {
             text.push(b'\n'); // ends the piece, which hides no line after it
             write_line(&mut text, &JournalRecord::Torn {});
         }
-        self.torn = false;
+        self.is_torn = false;
         lines.iter().for_each(|line| write_line(&mut text, line));
-        let written = self.disk.append(&text).and_then(|()| if sync { self.disk.sync() } else { Ok(()) });
-        match written.and_then(|()| self.disk.bytes()) {
+        let outcome = self.disk.append(&text).and_then(|()| if sync { self.disk.sync() } else { Ok(()) });
+        match outcome.and_then(|()| self.disk.bytes()) {
             Ok(bytes) => {
                 self.good_bytes = bytes;
                 Ok(())
             }
             Err(source) => {
-                self.torn = self.disk.cut(self.good_bytes).is_err();
+                self.is_torn = self.disk.cut(self.good_bytes).is_err();
                 Err(JournalError::Io { path: self.path.clone(), source })
             }
         }
@@ -512,8 +512,8 @@ impl Journal {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn renew(&mut self, keep: impl Fn(&JournalObject) -> bool) -> Result<(), JournalError> {
-        self.held.retain(|object, _| keep(object));
+    pub fn renew(&mut self, is_kept: impl Fn(&JournalObject) -> bool) -> Result<(), JournalError> {
+        self.entries.retain(|object, _| is_kept(object));
         self.compact()
     }
 
@@ -550,9 +550,9 @@ fn open_own(path: &Path) -> Result<Option<File>, JournalError> {
 /// # Errors
 /// The file belongs to another user, or another user may write to it.
 pub(crate) fn check_own(path: &Path, found: &fs::Metadata) -> Result<(), JournalError> {
-    let own = rustix::process::geteuid().as_raw();
+    let own_user = rustix::process::geteuid().as_raw();
     let (found, expected) = match (found.uid(), found.mode() & 0o7777) {
-        (owner, _) if owner != own => (format!("owner {owner}"), format!("owner {own}")),
+        (owner, _) if owner != own_user => (format!("owner {owner}"), format!("owner {own_user}")),
         (_, mode) if mode & 0o022 != 0 => {
             (format!("mode {mode:o}"), "one that only its owner may write to".to_string())
         }
@@ -590,31 +590,31 @@ pub fn recover(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalErro
 /// The journal has another format.
 pub fn read(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError> {
     let mut recovered = RecoveredJournal::default();
-    let mut since = 0;
+    let mut start_ticks = 0;
     for (index, line) in bytes.split_inclusive(|&byte| byte == b'\n').enumerate() {
-        let whole = line.ends_with(b"\n");
-        let read = if whole { read_line(line) } else { read_end(line) };
+        let is_whole = line.ends_with(b"\n");
+        let read = if is_whole { read_line(line) } else { read_end(line) };
         match read {
-            None if whole => recovered.damaged_lines.push(index + 1),
-            None => recovered.torn = true,
+            None if is_whole => recovered.damaged_lines.push(index + 1),
+            None => recovered.is_torn = true,
             Some(JournalRecord::Header { format, .. }) if format != FORMAT => {
                 let problem = format!("found format {format}, expected {FORMAT}");
                 return Err(JournalError::Damaged { path: path.to_path_buf(), line: index + 1, what: problem });
             }
             Some(JournalRecord::Header { boot_id, since_ticks, pid_namespace, .. }) => {
-                (recovered.boot_id, since) = (Some(boot_id), since_ticks);
+                (recovered.boot_id, start_ticks) = (Some(boot_id), since_ticks);
                 recovered.pid_namespace = pid_namespace;
             }
             // A second original: the first one was in a failed batch, or its object was dropped since.
             Some(JournalRecord::Original { object, original, ours, follows }) => {
-                recovered.held.insert(
+                recovered.entries.insert(
                     object,
-                    JournalEntry { original, our_values: ours, since_ticks: since, follows_cpuset: follows },
+                    JournalEntry { original, our_values: ours, since_ticks: start_ticks, follows_cpuset: follows },
                 );
             }
             Some(JournalRecord::Update { object, ours }) => {
-                if let Some(held) = recovered.held.get_mut(&object) {
-                    held.our_values.push(ours);
+                if let Some(entry) = recovered.entries.get_mut(&object) {
+                    entry.our_values.push(ours);
                 }
             }
             Some(JournalRecord::Torn {}) => {
@@ -628,13 +628,13 @@ pub fn read(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError>
 /// Does this journal name no object, so that nothing was changed after it was begun?
 fn is_empty_journal(state_dir: &Path) -> bool {
     recover(state_dir)
-        .is_ok_and(|found| found.is_some_and(|found| found.held.is_empty() && found.damaged_lines.is_empty()))
+        .is_ok_and(|journal| journal.is_some_and(|journal| journal.entries.is_empty() && journal.damaged_lines.is_empty()))
 }
 
 /// Parses a last line without a newline: the line may be otherwise whole, or only its end was damaged.
 fn read_end(line: &[u8]) -> Option<JournalRecord> {
-    let ended = |text: &[u8]| read_line(&[text, b"\n"].concat());
-    ended(line).or_else(|| ended(line.split_last()?.1))
+    let read_completed = |text: &[u8]| read_line(&[text, b"\n"].concat());
+    read_completed(line).or_else(|| read_completed(line.split_last()?.1))
 }
 
 fn remove(path: &Path) -> Result<(), JournalError> {

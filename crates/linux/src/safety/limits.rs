@@ -23,23 +23,23 @@ use crate::sense::sched_cache::tolerance_file;
 /// Objects of a journal that may be restored, and messages about the others.
 pub(crate) fn split(
     kernel: &dyn Kernel,
-    held: BTreeMap<JournalObject, JournalEntry>,
+    entries: BTreeMap<JournalObject, JournalEntry>,
 ) -> (BTreeMap<JournalObject, JournalEntry>, Vec<RestoredObject>) {
-    let mut refused = Vec::new();
-    let mut allowed = BTreeMap::new();
-    for (object, held) in held {
-        match check(kernel, &object, &held.original) {
+    let mut refused_objects = Vec::new();
+    let mut allowed_entries = BTreeMap::new();
+    for (object, entry) in entries {
+        match check(kernel, &object, &entry.original) {
             Ok(()) => {
-                allowed.insert(object, held);
+                allowed_entries.insert(object, entry);
             }
-            Err(why) => {
+            Err(reason) => {
                 let outcome =
-                    if is_there(kernel, &object) { RestoreOutcome::Failed(why) } else { RestoreOutcome::Gone };
-                refused.push(RestoredObject { object, outcome });
+                    if is_there(kernel, &object) { RestoreOutcome::Failed(reason) } else { RestoreOutcome::Gone };
+                refused_objects.push(RestoredObject { object, outcome });
             }
         }
     }
-    (allowed, refused)
+    (allowed_entries, refused_objects)
 }
 
 /// Does the object still exist? If a mount is missing, so are its files.
@@ -70,15 +70,15 @@ fn check(kernel: &dyn Kernel, object: &JournalObject, original: &ObjectState) ->
             _ => expected("a scheduling policy"),
         },
         JournalObject::Membership { hierarchy, .. } => {
-            let known = [resctrl(kernel), cpuset(kernel)].into_iter().flatten().any(|mount| mount == *hierarchy);
+            let is_known = [resctrl(kernel), cpuset(kernel)].into_iter().flatten().any(|mount| mount == *hierarchy);
             match original {
-                ObjectState::Group(group) if known && is_plain(group) => Ok(()),
+                ObjectState::Group(group) if is_known && is_plain(group) => Ok(()),
                 _ => expected("a group of resctrl or of the cpuset controller"),
             }
         }
         JournalObject::File { path } if path.starts_with(reference_set::BASE) => {
-            let wanted = is_plain(path) && path.file_name().is_some_and(|name| name == "wanted");
-            if wanted { Ok(()) } else { expected("a program's wanted colors") }
+            let is_wanted_file = is_plain(path) && path.file_name().is_some_and(|name| name == "wanted");
+            if is_wanted_file { Ok(()) } else { expected("a program's wanted colors") }
         }
         JournalObject::File { path } if *path == tolerance_file() => match original {
             ObjectState::Text(text) if text.trim().parse::<u32>().is_ok() => Ok(()),
@@ -87,16 +87,16 @@ fn check(kernel: &dyn Kernel, object: &JournalObject, original: &ObjectState) ->
         JournalObject::File { path } => {
             let cpus = |text: &str| text.trim().is_empty() || text.trim().parse::<CpuSet>().is_ok();
             let inside = cpuset(kernel).is_some_and(|mount| is_below(path, &mount, 2));
-            let named = path.file_name().is_some_and(|name| name == CPUSET_FILE);
+            let is_cpuset_file = path.file_name().is_some_and(|name| name == CPUSET_FILE);
             match original {
-                ObjectState::Text(text) if inside && named && cpus(text) => Ok(()),
+                ObjectState::Text(text) if inside && is_cpuset_file && cpus(text) => Ok(()),
                 _ => expected("the CPUs of a group below the mount of the cpuset controller"),
             }
         }
         JournalObject::Schemata { path } => {
-            let ours = path.parent().is_some_and(|group| is_our_group(kernel, group));
+            let is_ours = path.parent().is_some_and(|group| is_our_group(kernel, group));
             match original {
-                ObjectState::Text(text) if ours && path.ends_with("schemata") && Schemata::parse(text).is_ok() => {
+                ObjectState::Text(text) if is_ours && path.ends_with("schemata") && Schemata::parse(text).is_ok() => {
                     Ok(())
                 }
                 _ => expected("the masks of a group of ours in resctrl"),
@@ -120,19 +120,19 @@ fn cpuset(kernel: &dyn Kernel) -> Option<PathBuf> {
 }
 
 fn is_our_group(kernel: &dyn Kernel, path: &Path) -> bool {
-    let named = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(groups::PREFIX));
+    let has_prefix = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(groups::PREFIX));
     let mounts = [resctrl(kernel), cpuset(kernel)].into_iter().flatten();
-    named && mounts.into_iter().any(|mount| is_plain(path) && path.parent() == Some(&mount))
+    has_prefix && mounts.into_iter().any(|mount| is_plain(path) && path.parent() == Some(&mount))
 }
 
 /// Whether the path has at least `names` components below the mount.
 fn is_below(path: &Path, mount: &Path, names: usize) -> bool {
-    is_plain(path) && path.strip_prefix(mount).is_ok_and(|below| below.components().count() >= names)
+    is_plain(path) && path.strip_prefix(mount).is_ok_and(|relative_path| relative_path.components().count() >= names)
 }
 
 /// Whether the path is absolute and has only plain names.
 fn is_plain(path: &Path) -> bool {
-    path.is_absolute() && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+    path.is_absolute() && path.components().all(|component| matches!(component, Component::RootDir | Component::Normal(_)))
 }
 
 #[cfg(test)]
@@ -199,16 +199,16 @@ mod tests {
     fn what_a_lost_mount_took_along_is_gone() {
         let host = FakeHost::default();
         host.file("/etc/shadow", "");
-        let held = |path: &str| {
-            let held = JournalEntry {
+        let entry = |path: &str| {
+            let entry = JournalEntry {
                 original: ObjectState::Text("0".into()),
                 our_values: Vec::new(),
                 since_ticks: 0,
                 follows_cpuset: false,
             };
-            (JournalObject::File { path: path.into() }, held)
+            (JournalObject::File { path: path.into() }, entry)
         };
-        let (allowed, refused) = split(&host, BTreeMap::from([held("/etc/shadow"), held("/cg/a/cpuset.cpus")]));
+        let (allowed, refused) = split(&host, BTreeMap::from([entry("/etc/shadow"), entry("/cg/a/cpuset.cpus")]));
         let outcomes: Vec<&RestoreOutcome> = refused.iter().map(|line| &line.outcome).collect();
         assert!(
             allowed.is_empty()

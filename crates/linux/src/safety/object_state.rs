@@ -29,8 +29,8 @@ pub fn read_state(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<Obj
         },
         JournalObject::Schemata { path } => {
             let masks = Schemata::parse(&kernel.read(path)?);
-            let bad = |problem| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {problem}", path.display()));
-            ObjectState::Text(masks.map_err(bad)?.to_string())
+            let invalid_data = |problem| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {problem}", path.display()));
+            ObjectState::Text(masks.map_err(invalid_data)?.to_string())
         }
         JournalObject::Directory { path } => match kernel.list(path) {
             Ok(_) => ObjectState::Present,
@@ -77,11 +77,11 @@ pub(crate) fn write_cpuset(kernel: &dyn Kernel, path: &Path, text: &str) -> io::
 /// Restores an empty cpuset (cgroup v2), which has its parent's CPUs. The kernel refuses to empty a cpuset with
 /// processes (`ENOSPC`); it then gets the parent's CPUs explicitly, which has the same effect on its processes.
 fn as_parent(kernel: &dyn Kernel, path: &Path) -> io::Result<()> {
-    let refused = match kernel.write(path, "\n") {
+    let write_error = match kernel.write(path, "\n") {
         Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => error,
         other => return other,
     };
-    let parent = path.parent().and_then(Path::parent).ok_or(refused)?;
+    let parent = path.parent().and_then(Path::parent).ok_or(write_error)?;
     let text = kernel.read(&parent.join("cpuset.cpus.effective"))?;
     kernel.write(path, &format!("{}\n", text.trim()))
 }
@@ -123,13 +123,13 @@ pub(crate) fn describe_failure(kernel: &dyn Kernel, object: &JournalObject, erro
     {
         return format!("{error}; its parent has CPUs '{}', beyond which it cannot be widened", cpus.trim());
     }
-    let near = match object {
+    let resctrl_mount = match object {
         JournalObject::Schemata { path } => path.parent().and_then(Path::parent),
         JournalObject::Directory { path } => path.parent(),
         JournalObject::Membership { hierarchy, .. } => Some(hierarchy.as_path()),
         _ => None,
     };
-    match near.and_then(|mount| groups::last_status(kernel, mount)) {
+    match resctrl_mount.and_then(|mount| groups::last_status(kernel, mount)) {
         Some(message) => format!("{error}; resctrl says: {message}"),
         None => error.to_string(),
     }

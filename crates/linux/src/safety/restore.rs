@@ -74,11 +74,11 @@ fn restore_inherited_until_stable(
     kernel: &dyn Kernel,
     entries: &BTreeMap<JournalObject, JournalEntry>,
 ) -> Vec<RestoredObject> {
-    const PASSES_AT_MOST: u32 = 32;
+    const MAX_PASSES: u32 = 32;
     const BETWEEN_BIRTH_AND_SIGHT: Duration = Duration::from_millis(20);
     let mut account = Vec::new();
     let mut clean_passes = 0;
-    for _ in 0..PASSES_AT_MOST {
+    for _ in 0..MAX_PASSES {
         let inheritors = restore_inherited(kernel, entries);
         // A failure is retried by every pass; the last one counts.
         account.retain(|inheritor: &RestoredObject| !matches!(inheritor.outcome, RestoreOutcome::Failed(_)));
@@ -117,14 +117,14 @@ fn is_freezer(path: &Path) -> bool {
 /// lists it. Its existence is checked again, and a thread that still exists counts as not restored.
 fn restore_object(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry) -> RestoreOutcome {
     const TRIES: u32 = 5;
-    const BETWEEN_TRIES: Duration = Duration::from_millis(4);
+    const RETRY_PAUSE: Duration = Duration::from_millis(4);
     let mut tries = 0;
     loop {
         tries += 1;
         match restore_one(kernel, object, entry) {
             Ok(outcome) => return outcome,
             Err(error) if is_gone(&error) && !still_exists(kernel, object, &error) => return RestoreOutcome::Gone,
-            Err(error) if is_gone(&error) && tries < TRIES => std::thread::sleep(BETWEEN_TRIES),
+            Err(error) if is_gone(&error) && tries < TRIES => std::thread::sleep(RETRY_PAUSE),
             Err(error) => return RestoreOutcome::Failed(describe_failure(kernel, object, &error)),
         }
     }
@@ -180,19 +180,19 @@ fn is_our_value(
     kernel: &dyn Kernel,
     object: &JournalObject,
     now: &ObjectState,
-    ours: &[ObjectState],
+    our_values: &[ObjectState],
 ) -> io::Result<bool> {
-    let same = |state: &ObjectState| match (now, state) {
+    let matches_now = |state: &ObjectState| match (now, state) {
         (ObjectState::Text(now), ObjectState::Text(ours)) => now.trim() == ours.trim(),
         _ => now == state,
     };
-    if ours.iter().any(same) {
+    if our_values.iter().any(matches_now) {
         return Ok(true);
     }
     let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, now) else { return Ok(false) };
     let Some(cpuset) = effective_cpus(kernel, thread.tid)? else { return Ok(false) };
-    let clipped = |state: &ObjectState| matches!(state, ObjectState::Cpus(ours) if ours.intersection(&cpuset) == *now);
-    Ok(ours.iter().any(clipped))
+    let is_clipped = |state: &ObjectState| matches!(state, ObjectState::Cpus(our_cpus) if our_cpus.intersection(&cpuset) == *now);
+    Ok(our_values.iter().any(is_clipped))
 }
 
 /// Restores the original. A mask that was as wide as the thread's cpuset is set to all CPUs, and the kernel clips it to
@@ -235,11 +235,11 @@ type InheritedObjects<'a> = BTreeMap<i32, Vec<(&'a JournalObject, JournalEntry)>
 /// existence is unknown are entered in the account.
 fn find_inherited<'a>(
     kernel: &dyn Kernel,
-    held: &'a BTreeMap<JournalObject, JournalEntry>,
+    entries: &'a BTreeMap<JournalObject, JournalEntry>,
     account: &mut Vec<RestoredObject>,
 ) -> InheritedObjects<'a> {
     let mut inherited_objects: InheritedObjects<'a> = BTreeMap::new();
-    for (object, held) in held {
+    for (object, entry) in entries {
         let (Some(pid), Some(thread)) = (object.inherited_fd(), object.thread()) else { continue };
         // A process id may have been reused: it is still the journalled process only if a journalled thread lives.
         match kernel.is_alive(thread) {
@@ -252,11 +252,11 @@ fn find_inherited<'a>(
         }
         let inherited_entries = inherited_objects.entry(pid).or_default();
         let of_first = |thread| object.for_thread(pid, thread);
-        let same =
+        let is_same_object =
             |other: &&mut (&JournalObject, JournalEntry)| other.0.thread().map(of_first).as_ref() == Some(other.0);
-        match inherited_entries.iter_mut().find(same) {
-            Some((_, first)) => first.our_values.extend(held.our_values.iter().cloned()),
-            None => inherited_entries.push((object, held.clone())),
+        match inherited_entries.iter_mut().find(is_same_object) {
+            Some((_, first)) => first.our_values.extend(entry.our_values.iter().cloned()),
+            None => inherited_entries.push((object, entry.clone())),
         }
     }
     inherited_objects
@@ -308,12 +308,12 @@ fn restore_inherited(kernel: &dyn Kernel, entries: &BTreeMap<JournalObject, Jour
 /// All processes, with their parents. Processes that are hidden from a user (`hidepid=1` of proc(5)) belong to others,
 /// and the user cannot have changed them.
 fn read_parents(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, i32>> {
-    let hidden = |error: &io::Error| error.raw_os_error() == Some(libc::EPERM) && !rustix::process::geteuid().is_root();
+    let is_hidden = |error: &io::Error| error.raw_os_error() == Some(libc::EPERM) && !rustix::process::geteuid().is_root();
     let mut parents = BTreeMap::new();
     for pid in kernel.processes()? {
         match none_if_missing(kernel.stat(pid)) {
             Ok(stat) => parents.extend(stat.map(|stat| (pid, stat.parent))),
-            Err(error) if hidden(&error) => {}
+            Err(error) if is_hidden(&error) => {}
             Err(error) => return Err(error),
         }
     }
@@ -352,9 +352,9 @@ pub(crate) fn restore_if_inherited(
 
 /// A process and its ancestors, nearest first.
 fn ancestors(pid: i32, parents: &BTreeMap<i32, i32>) -> Vec<i32> {
-    let up = |pid: &i32| parents.get(pid).copied().filter(|&parent| parent > 0);
+    let parent_of = |pid: &i32| parents.get(pid).copied().filter(|&parent| parent > 0);
     // A chain of parents is short; the bound protects against a tree that changes while it is read.
-    std::iter::successors(Some(pid), up).take(1_000).collect()
+    std::iter::successors(Some(pid), parent_of).take(1_000).collect()
 }
 
 #[cfg(test)]

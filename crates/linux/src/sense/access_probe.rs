@@ -10,9 +10,9 @@ use crate::sense::sampling::records::{RawSample, RingContents, source};
 use crate::sense::sampling::{Facility, PerfSampler, SamplingTarget};
 
 /// Length of one stretch of sampling.
-const STRETCH: Duration = Duration::from_millis(150);
+const SAMPLING_TIME: Duration = Duration::from_millis(150);
 /// Time between two reads of the rings.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(25);
+const READ_INTERVAL: Duration = Duration::from_millis(25);
 /// If there are more threads, they are sampled by CPU, which needs one event per CPU whatever their number.
 const MAX_THREADS: usize = 64;
 
@@ -29,7 +29,7 @@ pub(crate) struct SampledThreads<'a> {
 ///
 /// # Errors
 /// The kernel opens no event, neither for the threads nor for the CPUs.
-pub(crate) fn sample_stretch(
+pub(crate) fn sample_accesses(
     facility: &Facility,
     subjects: &SampledThreads<'_>,
     period: u64,
@@ -37,17 +37,17 @@ pub(crate) fn sample_stretch(
 ) -> io::Result<(Vec<AccessSample>, u64)> {
     let mut samplers = open(facility, subjects, period)?;
     let (start, mut read) = (Instant::now(), RingContents::default());
-    while start.elapsed() < STRETCH {
-        std::thread::sleep(BETWEEN_LOOKS);
+    while start.elapsed() < SAMPLING_TIME {
+        std::thread::sleep(READ_INTERVAL);
         samplers.iter_mut().for_each(|sampler| sampler.drain(&mut read));
     }
     samplers.iter().for_each(PerfSampler::stop);
     samplers.iter_mut().for_each(|sampler| sampler.drain(&mut read));
     // Sampling by CPU covers all threads; events of unmanaged threads are dropped.
-    let theirs: Vec<RawSample> =
+    let subject_samples: Vec<RawSample> =
         read.samples.into_iter().filter(|raw| subjects.threads.contains_key(&raw.tid)).collect();
-    let events = theirs.iter().map(|raw| raw.period).sum();
-    let samples = theirs.iter().filter_map(|raw| subjects.sample(raw));
+    let events = subject_samples.iter().map(|raw| raw.period).sum();
+    let samples = subject_samples.iter().filter_map(|raw| subjects.sample(raw));
     Ok((samples.filter(|sample| !remote_only || sample.source == DataSource::RemoteCache).collect(), events))
 }
 
@@ -56,8 +56,8 @@ fn open(facility: &Facility, subjects: &SampledThreads<'_>, period: u64) -> io::
         let opened =
             subjects.threads.keys().map(|&tid| PerfSampler::open(facility, SamplingTarget::Thread(tid), period));
         // Threads that have exited meanwhile make no accesses.
-        let there = opened.filter(|sampler| !sampler.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ESRCH)));
-        match there.collect::<io::Result<Vec<_>>>() {
+        let live_samplers = opened.filter(|sampler| !sampler.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ESRCH)));
+        match live_samplers.collect::<io::Result<Vec<_>>>() {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             other => return other,
         }

@@ -46,8 +46,8 @@ pub struct CapabilitySurvey {
 fn capability(name: &str, outcome: Result<String, (String, Option<String>)>, without_it: &str) -> CapabilityCheck {
     let (name, without_it) = (name.to_string(), without_it.to_string());
     match outcome {
-        Ok(says) => CapabilityCheck { name, works: true, detail: says, remedy: None, consequence: without_it },
-        Err((says, remedy)) => CapabilityCheck { name, works: false, detail: says, remedy, consequence: without_it },
+        Ok(detail) => CapabilityCheck { name, works: true, detail, remedy: None, consequence: without_it },
+        Err((detail, remedy)) => CapabilityCheck { name, works: false, detail, remedy, consequence: without_it },
     }
 }
 
@@ -57,13 +57,13 @@ pub fn survey_capabilities(
     topology: &Topology,
     resctrl: &Result<Resctrl, ResctrlUnavailable>,
     events: &[EventSurvey],
-    deep: bool,
+    calibrates: bool,
 ) -> CapabilitySurvey {
     let measures = vec![
         counters(events),
         sampling(kernel),
         resctrl_monitoring(resctrl),
-        probe(topology, deep),
+        probe(topology, calibrates),
         watchpoints(),
         pressure(kernel),
     ];
@@ -90,14 +90,14 @@ fn counters(events: &[EventSurvey]) -> CapabilityCheck {
     let (good, bad): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.absent_because.is_none());
     let names = |events: &[&EventSurvey]| events.iter().map(|event| event.name).collect::<Vec<_>>().join(", ");
     let outcome = if good.is_empty() {
-        let why = bad.first().and_then(|event| event.absent_because.as_ref());
-        let remedy = match why {
+        let absence = bad.first().and_then(|event| event.absent_because.as_ref());
+        let remedy = match absence {
             Some(EventUnavailable::NotPermitted) => {
                 "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"
             }
             _ => "bare metal, or a hypervisor that exposes the PMU (vPMU)",
         };
-        Err((why.map(EventUnavailable::to_string).unwrap_or_default(), Some(remedy.to_string())))
+        Err((absence.map(EventUnavailable::to_string).unwrap_or_default(), Some(remedy.to_string())))
     } else if bad.is_empty() {
         Ok(format!("all counted in a loop that must miss: {}", names(&good)))
     } else {
@@ -108,7 +108,7 @@ fn counters(events: &[EventSurvey]) -> CapabilityCheck {
 
 fn sampling(kernel: &dyn Kernel) -> CapabilityCheck {
     let outcome = crate::sense::sampling::find_facility(kernel)
-        .map_err(|why| (why, Some("bare metal, or a hypervisor that passes PEBS or IBS on".to_string())))
+        .map_err(|reason| (reason, Some("bare metal, or a hypervisor that passes PEBS or IBS on".to_string())))
         .and_then(|facility| match facility.check_usable() {
             Ok(()) => Ok(format!("{}{}, opened on this thread or its CPU", facility.name, describe_processor(kernel))),
             Err(error) => {
@@ -133,10 +133,10 @@ fn describe_processor(kernel: &dyn Kernel) -> String {
 
 fn resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
     let outcome = match resctrl {
-        Err(missing) => Err((missing.why.clone(), missing.remedy.clone())),
-        Ok(Resctrl { mount, counted: MonitoredEvents { occupancy, total_bytes, local_bytes }, monitored, .. }) => {
-            let all = [("occupancy", occupancy), ("traffic", total_bytes), ("traffic of the own node", local_bytes)];
-            let offered: Vec<&str> = all.into_iter().filter(|(_, is)| **is).map(|(name, _)| name).collect();
+        Err(absence) => Err((absence.reason.clone(), absence.remedy.clone())),
+        Ok(Resctrl { mount, counted_events: MonitoredEvents { occupancy, total_bytes, local_bytes }, monitored, .. }) => {
+            let monitored_kinds = [("occupancy", occupancy), ("traffic", total_bytes), ("traffic of the own node", local_bytes)];
+            let offered: Vec<&str> = monitored_kinds.into_iter().filter(|(_, is_offered)| **is_offered).map(|(name, _)| name).collect();
             match offered.is_empty() || monitored.is_empty() {
                 true => Err((format!("{}: nothing is counted", mount.display()), Some("Intel CMT and MBM".into()))),
                 false => Ok(format!("at {}: {} of {} caches", mount.display(), offered.join(", "), monitored.len())),
@@ -148,7 +148,7 @@ fn resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> Capabili
 
 fn ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
     let words = resctrl.as_ref().map_err(ResctrlUnavailable::clone).and_then(Resctrl::describe_ways);
-    let outcome = words.map_err(|missing| (missing.why, missing.remedy));
+    let outcome = words.map_err(|absence| (absence.reason, absence.remedy));
     capability("way masks (resctrl)", outcome, "caches are divided by colors or not at all")
 }
 
@@ -156,19 +156,19 @@ fn ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
 fn page_colors(topology: &Topology) -> CapabilityCheck {
     let outcome = match colors::partitions(topology) {
         Ok(divided) => Ok(colors::describe_partitions(&divided)),
-        Err(missing) => Err((missing.why, Some(missing.remedy))),
+        Err(absence) => Err((absence.reason, Some(absence.remedy))),
     };
     capability("page colors", outcome, "caches are divided by ways or not at all")
 }
 
-fn probe(topology: &Topology, deep: bool) -> CapabilityCheck {
-    let shared = topology.caches.iter().find(|cache| cache.last_level && cache.cpus.count() > 1);
-    let outcome = match shared {
+fn probe(topology: &Topology, calibrates: bool) -> CapabilityCheck {
+    let shared_cache = topology.caches.iter().find(|cache| cache.last_level && cache.cpus.count() > 1);
+    let outcome = match shared_cache {
         None => Err((
             "the kernel names no last-level cache that two online CPUs share".into(),
             Some("cachemate topology --probe measures it".to_string()),
         )),
-        Some(_) if !deep => Ok("not calibrated (doctor without --quick does)".to_string()),
+        Some(_) if !calibrates => Ok("not calibrated (doctor without --quick does)".to_string()),
         Some(cache) => calibrated_prober(cache.size_bytes)
             .map(|probe| {
                 let (cycles, mib) = (probe.miss_from_cycles(), probe.cache_bytes() >> 20);
@@ -186,10 +186,10 @@ fn probe(topology: &Topology, deep: bool) -> CapabilityCheck {
 /// Tries up to three times, because busy neighbors blur a single calibration.
 fn calibrated_prober(cache_bytes: Option<u64>) -> std::io::Result<intensity::PrimeProber> {
     let new_prober = |seed| intensity::PrimeProber::fitting(cache_bytes, seed);
-    let blurred = |error: &std::io::Error| error.kind() != std::io::ErrorKind::TimedOut;
+    let is_blurred = |error: &std::io::Error| error.kind() != std::io::ErrorKind::TimedOut;
     let mut probe = new_prober(1);
     for seed in [2, 3] {
-        if probe.as_ref().is_err_and(blurred) {
+        if probe.as_ref().is_err_and(is_blurred) {
             probe = new_prober(seed);
         }
     }
@@ -215,10 +215,10 @@ fn pressure(kernel: &dyn Kernel) -> CapabilityCheck {
 }
 
 fn affinity(kernel: &dyn Kernel) -> CapabilityCheck {
-    let own = std::process::id() as i32;
+    let own_pid = std::process::id() as i32;
     let outcome = kernel
-        .affinity(own)
-        .and_then(|cpus: CpuSet| kernel.set_affinity(own, &cpus))
+        .affinity(own_pid)
+        .and_then(|cpus: CpuSet| kernel.set_affinity(own_pid, &cpus))
         .map(|()| "set and read back on this process".to_string())
         .map_err(|error| (error.to_string(), None));
     capability("affinity per thread", outcome, "nothing can be placed")
@@ -244,15 +244,15 @@ fn weights(kernel: &dyn Kernel) -> CapabilityCheck {
 /// Tests the gang scheduler, and names the first missing prerequisite: the kernel, its options, the scheduler's loader,
 /// a right.
 fn scheduler_in_kernel(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
-    const FIRST: (u32, u32) = (6, 12);
-    let there = |path: &str| kernel.list(Path::new(path)).is_ok();
+    const FIRST_RELEASE: (u32, u32) = (6, 12);
+    let path_exists = |path: &str| kernel.list(Path::new(path)).is_ok();
     let release = kernel.read(Path::new("/proc/sys/kernel/osrelease")).unwrap_or_default();
     let release = release.trim();
     let mut numbers = release.split(['.', '-', '+']).map_while(|word| word.parse::<u32>().ok());
     let version = numbers.next().zip(numbers.next());
-    let outcome = if !there("/sys/kernel/sched_ext") {
+    let outcome = if !path_exists("/sys/kernel/sched_ext") {
         let lacks = match version {
-            Some(version) if version < FIRST => format!("Linux {release} has no sched_ext"),
+            Some(version) if version < FIRST_RELEASE => format!("Linux {release} has no sched_ext"),
             _ => format!("Linux {release} was built without CONFIG_SCHED_CLASS_EXT"),
         };
         Err((lacks, Some("Linux 6.18 or later with CONFIG_SCHED_CLASS_EXT and CONFIG_DEBUG_INFO_BTF".to_string())))
@@ -273,8 +273,8 @@ fn query_scheduler(socket: &Path) -> Result<String, (String, Option<String>)> {
             Ok(format!("attached, {} last-level caches, {} threads", state.caches.len(), state.held))
         }
         Ok(state) => {
-            let why = state.guarded.map(|why| format!(": {why}")).unwrap_or_default();
-            Err((format!("the loader runs, the scheduler is detached{why}"), None))
+            let guard_reason = state.guarded.map(|reason| format!(": {reason}")).unwrap_or_default();
+            Err((format!("the loader runs, the scheduler is detached{guard_reason}"), None))
         }
         Err(error) => {
             let remedy = match error.kind() {
@@ -288,7 +288,7 @@ fn query_scheduler(socket: &Path) -> Result<String, (String, Option<String>)> {
 
 fn cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
     let outcome = match crate::act::cpusets::find(kernel) {
-        Some(found) => Ok(found.to_string()),
+        Some(hierarchy) => Ok(hierarchy.to_string()),
         None => Err((
             "no cpuset controller, neither cgroup v1 nor v2".into(),
             Some("mount cgroup v1 cpuset, or enable +cpuset in cgroup.subtree_control".to_string()),
@@ -303,25 +303,25 @@ pub fn capabilities(
     partitions: Vec<(CacheId, PartitionSupport)>,
     min_window_ns: u64,
 ) -> Capabilities {
-    let say = |found: &CapabilityCheck| match found.works {
-        true => Support::Yes { note: Some(found.detail.clone()) },
-        false => Support::No { reason: found.detail.clone(), remedy: found.remedy.clone() },
+    let support_of = |check: &CapabilityCheck| match check.works {
+        true => Support::Yes { note: Some(check.detail.clone()) },
+        false => Support::No { reason: check.detail.clone(), remedy: check.remedy.clone() },
     };
-    let no = |why: &str| Support::No { reason: why.to_string(), remedy: None };
+    let no = |reason: &str| Support::No { reason: reason.to_string(), remedy: None };
     let abilities = BTreeMap::from([
-        (Ability::CountPerTask, say(&survey.measures[0])),
+        (Ability::CountPerTask, support_of(&survey.measures[0])),
         (Ability::CountPerCache, no("misses of a whole cache are not counted on live hosts")),
-        (Ability::SampleAccesses, say(&survey.measures[1])),
+        (Ability::SampleAccesses, support_of(&survey.measures[1])),
         (Ability::TraceAddresses, no("no processor of today has RapidMRC's register")),
         (Ability::CountSuperSets, no("no counters per super set")),
-        (Ability::CacheOccupancy, say(&survey.measures[2])),
-        (Ability::ProbeFromOutside, say(&survey.measures[3])),
-        (Ability::SampleReuses, say(&survey.measures[4])),
-        (Ability::Affinity, say(&survey.enforces[0])),
-        (Ability::Weights, say(&survey.enforces[1])),
-        (Ability::Gangs, say(&survey.enforces[1])),
-        (Ability::Penalties, say(&survey.enforces[5])),
-        (Ability::Ways, say(&survey.enforces[3])),
+        (Ability::CacheOccupancy, support_of(&survey.measures[2])),
+        (Ability::ProbeFromOutside, support_of(&survey.measures[3])),
+        (Ability::SampleReuses, support_of(&survey.measures[4])),
+        (Ability::Affinity, support_of(&survey.enforces[0])),
+        (Ability::Weights, support_of(&survey.enforces[1])),
+        (Ability::Gangs, support_of(&survey.enforces[1])),
+        (Ability::Penalties, support_of(&survey.enforces[5])),
+        (Ability::Ways, support_of(&survey.enforces[3])),
         (Ability::Colors, no("needs programs started by cachemate page-color run")),
     ]);
     Capabilities { abilities, partitions, min_window_ns, min_slice_ns: Some(5_000_000) }

@@ -23,8 +23,8 @@ const MIN_SUSPENDED: Duration = Duration::from_millis(10);
 pub(crate) fn refresh_online(kernel: &dyn Kernel, topology: &mut Topology) -> bool {
     let Ok(text) = kernel.read(Path::new(ONLINE)) else { return false };
     let Ok(online) = text.trim().parse::<CpuSet>() else { return false };
-    let known: CpuSet = topology.last_level_caches().flat_map(|cache| cache.cpus.iter()).collect();
-    online.iter().filter(|&cpu| !known.contains(cpu)).for_each(|cpu| join_cache(kernel, topology, cpu));
+    let known_cpus: CpuSet = topology.last_level_caches().flat_map(|cache| cache.cpus.iter()).collect();
+    online.iter().filter(|&cpu| !known_cpus.contains(cpu)).for_each(|cpu| join_cache(kernel, topology, cpu));
     let with_cache: CpuSet = topology.last_level_caches().flat_map(|cache| cache.cpus.iter()).collect();
     let usable = online.intersection(&with_cache);
     if usable.is_empty() || usable == topology.online() {
@@ -40,10 +40,10 @@ fn join_cache(kernel: &dyn Kernel, topology: &mut Topology, cpu: u32) {
         let file = |name: &str| format!("/sys/devices/system/cpu/cpu{cpu}/cache/index{index}/{name}");
         let text = |name: &str| kernel.read(Path::new(&file(name))).map(|text| text.trim().to_string());
         let (Ok(level), Ok(shared)) = (text("level"), text("shared_cpu_list")) else { return };
-        let Ok(shared) = shared.parse::<CpuSet>() else { continue };
+        let Ok(shared_cpus) = shared.parse::<CpuSet>() else { continue };
         let last_level = topology.caches.iter_mut().filter(|cache| cache.last_level);
-        let mut same = last_level.filter(|cache| number(cache.level) == level && cache.cpus.intersects(&shared));
-        if let Some(cache) = same.next() {
+        let mut matching_caches = last_level.filter(|cache| number(cache.level) == level && cache.cpus.intersects(&shared_cpus));
+        if let Some(cache) = matching_caches.next() {
             cache.cpus.insert(cpu);
         }
     }
@@ -75,8 +75,8 @@ impl SuspendClock {
 
     /// True if the host was suspended since the last call. Steps of the wall clock change neither clock.
     pub(crate) fn advance(&mut self, now: SuspendClock) -> bool {
-        let before = std::mem::replace(self, now);
-        now.0.saturating_sub(before.0) >= MIN_SUSPENDED
+        let previous = std::mem::replace(self, now);
+        now.0.saturating_sub(previous.0) >= MIN_SUSPENDED
     }
 }
 

@@ -70,14 +70,14 @@ const MIN_MISSES: f64 = 0.25;
 pub fn survey(kernel: &dyn Kernel, last_level: CacheLevel) -> Vec<EventSurvey> {
     let cpuinfo = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
     let events = events(Processor::parse(&cpuinfo).as_ref(), last_level);
-    let say = |named: NamedEvent| {
-        let absent_because = match named.code {
-            Ok(code) => check_event(named.event, code),
-            Err(why) => Some(EventUnavailable::Unknown(why.to_string())),
+    let survey_event = |named_event: NamedEvent| {
+        let absent_because = match named_event.code {
+            Ok(code) => check_event(named_event.event, code),
+            Err(reason) => Some(EventUnavailable::Unknown(reason.to_string())),
         };
-        EventSurvey { event: named.event, name: named.name, code: named.code.ok(), absent_because }
+        EventSurvey { event: named_event.event, name: named_event.name, code: named_event.code.ok(), absent_because }
     };
-    events.into_iter().map(say).collect()
+    events.into_iter().map(survey_event).collect()
 }
 
 /// The reason why the event does not count; `None` = it counts.
@@ -127,11 +127,11 @@ fn run_missing_loop() -> u64 {
         // SAFETY: flushing a line of a vector that we hold changes no content.
         unsafe { core::arch::x86_64::_mm_clflush(line.as_ptr().cast()) };
     }
-    let (mut at, mut sum) = (0usize, 0u64);
+    let (mut position, mut sum) = (0usize, 0u64);
     for _ in 0..LINES {
-        sum = sum.wrapping_add(std::hint::black_box(memory[8 * at]));
+        sum = sum.wrapping_add(std::hint::black_box(memory[8 * position]));
         // Always adds zero; the next load waits for this one.
-        at = (at + STRIDE + (sum >> 32) as usize) % LINES;
+        position = (position + STRIDE + (sum >> 32) as usize) % LINES;
     }
     std::hint::black_box(sum);
     LINES as u64
@@ -149,9 +149,9 @@ impl ThreadCounters {
     /// # Errors
     /// The thread has exited, or permission or file descriptors are lacking; no event stays attached then.
     pub fn attach(tid: i32, surveyed: &[EventSurvey]) -> io::Result<Self> {
-        let working = surveyed.iter().filter(|found| found.absent_because.is_none());
-        let wanted = working.filter_map(|found| Some((found.event, found.code?)));
-        let counters = wanted.map(|(event, code)| Ok((event, open(code, tid)?))).collect::<io::Result<_>>()?;
+        let working = surveyed.iter().filter(|survey| survey.absent_because.is_none());
+        let working_codes = working.filter_map(|survey| Some((survey.event, survey.code?)));
+        let counters = working_codes.map(|(event, code)| Ok((event, open(code, tid)?))).collect::<io::Result<_>>()?;
         Ok(ThreadCounters { counters })
     }
 
@@ -169,7 +169,7 @@ impl ThreadCounters {
 
 /// The code of an event, if the survey found that it counts.
 pub(crate) fn working_event(surveyed: &[EventSurvey], event: CounterEvent) -> Option<EventCode> {
-    surveyed.iter().find(|found| found.event == event && found.absent_because.is_none())?.code
+    surveyed.iter().find(|survey| survey.event == event && survey.absent_because.is_none())?.code
 }
 
 /// A running total of one event of one thread.
@@ -220,9 +220,9 @@ impl PerfCounter {
     fn since_last(&mut self) -> io::Result<(u64, f64)> {
         let now = self.total()?;
         let last = std::mem::replace(&mut self.last, now);
-        let enabled = now.enabled_ns.saturating_sub(last.enabled_ns);
-        let running = now.running_ns.saturating_sub(last.running_ns);
-        let share = if enabled == 0 { 1.0 } else { running as f64 / enabled as f64 };
+        let enabled_ns = now.enabled_ns.saturating_sub(last.enabled_ns);
+        let running_ns = now.running_ns.saturating_sub(last.running_ns);
+        let share = if enabled_ns == 0 { 1.0 } else { running_ns as f64 / enabled_ns as f64 };
         Ok((now.count.saturating_sub(last.count), share.min(1.0)))
     }
 }

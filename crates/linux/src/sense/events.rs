@@ -146,21 +146,21 @@ pub fn events(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<Name
         name,
         code: Ok(EventCode { kind: PERF_TYPE_HARDWARE, config: config.into() }),
     };
-    let raw = |event, (name, config)| NamedEvent { event, name, code: Ok(EventCode { kind: PERF_TYPE_RAW, config }) };
+    let raw_event = |event, (name, config)| NamedEvent { event, name, code: Ok(EventCode { kind: PERF_TYPE_RAW, config }) };
     let (references, misses) = (CounterEvent::References(last_level), CounterEvent::Misses(last_level));
     let stalls = CounterEvent::StallCycles(StallCause::LocalMemory);
-    let absent = |event, name| move |why| NamedEvent { event, name, code: Err(why) };
+    let absent_event = |event, name| move |reason| NamedEvent { event, name, code: Err(reason) };
     let (no_stalls, no_hits) =
-        (absent(stalls, "memory stalls"), absent(CounterEvent::RemoteCacheHits, "remote cache hits"));
+        (absent_event(stalls, "memory stalls"), absent_event(CounterEvent::RemoteCacheHits, "remote cache hits"));
     let mut events = vec![
         generic(CounterEvent::Instructions, "instructions", PERF_COUNT_HW_INSTRUCTIONS),
         generic(CounterEvent::Cycles, "cycles", PERF_COUNT_HW_CPU_CYCLES),
     ];
     match processor.and_then(table) {
         Some(table) => {
-            events.extend([raw(references, table.references), raw(misses, table.misses)]);
-            events.push(table.memory_stalls.map_or_else(no_stalls, |named| raw(stalls, named)));
-            events.push(table.remote_hits.map_or_else(no_hits, |named| raw(CounterEvent::RemoteCacheHits, named)));
+            events.extend([raw_event(references, table.references), raw_event(misses, table.misses)]);
+            events.push(table.memory_stalls.map_or_else(no_stalls, |named| raw_event(stalls, named)));
+            events.push(table.remote_hits.map_or_else(no_hits, |named| raw_event(CounterEvent::RemoteCacheHits, named)));
         }
         None => {
             events.push(generic(references, "cache-references", PERF_COUNT_HW_CACHE_REFERENCES));

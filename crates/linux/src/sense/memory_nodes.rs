@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::{ProcessId, Topology};
 
-use super::topology::NODES_AT_MOST;
+use super::topology::MAX_NODES;
 use crate::kernel::Kernel;
 
 /// Reading takes at most one part in this many of the time between two reads.
@@ -43,7 +43,7 @@ impl MemoryNodes {
         let processes = processes();
         self.pages.retain(|process, _| processes.contains_key(process));
         let now = Instant::now();
-        if self.not_before.is_some_and(|then| now < then) {
+        if self.not_before.is_some_and(|earliest| now < earliest) {
             return;
         }
         let last_read = |process: &ProcessId| self.pages.get(process).map_or(0, |(read, _)| *read);
@@ -71,7 +71,7 @@ fn pages_per_node(text: &str) -> Option<Vec<u64>> {
             Some((node.parse::<usize>().ok()?, count.parse::<u64>().ok()?))
         };
         for (node, count) in line.split_whitespace().filter_map(on_node) {
-            if node >= NODES_AT_MOST as usize {
+            if node >= MAX_NODES as usize {
                 return None;
             }
             pages.resize(pages.len().max(node + 1), 0);

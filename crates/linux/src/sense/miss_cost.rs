@@ -74,8 +74,8 @@ fn chased_lines(topology: &Topology) -> usize {
     let before_last =
         topology.caches.iter().filter(|cache| !cache.last_level && cache.level != CacheLevel::L1Instruction);
     let largest = before_last.filter_map(|cache| cache.size_bytes).max();
-    let twice = |bytes: u64| (2 * bytes.min(1 << 30)) as usize / LINE_BYTES;
-    largest.map_or(CHASED_LINES, twice).clamp(MIN_LINES, MAX_LINES)
+    let doubled_lines = |bytes: u64| (2 * bytes.min(1 << 30)) as usize / LINE_BYTES;
+    largest.map_or(CHASED_LINES, doubled_lines).clamp(MIN_LINES, MAX_LINES)
 }
 
 /// A cycle of links through some lines of a buffer that is large enough to evict them from the cache.
@@ -108,15 +108,15 @@ impl PointerChase {
     }
 
     fn evict_lines(&mut self) {
-        let rest = self.lines * WORDS_A_LINE;
-        self.words[rest..].iter_mut().step_by(WORDS_A_LINE).for_each(|word| *word = word.wrapping_add(1));
+        let evicting_start = self.lines * WORDS_A_LINE;
+        self.words[evicting_start..].iter_mut().step_by(WORDS_A_LINE).for_each(|word| *word = word.wrapping_add(1));
         black_box(&mut self.words);
     }
 
     fn load_ns(&self) -> f64 {
         let start_ns = timer_overhead_ns();
-        let at = (0..self.steps).fold(self.first, |at, _| self.words[at]);
-        black_box(at);
+        let position = (0..self.steps).fold(self.first, |position, _| self.words[position]);
+        black_box(position);
         (timer_overhead_ns() - start_ns) / self.steps as f64
     }
 }

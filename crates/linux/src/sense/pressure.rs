@@ -42,11 +42,11 @@ fn parse(text: &str) -> Option<PressureShares> {
     let field = |line: &str, name: &str| {
         line.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse::<f64>().ok())
     };
-    let some = line("some")?;
+    let some_line = line("some")?;
     Some(PressureShares {
-        some_share: field(some, "avg10")? / 100.0,
+        some_share: field(some_line, "avg10")? / 100.0,
         full_share: line("full").and_then(|full| field(full, "avg10")).map(|percent| percent / 100.0),
-        some_total_ns: (field(some, "total")? * 1000.0) as u64,
+        some_total_ns: (field(some_line, "total")? * 1000.0) as u64,
     })
 }
 
@@ -59,8 +59,8 @@ mod tests {
     fn pressure_lines_are_read() {
         let both =
             "some avg10=12.50 avg60=1.00 avg300=0.10 total=2000\nfull avg10=2.00 avg60=0.00 avg300=0.00 total=1\n";
-        let want = PressureShares { some_share: 0.125, full_share: Some(0.02), some_total_ns: 2_000_000 };
-        assert_eq!(parse(both), Some(want));
+        let expected = PressureShares { some_share: 0.125, full_share: Some(0.02), some_total_ns: 2_000_000 };
+        assert_eq!(parse(both), Some(expected));
         assert_eq!(parse("some avg10=0.00 avg60=0 avg300=0 total=5\n").unwrap().full_share, None);
         assert_eq!(parse("what"), None);
     }

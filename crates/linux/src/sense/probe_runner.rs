@@ -22,7 +22,7 @@ use crate::act::thread_rotation::{set_seat, set_turn};
 use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{Kernel, ThreadKey};
 use crate::safety::journal::{JournalObject, ObjectState};
-use crate::sense::access_probe::{SampledThreads, sample_stretch};
+use crate::sense::access_probe::{SampledThreads, sample_accesses};
 use crate::sense::counters::RunningTotal;
 use crate::sense::events::EventCode;
 use crate::sense::probes::intensity::{PrimeProber, wait_time};
@@ -46,7 +46,7 @@ pub(crate) struct ProbeRunner {
     facility: Result<Facility, String>,
     /// The event that counts instructions here.
     instructions: Option<EventCode>,
-    asked: Vec<RunningProbe>,
+    running_probes: Vec<RunningProbe>,
     reloader: Option<PrimeProber>,
     pub(crate) answers: Vec<ProbeResult>,
     pub(crate) refused: Vec<RefusedItem>,
@@ -54,7 +54,7 @@ pub(crate) struct ProbeRunner {
 
 struct RunningProbe {
     probe: ProbeRequest,
-    done: bool,
+    is_done: bool,
     failures: u32,
     cost_ns: u64,
     evicted: Vec<PrimeProbeSample>,
@@ -77,7 +77,7 @@ pub(crate) struct Participant {
 /// Placement of the threads while a probe of a task runs.
 pub(crate) struct ProbePlacement {
     pub(crate) target: Participant,
-    pub(crate) others: Vec<Participant>,
+    pub(crate) other_participants: Vec<Participant>,
     pub(crate) target_cpu: CpuId,
     pub(crate) probe_cpu: CpuId,
     /// Size of the shared cache.
@@ -87,15 +87,15 @@ pub(crate) struct ProbePlacement {
 impl ProbePlacement {
     /// Everything that the bracket will change, for the journal.
     pub(crate) fn desired_states(&self, item: &PlanItem) -> Vec<DesiredState> {
-        let idle = |participant: &Participant| DesiredState {
+        let idle_state = |participant: &Participant| DesiredState {
             item: item.clone(),
             object: JournalObject::Policy { pid: participant.pid, thread: participant.thread },
             state: participant.scheduling.to_waiting().into(),
         };
-        let mut wanted: Vec<DesiredState> = self.others.iter().chain([&self.target]).map(idle).collect();
+        let mut desired_states: Vec<DesiredState> = self.other_participants.iter().chain([&self.target]).map(idle_state).collect();
         let object = JournalObject::Affinity { pid: self.target.pid, thread: self.target.thread };
-        wanted.push(DesiredState { item: item.clone(), object, state: ObjectState::Cpus(self.seat()) });
-        wanted
+        desired_states.push(DesiredState { item: item.clone(), object, state: ObjectState::Cpus(self.seat()) });
+        desired_states
     }
 
     fn seat(&self) -> CpuSet {
@@ -108,7 +108,7 @@ impl ProbeRunner {
         ProbeRunner {
             facility,
             instructions,
-            asked: Vec::new(),
+            running_probes: Vec::new(),
             reloader: None,
             answers: Vec::new(),
             refused: Vec::new(),
@@ -117,9 +117,9 @@ impl ProbeRunner {
 
     /// Replaces the requests by the plan's; probes that were requested before continue.
     pub(crate) fn set_requests(&mut self, probes: &[ProbeRequest]) {
-        let mut old = std::mem::take(&mut self.asked);
+        let mut old_probes = std::mem::take(&mut self.running_probes);
         for probe in probes {
-            let same = old.iter().position(|request| request.probe == *probe);
+            let same_index = old_probes.iter().position(|request| request.probe == *probe);
             let supported = matches!(
                 probe.kind,
                 ProbeKind::PrimeProbe { .. }
@@ -132,15 +132,15 @@ impl ProbeRunner {
                 (ProbeKind::AccessSamples { .. }, Err(why)) => Some(why.clone()),
                 _ => (!supported).then(|| "a live host has no such probe".to_string()),
             };
-            if let Some(why) = lacking {
-                self.refuse(probe, RefusalReason::NotSupported, &why);
+            if let Some(reason) = lacking {
+                self.refuse(probe, RefusalReason::NotSupported, &reason);
                 continue;
             }
-            self.asked.push(match same {
-                Some(at) => old.swap_remove(at),
+            self.running_probes.push(match same_index {
+                Some(index) => old_probes.swap_remove(index),
                 None => RunningProbe {
                     probe: probe.clone(),
-                    done: false,
+                    is_done: false,
                     failures: 0,
                     cost_ns: 0,
                     evicted: Vec::new(),
@@ -163,28 +163,28 @@ impl ProbeRunner {
 
     /// The next unanswered probe.
     pub(crate) fn next(&self) -> Option<ProbeRequest> {
-        self.asked.iter().find(|request| !request.done).map(|request| request.probe.clone())
+        self.running_probes.iter().find(|request| !request.is_done).map(|request| request.probe.clone())
     }
 
     /// The plan's probes, for the state that is read back.
     pub(crate) fn ids(&self) -> Vec<cachemate_core::ProbeId> {
-        self.asked.iter().map(|request| request.probe.id).collect()
+        self.running_probes.iter().map(|request| request.probe.id).collect()
     }
 
     /// Abandons a probe for good.
     pub(crate) fn abandon(&mut self, probe: &ProbeRequest, because: RefusalReason, message: &str) {
         self.refuse(probe, because, message);
-        if let Some(running) = self.asked.iter_mut().find(|request| request.probe == *probe) {
-            running.done = true;
+        if let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) {
+            running_probe.is_done = true;
         }
     }
 
     /// Measures the ping-pong between two CPUs in a few milliseconds, without moving a managed thread.
     pub(crate) fn ping_pong(&mut self, probe: &ProbeRequest, cpus: (CpuId, CpuId)) {
         match round_trip(cpus) {
-            Ok(found) => {
-                let evidence = ProbeEvidence::PingPong { cpus, round_trip_ns: found.round_trip_ns };
-                self.record_result(probe, evidence, true, vec![(None, found.cost_ns)]);
+            Ok(measurement) => {
+                let evidence = ProbeEvidence::PingPong { cpus, round_trip_ns: measurement.round_trip_ns };
+                self.record_result(probe, evidence, true, vec![(None, measurement.cost_ns)]);
             }
             Err(error) => self.record_failure(probe, &error),
         }
@@ -199,20 +199,20 @@ impl ProbeRunner {
         progress: &ProgressFiles,
     ) {
         let session = ProbeSession { kernel, placement };
-        let done = match probe.kind {
+        let outcome = match probe.kind {
             ProbeKind::PrimeProbe { samples, .. } => self.run_eviction_probe(&session, probe, samples),
             ProbeKind::Neighbor { neighbor, .. } => self.run_neighbor_probe(&session, probe, neighbor, progress),
             _ => Ok(()),
         };
-        if let Err(error) = done {
+        if let Err(error) = outcome {
             self.record_failure(probe, &error);
         }
     }
 
     fn record_failure(&mut self, probe: &ProbeRequest, error: &std::io::Error) {
-        let Some(running) = self.asked.iter_mut().find(|request| request.probe == *probe) else { return };
-        running.failures += 1;
-        if running.failures >= TRIES {
+        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else { return };
+        running_probe.failures += 1;
+        if running_probe.failures >= TRIES {
             self.abandon(probe, RefusalReason::Busy, &error.to_string());
         }
     }
@@ -224,8 +224,8 @@ impl ProbeRunner {
         complete: bool,
         cost_ns: Vec<(Option<TaskId>, u64)>,
     ) {
-        if let Some(running) = self.asked.iter_mut().find(|request| request.probe == *probe) {
-            running.done = complete;
+        if let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) {
+            running_probe.is_done = complete;
         }
         self.answers.push(ProbeResult { probe: probe.id, evidence, complete, cost_ns });
     }
@@ -234,7 +234,7 @@ impl ProbeRunner {
         &mut self,
         session: &ProbeSession<'_, K>,
         probe: &ProbeRequest,
-        wanted: u32,
+        wanted_samples: u32,
     ) -> std::io::Result<()> {
         if self.reloader.is_none() {
             let _here = PinnedThread::new(session.placement.probe_cpu)?;
@@ -266,14 +266,14 @@ impl ProbeRunner {
         let (samples, gate) = samples;
         let buffer_bytes = reloader.buffer_bytes();
         let task = session.placement.target.task;
-        let Some(running) = self.asked.iter_mut().find(|request| request.probe == *probe) else { return Ok(()) };
-        running.cost_ns += ours_ns;
+        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else { return Ok(()) };
+        running_probe.cost_ns += ours_ns;
         let gated = samples.into_iter().map(|sample| PrimeProbeSample { round_trips_ns: gate, ..sample });
-        running.evicted.extend(gated);
-        let beside = running.evicted.iter().filter(|sample| sample.target_running).count();
-        if beside >= wanted as usize || running.cost_ns >= probe.budget_ns {
-            let samples = std::mem::take(&mut running.evicted);
-            let cost = vec![(None, running.cost_ns), (Some(task), off_ns)];
+        running_probe.evicted.extend(gated);
+        let samples_beside = running_probe.evicted.iter().filter(|sample| sample.target_running).count();
+        if samples_beside >= wanted_samples as usize || running_probe.cost_ns >= probe.budget_ns {
+            let samples = std::mem::take(&mut running_probe.evicted);
+            let cost = vec![(None, running_probe.cost_ns), (Some(task), off_ns)];
             let wait_ns = wait.as_nanos() as u64;
             self.record_result(probe, ProbeEvidence::PrimeProbe { task, buffer_bytes, wait_ns, samples }, true, cost);
         }
@@ -301,22 +301,22 @@ impl ProbeRunner {
             // The task alone and beside the neighbor in the order A B B A, then the neighbor alone; work and seconds of
             // each.
             let mut rates = BracketRates::default();
-            let mut own = (0.0, 0.0);
+            let mut own_work = (0.0, 0.0);
             switch.set(true)?;
-            for with in [false, true, true, false] {
-                let (before, start) = (total(), Instant::now());
-                let lines = if with { runner.run(PHASE) } else { spin(PHASE) };
+            for with_neighbor in [false, true, true, false] {
+                let (totals_before, start) = (total(), Instant::now());
+                let lines = if with_neighbor { runner.run(PHASE) } else { spin(PHASE) };
                 let seconds = start.elapsed().as_secs_f64();
-                rates.add(with, before, total(), seconds);
-                if with {
-                    own = (own.0 + lines as f64, own.1 + seconds);
+                rates.add(with_neighbor, totals_before, total(), seconds);
+                if with_neighbor {
+                    own_work = (own_work.0 + lines as f64, own_work.1 + seconds);
                 }
             }
             switch.set(false)?;
             let start = Instant::now();
             let lines = runner.run(PHASE);
             let alone_ns = start.elapsed().as_nanos() as f64 / (lines as f64).max(1.0);
-            Ok((rates, own.1 * 1e9 / own.0.max(1.0), alone_ns))
+            Ok((rates, own_work.1 * 1e9 / own_work.0.max(1.0), alone_ns))
         })?;
         let (rates, neighbor_beside_ns, neighbor_alone_ns) = rates;
         let (rate_of, rates) = rates.best().map_or((None, None), |(rate_of, rates)| (rate_of, Some(rates)));
@@ -325,8 +325,8 @@ impl ProbeRunner {
             neighbor,
             neighbor_alone_ns,
             neighbor_corun_ns: neighbor_beside_ns,
-            task_alone_rate: rates.map(|(alone, _)| alone),
-            task_corun_rate: rates.map(|(_, beside)| beside),
+            task_alone_rate: rates.map(|(alone_rate, _)| alone_rate),
+            task_corun_rate: rates.map(|(_, corun_rate)| corun_rate),
             rate_event: rate_of,
         };
         self.record_result(probe, evidence, true, vec![(None, ours_ns), (Some(task), off_ns)]);
@@ -341,17 +341,17 @@ impl ProbeRunner {
         target: &Participant,
         locations: u32,
     ) {
-        let Some(running) = self.asked.iter_mut().find(|request| request.probe == *probe) else { return };
-        let remaining = (locations as usize).saturating_sub(running.reuses.len());
+        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else { return };
+        let remaining = (locations as usize).saturating_sub(running_probe.reuses.len());
         let start = Instant::now();
         let subject = watchpoint::WatchTarget {
             pid: target.pid,
             tid: target.thread.tid,
-            words: &mut running.words,
+            words: &mut running_probe.words,
             locations: remaining,
             patience: Duration::from_millis(50),
             deadline: start + WATCHED,
-            seed: running.cost_ns ^ u64::from(probe.id.0),
+            seed: running_probe.cost_ns ^ u64::from(probe.id.0),
         };
         let guard = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let reuses = watchpoint::reuses(&*guard, subject);
@@ -359,11 +359,11 @@ impl ProbeRunner {
         match reuses {
             Err(error) => self.record_failure(probe, &error),
             Ok(samples) => {
-                running.reuses.extend(samples);
-                running.cost_ns += start.elapsed().as_nanos() as u64;
-                if running.reuses.len() >= locations as usize || running.cost_ns >= probe.budget_ns {
-                    let samples = std::mem::take(&mut running.reuses);
-                    let cost = vec![(None, running.cost_ns)];
+                running_probe.reuses.extend(samples);
+                running_probe.cost_ns += start.elapsed().as_nanos() as u64;
+                if running_probe.reuses.len() >= locations as usize || running_probe.cost_ns >= probe.budget_ns {
+                    let samples = std::mem::take(&mut running_probe.reuses);
+                    let cost = vec![(None, running_probe.cost_ns)];
                     self.record_result(probe, ProbeEvidence::Reuses { task: target.task, samples }, true, cost);
                 }
             }
@@ -379,25 +379,25 @@ impl ProbeRunner {
         subjects: &SampledThreads<'_>,
         one_in: u32,
         remote_only: bool,
-        at_most: u32,
+        max_samples: u32,
     ) {
         let Ok(facility) = &self.facility else { return };
-        let Some(running) = self.asked.iter_mut().find(|request| request.probe == *probe) else { return };
+        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else { return };
         let start = Instant::now();
         // The period varies by up to an eighth in either direction, so that no loop of the program runs in step with
         // it.
-        let off = (running.events ^ u64::from(probe.id.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
-        let period = facility.period(u64::from(one_in) * (3_584 + off) / 4_096);
-        match sample_stretch(facility, subjects, period, remote_only) {
+        let jitter = (running_probe.events ^ u64::from(probe.id.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+        let period = facility.period(u64::from(one_in) * (3_584 + jitter) / 4_096);
+        match sample_accesses(facility, subjects, period, remote_only) {
             Err(error) => self.record_failure(probe, &error),
             Ok((samples, events)) => {
-                running.accesses.extend(samples);
-                running.events += events;
-                running.cost_ns += start.elapsed().as_nanos() as u64;
-                if running.accesses.len() >= at_most as usize || running.cost_ns >= probe.budget_ns {
-                    let mut samples = std::mem::take(&mut running.accesses);
-                    samples.truncate(at_most as usize);
-                    let (events, cost) = (running.events, vec![(None, running.cost_ns)]);
+                running_probe.accesses.extend(samples);
+                running_probe.events += events;
+                running_probe.cost_ns += start.elapsed().as_nanos() as u64;
+                if running_probe.accesses.len() >= max_samples as usize || running_probe.cost_ns >= probe.budget_ns {
+                    let mut samples = std::mem::take(&mut running_probe.accesses);
+                    samples.truncate(max_samples as usize);
+                    let (events, cost) = (running_probe.events, vec![(None, running_probe.cost_ns)]);
                     let one_in = u32::try_from(period).unwrap_or(u32::MAX);
                     let line_bytes = subjects.line_bytes;
                     self.record_result(
@@ -413,9 +413,9 @@ impl ProbeRunner {
 }
 
 /// Occupies a CPU without accessing memory.
-fn spin(how_long: Duration) -> u64 {
+fn spin(duration: Duration) -> u64 {
     let start = Instant::now();
-    while start.elapsed() < how_long {
+    while start.elapsed() < duration {
         std::hint::spin_loop();
     }
     0
@@ -453,24 +453,24 @@ impl<K: Kernel> ProbeSession<'_, K> {
         measure: impl FnOnce(&mut TargetSwitch<'_, '_, K>) -> std::io::Result<T>,
     ) -> std::io::Result<((T, RoundTrips), u64, u64)> {
         let placement = self.placement;
-        let (spinner, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (spinner, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         let outcome = std::thread::scope(|scope| {
-            let stand_in = scope.spawn(|| occupy_cpu(placement.target_cpu, &spinner, &over));
+            let stand_in = scope.spawn(|| occupy_cpu(placement.target_cpu, &spinner, &is_over));
             // Other threads may exit meanwhile, which only leaves fewer to keep off.
-            placement.others.iter().for_each(|participant| drop(self.set(participant, true)));
+            placement.other_participants.iter().for_each(|participant| drop(self.set(participant, true)));
             // A separate statement, because the lock would otherwise be held through `measure`, which takes it as well.
             let seated = set_seat(&*self.lock(), placement.target.thread, &placement.seat());
             let result = seated.and_then(|()| {
-                let here = PinnedThread::new(placement.probe_cpu)?;
-                let before = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
+                let probe_thread = PinnedThread::new(placement.probe_cpu)?;
+                let trip_before = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
                 let mut switch = TargetSwitch { session: self, spinner: &spinner, off_since: None, off_ns: 0 };
                 let measure = measure(&mut switch)?;
                 switch.set(true)?;
-                let after = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
-                let gate = before.zip(after).map(|(before, after)| (before.round_trip_ns, after.round_trip_ns));
-                Ok(((measure, gate), here.cost_ns(), switch.off_ns))
+                let trip_after = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
+                let gate = trip_before.zip(trip_after).map(|(trip_before, trip_after)| (trip_before.round_trip_ns, trip_after.round_trip_ns));
+                Ok(((measure, gate), probe_thread.cost_ns(), switch.off_ns))
             });
-            over.store(true, Ordering::Relaxed);
+            is_over.store(true, Ordering::Relaxed);
             stand_in.thread().unpark();
             let spun_ns = stand_in.join().unwrap_or(0);
             result.map(|(measure, ours_ns, off_ns)| (measure, ours_ns + spun_ns, off_ns))
@@ -478,7 +478,7 @@ impl<K: Kernel> ProbeSession<'_, K> {
         // A thread that has exited needs nothing; after any other failure the original is in the journal.
         drop(self.set(&placement.target, false));
         drop(set_seat(&*self.lock(), placement.target.thread, &placement.target.cpus));
-        placement.others.iter().for_each(|participant| drop(self.set(participant, false)));
+        placement.other_participants.iter().for_each(|participant| drop(self.set(participant, false)));
         outcome
     }
 }
@@ -500,9 +500,9 @@ impl<K: Kernel> TargetSwitch<'_, '_, K> {
 }
 
 /// Spins on a CPU until it is ended; returns its processor time.
-fn occupy_cpu(cpu: CpuId, spinner: &AtomicBool, over: &AtomicBool) -> u64 {
+fn occupy_cpu(cpu: CpuId, spinner: &AtomicBool, is_over: &AtomicBool) -> u64 {
     let Ok(pinned) = PinnedThread::new(cpu) else { return 0 };
-    while !over.load(Ordering::Relaxed) {
+    while !is_over.load(Ordering::Relaxed) {
         if spinner.load(Ordering::Relaxed) {
             std::hint::spin_loop();
         } else {
@@ -533,7 +533,7 @@ mod tests {
         // The probe's own threads run on a CPU that this test may use.
         let cpu = LinuxHost::new("/").affinity(std::process::id() as i32).unwrap().first().unwrap();
         let (target_cpu, probe_cpu) = (CpuId(cpu), CpuId(cpu));
-        let placement = ProbePlacement { target, others: Vec::new(), target_cpu, probe_cpu, cache_bytes: None };
+        let placement = ProbePlacement { target, other_participants: Vec::new(), target_cpu, probe_cpu, cache_bytes: None };
         let kernel = Mutex::new(host);
         let session = ProbeSession { kernel: &kernel, placement: &placement };
         let reused = |host: &FakeHost| host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;

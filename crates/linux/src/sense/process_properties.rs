@@ -68,7 +68,7 @@ impl RuleProperties {
 
 impl PropertyReader<'_> {
     /// Reads the properties, but keeps the lineage of an earlier read.
-    pub(crate) fn read(&self, stat: &ThreadStat, before: Option<&RuleProperties>) -> io::Result<RuleProperties> {
+    pub(crate) fn read(&self, stat: &ThreadStat, previous: Option<&RuleProperties>) -> io::Result<RuleProperties> {
         let pid = stat.key.tid;
         let mut properties = RuleProperties {
             is_kernel_thread: stat.flags & KERNEL_THREAD != 0,
@@ -89,20 +89,20 @@ impl PropertyReader<'_> {
             none_if_missing(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
         let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
         properties.user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
-        properties.lineage = match before {
-            Some(before) => before.lineage.clone(),
+        properties.lineage = match previous {
+            Some(previous) => previous.lineage.clone(),
             None if self.rules.iter().any(|rule| rule.pid.is_some()) => find_lineage(self.kernel, stat)?,
             None => vec![pid],
         };
-        self.identify(&text, stat, before, &mut properties)?;
+        self.identify(&text, stat, previous, &mut properties)?;
         Ok(properties)
     }
 
     /// Whether the process has joined another control group, or a runtime reports another container for it.
-    pub(crate) fn is_moved(&self, pid: i32, before: &RuleProperties) -> bool {
+    pub(crate) fn is_moved(&self, pid: i32, previous: &RuleProperties) -> bool {
         self.cgroups(pid).is_ok_and(|text| {
             let paths = cgroup_paths(&text);
-            paths != before.cgroups || self.container(&text, &paths).map(|(_, record)| record) != before.container
+            paths != previous.cgroups || self.container(&text, &paths).map(|(_, record)| record) != previous.container
         })
     }
 
@@ -126,7 +126,7 @@ impl PropertyReader<'_> {
         &self,
         text: &str,
         stat: &ThreadStat,
-        before: Option<&RuleProperties>,
+        previous: Option<&RuleProperties>,
         properties: &mut RuleProperties,
     ) -> io::Result<()> {
         let mut service = service_of_cgroups(text);
@@ -137,9 +137,9 @@ impl PropertyReader<'_> {
         }
         if service.is_none() && properties.cgroups.iter().any(|path| path != "/") {
             // A runtime may put a container into any group. The name is known from the parent, a shim or a monitor.
-            let same = before.filter(|before| before.cgroups == properties.cgroups);
-            let identity = match same {
-                Some(before) => before.service.clone(),
+            let same_cgroups = previous.filter(|previous| previous.cgroups == properties.cgroups);
+            let identity = match same_cgroups {
+                Some(previous) => previous.service.clone(),
                 None => shim_container(self.kernel, stat)?,
             };
             service = identity.map(|identity| CgroupService { identity, is_helper: false });
@@ -198,9 +198,9 @@ fn find_lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<i32>> 
 /// The paths in `/proc/PID/cgroup` that are not the root, each once: the unified hierarchy's first.
 pub(crate) fn cgroup_paths(text: &str) -> Vec<String> {
     let unified = text.lines().filter_map(|line| line.strip_prefix("0::"));
-    let others = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let other_paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     let mut paths: Vec<String> = Vec::new();
-    for path in unified.chain(others).filter(|path| !path.is_empty() && *path != "/") {
+    for path in unified.chain(other_paths).filter(|path| !path.is_empty() && *path != "/") {
         if !paths.iter().any(|known| known == path) {
             paths.push(path.to_string());
         }
@@ -217,8 +217,8 @@ mod tests {
     use crate::fake_tests::FakeHost;
 
     fn service(host: &FakeHost, directory: &ServiceDirectory, pid: i32) -> (Option<String>, bool) {
-        let own = ServiceIdentity::new(ServiceKind::Session, "session-1.scope");
-        let reader = PropertyReader { kernel: host, rules: &[], directory, own_service: Some(&own) };
+        let own_service = ServiceIdentity::new(ServiceKind::Session, "session-1.scope");
+        let reader = PropertyReader { kernel: host, rules: &[], directory, own_service: Some(&own_service) };
         let properties = reader.read(&host.stat(pid).unwrap(), None).unwrap();
         (properties.service.map(|service| service.to_string()), properties.is_helper)
     }

@@ -23,7 +23,7 @@ use crate::sense::thread_counts::{calls, run_time_ns, waits};
 pub const VARIABLE: &str = "CACHEMATE_PROGRESS";
 
 /// Entries of the folder that one sweep examines for files of exited processes.
-const SWEPT_AT_ONCE: usize = 256;
+const SWEPT_ENTRIES: usize = 256;
 
 /// Locations of progress reports. The directory is never listed to find them: every user can write to it, and it may
 /// hold any number of files.
@@ -88,7 +88,7 @@ impl ProgressFiles {
         let is_whole = sweep.going_on.is_none();
         let mut entries = sweep.going_on.take().or_else(open)?;
         let mut reporters = BTreeSet::new();
-        for _ in 0..SWEPT_AT_ONCE {
+        for _ in 0..SWEPT_ENTRIES {
             // At the directory's end, or after a failed read, the next sweep starts again.
             let Some(entry) = entries.next() else { return is_whole.then_some(reporters) };
             let entry = entry.ok()?;
@@ -111,9 +111,9 @@ impl ProgressFiles {
     /// stranger could create his again before the process creates its own.
     fn evict_stranger(&self, kernel: &dyn Kernel, pid: i32) {
         let Some(path) = self.path(pid).filter(|_| !self.is_others) else { return };
-        let Ok(there) = std::fs::symlink_metadata(&path) else { return };
+        let Ok(metadata) = std::fs::symlink_metadata(&path) else { return };
         let Some(user) = process_user(kernel, pid) else { return };
-        if is_reporter(there.uid(), user) || !self.remove(pid) {
+        if is_reporter(metadata.uid(), user) || !self.remove(pid) {
             return;
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -128,17 +128,17 @@ impl ProgressFiles {
     /// whether it existed and was removed.
     fn remove(&self, pid: i32) -> bool {
         let Some(path) = self.path(pid) else { return false };
-        let removed = match std::fs::symlink_metadata(&path) {
-            Ok(there) if there.is_dir() => {
-                let aside = |at: u32| path.with_file_name(format!("not-a-report-{pid}-{at}"));
+        let removal = match std::fs::symlink_metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => {
+                let aside = |index: u32| path.with_file_name(format!("not-a-report-{pid}-{index}"));
                 let free =
-                    || (0..SWEPT_AT_ONCE as u32).map(aside).find(|aside| std::fs::symlink_metadata(aside).is_err());
+                    || (0..SWEPT_ENTRIES as u32).map(aside).find(|aside| std::fs::symlink_metadata(aside).is_err());
                 std::fs::remove_dir(&path).or_else(|error| std::fs::rename(&path, free().ok_or(error)?))
             }
             Ok(_) => std::fs::remove_file(&path),
             Err(error) => Err(error),
         };
-        removed.is_ok()
+        removal.is_ok()
     }
 
     /// Total of the process, or of the nearest ancestor that reports; `None` if it does not report, or its report is
@@ -159,7 +159,7 @@ const KINDS: [Option<CounterEvent>; 5] = [
     Some(CounterEvent::PageFaults),
 ];
 /// Minimum number of events alone; the noise of 200 is 7 %.
-const EVENTS_AT_LEAST: f64 = 200.0;
+const MIN_EVENTS: f64 = 200.0;
 /// Minimum agreement of the phases alone: their smaller rate divided by the larger one.
 const MIN_AGREE: f64 = 0.75;
 /// A task that runs for less than this share of the phases alone is paced by something other than the processor.
@@ -196,8 +196,8 @@ impl ProgressTotals {
 /// Counts in the phases of a probe, alone and beside the neighbor.
 #[derive(Default, Debug)]
 pub(crate) struct BracketRates {
-    alone: Vec<BracketPhase>,
-    beside: Vec<BracketPhase>,
+    alone_phases: Vec<BracketPhase>,
+    corun_phases: Vec<BracketPhase>,
 }
 
 #[derive(Debug)]
@@ -208,29 +208,29 @@ struct BracketPhase {
 }
 
 impl BracketRates {
-    pub(crate) fn add(&mut self, with_co_runner: bool, before: ProgressTotals, after: ProgressTotals, seconds: f64) {
-        let since = |before: Option<u64>, after: Option<u64>| after?.checked_sub(before?);
-        let counts = std::array::from_fn(|kind| since(before.counts[kind], after.counts[kind]));
-        let ran_share = since(before.ran_ns, after.ran_ns).map(|ns| ns as f64 / 1e9 / seconds);
-        let phases = if with_co_runner { &mut self.beside } else { &mut self.alone };
+    pub(crate) fn add(&mut self, with_co_runner: bool, totals_before: ProgressTotals, totals_after: ProgressTotals, seconds: f64) {
+        let count_since = |count_before: Option<u64>, count_after: Option<u64>| count_after?.checked_sub(count_before?);
+        let counts = std::array::from_fn(|kind| count_since(totals_before.counts[kind], totals_after.counts[kind]));
+        let ran_share = count_since(totals_before.ran_ns, totals_after.ran_ns).map(|ns| ns as f64 / 1e9 / seconds);
+        let phases = if with_co_runner { &mut self.corun_phases } else { &mut self.alone_phases };
         phases.push(BracketPhase { counts, ran_share, seconds });
     }
 
     /// The best usable measure, and its rates per second alone and beside the neighbor.
     pub(crate) fn best(&self) -> Option<(Option<CounterEvent>, (f64, f64))> {
         KINDS.iter().enumerate().find_map(|(index, kind)| {
-            let (alone, beside) = (rate(&self.alone, index)?, rate(&self.beside, index)?);
-            (kind.is_none() || self.is_proxy(index)).then_some((*kind, (alone, beside)))
+            let (alone_rate, corun_rate) = (rate(&self.alone_phases, index)?, rate(&self.corun_phases, index)?);
+            (kind.is_none() || self.is_proxy(index)).then_some((*kind, (alone_rate, corun_rate)))
         })
     }
 
     fn is_proxy(&self, kind: usize) -> bool {
-        let events: u64 = self.alone.iter().filter_map(|phase| phase.counts[kind]).sum();
-        let rates = || self.alone.iter().filter_map(|phase| Some(phase.counts[kind]? as f64 / phase.seconds));
+        let events: u64 = self.alone_phases.iter().filter_map(|phase| phase.counts[kind]).sum();
+        let rates = || self.alone_phases.iter().filter_map(|phase| Some(phase.counts[kind]? as f64 / phase.seconds));
         let (low, high) =
             rates().fold((f64::MAX, 0.0), |(low, high): (f64, f64), rate| (low.min(rate), high.max(rate)));
-        let busy = self.alone.iter().all(|phase| phase.ran_share.is_some_and(|share| share >= MIN_BUSY));
-        busy && events as f64 >= EVENTS_AT_LEAST && low >= MIN_AGREE * high
+        let busy = self.alone_phases.iter().all(|phase| phase.ran_share.is_some_and(|share| share >= MIN_BUSY));
+        busy && events as f64 >= MIN_EVENTS && low >= MIN_AGREE * high
     }
 }
 
@@ -304,7 +304,7 @@ mod tests {
         let counted = phases([[4000, 0, 0, 0], [1000, 0, 0, 0], [1000, 0, 0, 0], [4000, 0, 0, 0]], 1.0);
         assert_eq!(counted.best(), Some((Some(CounterEvent::Instructions), (4000.0, 1000.0))));
         let mut reported = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 400, 0, 0]], 0.1);
-        for phase in reported.alone.iter_mut().chain(&mut reported.beside) {
+        for phase in reported.alone_phases.iter_mut().chain(&mut reported.corun_phases) {
             phase.counts[0] = Some(7);
         }
         assert_eq!(reported.best(), Some((None, (7.0, 7.0))), "its own report needs no proof");
@@ -417,16 +417,16 @@ mod tests {
     fn files_of_the_dead_go() {
         let root = tempfile::tempdir().unwrap();
         let files = ProgressFiles::new(Some(root.path().to_path_buf()));
-        let (host, own) = (LinuxHost::new("/"), std::process::id());
+        let (host, own_pid) = (LinuxHost::new("/"), std::process::id());
         let most: u32 = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
         // Ids that no process can have, one of a live process, and names that are not ids.
-        let kept = [own.to_string(), "0".into(), "-1".into(), "notes".into()];
+        let kept = [own_pid.to_string(), "0".into(), "-1".into(), "notes".into()];
         kept.iter().for_each(|name| std::fs::write(root.path().join(name), "").unwrap());
         (0..1_000).for_each(|index| std::fs::write(root.path().join((most + index).to_string()), "").unwrap());
         let left = || std::fs::read_dir(root.path()).unwrap().count();
         let mut sweep = ProgressSweep::default();
         assert_eq!(files.sweep(&host, &mut sweep), None, "not all files are known");
-        assert!(left() >= 1_004 - SWEPT_AT_ONCE, "a bound on each look");
+        assert!(left() >= 1_004 - SWEPT_ENTRIES, "a bound on each look");
         let reporters = (0..20).map(|_| files.sweep(&host, &mut sweep)).last().flatten();
         assert_eq!((left(), reporters), (kept.len(), Some([std::process::id() as i32].into())));
         std::fs::write(root.path().join((most + 1).to_string()), "").unwrap();

@@ -39,13 +39,13 @@ pub fn rule_matches(
         let Some(stat) = none_if_missing(kernel.stat(pid))? else { continue };
         let process = reader.read(&stat, None)?;
         let Some(subject) = process.subject() else { continue };
-        let mut decided = false;
+        let mut is_decided = false;
         for (_, entry) in rules.iter().zip(&mut matches).filter(|(rule, _)| rule.matches(&subject)) {
-            match decided {
+            match is_decided {
                 true => entry.decided_earlier += 1,
                 false => entry.decided.push(stat.name.clone()),
             }
-            decided = true;
+            is_decided = true;
         }
         cgroups.extend(process.cgroups);
         commands.insert(stat.name);
@@ -75,26 +75,26 @@ fn nearest_cgroups(pattern: &str, cgroups: &BTreeSet<String>) -> Vec<String> {
     let depth = (0..names.len())
         .rev()
         .find(|&depth| {
-            let above = format!("/{}", names[..depth].join("/"));
-            cgroups.iter().any(|path| CgroupPattern(&above).contains(path))
+            let parent = format!("/{}", names[..depth].join("/"));
+            cgroups.iter().any(|path| CgroupPattern(&parent).contains(path))
         })
         .unwrap_or(0);
-    let above = format!("/{}", names[..depth].join("/"));
-    let mut below: Vec<String> = cgroups
+    let parent = format!("/{}", names[..depth].join("/"));
+    let mut child_paths: Vec<String> = cgroups
         .iter()
-        .filter(|path| CgroupPattern(&above).contains(path))
+        .filter(|path| CgroupPattern(&parent).contains(path))
         .map(|path| path.split('/').take(depth + 2).collect::<Vec<&str>>().join("/"))
         .filter(|path| path.len() > 1)
         .collect::<BTreeSet<String>>()
         .into_iter()
         .collect();
-    let wanted = names.get(depth).map_or(String::new(), |name| name.replace(['*', '?'], ""));
-    let best = cachemate_core::nearest_name(&wanted, below.iter().filter_map(|path| path.rsplit('/').next()));
-    let best = best.map(str::to_string);
+    let wanted_name = names.get(depth).map_or(String::new(), |name| name.replace(['*', '?'], ""));
+    let best_name = cachemate_core::nearest_name(&wanted_name, child_paths.iter().filter_map(|path| path.rsplit('/').next()));
+    let best_name = best_name.map(str::to_string);
     // A stable sort: the nearest name first, the others by path.
-    below.sort_by_key(|path| path.rsplit('/').next() != best.as_deref());
-    below.truncate(MAX_NEAREST);
-    below
+    child_paths.sort_by_key(|path| path.rsplit('/').next() != best_name.as_deref());
+    child_paths.truncate(MAX_NEAREST);
+    child_paths
 }
 
 #[cfg(test)]

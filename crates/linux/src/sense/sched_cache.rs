@@ -49,7 +49,7 @@ pub fn read(kernel: &dyn Kernel) -> SchedCacheStatus {
         Some("N" | "0") => Some(false),
         _ => None,
     };
-    let Some(on) = enabled else {
+    let Some(is_enabled) = enabled else {
         return SchedCacheStatus { detail: describe_absence(kernel), ..SchedCacheStatus::default() };
     };
     let aggr_tolerance = number("aggr_tolerance");
@@ -66,12 +66,12 @@ pub fn read(kernel: &dyn Kernel) -> SchedCacheStatus {
         Some(false) => "no footprint is looked at, as NUMA balancing is off or there is one memory node",
         None => "whether footprints are counted is not known",
     };
-    let says = match (on, aggr_tolerance) {
+    let detail = match (is_enabled, aggr_tolerance) {
         (false, _) => "off".to_string(),
         (true, Some(tolerance)) => format!("on, tolerance {tolerance}; {footprints}"),
         (true, None) => format!("on, its tolerance cannot be read; {footprints}"),
     };
-    SchedCacheStatus { enabled, aggr_tolerance, counts_footprints, detail: says }
+    SchedCacheStatus { enabled, aggr_tolerance, counts_footprints, detail }
 }
 
 fn text(kernel: &dyn Kernel, path: &Path) -> Option<String> {
@@ -79,10 +79,10 @@ fn text(kernel: &dyn Kernel, path: &Path) -> Option<String> {
 }
 
 fn describe_absence(kernel: &dyn Kernel) -> String {
-    let denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+    let is_denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     match kernel.list(Path::new("/sys/kernel/debug/sched")) {
         Ok(_) => "this kernel has none (Linux 7.2 or later with CONFIG_SCHED_CACHE)".to_string(),
-        Err(error) if denied(&error) => "not known: debugfs is root's".to_string(),
+        Err(error) if is_denied(&error) => "not known: debugfs is root's".to_string(),
         Err(_) => "not known: debugfs is not mounted, or shows nothing of the scheduler".to_string(),
     }
 }
@@ -98,19 +98,19 @@ pub struct PlacedThread {
 
 /// Conflicts between the plan's affinities and the kernel's preferred cache for one process, one sentence each.
 pub fn conflicts(state: &SchedCacheStatus, topology: &Topology, pid: i32, threads: &[PlacedThread]) -> Vec<String> {
-    let own: Vec<&PlacedThread> = threads.iter().filter(|thread| thread.pid == pid).collect();
-    if !state.is_aggregating() || own.len() < 2 || topology.last_level_caches().count() < 2 {
+    let own_threads: Vec<&PlacedThread> = threads.iter().filter(|thread| thread.pid == pid).collect();
+    if !state.is_aggregating() || own_threads.len() < 2 || topology.last_level_caches().count() < 2 {
         return Vec::new(); // a process of one thread is never gathered
     }
-    let at = |cpus: &CpuSet| -> Vec<u32> {
+    let caches_of = |cpus: &CpuSet| -> Vec<u32> {
         let caches = topology.last_level_caches().filter(|cache| cache.cpus.intersects(cpus));
         caches.map(|cache| cache.id.0).collect()
     };
-    let tied: Vec<Vec<u32>> = own.iter().filter_map(|thread| thread.allowed.as_ref().map(at)).collect();
+    let tied: Vec<Vec<u32>> = own_threads.iter().filter_map(|thread| thread.allowed.as_ref().map(caches_of)).collect();
     let mut caches: Vec<u32> = tied.iter().filter(|caches| caches.len() == 1).flatten().copied().collect();
     caches.sort_unstable();
     caches.dedup();
-    let free = own.len() - tied.iter().filter(|caches| caches.len() == 1).count();
+    let free = own_threads.len() - tied.iter().filter(|caches| caches.len() == 1).count();
     let list = caches.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
     match (caches.len(), free) {
         (0, _) | (1, 0) => Vec::new(),

@@ -55,8 +55,8 @@ impl ServiceDirectory {
     pub fn find_by_cgroup(&self, path: &str) -> Option<(String, ContainerRecord)> {
         let contains = |record: &ContainerRecord| {
             let group = record.cgroup.trim_end_matches('/');
-            let rest = path.strip_prefix(group).filter(|_| group.starts_with('/') && group.len() > 1);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            let subpath = path.strip_prefix(group).filter(|_| group.starts_with('/') && group.len() > 1);
+            subpath.is_some_and(|subpath| subpath.is_empty() || subpath.starts_with('/'))
         };
         let records = self.0.read().unwrap_or_else(PoisonError::into_inner);
         records.iter().find(|(_, record)| contains(record)).map(|(id, record)| (id.clone(), record.clone()))

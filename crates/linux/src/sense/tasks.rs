@@ -61,7 +61,7 @@ pub struct ManagedThread {
     /// Its goal by the operator's rule; `None` = none.
     pub goal: Option<Goal>,
     /// Whether it is only observed, and never moved.
-    pub fixed: bool,
+    pub is_fixed: bool,
     /// Totals at the last refresh.
     pub usage: ThreadUsage,
     /// CPU at the last refresh; `None` = not running.
@@ -71,7 +71,7 @@ pub struct ManagedThread {
     /// Nice value when the thread was new.
     pub nice: i32,
     /// Whether it had exited by the last refresh; it is kept until this has been reported.
-    pub exited: bool,
+    pub has_exited: bool,
 }
 
 /// Totals since the thread's start.
@@ -97,8 +97,8 @@ impl ManagedThread {
 
     /// The service in the form of an observation: absent if it equals the thread's own name.
     pub fn service_of_sample(&self) -> Option<ServiceIdentity> {
-        let named = || (self.program != self.name).then(|| ServiceIdentity::command(&self.program));
-        self.service.clone().or_else(named)
+        let command_service = || (self.program != self.name).then(|| ServiceIdentity::command(&self.program));
+        self.service.clone().or_else(command_service)
     }
 
     /// The key under which its program's profile is stored.
@@ -119,9 +119,9 @@ pub struct TaskTable {
     asleep: BTreeSet<i32>,
     refreshes: u32,
     /// Whether calls are counted as well, which costs one more small file for every thread that ran.
-    calls: bool,
+    counts_calls: bool,
     /// Open `schedstat` files of threads, at most [`MAX_OPEN_FILES`].
-    kept: BTreeMap<ThreadKey, CachedFile>,
+    open_files: BTreeMap<ThreadKey, CachedFile>,
     /// Times that [`TaskTable::forget_reused`] has read for the next refresh.
     times: BTreeMap<ThreadKey, SchedstatTimes>,
     leaders: BTreeMap<i32, ThreadStat>,
@@ -165,8 +165,8 @@ impl ManagedProcess {
 
 impl TaskTable {
     /// A new table; `calls` = for most threads, proxies are the best available measure of speed.
-    pub fn new(calls: bool) -> Self {
-        TaskTable { calls, ..TaskTable::default() }
+    pub fn new(counts_calls: bool) -> Self {
+        TaskTable { calls: counts_calls, ..TaskTable::default() }
     }
 
     /// Excludes the guardian, which must not be slowed down whatever the rules are. To be called before each refresh.
@@ -185,7 +185,7 @@ impl TaskTable {
     /// `/proc` itself cannot be listed. A thread that exits meanwhile is not an error.
     pub fn refresh(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], now_ns: u64) -> io::Result<()> {
         let pids = kernel.processes()?;
-        let own = [Some(std::process::id() as i32), self.guardian];
+        let own_pids = [Some(std::process::id() as i32), self.guardian];
         self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
         self.unmanaged_children.clear();
         self.renamed.clear();
@@ -194,7 +194,7 @@ impl TaskTable {
         let reader = PropertyReader { kernel, rules, directory: &directory, own_service: own_service.as_ref() };
         let programs = self.processes.values().filter(|process| !process.properties.is_kernel_thread).count();
         let group_period = (programs.div_ceil(GROUPS_PER_REFRESH) as u32).clamp(2, MATCH_PERIOD);
-        for &pid in pids.iter().filter(|&&pid| !own.contains(&Some(pid))) {
+        for &pid in pids.iter().filter(|&&pid| !own_pids.contains(&Some(pid))) {
             if !self.processes.contains_key(&pid) {
                 self.examine(&reader, pid);
             } else if self.is_match_due(&reader, pid, group_period) {
@@ -205,8 +205,8 @@ impl TaskTable {
         let is_awake = |(pid, process): &(&i32, &ManagedProcess)| process.id.is_some() && !asleep.contains(pid);
         let awake: Vec<(i32, ManagedProcess)> =
             self.processes.iter().filter(is_awake).map(|(&pid, process)| (pid, process.clone())).collect();
-        let known = self.by_thread.values().filter(|task| asleep.contains(&task.pid));
-        let mut live_threads: BTreeSet<ThreadKey> = known.map(|task| task.thread).collect();
+        let sleeping_tasks = self.by_thread.values().filter(|task| asleep.contains(&task.pid));
+        let mut live_threads: BTreeSet<ThreadKey> = sleeping_tasks.map(|task| task.thread).collect();
         for (pid, process) in awake {
             let is_single = self.leaders.get(&pid).is_some_and(|stat| stat.threads == 1);
             let tids = match if is_single { Ok(vec![pid]) } else { kernel.threads(pid) } {
@@ -235,7 +235,7 @@ impl TaskTable {
         self.by_thread
             .values_mut()
             .filter(|task| !live_threads.contains(&task.thread))
-            .for_each(|task| task.exited = true);
+            .for_each(|task| task.has_exited = true);
         Ok(())
     }
 
@@ -267,35 +267,35 @@ impl TaskTable {
 
     /// Decides again about a process whose command, user or control group has changed.
     fn rematch(&mut self, reader: &PropertyReader<'_>, pid: i32) {
-        let Some(old) = self.processes.get(&pid).cloned() else { return };
+        let Some(old_process) = self.processes.get(&pid).cloned() else { return };
         let read = self.leaders.get(&pid).cloned();
         let Ok(stat) = read.map_or_else(|| reader.kernel.stat(pid), Ok) else { return };
-        if stat.key != old.leader {
+        if stat.key != old_process.leader {
             return; // another process with the same number: as in a refresh that finds it
         }
-        let Ok(properties) = reader.read(&stat, Some(&old.properties)) else { return };
-        if properties == old.properties {
+        let Ok(properties) = reader.read(&stat, Some(&old_process.properties)) else { return };
+        if properties == old_process.properties {
             return;
         }
         let action = properties.decide(reader.rules);
         let (name, user) = (stat.name.clone(), properties.user);
         let (service, image) = (properties.service.clone(), properties.image().map(str::to_string));
-        let is_other_program = properties.command != old.properties.command || service != old.properties.service;
-        let since_refresh = if is_other_program { self.refreshes } else { old.since_refresh };
-        self.insert(pid, &stat, action, properties, old.id, since_refresh);
+        let is_other_program = properties.command != old_process.properties.command || service != old_process.properties.service;
+        let since_refresh = if is_other_program { self.refreshes } else { old_process.since_refresh };
+        self.insert(pid, &stat, action, properties, old_process.id, since_refresh);
         // A sleeping process may have been moved to another control group, and is listed nevertheless.
         self.asleep.remove(&pid);
-        let ended = action == ManageAction::Ignore;
+        let is_ended = action == ManageAction::Ignore;
         for task in self.by_thread.values_mut().filter(|task| task.pid == pid) {
-            if ended || action == ManageAction::Observe && !task.fixed {
+            if is_ended || action == ManageAction::Observe && !task.is_fixed {
                 self.released.push(task.clone());
             }
-            if ended {
+            if is_ended {
                 continue; // it counts as exited, because no refresh lists it any more
             }
             task.user = user;
             task.goal = if let ManageAction::Manage(goal) = action { goal } else { None };
-            task.fixed = action == ManageAction::Observe;
+            task.is_fixed = action == ManageAction::Observe;
             task.program.clone_from(&name);
             task.service.clone_from(&service);
             task.image.clone_from(&image);
@@ -354,12 +354,12 @@ impl TaskTable {
                 image: process.properties.image().map(str::to_string),
                 arrived_ns: now_ns,
                 goal: process.goal(),
-                fixed: process.is_fixed(),
+                is_fixed: process.is_fixed(),
                 usage: ThreadUsage::default(),
                 cpu: None,
                 last_cpu: None,
                 nice: stat.nice,
-                exited: false,
+                has_exited: false,
             }
         });
         if task.name != stat.name {
@@ -367,17 +367,17 @@ impl TaskTable {
         }
         task.last_cpu = Some(CpuId(stat.cpu));
         task.cpu = task.last_cpu.filter(|_| stat.state == 'R');
-        let before = task.usage;
+        let previous_usage = task.usage;
         let times = self.times.remove(&stat.key);
-        if times.is_none() && before.ran_ns.is_none() && self.kept.len() < MAX_OPEN_FILES {
+        if times.is_none() && previous_usage.ran_ns.is_none() && self.open_files.len() < MAX_OPEN_FILES {
             // If the thread has exited or descriptors have run out, its file is read by its path, if at all.
-            self.kept.extend(kernel.open_cached(&schedstat_path(pid, stat.key.tid)).ok().map(|file| (stat.key, file)));
+            self.open_files.extend(kernel.open_cached(&schedstat_path(pid, stat.key.tid)).ok().map(|file| (stat.key, file)));
         }
         task.usage = usage(times.unwrap_or_else(|| schedstat(kernel, pid, stat.key.tid)), stat);
-        if self.calls {
+        if self.counts_calls {
             // A thread that has not run since the last refresh has made no calls either.
-            let idle = before.ran_ns.is_some() && before.ran_ns == task.usage.ran_ns;
-            task.usage.calls = if idle { before.calls } else { calls(kernel, pid, stat.key.tid) };
+            let is_idle = previous_usage.ran_ns.is_some() && previous_usage.ran_ns == task.usage.ran_ns;
+            task.usage.calls = if is_idle { previous_usage.calls } else { calls(kernel, pid, stat.key.tid) };
         }
     }
 
@@ -390,32 +390,32 @@ impl TaskTable {
         let mut asleep = BTreeSet::new();
         self.times.clear();
         self.leaders.clear();
-        for task in self.by_thread.values().filter(|task| !task.exited) {
+        for task in self.by_thread.values().filter(|task| !task.has_exited) {
             // A thread that was on a processor may be waiting for one now, which only its state shows.
             let slept = task.cpu.is_none() && task.usage.ran_ns.is_some();
-            let now = match self.kept.get(&task.thread) {
+            let now = match self.open_files.get(&task.thread) {
                 Some(cached) => kernel.read_cached(cached).map(|text| parse_times(&text)).unwrap_or_default(),
                 None => schedstat(kernel, task.pid, task.thread.tid),
             };
-            let same = now == (task.usage.ran_ns, task.usage.waited_ns, task.usage.slices);
-            let list = if slept && same { &mut asleep } else { &mut awake };
+            let is_unchanged = now == (task.usage.ran_ns, task.usage.waited_ns, task.usage.slices);
+            let list = if slept && is_unchanged { &mut asleep } else { &mut awake };
             list.insert(task.pid);
             self.times.insert(task.thread, now);
         }
         asleep.retain(|pid| !awake.contains(pid));
         let leaders = &mut self.leaders;
         self.processes.retain(|&pid, process| {
-            let trusted = asleep.contains(&pid) || process.id.is_none() && pid as u32 % TURNS != turn;
-            if trusted {
+            let is_trusted = asleep.contains(&pid) || process.id.is_none() && pid as u32 % TURNS != turn;
+            if is_trusted {
                 return true;
             }
             let stat = match kernel.stat(pid) {
                 Ok(stat) => stat,
                 Err(error) => return !is_gone(&error),
             };
-            let same = stat.key == process.leader;
+            let is_same = stat.key == process.leader;
             leaders.insert(pid, stat);
-            same
+            is_same
         });
         self.asleep = asleep;
     }
@@ -432,7 +432,7 @@ impl TaskTable {
 
     /// Was the thread alive at the last refresh?
     pub fn is_alive(&self, thread: ThreadKey) -> bool {
-        self.by_thread.get(&thread).is_some_and(|task| !task.exited)
+        self.by_thread.get(&thread).is_some_and(|task| !task.has_exited)
     }
 
     /// Unmanaged processes that the last refresh found for the first time and that a managed process created, with
@@ -445,16 +445,16 @@ impl TaskTable {
     /// managed.
     pub fn reexamine(&mut self, kernel: &dyn Kernel, rules: &[ManageRule]) -> Vec<ManagedThread> {
         self.asleep.clear();
-        let before = std::mem::take(&mut self.processes);
+        let previous_processes = std::mem::take(&mut self.processes);
         let own_service = self.own_service.get_or_insert_with(|| own_service(kernel)).clone();
         let directory = self.directory.clone();
         let reader = PropertyReader { kernel, rules, directory: &directory, own_service: own_service.as_ref() };
-        for (pid, old) in before {
+        for (pid, old_process) in previous_processes {
             self.examine(&reader, pid);
-            if let Some(new) = self.processes.get_mut(&pid).filter(|new| new.leader == old.leader)
-                && new.id.is_some()
+            if let Some(new_process) = self.processes.get_mut(&pid).filter(|new_process| new_process.leader == old_process.leader)
+                && new_process.id.is_some()
             {
-                new.id = old.id.or(new.id);
+                new_process.id = old_process.id.or(new_process.id);
             }
         }
         let mut released = Vec::new();
@@ -462,11 +462,11 @@ impl TaskTable {
             Some(process @ ManagedProcess { id: Some(_), .. }) => {
                 task.user = process.properties.user;
                 task.goal = process.goal();
-                let fixed = process.is_fixed();
-                if fixed && !task.fixed {
+                let is_fixed = process.is_fixed();
+                if is_fixed && !task.is_fixed {
                     released.push(task.clone());
                 }
-                task.fixed = fixed;
+                task.is_fixed = is_fixed;
                 true
             }
             _ => {
@@ -479,9 +479,9 @@ impl TaskTable {
 
     /// Managed tasks in order of arrival.
     pub fn all(&self) -> Vec<&ManagedThread> {
-        let mut all: Vec<&ManagedThread> = self.by_thread.values().collect();
-        all.sort_by_key(|task| task.task);
-        all
+        let mut threads: Vec<&ManagedThread> = self.by_thread.values().collect();
+        threads.sort_by_key(|task| task.task);
+        threads
     }
 
     /// `None` = no such task, or one that was dropped.
@@ -491,13 +491,13 @@ impl TaskTable {
 
     /// Closes the files that are kept open, because their descriptors are needed.
     pub fn close(&mut self) {
-        self.kept.clear();
+        self.open_files.clear();
     }
 
     /// Drops the exited threads; to be called once they have been reported.
     pub fn drop_exited(&mut self) {
-        self.by_thread.retain(|_, task| !task.exited);
-        self.kept.retain(|thread, _| self.by_thread.contains_key(thread));
+        self.by_thread.retain(|_, task| !task.has_exited);
+        self.open_files.retain(|thread, _| self.by_thread.contains_key(thread));
     }
 }
 
@@ -515,7 +515,7 @@ mod tests {
     }
 
     fn ids(tasks: &TaskTable) -> Vec<(u32, i32, bool)> {
-        tasks.all().iter().map(|task| (task.task.0, task.thread.tid, task.exited)).collect()
+        tasks.all().iter().map(|task| (task.task.0, task.thread.tid, task.has_exited)).collect()
     }
 
     /// Do threads get ids in order of arrival, keep them, and lose them for good at their exit, also if a pid is
@@ -604,10 +604,10 @@ mod tests {
     }
 
     fn wait_for_command(pid: i32, command: &str) {
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         let name = || crate::kernel::LinuxHost::new("/").stat(pid).unwrap().name;
         while name() != command {
-            assert!(std::time::Instant::now() < until, "{} is not {command}", name());
+            assert!(std::time::Instant::now() < deadline, "{} is not {command}", name());
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
     }
@@ -638,7 +638,7 @@ mod tests {
                     tasks.refresh(&host, rules, 0).unwrap();
                 }
                 let released = tasks.take_released().len();
-                let live = tasks.all().into_iter().filter(|task| task.pid == pid && !task.exited);
+                let live = tasks.all().into_iter().filter(|task| task.pid == pid && !task.has_exited);
                 (live.map(|task| task.name.clone()).collect::<Vec<_>>(), released)
             };
             let before = refresh(refreshes_before);
@@ -687,7 +687,7 @@ mod tests {
                 tasks.forget_reused(&host);
                 tasks.refresh(&host, &rules, 0).unwrap();
             }
-            let live = tasks.all().into_iter().filter(|task| !task.exited).map(|task| (task.pid, task.user));
+            let live = tasks.all().into_iter().filter(|task| !task.has_exited).map(|task| (task.pid, task.user));
             (live.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>(), tasks.take_released().len())
         };
         assert_eq!(look(20), (vec![], 0));

@@ -58,7 +58,7 @@ pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
 }
 
 /// Maximum number of memory nodes of any kernel (`CONFIG_NODES_SHIFT` is 10 at most).
-pub(crate) const NODES_AT_MOST: u32 = 1024;
+pub(crate) const MAX_NODES: u32 = 1024;
 
 struct SysfsReader {
     cpus: PathBuf,
@@ -102,7 +102,7 @@ impl SysfsReader {
 
     fn cpu_entries(&mut self, root: &Path, present: &[u32], online: &CpuSet) -> Result<Vec<Cpu>, TopologyError> {
         let nodes = self.memory_nodes(root)?;
-        let mut raw = Vec::new();
+        let mut placements = Vec::new();
         let mut without_package = CpuSet::default();
         for &cpu in present {
             let folder = self.cpus.join(format!("cpu{cpu}/topology"));
@@ -122,15 +122,15 @@ impl SysfsReader {
                 (None, Some(id)) => (1, package.unwrap_or(0), id),
                 (None, None) => (2, i64::from(cpu), 0),
             };
-            raw.push((cpu, package.unwrap_or(0), core));
+            placements.push((cpu, package.unwrap_or(0), core));
         }
         if !without_package.is_empty() {
             self.warnings.push(format!("CPUs {without_package}: no physical_package_id; taken as one package"));
         }
-        let packages = dense_ranks(raw.iter().map(|(_, package, _)| *package));
-        let cores = dense_ranks(raw.iter().map(|(_, _, core)| *core));
+        let packages = dense_ranks(placements.iter().map(|(_, package, _)| *package));
+        let cores = dense_ranks(placements.iter().map(|(_, _, core)| *core));
         let mut cpus = Vec::new();
-        for (cpu, package, core) in &raw {
+        for (cpu, package, core) in &placements {
             cpus.push(Cpu {
                 id: CpuId(*cpu),
                 core: cores[core],
@@ -168,7 +168,7 @@ impl SysfsReader {
         let nodes = if folder.is_dir() { node_numbers(&folder)? } else { Vec::new() };
         let Some(&last) = nodes.last().filter(|_| nodes.len() > 1) else { return Ok(Vec::new()) };
         let places = last as usize + 1;
-        let mut all = vec![Vec::new(); places];
+        let mut latencies = vec![Vec::new(); places];
         for (index, &node) in nodes.iter().enumerate() {
             let file = folder.join(format!("node{node}/distance"));
             let Some(content) = text(&file)? else {
@@ -178,18 +178,18 @@ impl SysfsReader {
             let distances: Option<Vec<u32>> = content.split_whitespace().map(|word| word.parse().ok()).collect();
             let expected = "a distance to each node, its own the shortest";
             let distances = distances.ok_or_else(|| invalid_file(&file, &format!("'{content}'"), expected))?;
-            let own = distances.get(index).copied().filter(|own| distances.iter().all(|far| far >= own && *own > 0));
-            let Some(own) = own.filter(|_| distances.len() == nodes.len()) else {
+            let own_distance = distances.get(index).copied().filter(|own_distance| distances.iter().all(|far| far >= own_distance && *own_distance > 0));
+            let Some(own_distance) = own_distance.filter(|_| distances.len() == nodes.len()) else {
                 self.warnings.push(format!("{}: '{content}' is not {expected}; left out", file.display()));
                 return Ok(Vec::new());
             };
             let mut row = vec![0.0; places];
-            for (&to, &distance) in nodes.iter().zip(&distances) {
-                row[to as usize] = f64::from(distance) / f64::from(own);
+            for (&to_node, &distance) in nodes.iter().zip(&distances) {
+                row[to_node as usize] = f64::from(distance) / f64::from(own_distance);
             }
-            all[node as usize] = row;
+            latencies[node as usize] = row;
         }
-        Ok(all)
+        Ok(latencies)
     }
 
     fn hertz(&self, cpu: u32) -> Result<Option<u64>, TopologyError> {
@@ -204,14 +204,14 @@ impl SysfsReader {
 
     fn caches(&mut self, online: &CpuSet) -> Result<Vec<CacheDescription>, TopologyError> {
         let mut caches: Vec<CacheDescription> = Vec::new();
-        let mut without = CpuSet::default();
+        let mut cacheless_cpus = CpuSet::default();
         for cpu in online.iter() {
             let folder = self.cpus.join(format!("cpu{cpu}/cache"));
             let mut indices = if folder.is_dir() { names(&folder)? } else { Vec::new() };
             indices.retain(|name| name.strip_prefix("index").is_some_and(|digits| digits.parse::<u32>().is_ok()));
             indices.sort();
             if indices.is_empty() {
-                without.insert(cpu);
+                cacheless_cpus.insert(cpu);
             }
             for index in indices {
                 if let Some(cache) = self.cache(&folder.join(index), cpu, online)? {
@@ -219,8 +219,8 @@ impl SysfsReader {
                 }
             }
         }
-        if !without.is_empty() {
-            let text = format!("CPUs {without}: no cache folder; which caches they share is not known");
+        if !cacheless_cpus.is_empty() {
+            let text = format!("CPUs {without: cacheless_cpus}: no cache folder; which caches they share is not known");
             self.warnings.push(text);
         }
         Ok(caches)
@@ -241,11 +241,11 @@ impl SysfsReader {
             (4, _) => CacheLevel::L4,
             (other, _) => return Err(invalid_file(&folder.join("level"), &other.to_string(), "1 to 4")),
         };
-        let shared = match list_file(&folder.join("shared_cpu_list"))? {
+        let shared_cpus = match list_file(&folder.join("shared_cpu_list"))? {
             Some(list) if !list.is_empty() => Some(list),
             _ => map_file(&folder.join("shared_cpu_map"))?,
         };
-        let mut cpus = shared.unwrap_or_default().intersection(online);
+        let mut cpus = shared_cpus.unwrap_or_default().intersection(online);
         if !cpus.contains(cpu) {
             let text = format!("{}: no CPUs that share it are named; taken as private to CPU {cpu}", folder.display());
             self.warnings.push(text);
@@ -264,35 +264,35 @@ impl SysfsReader {
     }
 
     /// Adds a description; two of one level that share a CPU are one cache.
-    fn merge(&mut self, found: &mut Vec<CacheDescription>, mut cache: CacheDescription) {
+    fn merge(&mut self, found_caches: &mut Vec<CacheDescription>, mut cache: CacheDescription) {
         while let Some(at) =
-            found.iter().position(|other| other.level == cache.level && other.cpus.intersects(&cache.cpus))
+            found_caches.iter().position(|other| other.level == cache.level && other.cpus.intersects(&cache.cpus))
         {
-            let other = found.remove(at);
-            if other.cpus != cache.cpus {
-                let (level, a, b) = (cache.level, &other.cpus, &cache.cpus);
+            let other_cache = found_caches.remove(at);
+            if other_cache.cpus != cache.cpus {
+                let (level, a, b) = (cache.level, &other_cache.cpus, &cache.cpus);
                 let text =
                     format!("{level:?}: shared by CPUs {a} and by CPUs {b} at once; taken as shared by all of them");
                 self.warnings.push(text);
             }
-            cache.cpus = cache.cpus.union(&other.cpus);
-            cache.size_bytes = other.size_bytes.or(cache.size_bytes);
-            cache.ways = other.ways.or(cache.ways);
-            cache.line_bytes = other.line_bytes.or(cache.line_bytes);
-            cache.kernel_id = other.kernel_id.or(cache.kernel_id);
+            cache.cpus = cache.cpus.union(&other_cache.cpus);
+            cache.size_bytes = other_cache.size_bytes.or(cache.size_bytes);
+            cache.ways = other_cache.ways.or(cache.ways);
+            cache.line_bytes = other_cache.line_bytes.or(cache.line_bytes);
+            cache.kernel_id = other_cache.kernel_id.or(cache.kernel_id);
         }
-        found.push(cache);
+        found_caches.push(cache);
     }
 
-    fn number(&mut self, mut found: Vec<CacheDescription>, online: &CpuSet) -> (Vec<Cache>, Vec<Option<u32>>) {
-        found.sort_by_key(|cache| (cache.level, cache.cpus.first()));
+    fn number(&mut self, mut found_caches: Vec<CacheDescription>, online: &CpuSet) -> (Vec<Cache>, Vec<Option<u32>>) {
+        found_caches.sort_by_key(|cache| (cache.level, cache.cpus.first()));
         let last_of = |cpu: u32| {
-            let data = found.iter().enumerate().filter(|(_, cache)| cache.level != CacheLevel::L1Instruction);
+            let data = found_caches.iter().enumerate().filter(|(_, cache)| cache.level != CacheLevel::L1Instruction);
             data.filter(|(_, cache)| cache.cpus.contains(cpu)).map(|(at, _)| at).next_back()
         };
         let last: BTreeSet<usize> = online.iter().filter_map(last_of).collect();
         let mut unsized_levels = BTreeSet::new();
-        let numbered = found.iter().enumerate().map(|(index, cache)| {
+        let numbered = found_caches.iter().enumerate().map(|(index, cache)| {
             if cache.size_bytes.is_none() {
                 unsized_levels.insert(cache.level);
             }
@@ -308,7 +308,7 @@ impl SysfsReader {
         });
         let caches = numbered.collect();
         self.warnings.extend(unsized_levels.iter().map(|level| format!("{level:?}: size not told")));
-        (caches, found.iter().map(|cache| cache.kernel_id).collect())
+        (caches, found_caches.iter().map(|cache| cache.kernel_id).collect())
     }
 }
 
@@ -347,7 +347,7 @@ fn text(file: &Path) -> Result<Option<String>, TopologyError> {
 fn node_numbers(folder: &Path) -> Result<Vec<u32>, TopologyError> {
     let number = |name: String| name.strip_prefix("node").and_then(|digits| digits.parse::<u32>().ok());
     let mut nodes: Vec<u32> =
-        names(folder)?.into_iter().filter_map(number).filter(|node| *node < NODES_AT_MOST).collect();
+        names(folder)?.into_iter().filter_map(number).filter(|node| *node < MAX_NODES).collect();
     nodes.sort_unstable();
     Ok(nodes)
 }

@@ -35,9 +35,9 @@ impl CacheHierarchy {
     /// `core` is not below the number of cores.
     pub fn push(&mut self, core: usize, lines: &[u64]) -> u64 {
         let mut misses = 0;
-        for part in lines.chunks(1 << 14) {
+        for chunk in lines.chunks(1 << 14) {
             self.missed.clear();
-            self.l1s[core].push_collecting(part, &mut self.missed);
+            self.l1s[core].push_collecting(chunk, &mut self.missed);
             misses += self.llc.push(&self.missed);
         }
         misses

@@ -41,7 +41,7 @@ impl SetIndex {
             for ((set, tag), &line) in places {
                 (*set, *tag) = ((line & (self.sets - 1)) as u32, line >> shift);
             }
-        } else if lines.iter().fold(0, |all, line| all | line) < self.exact_below {
+        } else if lines.iter().fold(0, |bits, line| bits | line) < self.exact_below {
             for ((set, tag), &line) in places {
                 *tag = ((u128::from(line) * u128::from(self.reciprocal)) >> 64) as u64;
                 *set = (line - *tag * self.sets) as u32;
@@ -57,7 +57,7 @@ impl SetIndex {
                 *set += (slice as u64 * self.sets) as u32;
             }
         }
-        tags.iter().fold(0, |all, tag| all | tag)
+        tags.iter().fold(0, |bits, tag| bits | tag)
     }
 }
 

@@ -72,8 +72,8 @@ impl Lru {
     #[cold]
     fn widen(&mut self) {
         if let Lists::Narrow(sets) = &self.lists {
-            let known = |set: &U32x16| set.0[..self.ways].iter().filter(|&&way| way != 0).count() as u32;
-            let filled = sets.iter().map(known).collect();
+            let filled_ways = |set: &U32x16| set.0[..self.ways].iter().filter(|&&way| way != 0).count() as u32;
+            let filled = sets.iter().map(filled_ways).collect();
             let ways = sets.iter().flat_map(|set| &set.0[..self.ways]);
             self.lists = Lists::Wide { tags: ways.map(|&way| u64::from(way.wrapping_sub(1))).collect(), filled };
         }
@@ -126,9 +126,9 @@ fn run_wide_sets(
     for ((&set, &tag), missed) in places.sets.iter().zip(&places.tags).zip(missed) {
         let set = set as usize;
         let list = &mut tags[set * ways..][..ways];
-        let known = filled[set] as usize;
-        let hit_position = list[..known].iter().position(|&way| way == tag);
-        let last = hit_position.unwrap_or(known.min(ways - 1));
+        let filled_ways = filled[set] as usize;
+        let hit_position = list[..filled_ways].iter().position(|&way| way == tag);
+        let last = hit_position.unwrap_or(filled_ways.min(ways - 1));
         list.copy_within(..last, 1);
         list[0] = tag;
         *missed = hit_position.is_none();
@@ -136,7 +136,7 @@ fn run_wide_sets(
             Some(position) => hits[position] += 1,
             None => {
                 misses += 1;
-                filled[set] = (known + 1).min(ways) as u32;
+                filled[set] = (filled_ways + 1).min(ways) as u32;
             }
         }
     }

@@ -22,10 +22,10 @@ fn lru_oracle(shape: CacheGeometry, lines: &[u64]) -> (PositionProfile, Vec<u64>
     let mut missed = Vec::new();
     for &line in lines {
         let set = sets.entry(set_of(shape, line)).or_default();
-        match set.iter().position(|&other| other == line) {
-            Some(at) => {
-                profile.hits[at] += 1;
-                set.remove(at);
+        match set.iter().position(|&stored_line| stored_line == line) {
+            Some(position) => {
+                profile.hits[position] += 1;
+                set.remove(position);
             }
             None => {
                 profile.misses += 1;
@@ -53,18 +53,18 @@ impl PlruTree {
         PlruTree::Halves { low: half(), high: half(), low_is_older: true }
     }
     /// Touches the lowest way that `wanted` accepts; returns false if there is none.
-    fn touch(&mut self, line: u64, wanted: &dyn Fn(Option<u64>) -> bool) -> bool {
+    fn touch(&mut self, line: u64, is_accepted: &dyn Fn(Option<u64>) -> bool) -> bool {
         match self {
             PlruTree::Way(content) => {
-                let was_touched = wanted(*content);
+                let was_touched = is_accepted(*content);
                 if was_touched {
                     *content = Some(line);
                 }
                 was_touched
             }
             PlruTree::Halves { low, high, low_is_older } => {
-                let in_low = low.touch(line, wanted);
-                let was_touched = in_low || high.touch(line, wanted);
+                let in_low = low.touch(line, is_accepted);
+                let was_touched = in_low || high.touch(line, is_accepted);
                 if was_touched {
                     *low_is_older = !in_low;
                 }
@@ -110,9 +110,9 @@ fn any_lines() -> impl Strategy<Value = Vec<u64>> {
             let range = if random.draw_below(2) == 0 { footprint } else { footprint / 10 + 1 };
             random.draw_below(range)
         };
-        let line = |at: usize| {
+        let line = |index: usize| {
             let line = narrow(&mut random);
-            if widens && at > len / 2 && random.draw_below(3) == 0 { u64::MAX - line } else { line }
+            if widens && index > len / 2 && random.draw_below(3) == 0 { u64::MAX - line } else { line }
         };
         (0..len).map(line).collect()
     })
@@ -181,9 +181,9 @@ proptest! {
         let mut chain = CacheHierarchy::new(2, (l1, Replacement::Lru), (llc, Replacement::Lru)).unwrap();
         let mut expected = [CacheSim::new(l1, Replacement::Lru).unwrap(), CacheSim::new(l1, Replacement::Lru).unwrap()];
         let (mut passed_on, mut misses) = (Vec::new(), 0);
-        for (index, part) in lines.chunks(portion).enumerate() {
-            expected[index % 2].push_collecting(part, &mut passed_on);
-            misses += chain.push(index % 2, part);
+        for (index, chunk) in lines.chunks(portion).enumerate() {
+            expected[index % 2].push_collecting(chunk, &mut passed_on);
+            misses += chain.push(index % 2, chunk);
         }
         prop_assert_eq!(misses, lru_oracle(llc, &passed_on).0.misses);
         prop_assert_eq!(chain.llc().accesses(), passed_on.len() as u64);
@@ -197,7 +197,7 @@ proptest! {
 fn random_replacement_follows_theory() {
     let (ways, n) = (256u32, 300u64);
     let mut cache = CacheSim::new(CacheGeometry::fully_associative(ways), Replacement::Random { seed: 5 }).unwrap();
-    let lines: Vec<u64> = (0..n * 1500).map(|at| at % n).collect();
+    let lines: Vec<u64> = (0..n * 1500).map(|index| index % n).collect();
     cache.push(&lines);
     let mut hits = 0.0;
     for _ in 0..200 {
@@ -210,7 +210,7 @@ fn random_replacement_follows_theory() {
 /// Does the same seed give the same misses, and another seed others?
 #[test]
 fn random_replacement_goes_by_its_seed() {
-    let lines: Vec<u64> = (0..5000).map(|at| at * at % 97).collect();
+    let lines: Vec<u64> = (0..5000).map(|index| index * index % 97).collect();
     let missed = |seed| {
         let shape = CacheGeometry { sets: 3, ways: 16, slices: 1 };
         in_two_pushes(&mut CacheSim::new(shape, Replacement::Random { seed }).unwrap(), &lines)
@@ -225,7 +225,7 @@ fn lru_falls_off_a_cliff() {
     let shape = CacheGeometry::from_bytes(2 << 20, 64, 16, 1).unwrap();
     for (lines, misses) in [(32_768u64, 32_768), (32_768 + 2048, 3 * (32_768 + 2048))] {
         let mut cache = CacheSim::new(shape, Replacement::Lru).unwrap();
-        assert_eq!(cache.push(&(0..3 * lines).map(|at| at % lines).collect::<Vec<_>>()), misses);
+        assert_eq!(cache.push(&(0..3 * lines).map(|index| index % lines).collect::<Vec<_>>()), misses);
     }
 }
 

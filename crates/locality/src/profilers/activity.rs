@@ -24,11 +24,11 @@ impl Profiler for ActivityProfiler {
         let mut samples: Vec<(TaskId, CacheLevel, Vec<SuperSetCount>)> = Vec::new();
         for evidence in probe_evidence(observation) {
             let ProbeEvidence::Activity { task, level, super_sets, .. } = evidence else { continue };
-            match samples.iter_mut().find(|(other, at, _)| (other, at) == (task, level)) {
+            match samples.iter_mut().find(|(sampled_task, sampled_level, _)| (sampled_task, sampled_level) == (task, level)) {
                 Some((_, _, sum)) if sum.len() == super_sets.len() => {
-                    for (sum, more) in sum.iter_mut().zip(super_sets) {
-                        sum.accesses += more.accesses;
-                        sum.misses += more.misses;
+                    for (sum, addend) in sum.iter_mut().zip(super_sets) {
+                        sum.accesses += addend.accesses;
+                        sum.misses += addend.misses;
                     }
                 }
                 Some((_, _, sum)) => sum.clone_from(super_sets),
@@ -72,7 +72,7 @@ mod tests {
         profiler.update(&next, &mut profiles);
         let sample = |accesses: [u64; 2], misses| accesses.map(|accesses| SuperSetCount { accesses, misses }).to_vec();
         let activity = &profiles[&TaskId(0)].locality.activity;
-        let found: Vec<_> = activity.iter().map(|(level, fact)| (*level, fact.value.clone(), fact.window)).collect();
-        assert_eq!(found, [(CacheLevel::L1Data, sample([5, 0], 1), 0), (CacheLevel::L2, sample([11, 22], 2), 1)]);
+        let facts: Vec<_> = activity.iter().map(|(level, fact)| (*level, fact.value.clone(), fact.window)).collect();
+        assert_eq!(facts, [(CacheLevel::L1Data, sample([5, 0], 1), 0), (CacheLevel::L2, sample([11, 22], 2), 1)]);
     }
 }

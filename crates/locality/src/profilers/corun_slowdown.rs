@@ -62,17 +62,17 @@ mod tests {
     #[test]
     fn both_slowdowns_are_kept_apart_from_intensity() {
         let (mut profiler, mut profiles) = (CoRunSlowdownProfiler::default(), Profiles::new());
-        let beside = |task, rates: Option<(f64, f64)>| ProbeEvidence::NeighborSlowdown {
+        let neighbor_evidence = |task, rates: Option<(f64, f64)>| ProbeEvidence::NeighborSlowdown {
             task: TaskId(task),
             neighbor: Neighbor::Stream,
             neighbor_alone_ns: 100.0,
             neighbor_corun_ns: 150.0,
             task_alone_rate: rates.map(|(alone, _)| alone),
-            task_corun_rate: rates.map(|(_, beside)| beside),
+            task_corun_rate: rates.map(|(_, corun_rate)| corun_rate),
             rate_event: None,
         };
         let mut observation = window(0, &[0, 1]);
-        observation.probe_results = vec![answer(0, beside(0, Some((10.0, 8.0)))), answer(1, beside(1, None))];
+        observation.probe_results = vec![answer(0, neighbor_evidence(0, Some((10.0, 8.0)))), answer(1, neighbor_evidence(1, None))];
         profiler.update(&observation, &mut profiles);
         assert!((profiles[&TaskId(0)].contention.neighbor_slowdown.unwrap().value - 0.5).abs() < 1e-12);
         assert!((profiles[&TaskId(0)].contention.sensitivity.unwrap().value - 0.25).abs() < 1e-12);

@@ -57,7 +57,7 @@ impl Default for UnfoldedCounts {
 
 impl UnfoldedCounts {
     fn add(&mut self, task: &TaskSample, level: CacheLevel, instructions: f64) {
-        let add = |sum: &mut Option<f64>, event| *sum = sum.zip(task.counts.get(event)).map(|(sum, more)| sum + more);
+        let add = |sum: &mut Option<f64>, event| *sum = sum.zip(task.counts.get(event)).map(|(sum, addend)| sum + addend);
         self.instructions += instructions;
         add(&mut self.cycles, CounterEvent::Cycles);
         add(&mut self.references, CounterEvent::References(level));
@@ -169,9 +169,9 @@ mod tests {
     fn uncounted_events_are_not_averaged() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 2000.0), Profiles::new());
         profiler.update(&with_misses(0, 4), &mut profiles);
-        let mut without = window(1, &[]);
-        without.tasks = vec![synthetic_sample(0, &[(CounterEvent::Instructions, 1000)])];
-        profiler.update(&without, &mut profiles);
+        let mut without_misses = window(1, &[]);
+        without_misses.tasks = vec![synthetic_sample(0, &[(CounterEvent::Instructions, 1000)])];
+        profiler.update(&without_misses, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr, None);
     }
 

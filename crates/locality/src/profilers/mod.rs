@@ -46,9 +46,9 @@ use cachemate_core::{
 
 /// Gives every live task a profile, and removes the profiles of exited tasks.
 pub(crate) fn retain_live(observation: &Observation, profiles: &mut Profiles) {
-    let present = observation.live_tasks();
-    profiles.retain(|task, _| present.contains(task));
-    present.into_iter().for_each(|task| {
+    let live_tasks = observation.live_tasks();
+    profiles.retain(|task, _| live_tasks.contains(task));
+    live_tasks.into_iter().for_each(|task| {
         profiles.entry(task).or_default();
     });
 }
@@ -91,7 +91,7 @@ pub(crate) fn probe_evidence(observation: &Observation) -> impl Iterator<Item = 
 }
 
 pub(crate) fn task_sample(observation: &Observation, task: TaskId) -> Option<&TaskSample> {
-    observation.tasks.iter().find(|other| other.task == task)
+    observation.tasks.iter().find(|sample| sample.task == task)
 }
 
 /// Mean and spread of readings, in one pass (Welford).
@@ -128,7 +128,7 @@ impl RunningStats {
 /// Returns the shares in force that contain a task.
 pub(crate) fn shares_of<'a>(observation: &'a Observation, task: &TaskSample) -> impl Iterator<Item = &'a CacheShare> {
     let (process, task) = (task.process, task.task);
-    observation.applied.shares.iter().map(|held| &held.share).filter(move |share| {
+    observation.applied.shares.iter().map(|active_share| &active_share.share).filter(move |share| {
         share.members.iter().any(|member| match member {
             ShareMember::Process(member) => *member == process,
             ShareMember::Task(member) => *member == task,
@@ -138,12 +138,12 @@ pub(crate) fn shares_of<'a>(observation: &'a Observation, task: &TaskSample) -> 
 
 /// Returns the part of a cache that a task may use, by the shares in force; the whole cache if it is in no share.
 pub(crate) fn share_bytes(observation: &Observation, task: &TaskSample, cache: &TracedCache) -> u64 {
-    let part = |units: u32, total_units: u32| {
+    let bytes_of_units = |units: u32, total_units: u32| {
         cache.size_bytes * u64::from(units.min(total_units)) / u64::from(total_units.max(1))
     };
     match shares_of(observation, task).next().map(|share| &share.units) {
-        Some(Units::Colors { allowed, .. }) => part(allowed.count(), cache.colors),
-        Some(Units::Ways { mask }) => part(mask.count(), cache.ways),
+        Some(Units::Colors { allowed, .. }) => bytes_of_units(allowed.count(), cache.colors),
+        Some(Units::Ways { mask }) => bytes_of_units(mask.count(), cache.ways),
         None => cache.size_bytes,
     }
 }
@@ -161,13 +161,13 @@ pub(crate) fn has_exclusive_units(observation: &Observation, active: &[&TaskSamp
             ShareMember::Process(process) => *process == task.process,
             ShareMember::Task(member) => *member == task.task,
         };
-        observation.applied.shares.iter().position(|held| held.share.members.iter().any(is_member))
+        observation.applied.shares.iter().position(|active_share| active_share.share.members.iter().any(is_member))
     };
     let own_share = share_of(task);
-    let others = active.iter().filter(|other| other.process != task.process);
-    others
+    let other_tasks = active.iter().filter(|active_task| active_task.process != task.process);
+    other_tasks
         .copied()
-        .all(|other| own_share.is_some() && share_of(other).is_some_and(|other_share| Some(other_share) != own_share))
+        .all(|active_task| own_share.is_some() && share_of(active_task).is_some_and(|other_share| Some(other_share) != own_share))
 }
 
 #[cfg(test)]

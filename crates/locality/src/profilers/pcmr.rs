@@ -30,7 +30,7 @@ pub struct PcmrProfiler {
     /// Rows by members, in order of id, with the probe that measured them last.
     rows: BTreeMap<Vec<TaskId>, (ProbeId, WeightedStats)>,
     newcomers: PerTask<WeightedStats>,
-    own: PerTask<OwnCounts>,
+    own_counts: PerTask<OwnCounts>,
     phases: BTreeMap<TaskId, u32>,
     /// The present window.
     window: u64,
@@ -87,7 +87,7 @@ impl PcmrProfiler {
             parameters,
             rows: BTreeMap::new(),
             newcomers: PerTask::default(),
-            own: PerTask::default(),
+            own_counts: PerTask::default(),
             phases: BTreeMap::new(),
             window: 0,
         }
@@ -116,14 +116,14 @@ impl PcmrProfiler {
 
     /// Adds the members' own counts. Returns false if the machine did not count every member separately.
     fn add_own(&mut self, interval: &RowInterval, probe: ProbeId, ns: f64, profiles: &mut Profiles) -> bool {
-        let counted = |counts: &cachemate_core::EventCounts| {
+        let misses_and_references = |counts: &cachemate_core::EventCounts| {
             Some((counts.get(CounterEvent::Misses(self.level))?, counts.get(CounterEvent::References(self.level))?))
         };
-        let all: Option<Vec<(f64, f64)>> = interval.task_counts.iter().map(counted).collect();
-        let Some(all) = all.filter(|all| all.len() == interval.tasks.len()) else { return false };
-        let enough = self.parameters.min_total_ns * self.parameters.scale;
-        for (&task, (misses, references)) in interval.tasks.iter().zip(all) {
-            let Some((own, profile)) = self.own.find_profile(task, profiles) else { continue };
+        let member_counts: Option<Vec<(f64, f64)>> = interval.task_counts.iter().map(misses_and_references).collect();
+        let Some(member_counts) = member_counts.filter(|member_counts| member_counts.len() == interval.tasks.len()) else { return false };
+        let min_ns = self.parameters.min_total_ns * self.parameters.scale;
+        for (&task, (misses, references)) in interval.tasks.iter().zip(member_counts) {
+            let Some((own, profile)) = self.own_counts.find_profile(task, profiles) else { continue };
             if own.probe != Some(probe) {
                 *own = OwnCounts { probe: Some(probe), ..OwnCounts::default() };
             }
@@ -132,7 +132,7 @@ impl PcmrProfiler {
                 own.references += references;
                 own.ratios.add(100.0 * misses / references, ns);
             }
-            if own.ratios.ns >= enough {
+            if own.ratios.ns >= min_ns {
                 let rate = 100.0 * own.misses / own.references;
                 profile.rates.pcmr = Some(rate_fact(rate, own.ratios.variance(), self.window));
             }
@@ -148,16 +148,16 @@ impl PcmrProfiler {
         let mut members = interval.tasks.clone();
         members.sort_unstable();
         members.dedup();
-        let known: Vec<f64> = members.iter().filter_map(|task| Some(profiles.get(task)?.rates.pcmr?.value)).collect();
+        let known_pcmrs: Vec<f64> = members.iter().filter_map(|task| Some(profiles.get(task)?.rates.pcmr?.value)).collect();
         let newcomer =
             members.iter().find(|task| profiles.get(task).is_some_and(|profile| profile.rates.pcmr.is_none()));
         match newcomer {
-            Some(&newcomer) if known.len() + 1 == members.len() && !known.is_empty() => {
-                let value = members.len() as f64 * rate - known.iter().sum::<f64>();
-                let enough = self.parameters.min_total_ns * self.parameters.scale;
+            Some(&newcomer) if known_pcmrs.len() + 1 == members.len() && !known_pcmrs.is_empty() => {
+                let value = members.len() as f64 * rate - known_pcmrs.iter().sum::<f64>();
+                let min_ns = self.parameters.min_total_ns * self.parameters.scale;
                 if let Some((sum, profile)) = self.newcomers.find_profile(newcomer, profiles) {
                     sum.add(value, ns);
-                    if sum.ns >= enough {
+                    if sum.ns >= min_ns {
                         profile.rates.pcmr = Some(rate_fact(sum.mean(), sum.variance(), self.window));
                     }
                 }
@@ -175,23 +175,23 @@ impl PcmrProfiler {
     /// Solves the initial measurement for each set of threads with complete rows, if one of the threads is unknown or
     /// all rows are from the last probe.
     fn solve(&self, last: Option<ProbeId>, profiles: &mut Profiles) {
-        let enough = self.parameters.min_total_ns * self.parameters.scale;
-        let row = |members: &[TaskId]| self.rows.get(members).filter(|row| row.1.ns >= enough);
-        for (members, _) in self.rows.iter().filter(|(_, row)| row.1.ns >= enough) {
-            let others: Vec<TaskId> = profiles.keys().filter(|task| !members.contains(task)).copied().collect();
-            for other in others {
-                let mut all = members.clone();
-                all.push(other);
-                all.sort_unstable();
-                let without = |left_out: &TaskId| -> Vec<TaskId> {
-                    all.iter().filter(|task| *task != left_out).copied().collect()
+        let min_ns = self.parameters.min_total_ns * self.parameters.scale;
+        let row = |members: &[TaskId]| self.rows.get(members).filter(|row| row.1.ns >= min_ns);
+        for (members, _) in self.rows.iter().filter(|(_, row)| row.1.ns >= min_ns) {
+            let other_tasks: Vec<TaskId> = profiles.keys().filter(|task| !members.contains(task)).copied().collect();
+            for added_task in other_tasks {
+                let mut group = members.clone();
+                group.push(added_task);
+                group.sort_unstable();
+                let group_without = |left_out: &TaskId| -> Vec<TaskId> {
+                    group.iter().filter(|task| *task != left_out).copied().collect()
                 };
-                let rows: Option<Vec<&(ProbeId, WeightedStats)>> = all.iter().map(|task| row(&without(task))).collect();
+                let rows: Option<Vec<&(ProbeId, WeightedStats)>> = group.iter().map(|task| row(&group_without(task))).collect();
                 let unknown =
-                    all.iter().any(|task| profiles.get(task).is_some_and(|profile| profile.rates.pcmr.is_none()));
+                    group.iter().any(|task| profiles.get(task).is_some_and(|profile| profile.rates.pcmr.is_none()));
                 let Some(rows) = rows else { continue };
                 if unknown || rows.iter().all(|(probe, _)| Some(*probe) == last) {
-                    solve_members(&all, &rows.iter().map(|(_, row)| row).collect::<Vec<_>>(), self.window, profiles);
+                    solve_members(&group, &rows.iter().map(|(_, row)| row).collect::<Vec<_>>(), self.window, profiles);
                 }
             }
         }
@@ -199,11 +199,11 @@ impl PcmrProfiler {
 }
 
 /// Applies the closed form: `rows[i]` is the group without `all[i]`.
-fn solve_members(all: &[TaskId], rows: &[&WeightedStats], window: u64, profiles: &mut Profiles) {
-    let n = (all.len() - 1) as f64;
+fn solve_members(group: &[TaskId], rows: &[&WeightedStats], window: u64, profiles: &mut Profiles) {
+    let n = (group.len() - 1) as f64;
     let rates: f64 = rows.iter().map(|row| row.mean()).sum();
     let variances: f64 = rows.iter().map(|row| row.variance()).sum();
-    for (task, row) in all.iter().zip(rows) {
+    for (task, row) in group.iter().zip(rows) {
         if let Some(profile) = profiles.get_mut(task) {
             let variance = variances + ((n - 1.0) * (n - 1.0) - 1.0) * row.variance();
             profile.rates.pcmr = Some(rate_fact(rates - n * row.mean(), variance, window));
@@ -221,7 +221,7 @@ impl Profiler for PcmrProfiler {
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.window = observation.window;
         self.newcomers.retain_current(observation, profiles);
-        self.own.retain_current(observation, profiles);
+        self.own_counts.retain_current(observation, profiles);
         self.forget_old_rows(profiles);
         let mut last = None;
         for answer in &observation.probe_results {
@@ -255,7 +255,7 @@ mod tests {
             task_counts: Vec::new(),
         }
     }
-    fn seen(tasks: &[u32], intervals: Vec<RowInterval>) -> Observation {
+    fn observation_of_rows(tasks: &[u32], intervals: Vec<RowInterval>) -> Observation {
         let mut observation = window(0, tasks);
         observation.probe_results = vec![answer(0, ProbeEvidence::Rows(intervals))];
         observation
@@ -275,9 +275,9 @@ mod tests {
     #[test]
     fn rows_that_leave_one_out_give_all_pcmrs() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
-        profiler.update(&seen(&[0, 1, 2, 3, 4], initial(1_500_000)), &mut profiles);
+        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial(1_500_000)), &mut profiles);
         assert!(profiles.values().all(|profile| profile.rates.pcmr.is_none()), "1.5 ms of each row are not enough");
-        profiler.update(&seen(&[0, 1, 2, 3, 4], initial(600_000)), &mut profiles);
+        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial(600_000)), &mut profiles);
         for (profile, truth) in profiles.values().zip(PCMR) {
             assert!((profile.rates.pcmr.unwrap().value - truth).abs() < 1e-3, "{:?}, true {truth}", profile.rates.pcmr);
         }
@@ -290,7 +290,7 @@ mod tests {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, parameters), Profiles::new());
         let mut rows = initial(2_100);
         rows.iter_mut().step_by(2).for_each(|cold| cold.span.elapsed_ns = 150);
-        profiler.update(&seen(&[0, 1, 2, 3, 4], rows), &mut profiles);
+        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], rows), &mut profiles);
         assert!((profiles[&TaskId(4)].rates.pcmr.unwrap().value - 30.0).abs() < 1e-3);
     }
 
@@ -306,7 +306,7 @@ mod tests {
         }
         // True value 20: (4 + 20) / 2 = 12; (10 + 20) / 2 = 15, with 16 in the second half of the time.
         let rows = vec![interval(&[0, 2], 1_000_000, 12.0), interval(&[1, 2], 1_000_000, 16.0)];
-        profiler.update(&seen(&[0, 1, 2], rows), &mut profiles);
+        profiler.update(&observation_of_rows(&[0, 1, 2], rows), &mut profiles);
         let pcmr = profiles[&TaskId(2)].rates.pcmr.unwrap().estimate();
         assert!((pcmr.value - 21.0).abs() < 1e-3 && pcmr.low < 20.0 && pcmr.high > 22.0, "{pcmr:?}");
         assert_eq!(profiles[&TaskId(0)].rates.pcmr, Some(Fact::oracle(4.0)));
@@ -316,9 +316,9 @@ mod tests {
     #[test]
     fn rows_of_an_older_phase_are_forgotten() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
-        profiler.update(&seen(&[0, 1, 2, 3, 4], initial(1_500_000)), &mut profiles);
+        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial(1_500_000)), &mut profiles);
         profiles.get_mut(&TaskId(3)).unwrap().phase_number = 1;
-        profiler.update(&seen(&[0, 1, 2, 3, 4], initial(600_000)), &mut profiles);
+        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial(600_000)), &mut profiles);
         assert!(profiles.values().all(|profile| profile.rates.pcmr.is_none()));
     }
 
@@ -326,14 +326,14 @@ mod tests {
     #[test]
     fn measuring_again_replaces_the_estimate() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
-        profiler.update(&seen(&[0, 1, 2, 3, 4], initial(2_100_000)), &mut profiles);
-        let mut again = initial(2_100_000);
-        for interval in &mut again {
+        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial(2_100_000)), &mut profiles);
+        let mut repeated_rows = initial(2_100_000);
+        for interval in &mut repeated_rows {
             interval.cache_counts = counts(&[(CounterEvent::References(LLC), 1_000), (CounterEvent::Misses(LLC), 500)]);
         }
-        let mut seen = seen(&[0, 1, 2, 3, 4], again);
-        seen.probe_results[0].probe = ProbeId(9);
-        profiler.update(&seen, &mut profiles);
+        let mut second_window = observation_of_rows(&[0, 1, 2, 3, 4], repeated_rows);
+        second_window.probe_results[0].probe = ProbeId(9);
+        profiler.update(&second_window, &mut profiles);
         assert!(
             profiles.values().all(|profile| (profile.rates.pcmr.unwrap().value - 50.0).abs() < 1e-9),
             "{profiles:?}"
@@ -347,22 +347,22 @@ mod tests {
         let rates = [2.0, 4.0, 60.0];
         let references = [1_000_000u64, 1_000_000, 100_000];
         let row = |members: [usize; 2]| {
-            let pair = |at: usize| (references[at], (references[at] as f64 * rates[at] / 100.0) as u64);
-            let both = |(references, misses): (u64, u64)| {
+            let pair = |index: usize| (references[index], (references[index] as f64 * rates[index] / 100.0) as u64);
+            let event_counts = |(references, misses): (u64, u64)| {
                 counts(&[(CounterEvent::References(LLC), references), (CounterEvent::Misses(LLC), misses)])
             };
             let (a, b) = (pair(members[0]), pair(members[1]));
             RowInterval {
-                cache_counts: both((a.0 + b.0, a.1 + b.1)),
-                task_counts: vec![both(a), both(b)],
-                ..interval(&members.map(|at| at as u32), 2_100_000, 0.0)
+                cache_counts: event_counts((a.0 + b.0, a.1 + b.1)),
+                task_counts: vec![event_counts(a), event_counts(b)],
+                ..interval(&members.map(|index| index as u32), 2_100_000, 0.0)
             }
         };
         let rows = vec![row([1, 2]), row([0, 2]), row([0, 1])];
         let pcmr_with = |own_counts: bool| {
             let parameters = CoRunRowParameters { uses_task_counts: own_counts, ..CoRunRowParameters::default() };
             let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, parameters), Profiles::new());
-            profiler.update(&seen(&[0, 1, 2], rows.clone()), &mut profiles);
+            profiler.update(&observation_of_rows(&[0, 1, 2], rows.clone()), &mut profiles);
             profiles[&TaskId(2)].rates.pcmr.unwrap().value
         };
         assert!(

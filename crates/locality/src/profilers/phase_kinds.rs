@@ -7,7 +7,7 @@
 //! kind that is split in two costs another measurement, whereas merging two gives a task the other's curve.
 
 /// Number of kinds distinguished for one task; further phases have none.
-const KINDS_AT_MOST: usize = 64;
+const MAX_KINDS: usize = 64;
 /// Intervals of one phase differ by at most this share, because counts of one program vary by a few percent from run to
 /// run.
 const NEAR_SHARE: f64 = 0.05;
@@ -68,12 +68,12 @@ impl PhaseKinds {
     pub fn kind_of(&mut self, signal: &[f64]) -> Option<u32> {
         let distances = self.0.iter().map(|kind| kind.distance(signal)).enumerate();
         let nearest = distances.reduce(|a, b| if b.1 < a.1 { b } else { a });
-        if let Some((at, _)) = nearest.filter(|(_, distance)| *distance <= 1.0) {
-            return Some(at as u32);
+        if let Some((index, _)) = nearest.filter(|(_, distance)| *distance <= 1.0) {
+            return Some(index as u32);
         }
         let usual = |&mean: &f64| FeatureRange { mean, farthest: 0.0 };
         let kind = PhaseKind { intervals: 0.0, usual: signal.iter().map(usual).collect() };
-        (self.0.len() < KINDS_AT_MOST).then(|| {
+        (self.0.len() < MAX_KINDS).then(|| {
             self.0.push(kind);
             self.0.len() as u32 - 1
         })
@@ -81,10 +81,10 @@ impl PhaseKinds {
 
     /// Is one of these first numbers of a signal outside the range of a kind's intervals, and at least this far from
     /// their mean?
-    pub fn is_outside(&self, kind: u32, first: &[f64], least: f64) -> bool {
+    pub fn is_outside(&self, kind: u32, first: &[f64], min_distance: f64) -> bool {
         let Some(kind) = self.0.get(kind as usize) else { return false };
         let outside =
-            |(usual, &value): (&FeatureRange, &f64)| usual.distance(value) > 1.0 && (value - usual.mean).abs() > least;
+            |(usual, &value): (&FeatureRange, &f64)| usual.distance(value) > 1.0 && (value - usual.mean).abs() > min_distance;
         kind.usual.iter().zip(first).any(outside)
     }
 
@@ -104,10 +104,10 @@ mod tests {
     #[test]
     fn phases_with_equal_access_rates_are_distinguished() {
         let mut kinds = PhaseKinds::default();
-        let (keeps, streams) = ([8.5, 0.1, 8.5, 760.0], [8.1, 0.1, 8.1, 1520.0]);
-        assert_eq!(kinds.kind_of(&keeps), Some(0));
+        let (reuser, streams) = ([8.5, 0.1, 8.5, 760.0], [8.1, 0.1, 8.1, 1520.0]);
+        assert_eq!(kinds.kind_of(&reuser), Some(0));
         assert_eq!(kinds.kind_of(&streams), Some(1));
-        assert_eq!(kinds.kind_of(&keeps.map(|value| 1.02 * value)), Some(0));
+        assert_eq!(kinds.kind_of(&reuser.map(|value| 1.02 * value)), Some(0));
         assert_eq!(kinds.kind_of(&[8.5, 0.1, 8.5]), Some(2), "what is not counted is no number of a kind");
     }
 

@@ -34,7 +34,7 @@ pub struct PhaseProfiler {
     interval_instructions: f64,
     tasks: PerTask<PhaseState>,
     /// State in force in the preceding window, for comparing allocations.
-    before: Option<AppliedPlan>,
+    previous_state: Option<AppliedPlan>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -43,7 +43,7 @@ struct PhaseState {
     misses: f64,
     /// References of this cache, and misses of the first-level ones; each is `None` if it was not counted throughout
     /// the interval.
-    before: [Option<f64>; 3],
+    incoming_counts: [Option<f64>; 3],
     by_miss_rate: Option<PhaseDetector>,
     by_incoming_rate: Option<PhaseDetector>,
     by_signature: Option<PhaseDetector>,
@@ -62,11 +62,11 @@ impl PhaseState {
     /// Handles one interval: do these signals report a change that has not been reported yet?
     fn is_new_change(&mut self, reports: [bool; 2], history: usize) -> bool {
         let (signals_before, left_before) = self.reported;
-        let any = reports[0] || reports[1];
-        let again = (reports[0] && signals_before[0]) || (reports[1] && signals_before[1]);
-        let news = any && (left_before == 0 || again);
-        self.reported = if news { (reports, history) } else { (signals_before, left_before.saturating_sub(1)) };
-        news
+        let is_reported = reports[0] || reports[1];
+        let is_repeated = (reports[0] && signals_before[0]) || (reports[1] && signals_before[1]);
+        let is_news = is_reported && (left_before == 0 || is_repeated);
+        self.reported = if is_news { (reports, history) } else { (signals_before, left_before.saturating_sub(1)) };
+        is_news
     }
 }
 
@@ -74,36 +74,36 @@ impl PhaseProfiler {
     /// Builds a profiler by misses of this level, per interval of at least this many instructions of the task (10^9 in
     /// the thesis; windows are not split, so the machine's windows should not be much longer).
     pub fn new(level: CacheLevel, parameters: PhaseParameters, interval_instructions: f64) -> Self {
-        PhaseProfiler { level, parameters, interval_instructions, tasks: PerTask::default(), before: None }
+        PhaseProfiler { level, parameters, interval_instructions, tasks: PerTask::default(), previous_state: None }
     }
 
     /// Have placements or shares changed since the last window?
     fn allocation_changed(&mut self, now: &AppliedPlan) -> bool {
-        let shares = |applied: &AppliedPlan| applied.shares.iter().map(|held| held.share.clone()).collect::<Vec<_>>();
-        let same = self.before.as_ref().is_none_or(|before| {
-            before.affinity == now.affinity && before.gangs == now.gangs && shares(before) == shares(now)
+        let shares = |applied: &AppliedPlan| applied.shares.iter().map(|active_share| active_share.share.clone()).collect::<Vec<_>>();
+        let is_unchanged = self.previous_state.as_ref().is_none_or(|previous_state| {
+            previous_state.affinity == now.affinity && previous_state.gangs == now.gangs && shares(previous_state) == shares(now)
         });
-        self.before = Some(now.clone());
-        !same
+        self.previous_state = Some(now.clone());
+        !is_unchanged
     }
 
     /// Adds a window: did an interval end with it that differs?
     fn interval_changed(&self, state: &mut PhaseState, counts: &EventCounts, allocation_changed: bool) -> bool {
-        let counted = counts.get(CounterEvent::Misses(self.level)).zip(counts.get(CounterEvent::Instructions));
-        let Some((misses, instructions)) = counted else { return false };
+        let misses_and_instructions = counts.get(CounterEvent::Misses(self.level)).zip(counts.get(CounterEvent::Instructions));
+        let Some((misses, instructions)) = misses_and_instructions else { return false };
         let by_miss_rate = state.by_miss_rate.get_or_insert_with(|| PhaseDetector::new(self.parameters));
         if allocation_changed {
             by_miss_rate.forget();
             (state.instructions, state.misses) = (0.0, 0.0);
         }
         if state.instructions == 0.0 {
-            (state.before, state.own_cycles) = ([Some(0.0); 3], Some(0.0));
+            (state.incoming_counts, state.own_cycles) = ([Some(0.0); 3], Some(0.0));
         }
         state.instructions += instructions;
         state.misses += misses;
-        let comes = self.next_level_rates(counts);
-        state.before = [0, 1, 2].map(|index| state.before[index].zip(comes[index]).map(|(sum, more)| sum + more));
-        state.own_cycles = state.own_cycles.zip(compute_cycles(counts)).map(|(sum, more)| sum + more);
+        let incoming_counts = self.next_level_rates(counts);
+        state.incoming_counts = [0, 1, 2].map(|index| state.incoming_counts[index].zip(incoming_counts[index]).map(|(sum, addend)| sum + addend));
+        state.own_cycles = state.own_cycles.zip(compute_cycles(counts)).map(|(sum, addend)| sum + addend);
         if state.instructions < self.interval_instructions || state.instructions <= 0.0 {
             return false;
         }
@@ -112,33 +112,33 @@ impl PhaseProfiler {
         let by_rate = by_miss_rate.push(&rate);
         // Without references, there is no signal of incoming accesses.
         let comes: Option<Vec<f64>> =
-            state.before[0].map(|_| state.before.iter().flatten().map(|sum| sum * per_kilo).collect());
+            state.incoming_counts[0].map(|_| state.incoming_counts.iter().flatten().map(|sum| sum * per_kilo).collect());
         let by_what_comes = comes.as_ref().map(|signal| {
             let detector = state.by_incoming_rate.get_or_insert_with(|| PhaseDetector::new(self.parameters));
             detector.push(signal)
         });
         (state.instructions, state.misses) = (0.0, 0.0);
-        let settled = |event| matches!(event, PhaseEvent::Steady | PhaseEvent::Settled);
+        let is_settled = |event| matches!(event, PhaseEvent::Steady | PhaseEvent::Settled);
         let is_change = |event| matches!(event, PhaseEvent::Changed { .. });
         let has_left = state.kind.zip(comes.as_ref()).is_some_and(|(kind, signal)| {
             let minimum = self.parameters.threshold * self.parameters.edge_share;
             state.kinds.is_outside(kind, signal, minimum)
         });
         state.outside = if has_left { state.outside + 1 } else { 0 };
-        let both = [is_change(by_rate), by_what_comes.is_some_and(is_change) || state.outside == OUTSIDE_INTERVALS];
-        let news = state.is_new_change(both, self.parameters.history);
-        if news {
+        let reports = [is_change(by_rate), by_what_comes.is_some_and(is_change) || state.outside == OUTSIDE_INTERVALS];
+        let is_news = state.is_new_change(reports, self.parameters.history);
+        if is_news {
             state.kind = None;
-        } else if by_what_comes.map_or(settled(by_rate), settled) {
-            let own = state.own_cycles.map(|cycles| cycles * per_kilo);
-            let signal: Vec<f64> = comes.map_or(rate.to_vec(), |comes| comes.into_iter().chain(own).collect());
+        } else if by_what_comes.map_or(is_settled(by_rate), is_settled) {
+            let own_cycles = state.own_cycles.map(|cycles| cycles * per_kilo);
+            let signal: Vec<f64> = comes.map_or(rate.to_vec(), |comes| comes.into_iter().chain(own_cycles).collect());
             match state.kind {
                 Some(kind) if !has_left => state.kinds.add(kind, &signal),
                 Some(_) => {}
                 None => state.kind = state.kinds.kind_of(&signal),
             }
         }
-        news
+        is_news
     }
 
     /// Returns the rates of incoming accesses, which no allocation of the cache changes.
@@ -170,14 +170,14 @@ impl Profiler for PhaseProfiler {
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
         let allocation_changed = self.allocation_changed(&observation.applied);
-        let mut changed: Vec<TaskId> = Vec::new();
+        let mut changed_tasks: Vec<TaskId> = Vec::new();
         // Not `retain_current`, because this state outlives a phase, whose end it detects.
         let mut tasks = std::mem::take(&mut self.tasks);
         tasks.states.retain(|task, _| profiles.contains_key(task));
         for task in &observation.tasks {
             let Some((state, _)) = tasks.find_profile(task.task, profiles) else { continue };
             if self.interval_changed(state, &task.counts, allocation_changed) {
-                changed.push(task.task);
+                changed_tasks.push(task.task);
             }
         }
         for evidence in probe_evidence(observation) {
@@ -189,12 +189,12 @@ impl Profiler for PhaseProfiler {
             let detector = state.by_signature.get_or_insert_with(|| PhaseDetector::new(self.parameters));
             if matches!(detector.push(&signature), PhaseEvent::Changed { .. }) {
                 state.kind = None;
-                changed.push(*task);
+                changed_tasks.push(*task);
             }
         }
-        changed.sort_unstable();
-        changed.dedup();
-        for task in changed {
+        changed_tasks.sort_unstable();
+        changed_tasks.dedup();
+        for task in changed_tasks {
             if let Some(profile) = profiles.get_mut(&task) {
                 *profile = Profile { phase_number: profile.phase_number + 1, ..Profile::default() };
             }
@@ -255,10 +255,10 @@ mod tests {
             kinds.push(profiles[&TaskId(0)].phase.kind.map(|fact| fact.value));
         }
         let of_phase = |index: usize| (kinds[index * 6], kinds[index * 6 + 5]);
-        let found: Vec<_> = (0..levels.len()).map(of_phase).collect();
+        let phase_ends: Vec<_> = (0..levels.len()).map(of_phase).collect();
         let expected = [0, 1, 2, 0, 2, 1].map(Some);
-        assert_eq!(found.iter().map(|(_, last)| *last).collect::<Vec<_>>(), expected, "{kinds:?}");
-        assert!(found.iter().skip(1).all(|(first, _)| first.is_none()), "{kinds:?}");
+        assert_eq!(phase_ends.iter().map(|(_, last)| *last).collect::<Vec<_>>(), expected, "{kinds:?}");
+        assert!(phase_ends.iter().skip(1).all(|(first, _)| first.is_none()), "{kinds:?}");
     }
 
     /// Is a phase detected whose difference is too small for the mean of the last intervals, if only references are

@@ -22,8 +22,8 @@ pub struct PrimeProbeProfiler {
 /// Evicted shares beside the task, and without it.
 #[derive(Clone, Debug, Default)]
 struct EvictedShares {
-    beside: Vec<f64>,
-    away: Vec<f64>,
+    running_shares: Vec<f64>,
+    idle_shares: Vec<f64>,
     intensity: Option<Fact<f64>>,
 }
 
@@ -40,8 +40,8 @@ impl Default for PrimeProbeProfiler {
 
 impl PrimeProbeProfiler {
     fn counts(&self, sample: &PrimeProbeSample) -> bool {
-        let near = |(before, after): (f64, f64)| before < self.shared_below_ns && after < self.shared_below_ns;
-        sample.reloads > 0 && sample.round_trips_ns.is_some_and(near)
+        let is_near = |(ns_before, ns_after): (f64, f64)| ns_before < self.shared_below_ns && ns_after < self.shared_below_ns;
+        sample.reloads > 0 && sample.round_trips_ns.is_some_and(is_near)
     }
 }
 
@@ -60,14 +60,14 @@ impl Profiler for PrimeProbeProfiler {
             let Some((shares, _)) = self.tasks.find_profile(*task, profiles) else { continue };
             for sample in good {
                 let share = f64::from(sample.evicted) / f64::from(sample.reloads);
-                let side = if sample.target_running { &mut shares.beside } else { &mut shares.away };
+                let side = if sample.target_running { &mut shares.running_shares } else { &mut shares.idle_shares };
                 side.push(share);
                 if side.len() > REMEMBERED {
                     side.remove(0);
                 }
             }
-            if shares.beside.len().min(shares.away.len()) >= MIN_EVICTED_SAMPLES {
-                let difference = estimate_difference(&shares.beside, &shares.away);
+            if shares.running_shares.len().min(shares.idle_shares.len()) >= MIN_EVICTED_SAMPLES {
+                let difference = estimate_difference(&shares.running_shares, &shares.idle_shares);
                 shares.intensity =
                     difference.map(|share| Fact::from_measurement(share, FactSource::PrimeProbe, observation.window));
             }
@@ -80,11 +80,11 @@ impl Profiler for PrimeProbeProfiler {
     }
 }
 
-fn estimate_difference(beside: &[f64], away: &[f64]) -> Option<Estimate> {
-    let (beside, away) = (trimmed_estimate(beside)?, trimmed_estimate(away)?);
-    let value = beside.value - away.value;
-    let (up, down) = (beside.high - beside.value, away.high - away.value);
-    let error = libm::sqrt(up * up + down * down);
+fn estimate_difference(running_shares: &[f64], idle_shares: &[f64]) -> Option<Estimate> {
+    let (running_mean, idle_mean) = (trimmed_estimate(running_shares)?, trimmed_estimate(idle_shares)?);
+    let value = running_mean.value - idle_mean.value;
+    let (running_error, idle_error) = (running_mean.high - running_mean.value, idle_mean.high - idle_mean.value);
+    let error = libm::sqrt(running_error * running_error + idle_error * idle_error);
     Some(Estimate { value, low: value - error, high: value + error })
 }
 
@@ -92,9 +92,9 @@ fn estimate_difference(beside: &[f64], away: &[f64]) -> Option<Estimate> {
 fn trimmed_estimate(values: &[f64]) -> Option<Estimate> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let cut = sorted.len() / 5;
+    let trimmed_count = sorted.len() / 5;
     let mut mean = RunningStats::default();
-    sorted.get(cut..sorted.len() - cut)?.iter().for_each(|value| mean.add(*value));
+    sorted.get(trimmed_count..sorted.len() - trimmed_count)?.iter().for_each(|value| mean.add(*value));
     mean.estimate()
 }
 
@@ -126,9 +126,9 @@ mod tests {
             vec![answer(0, evicted(&[(true, 400, 60.0), (true, 402, 60.0), (false, 100, 60.0), (false, 102, 60.0)]))];
         profiler.update(&observation, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].contention.intensity, None, "too few");
-        let more = [(true, 398, 60.0), (true, 400, 60.0), (true, 1000, 60.0), (true, 5, 350.0)];
+        let further_samples = [(true, 398, 60.0), (true, 400, 60.0), (true, 1000, 60.0), (true, 5, 350.0)];
         let away = [(false, 98, 60.0), (false, 100, 60.0), (false, 0, 60.0)];
-        observation.probe_results = vec![answer(1, evicted(&[&more[..], &away[..]].concat()))];
+        observation.probe_results = vec![answer(1, evicted(&[&further_samples[..], &away[..]].concat()))];
         profiler.update(&observation, &mut profiles);
         let intensity = profiles[&TaskId(0)].contention.intensity.unwrap().estimate();
         assert!((intensity.value - 0.3).abs() < 0.003 && intensity.low < intensity.value, "{intensity:?}");
@@ -144,7 +144,7 @@ mod tests {
     fn across_a_split_nothing_is_known() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
         let mut observation = window(0, &[0]);
-        let split: Vec<(bool, u32, f64)> = (0..20).map(|at| (at % 2 == 0, 10, 330.0)).collect();
+        let split: Vec<(bool, u32, f64)> = (0..20).map(|index| (index % 2 == 0, 10, 330.0)).collect();
         observation.probe_results = vec![answer(0, evicted(&split))];
         profiler.update(&observation, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].contention.intensity, None);

@@ -53,16 +53,16 @@ impl RapidMrcProfiler {
     }
 
     /// Returns the curve, with the size up to which the log determines it.
-    fn curve(&self, trace: &MissLog<'_>, counted: &LogCounts) -> Option<(MissRateCurve, u64)> {
+    fn curve(&self, trace: &MissLog<'_>, log_counts: &LogCounts) -> Option<(MissRateCurve, u64)> {
         let points = u64::from(self.cache.points.max(1));
-        let sizes: Vec<u64> = (1..=points).map(|part| self.cache.size_bytes * part / points).collect();
+        let sizes: Vec<u64> = (1..=points).map(|step| self.cache.size_bytes * step / points).collect();
         match self.form {
-            CurveForm::Survival => survival_curve_with_reach(trace, counted, &sizes),
+            CurveForm::Survival => survival_curve_with_reach(trace, log_counts, &sizes),
             CurveForm::Thesis { warmup, correct_repeats } => {
                 let lines = data_only(trace);
                 let curve =
                     trace_curve(&MissLog { lines: &lines, code: &[], ..*trace }, &sizes, warmup, correct_repeats)?;
-                let shifted = counted.point.and_then(|(size, rate)| curve.shift_through(size, rate));
+                let shifted = log_counts.point.and_then(|(size, rate)| curve.shift_through(size, rate));
                 Some((shifted.map_or(curve, |(shifted, _)| shifted), self.cache.size_bytes))
             }
         }
@@ -72,7 +72,7 @@ impl RapidMrcProfiler {
 /// Returns the entries that the thesis's log would have.
 fn data_only(trace: &MissLog<'_>) -> Vec<u64> {
     let mut code = trace.code.iter().peekable();
-    let data = |(at, _): &(usize, &u64)| code.next_if(|&&place| place as usize == *at).is_none();
+    let data = |(index, _): &(usize, &u64)| code.next_if(|&&place| place as usize == *index).is_none();
     trace.lines.iter().enumerate().filter(data).map(|(_, &line)| line).collect()
 }
 
@@ -110,13 +110,13 @@ impl Profiler for RapidMrcProfiler {
             let alone = task_sample(observation, *task)
                 .filter(|task| has_exclusive_units(observation, &active_tasks(observation), task));
             let in_use = alone.map(|task| share_bytes(observation, task, &self.cache));
-            let counted = LogCounts {
+            let log_counts = LogCounts {
                 logged_level_misses: logged_misses(counts, !code.is_empty()),
                 // A share smaller than the curve's first point is not a point of the curve.
                 point: in_use.filter(|&size| size >= size_bytes / u64::from(points.max(1))).zip(measured),
             };
-            if let Some((curve, known_bytes)) = self.curve(&trace, &counted) {
-                let points = curve.to_profile_known_to(self.plus_minus, known_bytes);
+            if let Some((curve, known_bytes)) = self.curve(&trace, &log_counts) {
+                let points = curve.to_profile_up_to(self.plus_minus, known_bytes);
                 let fact = Fact::new(points, FactSource::MissTrace, observation.window);
                 profile.locality.misses_per_kilo_instr.insert(self.cache.level, fact);
             }
@@ -150,7 +150,7 @@ mod tests {
     }
     /// A loop over 75 lines, which always misses with 7 of 16 colors (70 lines), and never with 8 (80 lines).
     fn looped() -> Vec<u64> {
-        (0..3000).map(|at| at * 7 % 75).collect()
+        (0..3000).map(|index| index * 7 % 75).collect()
     }
     fn curve_of(observation: &Observation) -> Option<Vec<f64>> {
         let mut profiles = Profiles::new();
@@ -164,8 +164,8 @@ mod tests {
     }
 
     /// The beginning of the log shows in the result: 75 first touches of 3000.
-    fn assert_close(found: &[f64], expected: &[f64]) {
-        assert!(found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 0.05), "{found:?}");
+    fn assert_close(rates: &[f64], expected: &[f64]) {
+        assert!(rates.iter().zip(expected).all(|(rate, expected)| (rate - expected).abs() < 0.05), "{rates:?}");
     }
 
     /// Does a loop have its step at the size at which it fits, at its rate per thousand instructions?
@@ -191,9 +191,9 @@ mod tests {
         observation.tasks.push(synthetic_sample(1, &[]));
         assert_close(&curve_of(&observation).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
         let mut observation = with_colors(observation, 10);
-        let mut theirs = observation.applied.shares[0].clone();
-        theirs.share.members = vec![ShareMember::Process(ProcessId(1))];
-        observation.applied.shares.push(theirs);
+        let mut other_share = observation.applied.shares[0].clone();
+        other_share.share.members = vec![ShareMember::Process(ProcessId(1))];
+        observation.applied.shares.push(other_share);
         assert_close(&curve_of(&observation).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn code_in_the_log_is_in_the_curve() {
         // Two lines of data alternate with a loop of 75 lines of code.
-        let line = |at: u64| if at.is_multiple_of(2) { 7 + at % 4 } else { 1_000 + at / 2 % 75 };
+        let line = |index: u64| if index.is_multiple_of(2) { 7 + index % 4 } else { 1_000 + index / 2 % 75 };
         let lines: Vec<u64> = (0..6000).map(line).collect();
         let misses = [CounterEvent::Misses(CacheLevel::L1Data), CounterEvent::Misses(CacheLevel::L1Instruction)]
             .map(|event| (event, 3_000));
@@ -221,7 +221,7 @@ mod tests {
         let ProbeEvidence::Trace { code_positions: code, .. } = &mut observation.probe_results[0].evidence else {
             unreachable!()
         };
-        *code = (0..3000).map(|at| 2 * at + 1).collect();
+        *code = (0..3000).map(|index| 2 * index + 1).collect();
         assert_close(&curve_of(&observation).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
         let mut profiles = Profiles::new();
         RapidMrcProfiler::with_thesis_defaults(CACHE).update(&observation, &mut profiles);

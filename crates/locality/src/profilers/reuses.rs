@@ -67,8 +67,8 @@ impl TaskReuses {
             let (fetches, code) =
                 (self.fetches.mean_rate().unwrap_or(0.0), self.code_misses.mean_rate().unwrap_or(0.0));
             let (watched, elsewhere) = if of_code_too { (fetches, 0.0) } else { (0.0, code) };
-            let all = Some(self.data_accesses.mean_rate()? + watched).filter(|&all| all > 0.0)?;
-            Some(((self.references.mean_rate()? - elsewhere) / all).clamp(0.0, 1.0))
+            let access_rate = Some(self.data_accesses.mean_rate()? + watched).filter(|&rate| rate > 0.0)?;
+            Some(((self.references.mean_rate()? - elsewhere) / access_rate).clamp(0.0, 1.0))
         };
         share().filter(|&share| share > 0.0).unwrap_or(1.0)
     }

@@ -38,13 +38,13 @@ impl LineUsers {
     /// among its other users by how often these touched it, because samples do not show which of them wrote it last.
     fn partner_shares(&self, task: TaskId) -> BTreeMap<TaskId, f64> {
         let mut sums: BTreeMap<TaskId, f64> = BTreeMap::new();
-        let own = f64::from(self.of_task.get(&task).copied().unwrap_or_default());
+        let own_samples = f64::from(self.of_task.get(&task).copied().unwrap_or_default());
         for users in self.of_line.values() {
             let Some(&touched) = users.get(&task) else { continue };
-            let others = || users.iter().filter(|(other, _)| **other != task);
-            let all: u32 = others().map(|(_, count)| count).sum();
-            for (other, &count) in others() {
-                *sums.entry(*other).or_default() += f64::from(touched) * f64::from(count) / f64::from(all) / own;
+            let other_users = || users.iter().filter(|(other, _)| **other != task);
+            let other_samples: u32 = other_users().map(|(_, count)| count).sum();
+            for (partner, &count) in other_users() {
+                *sums.entry(*partner).or_default() += f64::from(touched) * f64::from(count) / f64::from(other_samples) / own_samples;
             }
         }
         sums
@@ -52,13 +52,13 @@ impl LineUsers {
 
     /// Returns the shares as facts, with the 95 % interval of a share of this number of samples (normal approximation).
     fn facts(&self, task: TaskId, window: u64) -> BTreeMap<TaskId, Fact<f64>> {
-        let own = f64::from(self.of_task.get(&task).copied().unwrap_or_default());
+        let own_samples = f64::from(self.of_task.get(&task).copied().unwrap_or_default());
         let fact = |share: f64| {
-            let off = 1.96 * (share * (1.0 - share).max(0.0) / own).sqrt();
+            let off = 1.96 * (share * (1.0 - share).max(0.0) / own_samples).sqrt();
             let estimate = Estimate { value: share, low: (share - off).max(0.0), high: (share + off).min(1.0) };
             Fact::from_measurement(estimate, FactSource::AccessSamples, window)
         };
-        self.partner_shares(task).into_iter().map(|(other, share)| (other, fact(share))).collect()
+        self.partner_shares(task).into_iter().map(|(partner, share)| (partner, fact(share))).collect()
     }
 }
 
@@ -96,7 +96,7 @@ impl SharingProfiler {
     /// Starts a new round for a new probe, or for further answers of a complete one: all counts of the old round are
     /// dropped.
     fn start_probe(&mut self, probe: ProbeId, complete: bool, profiles: &mut Profiles) {
-        if self.round.is_none_or(|(other, done)| other != probe || done) {
+        if self.round.is_none_or(|(current_probe, is_complete)| current_probe != probe || is_complete) {
             self.filters.clear();
             self.users = LineUsers::default();
             for profile in profiles.values_mut() {
@@ -121,7 +121,7 @@ impl Profiler for SharingProfiler {
         for task in &observation.tasks {
             threads.entry(task.process).or_insert_with(|| alive(task.process));
         }
-        let all = threads.values().sum();
+        let thread_count = threads.values().sum();
         let mut began = None;
         for answer in &observation.probe_results {
             let ProbeEvidence::Samples { line_bytes, samples, .. } = &answer.evidence else { continue };
@@ -133,7 +133,7 @@ impl Profiler for SharingProfiler {
                 let Some(task) = task_sample(observation, sample.task) else { continue };
                 let of_process = threads.get(&task.process).copied().unwrap_or(1);
                 let (filter, line, sharers) = match sample.physical_line.filter(|_| self.across_processes) {
-                    Some(line) => (None, line, all),
+                    Some(line) => (None, line, thread_count),
                     None => (Some(task.process), sample.virtual_line, of_process),
                 };
                 let maps = self.filters.entry(filter).or_insert_with(|| ShMaps::new(self.parameters));
@@ -154,7 +154,7 @@ impl Profiler for SharingProfiler {
                     profile
                         .sharing
                         .with
-                        .retain(|other, _| task_sample(observation, *other).is_some_and(|other| !other.exited));
+                        .retain(|partner, _| task_sample(observation, *partner).is_some_and(|other| !other.exited));
                 }
             }
         }
@@ -213,11 +213,11 @@ mod tests {
     fn remote_accesses_are_attributed_to_tasks_on_the_same_lines() {
         let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
         profiler.update(&round(1, true, pairs()), &mut profiles);
-        let with = |profiles: &Profiles, task: u32| -> Vec<(u32, f64)> {
-            profiles[&TaskId(task)].sharing.with.iter().map(|(other, fact)| (other.0, fact.value)).collect()
+        let partners_of = |profiles: &Profiles, task: u32| -> Vec<(u32, f64)> {
+            profiles[&TaskId(task)].sharing.with.iter().map(|(partner, fact)| (partner.0, fact.value)).collect()
         };
         assert_eq!(
-            [0, 1, 2, 3].map(|task| with(&profiles, task)),
+            [0, 1, 2, 3].map(|task| partners_of(&profiles, task)),
             [vec![(1, 1.0)], vec![(0, 1.0)], vec![(3, 1.0)], vec![(2, 1.0)]]
         );
         // Line 7: task 0 four times, task 1 once, task 2 three times; line 8 is task 0's alone: a third of what it
@@ -225,7 +225,7 @@ mod tests {
         let remote = |task, line, times| vec![sample(task, line, DataSource::RemoteCache); times];
         let samples = [remote(0, 7, 4), remote(0, 8, 2), remote(1, 7, 1), remote(2, 7, 3)].concat();
         profiler.update(&round(2, true, samples), &mut profiles);
-        let (profile, third) = (with(&profiles, 0), 2.0 / 3.0);
+        let (profile, third) = (partners_of(&profiles, 0), 2.0 / 3.0);
         assert!(
             (profile[0].1 - third / 4.0).abs() < 1e-12 && (profile[1].1 - third * 3.0 / 4.0).abs() < 1e-12,
             "{profile:?}"
@@ -235,7 +235,7 @@ mod tests {
             (estimate.value - estimate.low - 1.96 * (0.25f64 / 6.0).sqrt()).abs() < 1e-12,
             "of six half: {estimate:?}"
         );
-        assert_eq!(with(&profiles, 3), [], "a round that it is not in says nothing of it");
+        assert_eq!(partners_of(&profiles, 3), [], "a round that it is not in says nothing of it");
     }
 
     /// Are threads of two processes that share memory similar by physical line, and not by virtual line?
@@ -273,9 +273,9 @@ mod tests {
         let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
         profiler.update(&round(1, true, pairs()), &mut profiles);
         profiler.update(&round(1, true, vec![sample(0, 77, DataSource::RemoteCache)]), &mut profiles);
-        let counted: u32 =
+        let counter_sum: u32 =
             profiles[&TaskId(0)].sharing_map().unwrap().counters.iter().map(|&count| u32::from(count)).sum();
-        assert_eq!(counted, 1);
+        assert_eq!(counter_sum, 1);
         assert_eq!(profiles[&TaskId(1)].sharing_map(), None);
     }
 }

@@ -35,7 +35,7 @@ pub struct SizeSweepProfiler {
 struct SizePoints {
     /// Share that the task had to itself in the preceding window, and the number of windows in a row; `None` if it was
     /// in no share.
-    held: Option<(u64, u32)>,
+    last_share: Option<(u64, u32)>,
     points: BTreeMap<u64, RunningStats>,
 }
 
@@ -64,11 +64,11 @@ fn units(share: &CacheShare) -> &IndexSet {
 /// Are there no ways or colors that two shares of one cache have in common?
 fn has_disjoint_shares(observation: &Observation) -> bool {
     let shares = &observation.applied.shares;
-    let overlap = |(at, held): (usize, &ActiveShare)| {
-        let mut before = shares[..at].iter().map(|other| &other.share);
-        before.any(|other| other.cache == held.share.cache && units(other).intersects(units(&held.share)))
+    let has_overlap = |(index, active_share): (usize, &ActiveShare)| {
+        let mut earlier_shares = shares[..index].iter().map(|earlier| &earlier.share);
+        earlier_shares.any(|earlier| earlier.cache == active_share.share.cache && units(earlier).intersects(units(&active_share.share)))
     };
-    !shares.iter().enumerate().any(overlap)
+    !shares.iter().enumerate().any(has_overlap)
 }
 
 /// Does the task have the same fraction of every cache in which it has a share?
@@ -95,19 +95,19 @@ impl Profiler for SizeSweepProfiler {
                 disjoint && sweep_of_one_size(observation, task) && has_exclusive_units(observation, &active, task);
             let size_bytes = alone.then(|| share_bytes(observation, task, &self.cache));
             let Some((sizes, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
-            let windows = |(before, windows): (u64, u32)| if Some(before) == size_bytes { windows } else { 0 };
-            let before = sizes.held.map_or(0, windows);
-            sizes.held = size_bytes.map(|bytes| (bytes, before.saturating_add(1)));
-            let Some((size_bytes, rate)) = size_bytes.filter(|_| before >= SETTLING_WINDOWS).zip(rate) else {
+            let windows_of_share = |(last_bytes, windows): (u64, u32)| if Some(last_bytes) == size_bytes { windows } else { 0 };
+            let windows_before = sizes.last_share.map_or(0, windows_of_share);
+            sizes.last_share = size_bytes.map(|bytes| (bytes, windows_before.saturating_add(1)));
+            let Some((size_bytes, rate)) = size_bytes.filter(|_| windows_before >= SETTLING_WINDOWS).zip(rate) else {
                 continue;
             };
             sizes.points.entry(size_bytes).or_default().add(rate);
-            let known = &mut profile.locality.misses_per_kilo_instr;
-            let finer = known.get(&self.cache.level).is_some_and(|fact| fact.source != FactSource::Counters);
-            if sizes.points.len() >= MIN_SIZES && !finer {
+            let curves = &mut profile.locality.misses_per_kilo_instr;
+            let has_finer_curve = curves.get(&self.cache.level).is_some_and(|fact| fact.source != FactSource::Counters);
+            if sizes.points.len() >= MIN_SIZES && !has_finer_curve {
                 let points = sizes.points.iter();
                 let curve: SizeCurve = points.filter_map(|(&size, mean)| Some((size, mean.estimate()?))).collect();
-                known.insert(self.cache.level, Fact::new(curve, FactSource::Counters, observation.window));
+                curves.insert(self.cache.level, Fact::new(curve, FactSource::Counters, observation.window));
             }
         }
     }
@@ -122,7 +122,7 @@ mod tests {
     const CACHE: TracedCache =
         TracedCache { level: CacheLevel::L3, size_bytes: 16 << 20, colors: 16, ways: 16, points: 16 };
 
-    fn missing(number: u64, misses: u64) -> Observation {
+    fn observation_with_misses(number: u64, misses: u64) -> Observation {
         let mut observation = window(number, &[]);
         observation.tasks = vec![synthetic_sample(
             0,
@@ -137,7 +137,7 @@ mod tests {
     fn sweep(windows: &[(u64, u32)]) -> Option<Vec<(u64, f64)>> {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         for (number, &(misses, mib)) in windows.iter().enumerate() {
-            profiler.update(&with_colors(missing(number as u64, misses), mib), &mut profiles);
+            profiler.update(&with_colors(observation_with_misses(number as u64, misses), mib), &mut profiles);
         }
         let curve = profiles[&TaskId(0)].misses_per_kilo_instr()?;
         Some(curve.iter().map(|(size, rate)| (size >> 20, rate.value)).collect())
@@ -147,8 +147,8 @@ mod tests {
     #[test]
     fn each_size_that_was_held_is_a_point() {
         let settling = |mib| [(777, mib), (999, mib)];
-        let held = [&settling(12)[..], &[(10, 12)], &settling(8), &[(40, 8), (60, 8)], &settling(2), &[(300, 2)]];
-        let windows = held.concat();
+        let windows_by_size = [&settling(12)[..], &[(10, 12)], &settling(8), &[(40, 8), (60, 8)], &settling(2), &[(300, 2)]];
+        let windows = windows_by_size.concat();
         assert_eq!(sweep(&windows).unwrap(), [(2, 30.0), (8, 5.0), (12, 1.0)]);
     }
 
@@ -164,14 +164,14 @@ mod tests {
     fn shared_sizes_and_short_windows_say_nothing() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
-            let mut observation = with_colors(missing(number as u64, 10), mib);
+            let mut observation = with_colors(observation_with_misses(number as u64, 10), mib);
             observation.tasks.push(synthetic_sample(1, &[(CounterEvent::Instructions, 10_000)]));
             profiler.update(&observation, &mut profiles);
         }
         assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None, "task 1 is in no share");
         let mut short = SizeSweepProfiler::new(CACHE, 1e6);
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
-            short.update(&with_colors(missing(number as u64, 10), mib), &mut profiles);
+            short.update(&with_colors(observation_with_misses(number as u64, 10), mib), &mut profiles);
         }
         assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None);
     }
@@ -181,12 +181,12 @@ mod tests {
     fn overlapping_masks_say_nothing() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
-            let mut observation = with_colors(missing(number as u64, 10), mib);
+            let mut observation = with_colors(observation_with_misses(number as u64, 10), mib);
             observation.tasks.push(synthetic_sample(1, &[(CounterEvent::Instructions, 10_000)]));
-            let mut other = observation.applied.shares[0].clone();
-            other.share.members = vec![ShareMember::Task(TaskId(1))];
-            other.share.group = GroupId(1);
-            observation.applied.shares.push(other);
+            let mut other_share = observation.applied.shares[0].clone();
+            other_share.share.members = vec![ShareMember::Task(TaskId(1))];
+            other_share.share.group = GroupId(1);
+            observation.applied.shares.push(other_share);
             profiler.update(&observation, &mut profiles);
         }
         assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None);
@@ -197,7 +197,7 @@ mod tests {
     fn a_finer_curve_stays() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
-            let observation = with_colors(missing(number as u64, 10), mib);
+            let observation = with_colors(observation_with_misses(number as u64, 10), mib);
             profiler.update(&observation, &mut profiles);
             let fact = Fact::new(vec![(1, Estimate::exact(7.0))], FactSource::ReuseSamples, 0);
             profiles.get_mut(&TaskId(0)).unwrap().locality.misses_per_kilo_instr.insert(CacheLevel::L3, fact);

@@ -100,22 +100,22 @@ impl SoloIntervalProfiler {
             if intervals[index + 1..].iter().any(|later| later.tasks == interval.tasks) {
                 continue;
             }
-            let before = intervals[..index].iter().rfind(|earlier| earlier.tasks == interval.tasks);
-            let before = before.and_then(|earlier| self.solo_interval(earlier));
-            let sample = observation.tasks.iter().find(|seen| seen.task == solo.task);
-            let queue = sample.and_then(|seen| self.queue_cycles_per_miss(seen));
+            let previous_interval = intervals[..index].iter().rfind(|earlier| earlier.tasks == interval.tasks);
+            let previous_solo = previous_interval.and_then(|earlier| self.solo_interval(earlier));
+            let sample = observation.tasks.iter().find(|task_sample| task_sample.task == solo.task);
+            let queue = sample.and_then(|task_sample| self.queue_cycles_per_miss(task_sample));
             let references = solo.references.map(|references| references / solo.instructions);
             let phase_number = profiles.get(&solo.task).map_or(0, |profile| profile.phase_number);
             let kinds = self.tasks.entry(solo.task).or_default();
-            let known = kinds.iter().position(|kind| kind.is_same_kind(references, phase_number));
-            let place = known.unwrap_or_else(|| {
+            let known_index = kinds.iter().position(|kind| kind.is_same_kind(references, phase_number));
+            let place = known_index.unwrap_or_else(|| {
                 if kinds.len() == MAX_KINDS {
                     kinds.remove(0);
                 }
                 kinds.push(SoloSums { phase_number, references_per_instr: references, ..SoloSums::default() });
                 kinds.len() - 1
             });
-            kinds[place].add(&solo, before.as_ref(), queue);
+            kinds[place].add(&solo, previous_solo.as_ref(), queue);
         }
     }
 }
@@ -129,14 +129,14 @@ impl SoloSums {
         }
     }
 
-    fn add(&mut self, solo: &SoloInterval, before: Option<&SoloInterval>, queue_cycles_per_miss: Option<f64>) {
+    fn add(&mut self, solo: &SoloInterval, previous_interval: Option<&SoloInterval>, queue_cycles_per_miss: Option<f64>) {
         self.instructions += solo.instructions;
         self.cycles += solo.cycles;
         if let Some(misses) = solo.misses {
             *self.misses.get_or_insert(0.0) += misses;
         }
         self.queue_cycles_per_miss = queue_cycles_per_miss.unwrap_or(self.queue_cycles_per_miss);
-        self.warming = before.map_or(0.0, |before| (solo.speed() - before.speed()).max(0.0));
+        self.warming = previous_interval.map_or(0.0, |previous_interval| (solo.speed() - previous_interval.speed()).max(0.0));
         self.speeds.push(solo.speed());
         if self.speeds.len() > MAX_SPEEDS {
             self.speeds.remove(0);

@@ -43,7 +43,7 @@ unsafe fn distances_of<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
         let distance = match latest.replace(index) {
             // SAFETY: the caller guarantees that the processor has `L`; an entry dies once, at the next entry of its
             // line.
-            Some(before) => index as u32 - before - 1 - unsafe { dead.kill_one::<L>(before) },
+            Some(previous_index) => index as u32 - previous_index - 1 - unsafe { dead.kill_one::<L>(previous_index) },
             None => FIRST,
         };
         distances.push(distance);
@@ -109,7 +109,7 @@ mod tests {
     fn plainest(lines: &[u64]) -> Vec<u32> {
         let mut stack: Vec<u64> = Vec::new();
         let distance = |&line: &u64| {
-            let depth = stack.iter().rev().position(|&held| held == line);
+            let depth = stack.iter().rev().position(|&stored_line| stored_line == line);
             depth.map(|depth| stack.remove(stack.len() - 1 - depth));
             stack.push(line);
             depth.map_or(FIRST, |depth| depth as u32)
@@ -134,9 +134,9 @@ mod tests {
         let distances = log_distances(&sweep);
         assert!(distances[..9000].iter().all(|&distance| distance == FIRST));
         assert!(distances[9000..18_000].iter().all(|&distance| distance == 8999));
-        let back: Vec<u32> = (0..9000).map(|index| 7000 + index).collect();
-        assert_eq!(distances[25_000..], back);
-        let far: Vec<u64> = (0..70_000).chain(0..70_000).collect();
-        assert!(log_distances(&far)[70_000..].iter().all(|&distance| distance == 69_999));
+        let expected: Vec<u32> = (0..9000).map(|index| 7000 + index).collect();
+        assert_eq!(distances[25_000..], expected);
+        let long_log: Vec<u64> = (0..70_000).chain(0..70_000).collect();
+        assert!(log_distances(&long_log)[70_000..].iter().all(|&distance| distance == 69_999));
     }
 }

@@ -49,8 +49,8 @@ pub struct MissLog<'a> {
 /// returns the number of entries that were changed (thesis 5.3.1).
 pub fn correct_repeats(lines: &[u64]) -> (Vec<u64>, usize) {
     let (corrected, demanded) = correct_and_demand(lines, &[]);
-    let changed = demanded.iter().filter(|&&demanded| !demanded).count();
-    (corrected, changed)
+    let changed_count = demanded.iter().filter(|&&demanded| !demanded).count();
+    (corrected, changed_count)
 }
 
 /// As [`correct_repeats`], and returns for every entry whether the program requested it; the other entries are
@@ -80,10 +80,10 @@ fn warmup_by_distance(distances: &[u32], cache_lines: u64, warmup: Warmup) -> us
         Warmup::Nothing => 0,
         Warmup::Half => half,
         Warmup::Automatic => {
-            let mut held = 0;
+            let mut distinct_lines = 0;
             let full = distances.iter().position(|&distance| {
-                held += u64::from(distance == FIRST);
-                held >= cache_lines
+                distinct_lines += u64::from(distance == FIRST);
+                distinct_lines >= cache_lines
             });
             // If the stack becomes full with the very last entry, nothing is left to count.
             full.map(|last| last + 1).filter(|&entries| entries < distances.len()).unwrap_or(half)
@@ -107,13 +107,13 @@ pub fn trace_curve(trace: &MissLog<'_>, sizes_bytes: &[u64], warmup: Warmup, cor
     for &distance in &distances[warm..] {
         at_depth[u64::from(distance).min(largest_lines) as usize] += 1;
     }
-    let missing = trace.lost.map_or(0.0, |lost| lost as f64);
-    let rate_per_entry = 1000.0 * (entries as f64 + missing) / trace.instructions / (entries - warm) as f64;
-    let (mut hits, mut counted) = (0, 0);
+    let lost_entries = trace.lost.map_or(0.0, |lost| lost as f64);
+    let rate_per_entry = 1000.0 * (entries as f64 + lost_entries) / trace.instructions / (entries - warm) as f64;
+    let (mut hits, mut counted_lines) = (0, 0);
     let point = |&size_bytes: &u64| {
         let lines = (size_bytes / trace.line_bytes.max(1)) as usize;
-        hits += at_depth[counted..lines].iter().sum::<u64>();
-        counted = lines;
+        hits += at_depth[counted_lines..lines].iter().sum::<u64>();
+        counted_lines = lines;
         (size_bytes, ((entries - warm) as u64 - hits) as f64 * rate_per_entry)
     };
     MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()
@@ -145,7 +145,7 @@ mod tests {
     fn bounded_stack(lines: &[u64], warm: usize, largest: usize) -> Vec<u64> {
         let (mut stack, mut misses): (Vec<u64>, Vec<u64>) = (Vec::new(), vec![0; largest]);
         for (index, &line) in lines.iter().enumerate() {
-            let depth = stack.iter().position(|&held| held == line);
+            let depth = stack.iter().position(|&stored_line| stored_line == line);
             if index >= warm {
                 let hits_from = depth.unwrap_or(largest);
                 misses[..hits_from].iter_mut().for_each(|misses| *misses += 1);
@@ -181,7 +181,7 @@ mod tests {
     /// Does automatic warm-up end when the stack is full, and take half of the log if it never is?
     #[test]
     fn warmup_ends_when_the_stack_is_full() {
-        let lines: Vec<u64> = (0..100).map(|at| at % 30).collect();
+        let lines: Vec<u64> = (0..100).map(|index| index % 30).collect();
         assert_eq!(warmup_entries(&lines, 20, Warmup::Automatic), 20);
         assert_eq!(warmup_entries(&lines, 31, Warmup::Automatic), 50);
         assert_eq!(warmup_entries(&lines, 20, Warmup::Nothing), 0);
@@ -191,11 +191,11 @@ mod tests {
     #[test]
     fn known_losses_scale_the_rates_up() {
         let lines: Vec<u64> = (0..100).collect();
-        let at = |lost| {
+        let rate_with_losses = |lost| {
             let trace = MissLog { lines: &lines, code: &[], line_bytes: 64, instructions: 10_000.0, lost };
             trace_curve(&trace, &[640], Warmup::Nothing, false).unwrap().ratio_at(640).unwrap()
         };
-        assert!((at(None) - 10.0).abs() < 1e-9);
-        assert!((at(Some(50)) - 15.0).abs() < 1e-9);
+        assert!((rate_with_losses(None) - 10.0).abs() < 1e-9);
+        assert!((rate_with_losses(Some(50)) - 15.0).abs() < 1e-9);
     }
 }

@@ -45,15 +45,15 @@ pub struct LogCounts {
 
 /// Returns the misses per thousand instructions at each size (ascending). `None` for a log without an access of the
 /// program, no sizes, or no instructions.
-pub fn survival_curve(trace: &MissLog<'_>, counted: &LogCounts, sizes_bytes: &[u64]) -> Option<MissRateCurve> {
-    survival_curve_with_reach(trace, counted, sizes_bytes).map(|(curve, _)| curve)
+pub fn survival_curve(trace: &MissLog<'_>, counts: &LogCounts, sizes_bytes: &[u64]) -> Option<MissRateCurve> {
+    survival_curve_with_reach(trace, counts, sizes_bytes).map(|(curve, _)| curve)
 }
 
 /// As [`survival_curve`], with the size in bytes up to which the log determines the curve; beyond it, the curve is an
 /// extrapolation.
 pub fn survival_curve_with_reach(
     trace: &MissLog<'_>,
-    counted: &LogCounts,
+    counts: &LogCounts,
     sizes_bytes: &[u64],
 ) -> Option<(MissRateCurve, u64)> {
     let line_bytes = trace.line_bytes.max(1);
@@ -64,15 +64,15 @@ pub fn survival_curve_with_reach(
     let (lines, demanded) = correct_and_demand(trace.lines, trace.code);
     let survival = SurvivalCurve::new(&log_distances(&lines), &demanded, largest_lines)?;
     let per_kilo = 1000.0 / trace.instructions;
-    let logged = survival.accesses * per_kilo;
-    let known = trace.lost.map(|lost| 1.0 + lost as f64 * per_kilo / logged);
-    let excess = counted.logged_level_misses.map_or(0.0, |misses| (misses * per_kilo / logged - 1.0).max(0.0));
+    let logged_rate = survival.accesses * per_kilo;
+    let known_factor = trace.lost.map(|lost| 1.0 + lost as f64 * per_kilo / logged_rate);
+    let excess = counts.logged_level_misses.map_or(0.0, |misses| (misses * per_kilo / logged_rate - 1.0).max(0.0));
     let guessed = 1.0 + excess.min(MAX_LOST).min((2.0 * MAX_LOST - excess).max(0.0));
-    let (least, most) = known.map_or((1.0, guessed), |known| (known, known));
+    let (min_factor, max_factor) = known_factor.map_or((1.0, guessed), |factor| (factor, factor));
     let lines_of = |size_bytes: u64| size_bytes as f64 / line_bytes as f64;
-    let fit = match counted.point {
-        None => SurvivalFit { rate: logged * least, stretch: 1.0, shift: 0.0 },
-        Some((size, rate)) => SurvivalFit::fit_through(&survival, logged, least, most, lines_of(size), rate),
+    let fit = match counts.point {
+        None => SurvivalFit { rate: logged_rate * min_factor, stretch: 1.0, shift: 0.0 },
+        Some((size, rate)) => SurvivalFit::fit_through(&survival, logged_rate, min_factor, max_factor, lines_of(size), rate),
     };
     let point = |&size: &u64| (size, fit.hits_within(&survival, lines_of(size)));
     let curve = MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()?;
@@ -88,16 +88,16 @@ struct SurvivalFit {
 }
 
 impl SurvivalFit {
-    fn fit_through(survival: &SurvivalCurve, logged: f64, least: f64, most: f64, lines: f64, measured: f64) -> Self {
-        let mut fit = SurvivalFit { rate: logged * least, stretch: 1.0, shift: 0.0 };
+    fn fit_through(survival: &SurvivalCurve, logged: f64, min_factor: f64, max_factor: f64, lines: f64, measured: f64) -> Self {
+        let mut fit = SurvivalFit { rate: logged * min_factor, stretch: 1.0, shift: 0.0 };
         let surviving = survival.survival_at(lines);
         if surviving > 0.0 {
-            fit.rate = (measured / surviving).clamp(logged * least, logged * most);
+            fit.rate = (measured / surviving).clamp(logged * min_factor, logged * max_factor);
         } else {
-            fit.rate = logged * most;
+            fit.rate = logged * max_factor;
         }
         if fit.hits_within(survival, lines) < measured {
-            let (mut low, mut high) = (1.0, most);
+            let (mut low, mut high) = (1.0, max_factor);
             for _ in 0..30 {
                 let middle = 0.5 * (low + high);
                 let below = SurvivalFit { stretch: middle, ..fit }.hits_within(survival, lines) < measured;
@@ -129,18 +129,18 @@ impl SurvivalCurve {
         let lines_per_step = (largest_lines.div_ceil(STEPS as u64)).max(1);
         let steps = largest_lines.div_ceil(lines_per_step) as usize;
         // Per step of depth: accesses that recur there, and accesses of which only that depth is known.
-        let mut back = vec![0.0; steps + 1];
+        let mut recurrences = vec![0.0; steps + 1];
         let mut known_to = vec![0.0; steps + 1];
-        let (mut held, mut accesses) = (0, 0.0);
+        let (mut distinct_lines, mut accesses) = (0, 0.0);
         for (&distance, &demanded) in distances.iter().zip(demanded) {
-            let depth = if distance == FIRST { held } else { u64::from(distance) };
-            held += u64::from(distance == FIRST);
+            let depth = if distance == FIRST { distinct_lines } else { u64::from(distance) };
+            distinct_lines += u64::from(distance == FIRST);
             if demanded {
                 let step = ((depth / lines_per_step) as usize).min(steps);
                 if distance == FIRST {
                     known_to[step] += 1.0
                 } else {
-                    back[step] += 1.0
+                    recurrences[step] += 1.0
                 }
                 accesses += 1.0;
             }
@@ -157,10 +157,10 @@ impl SurvivalCurve {
             // Accesses censored within a step were at risk for about half of it.
             let exposed: f64 = at_risk - 0.5 * known_to[step];
             if exposed > 0.0 {
-                surviving *= (1.0 - back[step] / exposed).max(0.0);
+                surviving *= (1.0 - recurrences[step] / exposed).max(0.0);
             }
             at_step.push(surviving);
-            at_risk -= back[step] + known_to[step];
+            at_risk -= recurrences[step] + known_to[step];
         }
         let known_lines = (at_step.len() as u64 - 1) * lines_per_step;
         extend(&mut at_step, steps);
@@ -179,13 +179,13 @@ impl SurvivalCurve {
 
 /// Extends the survival to this number of steps, by the power of the depth that the last third followed.
 fn extend(at_step: &mut Vec<f64>, steps: usize) {
-    let known = at_step.len() - 1;
-    let third = known - known / 3;
-    let (from, to) = (at_step[third], at_step[known]);
-    let falls = third > 0 && third < known && to > 0.0;
-    let power = if falls { libm::log(from / to) / libm::log(known as f64 / third as f64) } else { 0.0 };
-    for step in known + 1..=steps {
-        at_step.push(to * libm::pow(known.max(1) as f64 / step as f64, power));
+    let known_steps = at_step.len() - 1;
+    let third = known_steps - known_steps / 3;
+    let (third_survival, last_survival) = (at_step[third], at_step[known_steps]);
+    let falls = third > 0 && third < known_steps && last_survival > 0.0;
+    let power = if falls { libm::log(third_survival / last_survival) / libm::log(known_steps as f64 / third as f64) } else { 0.0 };
+    for step in known_steps + 1..=steps {
+        at_step.push(last_survival * libm::pow(known_steps.max(1) as f64 / step as f64, power));
     }
 }
 
@@ -233,15 +233,15 @@ mod tests {
     fn a_long_log_agrees_with_the_stack() {
         let lines = uniform(100_000, 900, 6);
         let ours = survival_curve(&trace(&lines), &LogCounts::default(), &SIZES).unwrap();
-        let theirs = trace_curve(&trace(&lines), &SIZES, Warmup::Automatic, false).unwrap();
-        assert!(ours.distance(&theirs).unwrap() < 0.3, "{:?} {:?}", rates(&ours), rates(&theirs));
+        let histogram_curve = trace_curve(&trace(&lines), &SIZES, Warmup::Automatic, false).unwrap();
+        assert!(ours.distance(&histogram_curve).unwrap() < 0.3, "{:?} {:?}", rates(&ours), rates(&histogram_curve));
     }
 
     /// Do first touches of a stream stay misses at every size, and do prefetched lines not count as misses?
     #[test]
     fn streams_miss_at_every_size_and_prefetched_lines_do_not() {
         // Every fourth line is a miss; the prefetcher brings the three after it.
-        let lines: Vec<u64> = (0..4000u64).map(|at| at / 4 * 4).collect();
+        let lines: Vec<u64> = (0..4000u64).map(|index| index / 4 * 4).collect();
         let curve = survival_curve(&trace(&lines), &LogCounts::default(), &SIZES).unwrap();
         assert!(worst(&curve, |_| 12.5) < 1e-9, "{:?}", rates(&curve));
     }
@@ -250,14 +250,14 @@ mod tests {
     #[test]
     fn lost_entries_are_made_up_for() {
         let truth = |lines: f64| 50.0 * (1.0 - lines / 900.0).max(0.0);
-        let all = uniform(40_000, 900, 7);
+        let all_lines = uniform(40_000, 900, 7);
         let mut random = SplitMix64::new(8);
-        let retained: Vec<u64> = all.iter().copied().filter(|_| random.draw_unit() < 0.7).collect();
+        let retained: Vec<u64> = all_lines.iter().copied().filter(|_| random.draw_unit() < 0.7).collect();
         let trace = MissLog { instructions: 800_000.0, ..trace(&retained) };
-        let counted = LogCounts { logged_level_misses: Some(40_000.0), point: Some((400, truth(400.0))) };
-        let curve = survival_curve(&trace, &counted, &SIZES).unwrap();
+        let counts = LogCounts { logged_level_misses: Some(40_000.0), point: Some((400, truth(400.0))) };
+        let curve = survival_curve(&trace, &counts, &SIZES).unwrap();
         assert!(worst(&curve, truth) < 1.5, "{:?}", rates(&curve));
-        let shifted_only = survival_curve(&trace, &LogCounts { logged_level_misses: None, ..counted }, &SIZES).unwrap();
+        let shifted_only = survival_curve(&trace, &LogCounts { logged_level_misses: None, ..counts }, &SIZES).unwrap();
         assert!(worst(&shifted_only, truth) > 4.0, "{:?}", rates(&shifted_only));
     }
 
@@ -266,8 +266,8 @@ mod tests {
     fn the_curve_passes_through_the_point_and_never_rises() {
         let lines = uniform(3000, 500, 9);
         for (misses, rate) in [(None, 3.0), (Some(4000.0), 31.0), (Some(9000.0), 80.0), (Some(3000.0), 0.0)] {
-            let counted = LogCounts { logged_level_misses: misses, point: Some((300, rate)) };
-            let curve = survival_curve(&trace(&lines), &counted, &SIZES).unwrap();
+            let counts = LogCounts { logged_level_misses: misses, point: Some((300, rate)) };
+            let curve = survival_curve(&trace(&lines), &counts, &SIZES).unwrap();
             assert!((curve.ratio_at(300).unwrap() - rate).abs() < 1e-6, "{:?}", rates(&curve));
             assert!(rates(&curve).windows(2).all(|pair| pair[0] >= pair[1] - 1e-12));
         }
@@ -285,8 +285,8 @@ mod tests {
         assert!(short > 300 && short < 800, "{short}");
         assert_eq!(reach(60_000, 900).1, 800);
         // Beyond the reach, the curve may be far off: 400 lines that all fit.
-        let (curve, known) = reach(1_000, 400);
-        assert!(known < 400 && curve.ratio_at(500).unwrap() > 1.0, "{known} {:?}", rates(&curve));
+        let (curve, reach_bytes) = reach(1_000, 400);
+        assert!(reach_bytes < 400 && curve.ratio_at(500).unwrap() > 1.0, "{reach_bytes} {:?}", rates(&curve));
     }
 
     /// Is there no curve without accesses or instructions?

@@ -14,9 +14,9 @@ pub struct FixedRateSampler {
     salt: u64,
     threshold: u64,
     accesses: u64,
-    whole: StackDistances,
+    all_distances: StackDistances,
     groups: Vec<StackDistances>,
-    kept: Vec<u64>,
+    sampled_lines: Vec<u64>,
     by_group: [Vec<u64>; GROUPS],
 }
 
@@ -43,9 +43,9 @@ impl FixedRateSampler {
             salt: salt_of(seed),
             threshold: threshold as u64,
             accesses: 0,
-            whole: StackDistances::with_simd(simd),
+            all_distances: StackDistances::with_simd(simd),
             groups: (0..GROUPS).map(|_| StackDistances::with_simd(simd)).collect(),
-            kept: vec![0; PORTION],
+            sampled_lines: vec![0; PORTION],
             by_group: Default::default(),
         })
     }
@@ -57,12 +57,12 @@ impl FixedRateSampler {
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         for portion in lines.chunks(PORTION) {
             self.accesses += portion.len() as u64;
-            let (simd, salt, threshold, retained_lines) = (self.simd, self.salt, self.threshold, &mut self.kept[..]);
+            let (simd, salt, threshold, retained_lines) = (self.simd, self.salt, self.threshold, &mut self.sampled_lines[..]);
             let kept_len = dispatch!(simd, filter(
                 portion: &[u64], salt: u64, threshold: u64, retained_lines: &mut [u64]
             ) -> usize);
-            let retained_lines = &self.kept[..kept_len];
-            self.whole.push(retained_lines)?;
+            let retained_lines = &self.sampled_lines[..kept_len];
+            self.all_distances.push(retained_lines)?;
             retained_lines.iter().for_each(|&line| self.by_group[group_of(line, salt)].push(line));
             for (group, lines) in self.groups.iter_mut().zip(&mut self.by_group) {
                 if lines.len() >= PORTION / GROUPS {
@@ -80,7 +80,7 @@ impl FixedRateSampler {
     /// As [`Self::push`].
     pub fn finish(self) -> Result<SampledCurve, StackError> {
         let rate = self.threshold as f64 / f64::from(1 << HASH_BITS);
-        let whole = self.whole.finish()?;
+        let histogram = self.all_distances.finish()?;
         let mut groups = Vec::with_capacity(GROUPS);
         for (mut group, lines) in self.groups.into_iter().zip(&self.by_group) {
             group.push(lines)?;
@@ -91,11 +91,11 @@ impl FixedRateSampler {
         }
         Ok(SampledCurve {
             accesses: self.accesses,
-            sampled_accesses: whole.accesses(),
-            sampled_lines: whole.cold_count(),
+            sampled_accesses: histogram.accesses(),
+            sampled_lines: histogram.cold_count(),
             rate,
             groups: groups.iter().map(|group| scale(group, rate / GROUPS as f64)).collect(),
-            whole: scale(&whole, rate),
+            whole_curve: scale(&histogram, rate),
         })
     }
 }

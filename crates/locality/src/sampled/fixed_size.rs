@@ -22,7 +22,7 @@ pub struct FixedSizeSampler {
     sampled_accesses: u64,
     /// (hash, line) of the lines in the sample, with the largest hash on top.
     by_hash: BinaryHeap<(u64, u64)>,
-    whole: SampleGroup,
+    whole_sample: SampleGroup,
     groups: Vec<SampleGroup>,
 }
 
@@ -43,7 +43,7 @@ impl FixedSizeSampler {
             accesses: 0,
             sampled_accesses: 0,
             by_hash: BinaryHeap::new(),
-            whole: SampleGroup::new(),
+            whole_sample: SampleGroup::new(),
             groups: (0..GROUPS).map(|_| SampleGroup::new()).collect(),
         })
     }
@@ -62,7 +62,7 @@ impl FixedSizeSampler {
     fn touch(&mut self, line: u64, hash: u64) {
         self.sampled_accesses += 1;
         let rate = self.rate();
-        let is_new = self.whole.touch(line, rate);
+        let is_new = self.whole_sample.touch(line, rate);
         self.groups[group_of(line, self.salt)].touch(line, rate / GROUPS as f64);
         if is_new {
             self.by_hash.push((hash, line));
@@ -81,7 +81,7 @@ impl FixedSizeSampler {
                 break;
             }
             self.by_hash.pop();
-            self.whole.stack.remove(line);
+            self.whole_sample.stack.remove(line);
             self.groups[group_of(line, self.salt)].stack.remove(line);
         }
     }
@@ -101,7 +101,7 @@ impl FixedSizeSampler {
             sampled_lines: self.by_hash.len() as u64,
             rate: self.rate(),
             groups: self.groups.iter().map(SampleGroup::estimate).collect(),
-            whole: self.whole.estimate(),
+            whole_curve: self.whole_sample.estimate(),
         }
     }
 }
@@ -181,9 +181,9 @@ impl SmallStack {
         let now = self.next;
         self.next += 1;
         self.lines[now] = line;
-        let distance = self.slots.insert(line, now as u32).map(|old| {
-            let later = self.slots.len() as u32 - self.sum(old as usize);
-            self.add(old as usize, u32::MAX);
+        let distance = self.slots.insert(line, now as u32).map(|old_slot| {
+            let later = self.slots.len() as u32 - self.sum(old_slot as usize);
+            self.add(old_slot as usize, u32::MAX);
             later
         });
         self.add(now, 1);
@@ -196,9 +196,9 @@ impl SmallStack {
         }
     }
 
-    fn add(&mut self, mut slot: usize, by: u32) {
+    fn add(&mut self, mut slot: usize, change: u32) {
         while slot < self.tree.len() {
-            self.tree[slot] = self.tree[slot].wrapping_add(by);
+            self.tree[slot] = self.tree[slot].wrapping_add(change);
             slot += slot & slot.wrapping_neg();
         }
     }

@@ -101,7 +101,7 @@ pub struct SampledCurve {
     sampled_accesses: u64,
     sampled_lines: u64,
     rate: f64,
-    whole: CurveEstimate,
+    whole_curve: CurveEstimate,
     /// Curves of the groups; empty if any group has no lines.
     groups: Vec<CurveEstimate>,
 }
@@ -126,7 +126,7 @@ impl SampledCurve {
 
     /// Returns the estimated total number of distinct lines.
     pub fn lines(&self) -> f64 {
-        self.whole.misses.last().copied().unwrap_or(0.0)
+        self.whole_curve.misses.last().copied().unwrap_or(0.0)
     }
 
     /// Returns the point at one size; `None` if no access was sampled.
@@ -134,7 +134,7 @@ impl SampledCurve {
         if self.sampled_accesses == 0 {
             return None;
         }
-        let miss_ratio = self.whole.miss_ratio(lines, self.accesses);
+        let miss_ratio = self.whole_curve.miss_ratio(lines, self.accesses);
         let half_width = (!self.groups.is_empty()).then(|| {
             let ratios: Vec<f64> = self.groups.iter().map(|group| group.miss_ratio(lines, self.accesses)).collect();
             let count = ratios.len() as f64;

@@ -76,8 +76,8 @@ fn hot_line_does_not_matter() {
     let lines: Vec<u64> = skewed(100_000, 20_000, 2).into_iter().flat_map(|line| [0, line + 1]).collect();
     let truth = exact(&lines).misses_at(2000) as f64 / lines.len() as f64;
     let has_line_0 = |seed| scatter(salt_of(seed)) >> 40 < 1 << 20;
-    let (with, without): (Vec<u64>, Vec<u64>) = (0..100).partition(|&seed| has_line_0(seed));
-    for seed in with.iter().take(2).chain(without.iter().take(6)) {
+    let (with_line_0, without_line_0): (Vec<u64>, Vec<u64>) = (0..100).partition(|&seed| has_line_0(seed));
+    for seed in with_line_0.iter().take(2).chain(without_line_0.iter().take(6)) {
         let error = fixed_rate(1.0 / 16.0, *seed, &lines).find_point(2000).unwrap().miss_ratio - truth;
         assert!(error.abs() < 0.03, "seed {seed}: {error}");
     }
@@ -86,7 +86,7 @@ fn hot_line_does_not_matter() {
 /// Does a sample that never holds more lines than the limit still estimate the total number of lines?
 #[test]
 fn fixed_size_stays_in_its_limit() {
-    let lines: Vec<u64> = (0..300_000).map(|at| at % 100_000).collect();
+    let lines: Vec<u64> = (0..300_000).map(|index| index % 100_000).collect();
     let curve = fixed_size(2000, 3, &lines);
     assert!(curve.sampled_lines() <= 2000 && curve.rate() < 0.03, "{} {}", curve.sampled_lines(), curve.rate());
     assert!((90_000.0..110_000.0).contains(&curve.lines()), "{}", curve.lines());
@@ -99,9 +99,9 @@ fn fixed_size_stays_in_its_limit() {
 fn absent_evidence_is_none() {
     assert_eq!(fixed_rate(0.5, 1, &[]).find_point(10), None);
     assert_eq!(fixed_size(8, 1, &[]).find_point(10), None);
-    let few = fixed_rate(1.0, 1, &[1, 2, 1]);
-    assert_eq!(few.find_point(10), Some(SampledPoint { miss_ratio: 2.0 / 3.0, half_width: None }));
-    assert_eq!(few.error_bar(&[10]), None);
+    let three_accesses = fixed_rate(1.0, 1, &[1, 2, 1]);
+    assert_eq!(three_accesses.find_point(10), Some(SampledPoint { miss_ratio: 2.0 / 3.0, half_width: None }));
+    assert_eq!(three_accesses.error_bar(&[10]), None);
 }
 
 /// Are impossible samples refused with the field's name?

@@ -50,18 +50,18 @@ impl DeadSlotCounter {
     /// Kills the old slot of each access (old, new) in turn, at most [`BATCH`](super::batch::BATCH) of them, and passes
     /// their distances to `tally`, which has room for them.
     #[inline(always)]
-    pub(super) unsafe fn mark_dead<L: Lanes>(&mut self, old: &[u32], new: &[u32], tally: &mut Tally) {
-        let new = &new[..old.len()];
-        for &slot in &old[..old.len().min(PREFETCH_AHEAD)] {
+    pub(super) unsafe fn mark_dead<L: Lanes>(&mut self, old_slots: &[u32], new_slots: &[u32], tally: &mut Tally) {
+        let new_slots = &new_slots[..old_slots.len()];
+        for &slot in &old_slots[..old_slots.len().min(PREFETCH_AHEAD)] {
             self.prefetch(slot);
         }
-        for index in 0..old.len() {
-            if let Some(&slot) = old.get(index + PREFETCH_AHEAD) {
+        for index in 0..old_slots.len() {
+            if let Some(&slot) = old_slots.get(index + PREFETCH_AHEAD) {
                 self.prefetch(slot);
             }
             // SAFETY: the caller guarantees that the processor has `L`.
-            let later = unsafe { self.kill_one::<L>(old[index]) };
-            tally.count(index, new[index] - old[index] - 1 - later);
+            let later = unsafe { self.kill_one::<L>(old_slots[index]) };
+            tally.count(index, new_slots[index] - old_slots[index] - 1 - later);
         }
     }
 

@@ -46,9 +46,9 @@ impl DenseFinder {
             *cell = leaf * LINES_PER_PAGE + line as usize % LINES_PER_PAGE;
             prefetch(self.leaves.as_ptr().wrapping_add(*cell));
         }
-        for (new, &cell) in (first_slot..).zip(cells.iter()) {
-            let old = std::mem::replace(&mut self.leaves[cell], new);
-            pairs.push_known(old, new);
+        for (new_slot, &cell) in (first_slot..).zip(cells.iter()) {
+            let old_slot = std::mem::replace(&mut self.leaves[cell], new_slot);
+            pairs.push_known(old_slot, new_slot);
         }
     }
 
@@ -79,10 +79,10 @@ impl DenseFinder {
         self.pages[index] = page << LEAF_BITS | leaf as u64;
         self.pages_used += 1;
         if self.pages_used * 2 > self.pages.len() {
-            let old = std::mem::take(&mut self.pages);
-            self.pages = vec![0; old.len() * 2];
+            let old_pages = std::mem::take(&mut self.pages);
+            self.pages = vec![0; old_pages.len() * 2];
             let (mask, shift) = (self.pages.len() - 1, 64 - self.pages.len().trailing_zeros());
-            for entry in old.into_iter().filter(|&entry| entry != 0) {
+            for entry in old_pages.into_iter().filter(|&entry| entry != 0) {
                 let mut index = (mix(entry >> LEAF_BITS) >> shift) as usize;
                 while self.pages[index & mask] != 0 {
                     index += 1;
@@ -109,8 +109,8 @@ impl DenseFinder {
         self.pages.iter().filter(|&&entry| entry != 0).flat_map(|&entry| {
             let (page, leaf) = (entry >> LEAF_BITS, (entry & ((1 << LEAF_BITS) - 1)) as usize);
             let slots = &self.leaves[leaf * LINES_PER_PAGE..][..LINES_PER_PAGE];
-            let seen = slots.iter().enumerate().filter(|&(_, &slot)| slot != 0);
-            seen.map(move |(at, &slot)| (page * LINES_PER_PAGE as u64 + at as u64, slot))
+            let used_slots = slots.iter().enumerate().filter(|&(_, &slot)| slot != 0);
+            used_slots.map(move |(offset, &slot)| (page * LINES_PER_PAGE as u64 + offset as u64, slot))
         })
     }
 }

@@ -45,20 +45,20 @@ impl PendingAccesses {
             self.space = space;
         }
         if self.len > 0 {
-            let (batch, rest) = lines.split_at(lines.len().min(BATCH - self.len));
+            let (batch, later_lines) = lines.split_at(lines.len().min(BATCH - self.len));
             self.lines[self.len..][..batch.len()].copy_from_slice(batch);
             self.len += batch.len();
-            lines = rest;
+            lines = later_lines;
             if self.len == BATCH {
                 self.flush(&mut run)?;
             }
         }
-        let (full, rest) = lines.split_at(lines.len() - lines.len() % BATCH);
-        if !full.is_empty() {
-            run(space, full)?;
+        let (full_batches, last_lines) = lines.split_at(lines.len() - lines.len() % BATCH);
+        if !full_batches.is_empty() {
+            run(space, full_batches)?;
         }
-        self.lines[self.len..][..rest.len()].copy_from_slice(rest);
-        self.len += rest.len();
+        self.lines[self.len..][..last_lines.len()].copy_from_slice(last_lines);
+        self.len += last_lines.len();
         Ok(())
     }
 
@@ -85,8 +85,8 @@ impl StackDistances {
         StackDistances::with_sizes(simd, FinderLimits::default())
     }
 
-    pub(super) fn with_sizes(simd: Simd, sizes: FinderLimits) -> Self {
-        let side = SlotAllocator::new(simd, sizes);
+    pub(super) fn with_sizes(simd: Simd, limits: FinderLimits) -> Self {
+        let side = SlotAllocator::new(simd, limits);
         let counter = DeadSlotCounter::new(side.slots());
         StackDistances {
             simd,
@@ -152,10 +152,10 @@ fn run_batches(
     mut lines: &[u64],
 ) -> Result<(), StackError> {
     loop {
-        let done = dispatch!(simd, run_all_batches(
+        let done_count = dispatch!(simd, run_all_batches(
             side: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut SlotPairs, space: u32, lines: &[u64]
         ) -> usize);
-        lines = &lines[done..];
+        lines = &lines[done_count..];
         if lines.is_empty() {
             return Ok(());
         }
@@ -175,7 +175,7 @@ unsafe fn run_all_batches<L: Lanes>(
     space: u32,
     lines: &[u64],
 ) -> usize {
-    let mut done = 0;
+    let mut done_count = 0;
     for batch in lines.chunks(BATCH) {
         if side.is_full(batch.len()) {
             break;
@@ -184,10 +184,10 @@ unsafe fn run_all_batches<L: Lanes>(
         unsafe {
             side.find::<L>(space, batch, pairs);
             tally.reserve(side.lines());
-            let (old, new) = pairs.get();
-            counter.mark_dead::<L>(old, new, tally);
+            let (old_slots, new_slots) = pairs.get();
+            counter.mark_dead::<L>(old_slots, new_slots, tally);
         }
-        done += batch.len();
+        done_count += batch.len();
     }
-    done
+    done_count
 }

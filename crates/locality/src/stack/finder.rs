@@ -51,17 +51,17 @@ enum FinderTable {
 #[derive(Debug)]
 pub(super) struct Finder {
     table: FinderTable,
-    form: FinderKind,
+    kind: FinderKind,
     lines: usize,
 }
 
 impl Finder {
-    pub(super) fn new(form: FinderKind) -> Self {
+    pub(super) fn new(kind: FinderKind) -> Self {
         #[cfg(test)]
-        if form == FinderKind::Sparse {
-            return Finder { table: FinderTable::Sparse(SparseFinder::with_room_for(0)), form, lines: 0 };
+        if kind == FinderKind::Sparse {
+            return Finder { table: FinderTable::Sparse(SparseFinder::with_room_for(0)), form: kind, lines: 0 };
         }
-        Finder { table: FinderTable::Dense(DenseFinder::new()), form, lines: 0 }
+        Finder { table: FinderTable::Dense(DenseFinder::new()), form: kind, lines: 0 }
     }
 
     /// Returns the number of distinct lines so far.
@@ -96,7 +96,7 @@ impl Finder {
     #[inline(always)]
     pub(super) fn leave_dense_if_wasteful(&mut self) {
         let FinderTable::Dense(dense) = &self.table else { return };
-        let Some(dense_free_bytes) = self.form.dense_free_bytes() else { return };
+        let Some(dense_free_bytes) = self.kind.dense_free_bytes() else { return };
         if dense.bytes() > dense_free_bytes && dense.bytes() > 2 * SparseFinder::bytes_for(self.lines) {
             self.table = FinderTable::Sparse(to_sparse(dense, self.lines));
         }
@@ -105,7 +105,7 @@ impl Finder {
     /// Returns to the dense form at a compaction, if it would be smaller than the sparse one.
     pub(super) fn return_to_dense_if_fitting(&mut self) {
         let FinderTable::Sparse(sparse) = &self.table else { return };
-        if self.form.dense_free_bytes().is_some()
+        if self.kind.dense_free_bytes().is_some()
             && DenseFinder::bytes_for(sparse.estimate_pages()) < SparseFinder::bytes_for(self.lines)
         {
             self.table = FinderTable::Dense(to_dense(sparse));

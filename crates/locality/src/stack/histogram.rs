@@ -22,11 +22,11 @@ impl DistanceHistogram {
         if !counts.is_sorted_by(|a, b| a.0 < b.0) {
             counts.sort_unstable();
             counts.dedup_by(|next, previous| {
-                let same = next.0 == previous.0;
-                if same {
+                let is_same_distance = next.0 == previous.0;
+                if is_same_distance {
                     previous.1 += next.1;
                 }
-                same
+                is_same_distance
             });
         }
         DistanceHistogram { cold, counts }
@@ -68,11 +68,11 @@ impl DistanceHistogram {
         let mut order: Vec<usize> = (0..sizes_lines.len()).collect();
         order.sort_unstable_by_key(|&index| sizes_lines[index]);
         let mut curve = vec![0.0; sizes_lines.len()];
-        let (mut misses, mut at) = (accesses, 0);
+        let (mut misses, mut index) = (accesses, 0);
         for slot in order {
-            while at < self.counts.len() && self.counts[at].0 < sizes_lines[slot] {
-                misses -= self.counts[at].1;
-                at += 1;
+            while index < self.counts.len() && self.counts[index].0 < sizes_lines[slot] {
+                misses -= self.counts[index].1;
+                index += 1;
             }
             curve[slot] = misses as f64 / accesses as f64;
         }
@@ -83,17 +83,17 @@ impl DistanceHistogram {
     /// caches).
     pub fn merge(&mut self, other: &DistanceHistogram) {
         let mut merged = Vec::with_capacity(self.counts.len().max(other.counts.len()));
-        let (mut ours, mut theirs) = (self.counts.iter().copied().peekable(), other.counts.iter().copied().peekable());
+        let (mut own_counts, mut other_counts) = (self.counts.iter().copied().peekable(), other.counts.iter().copied().peekable());
         loop {
-            let next = match (ours.peek(), theirs.peek()) {
+            let next = match (own_counts.peek(), other_counts.peek()) {
                 (Some(a), Some(b)) if a.0 == b.0 => (a.0, a.1 + b.1),
                 (Some(a), Some(b)) => *if a.0 < b.0 { a } else { b },
                 (Some(a), None) => *a,
                 (None, Some(b)) => *b,
                 (None, None) => break,
             };
-            ours.next_if(|a| a.0 == next.0);
-            theirs.next_if(|b| b.0 == next.0);
+            own_counts.next_if(|a| a.0 == next.0);
+            other_counts.next_if(|b| b.0 == next.0);
             merged.push(next);
         }
         self.cold += other.cold;
@@ -133,16 +133,16 @@ impl FromStr for DistanceHistogram {
             return fail(1, head, "'cold' and a count");
         };
         let (mut counts, mut total): (Vec<(u64, u64)>, u64) = (Vec::new(), cold);
-        for (at, line) in lines {
+        for (index, line) in lines {
             let pair = line.split_once(' ').and_then(|(d, count)| Some((d.parse().ok()?, count.parse().ok()?)));
             let Some((distance, count)) = pair.filter(|&(_, count)| count > 0) else {
-                return fail(at + 1, line, "a distance and a count above 0");
+                return fail(index + 1, line, "a distance and a count above 0");
             };
-            if counts.last().is_some_and(|&(before, _)| before >= distance) {
-                return fail(at + 1, line, "distances in ascending order");
+            if counts.last().is_some_and(|&(previous_distance, _)| previous_distance >= distance) {
+                return fail(index + 1, line, "distances in ascending order");
             }
             let Some(sum) = total.checked_add(count) else {
-                return fail(at + 1, line, "counts that add up to less than 2^64");
+                return fail(index + 1, line, "counts that add up to less than 2^64");
             };
             total = sum;
             counts.push((distance, count));
@@ -188,10 +188,10 @@ mod tests {
         /// Does merging give the same result as counting everything into one histogram?
         #[test]
         fn merge_adds_up(a in any_histogram(), b in any_histogram()) {
-            let together = DistanceHistogram::new(a.cold + b.cold, a.counts.iter().chain(&b.counts).copied());
+            let expected = DistanceHistogram::new(a.cold + b.cold, a.counts.iter().chain(&b.counts).copied());
             let mut merged = a.clone();
             merged.merge(&b);
-            prop_assert_eq!(merged, together);
+            prop_assert_eq!(merged, expected);
         }
 
         /// Does the curve agree with the misses at each size, in any order of sizes?

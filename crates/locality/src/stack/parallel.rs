@@ -40,8 +40,8 @@ pub struct ParallelStackDistances {
 #[derive(Debug)]
 struct CountingWorker {
     /// `None` once finished.
-    to: Option<SyncSender<SlotBatch>>,
-    used: Receiver<SlotBatch>,
+    batch_sender: Option<SyncSender<SlotBatch>>,
+    used_batches: Receiver<SlotBatch>,
     filling: SlotBatch,
     /// Number of dead slots in the ranges of all higher owners.
     dead_above: u32,
@@ -51,9 +51,9 @@ struct CountingWorker {
 /// Accesses that were not cold, all with old slots in one range.
 #[derive(Debug, Default)]
 struct SlotBatch {
-    old: Vec<u32>,
+    old_slots: Vec<u32>,
     /// New slot, minus the dead slots in higher ranges.
-    new: Vec<u32>,
+    new_slots: Vec<u32>,
     /// Number of distinct lines so far, which bounds the distances.
     lines: usize,
     /// If set, the owner starts again with this number of slots before the accesses.
@@ -71,8 +71,8 @@ impl ParallelStackDistances {
         ParallelStackDistances::with_sizes(threads, simd, FinderLimits::default())
     }
 
-    pub(super) fn with_sizes(threads: usize, simd: Simd, sizes: FinderLimits) -> Self {
-        let side = SlotAllocator::new(simd, sizes);
+    pub(super) fn with_sizes(threads: usize, simd: Simd, limits: FinderLimits) -> Self {
+        let side = SlotAllocator::new(simd, limits);
         let owners = (1..threads.max(2)).map(|_| CountingWorker::start(simd)).collect();
         let mut engine = ParallelStackDistances {
             simd,
@@ -119,15 +119,15 @@ impl ParallelStackDistances {
         let mut histogram = DistanceHistogram::new(lines as u64, []);
         for owner in &mut self.owners {
             owner.send(lines);
-            owner.to = None;
+            owner.batch_sender = None;
         }
         for owner in &mut self.owners {
-            let counted = owner.join();
+            let owner_histogram = owner.join();
             // With one owner, the usual case, its counts are taken as they are.
             if histogram.counts().is_empty() {
-                histogram = counted.with_cold(histogram.cold_count());
+                histogram = owner_histogram.with_cold(histogram.cold_count());
             } else {
-                histogram.merge(&counted);
+                histogram.merge(&owner_histogram);
             }
         }
         Ok(histogram)
@@ -136,10 +136,10 @@ impl ParallelStackDistances {
     fn run(&mut self, space: u32, mut lines: &[u64]) -> Result<(), StackError> {
         loop {
             let (simd, this) = (self.simd, &mut *self);
-            let done = dispatch!(simd, find_all(
+            let done_count = dispatch!(simd, find_all(
                 this: &mut ParallelStackDistances, space: u32, lines: &[u64]
             ) -> usize);
-            lines = &lines[done..];
+            lines = &lines[done_count..];
             if lines.is_empty() {
                 return Ok(());
             }
@@ -163,22 +163,22 @@ impl ParallelStackDistances {
     /// Passes the batch's pairs to the owners of their old slots.
     #[inline(always)]
     fn distribute_pairs(&mut self) {
-        let (old, new) = self.pairs.get();
+        let (old_slots, new_slots) = self.pairs.get();
         let lines = self.side.lines();
         if let [owner] = &mut self.owners[..] {
-            owner.filling.old.extend_from_slice(old);
-            owner.filling.new.extend_from_slice(new);
+            owner.filling.old_slots.extend_from_slice(old_slots);
+            owner.filling.new_slots.extend_from_slice(new_slots);
         } else {
-            for (&old, &new) in old.iter().zip(new) {
-                let range = ((old >> self.range_bits) as usize).min(self.owners.len() - 1);
+            for (&old_slot, &new_slot) in old_slots.iter().zip(new_slots) {
+                let range = ((old_slot >> self.range_bits) as usize).min(self.owners.len() - 1);
                 self.owners[..range].iter_mut().for_each(|lower| lower.dead_above += 1);
                 let owner = &mut self.owners[range];
-                owner.filling.old.push(old);
-                owner.filling.new.push(new - owner.dead_above);
+                owner.filling.old_slots.push(old_slot);
+                owner.filling.new_slots.push(new_slot - owner.dead_above);
             }
         }
         for owner in &mut self.owners {
-            if owner.filling.old.len() + BATCH > MESSAGE {
+            if owner.filling.old_slots.len() + BATCH > MESSAGE {
                 owner.send(lines);
             }
         }
@@ -187,36 +187,36 @@ impl ParallelStackDistances {
 
 /// Finds batches until all are done or the slots run out; returns the number of accesses done.
 #[inline(always)]
-unsafe fn find_all<L: Lanes>(this: &mut ParallelStackDistances, space: u32, lines: &[u64]) -> usize {
-    let mut done = 0;
+unsafe fn find_all<L: Lanes>(distances: &mut ParallelStackDistances, space: u32, lines: &[u64]) -> usize {
+    let mut done_count = 0;
     for batch in lines.chunks(BATCH) {
-        if this.side.is_full(batch.len()) {
+        if distances.side.is_full(batch.len()) {
             break;
         }
         // SAFETY: the caller guarantees that the processor has `L`.
-        unsafe { this.side.find::<L>(space, batch, &mut this.pairs) };
-        this.distribute_pairs();
-        done += batch.len();
+        unsafe { distances.side.find::<L>(space, batch, &mut distances.pairs) };
+        distances.distribute_pairs();
+        done_count += batch.len();
     }
-    done
+    done_count
 }
 
 impl CountingWorker {
     fn start(simd: Simd) -> Self {
-        let (to, from_finder) = sync_channel(RING);
-        let (give_back, used) = channel();
+        let (batch_sender, from_finder) = sync_channel(RING);
+        let (give_back, used_batches) = channel();
         let thread = Some(std::thread::spawn(move || count_all(simd, &from_finder, &give_back)));
         let filling = SlotBatch::with_room();
-        CountingWorker { to: Some(to), used, filling, dead_above: 0, thread }
+        CountingWorker { batch_sender: Some(batch_sender), used: used_batches, filling, dead_above: 0, thread }
     }
 
     /// Sends the current message, and takes an empty one to fill.
     fn send(&mut self, lines: usize) {
-        let empty = self.used.try_recv().unwrap_or_else(|_| SlotBatch::with_room());
-        let mut full = std::mem::replace(&mut self.filling, empty);
-        full.lines = lines;
+        let empty = self.used_batches.try_recv().unwrap_or_else(|_| SlotBatch::with_room());
+        let mut full_batch = std::mem::replace(&mut self.filling, empty);
+        full_batch.lines = lines;
         // A thread that no longer receives has panicked; `finish` reports it.
-        let _ = self.to.as_ref().map(|to| to.send(full));
+        let _ = self.batch_sender.as_ref().map(|sender| sender.send(full_batch));
     }
 
     fn join(&mut self) -> DistanceHistogram {
@@ -230,7 +230,7 @@ impl CountingWorker {
 
 impl SlotBatch {
     fn with_room() -> Self {
-        SlotBatch { old: Vec::with_capacity(MESSAGE), new: Vec::with_capacity(MESSAGE), lines: 0, restart: None }
+        SlotBatch { old_slots: Vec::with_capacity(MESSAGE), new_slots: Vec::with_capacity(MESSAGE), lines: 0, restart: None }
     }
 }
 
@@ -244,8 +244,8 @@ fn count_all(simd: Simd, from_finder: &Receiver<SlotBatch>, give_back: &Sender<S
         }
         let (counter, tally, full) = (&mut counter, &mut tally, &message);
         dispatch!(simd, count(counter: &mut DeadSlotCounter, tally: &mut Tally, full: &SlotBatch));
-        message.old.clear();
-        message.new.clear();
+        message.old_slots.clear();
+        message.new_slots.clear();
         // The finding thread may have ended.
         let _ = give_back.send(message);
     }
@@ -254,10 +254,10 @@ fn count_all(simd: Simd, from_finder: &Receiver<SlotBatch>, give_back: &Sender<S
 }
 
 #[inline(always)]
-unsafe fn count<L: Lanes>(counter: &mut DeadSlotCounter, tally: &mut Tally, full: &SlotBatch) {
-    for (old, new) in full.old.chunks(BATCH).zip(full.new.chunks(BATCH)) {
-        tally.reserve(full.lines);
+unsafe fn count<L: Lanes>(counter: &mut DeadSlotCounter, tally: &mut Tally, batch: &SlotBatch) {
+    for (old_slots, new_slots) in batch.old_slots.chunks(BATCH).zip(batch.new_slots.chunks(BATCH)) {
+        tally.reserve(batch.lines);
         // SAFETY: the caller guarantees that the processor has `L`.
-        unsafe { counter.mark_dead::<L>(old, new, tally) };
+        unsafe { counter.mark_dead::<L>(old_slots, new_slots, tally) };
     }
 }

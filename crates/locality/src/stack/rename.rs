@@ -34,7 +34,7 @@ impl Renamer {
     /// Can lines of a space be used unchanged?
     #[inline(always)]
     pub(super) fn is_narrow(space: u32, lines: &[u64]) -> bool {
-        space == 0 && lines.iter().fold(0, |all, line| all | line) < NARROW_LIMIT
+        space == 0 && lines.iter().fold(0, |bits, line| bits | line) < NARROW_LIMIT
     }
 
     /// Renames at most a batch of lines.
@@ -45,8 +45,8 @@ impl Renamer {
         for &line in lines {
             prefetch(self.table.as_ptr().wrapping_add(self.home_slot(space, line / LINES_PER_PAGE)));
         }
-        for (to, &line) in renamed.iter_mut().zip(lines) {
-            *to = if space == 0 && line < NARROW_LIMIT {
+        for (renamed_line, &line) in renamed.iter_mut().zip(lines) {
+            *renamed_line = if space == 0 && line < NARROW_LIMIT {
                 line
             } else {
                 let number = self.page_number(space, line / LINES_PER_PAGE);
@@ -62,9 +62,9 @@ impl Renamer {
 
     /// Returns the number of a page, which is the next one if the page is new.
     fn page_number(&mut self, space: u32, page: u64) -> u32 {
-        let (mask, mut at) = (self.table.len() - 1, self.home_slot(space, page));
+        let (mask, mut slot) = (self.table.len() - 1, self.home_slot(space, page));
         loop {
-            let entry = &mut self.table[at & mask];
+            let entry = &mut self.table[slot & mask];
             if entry.number == 0 {
                 self.pages += 1;
                 *entry = RenamedPage { page, space, number: self.pages };
@@ -72,20 +72,20 @@ impl Renamer {
             if (entry.page, entry.space) == (page, space) {
                 return entry.number;
             }
-            at += 1;
+            slot += 1;
         }
     }
 
     #[cold]
     fn grow(&mut self) {
         let len = (self.table.len() * 2).max(4 * BATCH);
-        let old = std::mem::replace(&mut self.table, vec![RenamedPage::default(); len]);
-        for entry in old.into_iter().filter(|entry| entry.number != 0) {
-            let mut at = self.home_slot(entry.space, entry.page);
-            while self.table[at & (len - 1)].number != 0 {
-                at += 1;
+        let old_table = std::mem::replace(&mut self.table, vec![RenamedPage::default(); len]);
+        for entry in old_table.into_iter().filter(|entry| entry.number != 0) {
+            let mut slot = self.home_slot(entry.space, entry.page);
+            while self.table[slot & (len - 1)].number != 0 {
+                slot += 1;
             }
-            self.table[at & (len - 1)] = entry;
+            self.table[slot & (len - 1)] = entry;
         }
     }
 }

@@ -13,7 +13,7 @@ const SLOTS_LIMIT: usize = 1 << 32;
 /// Sizes that only tests change.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FinderLimits {
-    pub form: FinderKind,
+    pub kind: FinderKind,
     /// Number of slots at the start, which is also the minimum; at least two batches.
     pub min_slots: usize,
     pub lines_limit: usize,
@@ -21,7 +21,7 @@ pub(super) struct FinderLimits {
 
 impl Default for FinderLimits {
     fn default() -> Self {
-        FinderLimits { form: FinderKind::default(), min_slots: 1 << 16, lines_limit: LINES_LIMIT }
+        FinderLimits { kind: FinderKind::default(), min_slots: 1 << 16, lines_limit: LINES_LIMIT }
     }
 }
 
@@ -33,13 +33,13 @@ pub(super) struct SlotAllocator {
     /// The slot of the next access. Slot 0 is never assigned: in the finders it means that the line has not occurred.
     next_slot: usize,
     slots: usize,
-    sizes: FinderLimits,
+    limits: FinderLimits,
 }
 
 impl SlotAllocator {
-    pub(super) fn new(simd: Simd, sizes: FinderLimits) -> Self {
-        let finder = Finder::new(sizes.form);
-        SlotAllocator { simd, finder, renamer: Renamer::default(), next_slot: 1, slots: sizes.min_slots, sizes }
+    pub(super) fn new(simd: Simd, limits: FinderLimits) -> Self {
+        let finder = Finder::new(limits.kind);
+        SlotAllocator { simd, finder, renamer: Renamer::default(), next_slot: 1, slots: limits.min_slots, sizes: limits }
     }
 
     /// Returns the number of slots for which the counter must have room.
@@ -84,23 +84,23 @@ impl SlotAllocator {
     /// # Errors
     /// Too many distinct lines for 32-bit slots.
     pub(super) fn compact(&mut self, dead: Option<&[u64]>) -> Result<(), StackError> {
-        if self.lines() > self.sizes.lines_limit - BATCH {
-            return Err(StackError { limit_lines: self.sizes.lines_limit as u64 });
+        if self.lines() > self.limits.lines_limit - BATCH {
+            return Err(StackError { limit_lines: self.limits.lines_limit as u64 });
         }
-        let own;
+        let rebuilt_slots;
         let dead = match dead {
             Some(dead) => dead,
             None => {
-                own = self.rebuild_dead_slots();
-                &own
+                rebuilt_slots = self.rebuild_dead_slots();
+                &rebuilt_slots
             }
         };
         let (simd, finder) = (self.simd, &mut self.finder);
         dispatch!(simd, close_gaps(finder: &mut Finder, dead: &[u64]));
         self.finder.return_to_dense_if_fitting();
         self.next_slot = self.lines() + 1;
-        let wanted = (4 * self.lines()).max(self.next_slot + 2 * BATCH).next_multiple_of(self.sizes.min_slots);
-        self.slots = wanted.min(SLOTS_LIMIT);
+        let desired_slots = (4 * self.lines()).max(self.next_slot + 2 * BATCH).next_multiple_of(self.limits.min_slots);
+        self.slots = desired_slots.min(SLOTS_LIMIT);
         Ok(())
     }
 

@@ -57,8 +57,8 @@ impl SparseFinder {
     fn place(&self, line: u64) -> (usize, u32) {
         let key = mix_bits(line >> QUAD_BITS, KEY_BITS);
         let rest_bits = KEY_BITS - self.bucket_bits;
-        let rest = key & ((1 << rest_bits) - 1);
-        ((key >> rest_bits) as usize, ((rest << QUAD_BITS | line & 3) as u32) << PAST_BITS)
+        let key_rest = key & ((1 << rest_bits) - 1);
+        ((key >> rest_bits) as usize, ((key_rest << QUAD_BITS | line & 3) as u32) << PAST_BITS)
     }
 
     #[inline(always)]
@@ -75,25 +75,25 @@ impl SparseFinder {
             prefetch(self.buckets.as_ptr().wrapping_add(home));
         }
         let bucket_bits = self.bucket_bits;
-        for (at, new) in (0..lines.len()).zip(first_slot..) {
-            if let Some(&(home, _)) = places.get(at + PREFETCH_AHEAD) {
+        for (index, new_slot) in (0..lines.len()).zip(first_slot..) {
+            if let Some(&(home, _)) = places.get(index + PREFETCH_AHEAD) {
                 prefetch(self.buckets.as_ptr().wrapping_add(home));
             }
             // Places are valid until the table grows within the batch, which is rare.
-            let (home, tag) = if self.bucket_bits == bucket_bits { places[at] } else { self.place(lines[at]) };
+            let (home, tag) = if self.bucket_bits == bucket_bits { places[index] } else { self.place(lines[index]) };
             // SAFETY: the caller guarantees that the processor has `L`.
-            let old = match unsafe { self.replace::<L>(home, tag, new) } {
-                Some(old) => old,
-                None => self.grow_and_insert(lines[at], new),
+            let old_slot = match unsafe { self.replace::<L>(home, tag, new_slot) } {
+                Some(old_slot) => old_slot,
+                None => self.grow_and_insert(lines[index], new_slot),
             };
-            pairs.push_known(old, new);
+            pairs.push_known(old_slot, new_slot);
         }
     }
 
     /// Sets the slot of the line and returns the old one, 0 if there was none; `None` if the entry would be too far
     /// from home, so that the table must grow.
     #[inline(always)]
-    unsafe fn replace<L: Lanes>(&mut self, home: usize, tag: u32, new: u32) -> Option<u32> {
+    unsafe fn replace<L: Lanes>(&mut self, home: usize, tag: u32, new_slot: u32) -> Option<u32> {
         let mask = self.buckets.len() - 1;
         for past in 1..=PAST_LIMIT {
             let bucket = &mut self.buckets[(home + past as usize - 1) & mask];
@@ -101,12 +101,12 @@ impl SparseFinder {
             let hits = unsafe { L::equal_8(bucket, tag | past) };
             if hits != 0 {
                 let lane = (8 + hits.trailing_zeros() as usize) & 15;
-                return Some(std::mem::replace(&mut bucket.0[lane], new));
+                return Some(std::mem::replace(&mut bucket.0[lane], new_slot));
             }
             if bucket.0[7] == 0 {
                 // SAFETY: as above.
-                let free = unsafe { L::equal_8(bucket, 0) }.trailing_zeros() as usize & 7;
-                (bucket.0[free], bucket.0[8 + free]) = (tag | past, new);
+                let free_entry = unsafe { L::equal_8(bucket, 0) }.trailing_zeros() as usize & 7;
+                (bucket.0[free_entry], bucket.0[8 + free_entry]) = (tag | past, new_slot);
                 self.lines += 1;
                 return Some(0);
             }
@@ -116,13 +116,13 @@ impl SparseFinder {
 
     #[cold]
     #[inline(never)]
-    fn grow_and_insert(&mut self, line: u64, new: u32) -> u32 {
+    fn grow_and_insert(&mut self, line: u64, new_slot: u32) -> u32 {
         loop {
             self.grow();
             let (home, tag) = self.place(line);
             // SAFETY: the portable lanes run everywhere.
-            if let Some(old) = unsafe { self.replace::<Portable>(home, tag, new) } {
-                return old;
+            if let Some(old_slot) = unsafe { self.replace::<Portable>(home, tag, new_slot) } {
+                return old_slot;
             }
         }
     }
@@ -135,8 +135,8 @@ impl SparseFinder {
             let mut larger = SparseFinder::with_bucket_bits(bits);
             let rest_bits = KEY_BITS - bits;
             for (key, low, slot) in self.entries() {
-                let rest = key & ((1 << rest_bits) - 1);
-                let tag = ((rest << QUAD_BITS | low) as u32) << PAST_BITS;
+                let key_rest = key & ((1 << rest_bits) - 1);
+                let tag = ((key_rest << QUAD_BITS | low) as u32) << PAST_BITS;
                 // SAFETY: the portable lanes run everywhere.
                 if unsafe { larger.replace::<Portable>((key >> rest_bits) as usize, tag, slot) }.is_none() {
                     bits += 1;
@@ -156,8 +156,8 @@ impl SparseFinder {
             tags.iter().zip(slots).filter(|&(&tag, _)| tag != 0).map(move |(&tag, &slot)| {
                 let past = (tag & PAST_LIMIT) as usize - 1;
                 let home = index.wrapping_sub(past) & mask;
-                let rest = u64::from(tag >> PAST_BITS);
-                ((home as u64) << rest_bits | rest >> QUAD_BITS, rest & 3, slot)
+                let key_rest = u64::from(tag >> PAST_BITS);
+                ((home as u64) << rest_bits | key_rest >> QUAD_BITS, key_rest & 3, slot)
             })
         })
     }

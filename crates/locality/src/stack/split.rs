@@ -26,7 +26,7 @@ pub struct StackScope {
 /// Exact stack distances of every part of a trace.
 #[derive(Debug)]
 pub struct SplitStackDistances {
-    per: StackUnit,
+    unit: StackUnit,
     engines: BTreeMap<StackScope, StackDistances>,
     /// Address space of each process, in order of arrival.
     spaces: BTreeMap<u32, u32>,
@@ -34,8 +34,8 @@ pub struct SplitStackDistances {
 
 impl SplitStackDistances {
     /// Builds an empty set of engines.
-    pub fn new(per: StackUnit) -> Self {
-        SplitStackDistances { per, engines: BTreeMap::new(), spaces: BTreeMap::new() }
+    pub fn new(unit: StackUnit) -> Self {
+        SplitStackDistances { per: unit, engines: BTreeMap::new(), spaces: BTreeMap::new() }
     }
 
     /// Adds the next accesses of one thread, as line addresses of its process.
@@ -45,12 +45,12 @@ impl SplitStackDistances {
     pub fn push(&mut self, process: u32, thread: u32, lines: &[u64]) -> Result<(), StackError> {
         let arrived = self.spaces.len() as u32;
         let space = *self.spaces.entry(process).or_insert(arrived);
-        let (part, space) = match self.per {
+        let (scope, space) = match self.unit {
             StackUnit::All => (StackScope { process: None, thread: None }, space),
             StackUnit::Process => (StackScope { process: Some(process), thread: None }, 0),
             StackUnit::Thread => (StackScope { process: Some(process), thread: Some(thread) }, 0),
         };
-        self.engines.entry(part).or_default().push_in_space(space, lines)
+        self.engines.entry(scope).or_default().push_in_space(space, lines)
     }
 
     /// Returns the histogram of every part, by process and thread.
@@ -58,7 +58,7 @@ impl SplitStackDistances {
     /// # Errors
     /// As [`StackDistances::push`].
     pub fn finish(self) -> Result<BTreeMap<StackScope, DistanceHistogram>, StackError> {
-        self.engines.into_iter().map(|(part, engine)| Ok((part, engine.finish()?))).collect()
+        self.engines.into_iter().map(|(scope, engine)| Ok((scope, engine.finish()?))).collect()
     }
 }
 
@@ -70,24 +70,24 @@ mod tests {
     /// stack?
     #[test]
     fn parts_are_kept_apart() {
-        let split = |per| {
-            let mut split = SplitStackDistances::new(per);
+        let split = |unit| {
+            let mut split = SplitStackDistances::new(unit);
             for (process, thread, lines) in [(5, 1, [1, 2]), (5, 2, [2, 1]), (9, 1, [1, 2]), (5, 1, [1, 1])] {
                 split.push(process, thread, &lines).unwrap();
             }
             split.finish().unwrap()
         };
-        let part = |process, thread| StackScope { process, thread };
-        let all = DistanceHistogram::new(4, [(0, 2), (1, 1), (2, 1)]);
-        assert_eq!(split(StackUnit::All), BTreeMap::from([(part(None, None), all)]));
+        let scope_of = |process, thread| StackScope { process, thread };
+        let whole_histogram = DistanceHistogram::new(4, [(0, 2), (1, 1), (2, 1)]);
+        assert_eq!(split(StackUnit::All), BTreeMap::from([(scope_of(None, None), whole_histogram)]));
         let of_5 = DistanceHistogram::new(2, [(0, 3), (1, 1)]);
         let of_9 = DistanceHistogram::new(2, []);
-        let expected = BTreeMap::from([(part(Some(5), None), of_5), (part(Some(9), None), of_9.clone())]);
+        let expected = BTreeMap::from([(scope_of(Some(5), None), of_5), (scope_of(Some(9), None), of_9.clone())]);
         assert_eq!(split(StackUnit::Process), expected);
         let expected = BTreeMap::from([
-            (part(Some(5), Some(1)), DistanceHistogram::new(2, [(0, 1), (1, 1)])),
-            (part(Some(5), Some(2)), of_9.clone()),
-            (part(Some(9), Some(1)), of_9),
+            (scope_of(Some(5), Some(1)), DistanceHistogram::new(2, [(0, 1), (1, 1)])),
+            (scope_of(Some(5), Some(2)), of_9.clone()),
+            (scope_of(Some(9), Some(1)), of_9),
         ]);
         assert_eq!(split(StackUnit::Thread), expected);
     }

@@ -45,8 +45,8 @@ impl Tally {
     pub(super) fn count(&mut self, index: usize, distance: u32) {
         let place = distance + 1;
         prefetch(self.counts.as_ptr().wrapping_add(place as usize));
-        let before = std::mem::replace(&mut self.waiting[index % BATCH], place);
-        self.counts[before as usize] += 1;
+        let previous_place = std::mem::replace(&mut self.waiting[index % BATCH], place);
+        self.counts[previous_place as usize] += 1;
     }
 
     #[cold]

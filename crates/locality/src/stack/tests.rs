@@ -12,10 +12,10 @@ use proptest::prelude::*;
 fn oracle(lines: impl IntoIterator<Item = u64>) -> DistanceHistogram {
     let (mut stack, mut cold, mut counts) = (Vec::new(), 0, Vec::new());
     for line in lines {
-        match stack.iter().rposition(|&other| other == line) {
-            Some(at) => {
-                counts.push(((stack.len() - 1 - at) as u64, 1));
-                stack.remove(at);
+        match stack.iter().rposition(|&stored_line| stored_line == line) {
+            Some(position) => {
+                counts.push(((stack.len() - 1 - position) as u64, 1));
+                stack.remove(position);
             }
             None => cold += 1,
         }
@@ -24,8 +24,8 @@ fn oracle(lines: impl IntoIterator<Item = u64>) -> DistanceHistogram {
     DistanceHistogram::new(cold, counts)
 }
 
-fn small(form: FinderKind) -> FinderLimits {
-    FinderLimits { form, min_slots: 2 * BATCH, ..FinderLimits::default() }
+fn small(kind: FinderKind) -> FinderLimits {
+    FinderLimits { kind, min_slots: 2 * BATCH, ..FinderLimits::default() }
 }
 
 const FORMS: [FinderKind; 4] = [
@@ -36,13 +36,13 @@ const FORMS: [FinderKind; 4] = [
 ];
 
 /// Returns the histogram of one engine, pushed in portions of varying length.
-fn by_engine(simd: Simd, sizes: FinderLimits, lines: &[u64]) -> DistanceHistogram {
-    let mut engine = StackDistances::with_sizes(simd, sizes);
-    let (mut rest, mut portion) = (lines, 1);
-    while !rest.is_empty() {
-        let (now, later) = rest.split_at(portion.min(rest.len()));
+fn by_engine(simd: Simd, limits: FinderLimits, lines: &[u64]) -> DistanceHistogram {
+    let mut engine = StackDistances::with_sizes(simd, limits);
+    let (mut remaining_lines, mut portion) = (lines, 1);
+    while !remaining_lines.is_empty() {
+        let (now, later) = remaining_lines.split_at(portion.min(remaining_lines.len()));
         engine.push(now).unwrap();
-        (rest, portion) = (later, portion * 3 % 1000 + 1);
+        (remaining_lines, portion) = (later, portion * 3 % 1000 + 1);
     }
     engine.finish().unwrap()
 }
@@ -79,8 +79,8 @@ proptest! {
     fn engine_equals_oracle(lines in any_trace()) {
         let expected = oracle(lines.iter().copied());
         for simd in Simd::available() {
-            for form in FORMS {
-                prop_assert_eq!(&by_engine(simd, small(form), &lines), &expected, "{} {:?}", simd.name(), form);
+            for kind in FORMS {
+                prop_assert_eq!(&by_engine(simd, small(kind), &lines), &expected, "{} {:?}", simd.name(), kind);
             }
         }
     }
@@ -124,18 +124,18 @@ fn dropping_early_ends_the_threads() {
 /// Does the finder take the better form, and switch again, without a wrong distance?
 #[test]
 fn form_follows_density() {
-    let sizes = FinderLimits {
-        form: FinderKind::Fitting { dense_free_bytes: 0 },
+    let limits = FinderLimits {
+        kind: FinderKind::Fitting { dense_free_bytes: 0 },
         min_slots: 1 << 12,
         ..FinderLimits::default()
     };
-    let mut engine = StackDistances::with_sizes(Simd::detect_best(), sizes);
+    let mut engine = StackDistances::with_sizes(Simd::detect_best(), limits);
     // One line a page, twice: sparse. Then all lines of those pages: dense again at the next compaction.
-    let scattered: Vec<u64> = (0..20_000).map(|at| at % 10_000 * 64).collect();
+    let scattered: Vec<u64> = (0..20_000).map(|index| index % 10_000 * 64).collect();
     engine.push(&scattered).unwrap();
     assert!(engine.is_sparse());
-    let all: Vec<u64> = (0..1_280_000).map(|at| at % 640_000).collect();
-    engine.push(&all).unwrap();
+    let all_lines: Vec<u64> = (0..1_280_000).map(|index| index % 640_000).collect();
+    engine.push(&all_lines).unwrap();
     assert!(!engine.is_sparse());
     // In the first round over all lines, every 64th is known: since its last touch at place p of the scattered lines,
     // the 9 999 others came, and 63 new ones for each of the p before it.
@@ -147,8 +147,8 @@ fn form_follows_density() {
 /// Are more lines than slots can number refused, with the limit?
 #[test]
 fn too_many_lines_are_refused() {
-    let sizes = FinderLimits { lines_limit: 1000, ..small(FinderKind::default()) };
-    let mut engine = StackDistances::with_sizes(Simd::detect_best(), sizes);
+    let limits = FinderLimits { lines_limit: 1000, ..small(FinderKind::default()) };
+    let mut engine = StackDistances::with_sizes(Simd::detect_best(), limits);
     let lines: Vec<u64> = (0..5000).collect();
     let error = engine.push(&lines).unwrap_err();
     assert_eq!(error.to_string(), "stack distances: found more than 1000 distinct lines, expected at most that many");
@@ -170,14 +170,14 @@ fn deep_tree_equals_cyclic_theory() {
     // Cyclic over n lines: every access but the first n has distance n - 1. Then backwards: the line at depth i of the
     // stack, for i = 0, 1, 2, ..., because each touch leaves the deeper ones where they are.
     let n = 300_000u64;
-    let cycle: Vec<u64> = (0..3 * n).map(|at| at % n).collect();
-    let back: Vec<u64> = (0..n).rev().collect();
-    let mut expected: Vec<(u64, u64)> = (0..n).map(|at| (at, 1)).collect();
+    let cycle: Vec<u64> = (0..3 * n).map(|index| index % n).collect();
+    let reversed_lines: Vec<u64> = (0..n).rev().collect();
+    let mut expected: Vec<(u64, u64)> = (0..n).map(|distance| (distance, 1)).collect();
     expected.push((n - 1, 2 * n));
     for simd in Simd::available() {
         let mut engine = StackDistances::with_simd(simd);
         engine.push(&cycle).unwrap();
-        engine.push(&back).unwrap();
+        engine.push(&reversed_lines).unwrap();
         assert_eq!(engine.finish().unwrap(), DistanceHistogram::new(n, expected.clone()));
     }
 }

@@ -82,11 +82,11 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
             self.close_one();
         }
         let slot = ConnectionSlot::default();
-        let (service, own, deadlines) = (service(slot.clone()), slot.clone(), self.deadlines);
+        let (service, own_slot, deadlines) = (service(slot.clone()), slot.clone(), self.deadlines);
         let task = tokio::spawn(async move {
             let mut service = pin!(service);
             let in_time = tokio::time::timeout(deadlines.stranger, &mut service).await.is_ok();
-            if !in_time && own.is_admitted() {
+            if !in_time && own_slot.is_admitted() {
                 // The peer sees the same at the deadline as before it: the socket is closed.
                 let _ = tokio::time::timeout(deadlines.admitted, service).await;
             }
@@ -98,9 +98,9 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
 
     /// Closes the oldest connection of the peer that has the most of them.
     fn close_one(&mut self) {
-        let held = |peer: &Peer| self.connections.iter().filter(|(other, _)| other == peer).count();
-        let most = self.connections.iter().map(|(peer, _)| held(peer)).max();
-        let oldest = self.connections.iter().position(|(peer, _)| Some(held(peer)) == most);
+        let connections_of = |peer: &Peer| self.connections.iter().filter(|(other_peer, _)| other_peer == peer).count();
+        let max_connections = self.connections.iter().map(|(peer, _)| connections_of(peer)).max();
+        let oldest = self.connections.iter().position(|(peer, _)| Some(connections_of(peer)) == max_connections);
         if let Some((_, slot)) = oldest.and_then(|index| self.connections.remove(index)) {
             slot.close();
         }

@@ -84,15 +84,15 @@ pub struct PageAddress {
 
 /// The loop's end of the feed, which takes iterations and never blocks.
 pub struct PageFeed {
-    turns: SyncSender<(WindowRecord, Profiles, DaemonState)>,
+    records: SyncSender<(WindowRecord, Profiles, DaemonState)>,
     /// The address, for display.
-    pub at: String,
+    pub address: String,
 }
 
 impl PageFeed {
     /// Passes on one iteration, which is dropped if the page is behind.
     pub fn push(&self, record: &WindowRecord, profiles: &Profiles, live: impl FnOnce() -> DaemonState) {
-        match self.turns.try_send((slim(record), profiles.clone(), live())) {
+        match self.records.try_send((slim(record), profiles.clone(), live())) {
             // The loop ignores a page that has ended or is behind.
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }
@@ -133,19 +133,19 @@ impl PageBuffer {
             matrix: snapshot.matrix,
         });
         while self.windows.len() > WINDOWS_KEPT || (self.bytes > BYTES_KEPT && self.windows.len() > 1) {
-            let Some(gone) = self.windows.pop_front() else { break };
-            self.bytes -= gone.event.len();
-            self.curves.extend(gone.curves.into_iter().map(|curve| (curve.program, curve)));
-            self.curves.retain(|program, _| gone.programs.contains(program));
-            self.matrix = gone.matrix.or(self.matrix.take());
+            let Some(dropped) = self.windows.pop_front() else { break };
+            self.bytes -= dropped.event.len();
+            self.curves.extend(dropped.curves.into_iter().map(|curve| (curve.program, curve)));
+            self.curves.retain(|program, _| dropped.programs.contains(program));
+            self.matrix = dropped.matrix.or(self.matrix.take());
         }
         Ok(())
     }
 
     /// The first events of a viewer, unless it has windows of this run up to `seen`.
-    fn greeting(&self, seen: Option<u64>) -> serde_json::Result<Vec<Bytes>> {
+    fn greeting(&self, last_seen: Option<u64>) -> serde_json::Result<Vec<Bytes>> {
         let mut events = vec![self.head.clone()];
-        if seen.is_none() {
+        if last_seen.is_none() {
             let so_far = serde_json::json!({
                 "window": self.windows.front().map_or(0, |first| first.window.saturating_sub(1)),
                 "curves": self.curves.values().collect::<Vec<_>>(),
@@ -153,14 +153,14 @@ impl PageBuffer {
             });
             events.push(Bytes::from(format!("event: so-far\ndata: {so_far}\n\n")));
         }
-        events.extend(self.events_after(seen).1);
+        events.extend(self.events_after(last_seen).1);
         Ok(events)
     }
 
     /// Windows after `seen`, and the last one's number.
-    fn events_after(&self, seen: Option<u64>) -> (Option<u64>, Vec<Bytes>) {
-        let new = self.windows.iter().filter(|stored| seen.is_none_or(|seen| stored.window > seen));
-        (self.windows.back().map(|stored| stored.window).or(seen), new.map(|stored| stored.event.clone()).collect())
+    fn events_after(&self, last_seen: Option<u64>) -> (Option<u64>, Vec<Bytes>) {
+        let new_windows = self.windows.iter().filter(|stored| last_seen.is_none_or(|last| stored.window > last));
+        (self.windows.back().map(|stored| stored.window).or(last_seen), new_windows.map(|stored| stored.event.clone()).collect())
     }
 }
 
@@ -185,31 +185,31 @@ impl PageServer {
 ///
 /// # Errors
 /// The address is taken, or is not a loopback address, or the socket cannot be created.
-pub fn serve(at: &PageAddress, header: &RunHeader) -> Result<PageFeed, ServeError> {
-    serve_within(at, header, DEADLINES)
+pub fn serve(page_address: &PageAddress, header: &RunHeader) -> Result<PageFeed, ServeError> {
+    serve_within(page_address, header, DEADLINES)
 }
 
 /// As [`serve`], with other deadlines of a connection.
 ///
 /// # Errors
 /// As [`serve`].
-pub fn serve_within(at: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> Result<PageFeed, ServeError> {
-    serve_at(at, header, deadlines).map_err(|error| ServeError {
-        address: at.address.clone(),
+pub fn serve_within(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> Result<PageFeed, ServeError> {
+    serve_at(page_address, header, deadlines).map_err(|error| ServeError {
+        address: page_address.address.clone(),
         is_taken: error.kind() == io::ErrorKind::AddrInUse,
         what: error.to_string(),
     })
 }
 
-fn serve_at(place: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> io::Result<PageFeed> {
-    let is_path = place.address.contains('/');
-    let token = if place.token && !is_path { Some(random_text()?) } else { None };
-    let mut teller = SnapshotBuilder::new(header);
+fn serve_at(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> io::Result<PageFeed> {
+    let is_path = page_address.address.contains('/');
+    let token = if page_address.token && !is_path { Some(random_text()?) } else { None };
+    let mut builder = SnapshotBuilder::new(header);
     let run = random_text()?;
-    let mut head = teller.head("live");
+    let mut head = builder.head("live");
     head.run.clone_from(&run);
     let head = Bytes::from(format!("retry: {RETRY_MS}\nevent: head\ndata: {}\n\n", data(&head)?));
-    let bound = if is_path { BoundListener::path(&place.address)? } else { BoundListener::address(&place.address)? };
+    let bound = if is_path { BoundListener::path(&page_address.address)? } else { BoundListener::address(&page_address.address)? };
     let server = Arc::new(PageServer {
         board: Mutex::new(PageBuffer { run, head, ..PageBuffer::default() }),
         newest: watch::Sender::new(0),
@@ -218,17 +218,17 @@ fn serve_at(place: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> io
         token: token.clone(),
         viewers: AtomicUsize::new(0),
     });
-    let at = match (&bound, &token) {
-        (BoundListener::Path(_), _) => format!("socket {}", place.address),
-        (BoundListener::Tcp(_, at), Some(token)) => format!("http://{at}/#token={token}"),
-        (BoundListener::Tcp(_, at), None) => format!("http://{at}/"),
+    let display_address = match (&bound, &token) {
+        (BoundListener::Path(_), _) => format!("socket {}", page_address.address),
+        (BoundListener::Tcp(_, address), Some(token)) => format!("http://{address}/#token={token}"),
+        (BoundListener::Tcp(_, address), None) => format!("http://{address}/"),
     };
-    let (turns, waiting) = sync_channel::<(WindowRecord, Profiles, DaemonState)>(TURNS_WAITING);
+    let (records, waiting) = sync_channel::<(WindowRecord, Profiles, DaemonState)>(TURNS_WAITING);
     let page_server = Arc::clone(&server);
     std::thread::Builder::new().name("cachemate-page".into()).spawn(move || {
         for (record, profiles, live) in waiting {
             let window = record.observation.window;
-            let snapshot = teller.snapshot(&record, &profiles, Some(live));
+            let snapshot = builder.snapshot(&record, &profiles, Some(live));
             // A number that JSON cannot represent: this window is left out.
             if page_server.board().push(snapshot).is_ok() {
                 page_server.newest.send_replace(window + 1);
@@ -236,7 +236,7 @@ fn serve_at(place: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> io
         }
     })?;
     serve_in_own_thread("cachemate-http", || bound.listen(server, deadlines))?;
-    Ok(PageFeed { turns, at })
+    Ok(PageFeed { records, address: display_address })
 }
 
 /// 128 random bits.
@@ -257,13 +257,13 @@ enum BoundListener {
 impl BoundListener {
     fn address(address: &str) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
-        let at = listener.local_addr()?;
-        if !at.ip().is_loopback() {
-            let message = format!("found {}, expected a loopback address such as 127.0.0.1:9754, or a path", at.ip());
+        let local_address = listener.local_addr()?;
+        if !local_address.ip().is_loopback() {
+            let message = format!("found {}, expected a loopback address such as 127.0.0.1:9754, or a path", local_address.ip());
             return Err(io::Error::other(message));
         }
         listener.set_nonblocking(true)?;
-        Ok(BoundListener::Tcp(listener, at))
+        Ok(BoundListener::Tcp(listener, local_address))
     }
 
     /// A socket that only its owner may open; a stale one is replaced.
@@ -271,7 +271,7 @@ impl BoundListener {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
             return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
         }
-        let is_socket = |found: std::fs::Metadata| std::os::unix::fs::FileTypeExt::is_socket(&found.file_type());
+        let is_socket = |metadata: std::fs::Metadata| std::os::unix::fs::FileTypeExt::is_socket(&metadata.file_type());
         if std::fs::symlink_metadata(path).is_ok_and(is_socket) {
             std::fs::remove_file(path)?;
         }
@@ -365,18 +365,18 @@ fn route(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageSe
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return refuse(StatusCode::METHOD_NOT_ALLOWED, "the page can be read, by GET and HEAD");
     }
-    let (given, name) = secret_and_name(request.uri().path());
+    let (secret, name) = secret_and_name(request.uri().path());
     match name {
-        "/" if given.is_none() => return response(StatusCode::OK, "text/html; charset=utf-8", server.page.clone()),
+        "/" if secret.is_none() => return response(StatusCode::OK, "text/html; charset=utf-8", server.page.clone()),
         "/events" | "/enter" => {}
         _ => return refuse(StatusCode::NOT_FOUND, "nothing is here; the page is at /"),
     }
-    let own = headers.get(ORIGIN).is_none_or(|origin| origin.as_bytes() == format!("http://{host}").as_bytes());
+    let is_own_origin = headers.get(ORIGIN).is_none_or(|origin| origin.as_bytes() == format!("http://{host}").as_bytes());
     let from_within = text("sec-fetch-site").is_none_or(|site| matches!(site, "same-origin" | "none"));
-    if !own || !from_within {
+    if !is_own_origin || !from_within {
         return refuse(StatusCode::FORBIDDEN, "asked from another page");
     }
-    if !is_authorized(headers, given, server) {
+    if !is_authorized(headers, secret, server) {
         return refuse(StatusCode::UNAUTHORIZED, "expected the token that was printed at the start");
     }
     if name == "/events" {
@@ -389,18 +389,18 @@ fn route(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageSe
 /// `/TOKEN/events` is `/events` with the token. A browser sends a path only to this port, but a cookie to every port of
 /// this host.
 fn secret_and_name(path: &str) -> (Option<&str>, &str) {
-    match path.get(1..).and_then(|rest| rest.find('/')) {
+    match path.get(1..).and_then(|path_rest| path_rest.find('/')) {
         Some(end) => (Some(&path[1..=end]), &path[end + 1..]),
         None => (None, path),
     }
 }
 
 /// Does a request contain the token, in the header or in the path?
-fn is_authorized(headers: &HeaderMap, given: Option<&str>, server: &PageServer) -> bool {
+fn is_authorized(headers: &HeaderMap, path_secret: Option<&str>, server: &PageServer) -> bool {
     let Some(token) = &server.token else { return true };
     let bearer = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    let mut given = bearer.into_iter().chain(given.map(str::as_bytes));
-    given.any(|given| constant_time_eq(given, token.as_bytes()))
+    let mut secrets = bearer.into_iter().chain(path_secret.map(str::as_bytes));
+    secrets.any(|secret| constant_time_eq(secret, token.as_bytes()))
 }
 
 /// Compares in constant time, independent of the position of the first difference.
@@ -440,9 +440,9 @@ fn events(server: &Arc<PageServer>, slot: &ConnectionSlot, last_id: Option<&str>
     let stream = Events { events: receive, server: Arc::clone(server) };
     // The number of admitted connections is that of the viewers.
     slot.admit();
-    let seen = last_id.and_then(|id| id.split_once(':')).filter(|(run, _)| *run == server.board().run);
-    let seen = seen.and_then(|(_, window)| window.parse().ok());
-    let (sender, slot) = (stream_to_viewer(Arc::clone(server), send, seen), slot.clone());
+    let last_window = last_id.and_then(|id| id.split_once(':')).filter(|(run, _)| *run == server.board().run);
+    let last_window = last_window.and_then(|(_, window)| window.parse().ok());
+    let (sender, slot) = (stream_to_viewer(Arc::clone(server), send, last_window), slot.clone());
     tokio::spawn(async move {
         if sender.await == ViewerEnd::Stalled {
             // The connection also waits for the viewer, and would outlive the sender.
@@ -465,7 +465,7 @@ enum ViewerEnd {
 }
 
 /// Sends one viewer every window, until it disconnects or stalls.
-async fn stream_to_viewer(server: Arc<PageServer>, send: mpsc::Sender<Bytes>, mut seen: Option<u64>) -> ViewerEnd {
+async fn stream_to_viewer(server: Arc<PageServer>, send: mpsc::Sender<Bytes>, mut last_seen: Option<u64>) -> ViewerEnd {
     let mut newest = server.newest.subscribe();
     newest.mark_unchanged();
     let (mut events, last) = {

@@ -19,11 +19,11 @@ pub fn asked(
         head.push_str(&format!("{name}: {value}\r\n"));
     }
     stream.write_all(format!("{head}\r\n").as_bytes()).unwrap();
-    let (mut answer, mut some) = (Vec::new(), [0u8; 4096]);
+    let (mut answer, mut chunk) = (Vec::new(), [0u8; 4096]);
     while String::from_utf8_lossy(&answer).matches("event: window").count() <= windows {
-        match stream.read(&mut some) {
+        match stream.read(&mut chunk) {
             Ok(0) | Err(_) => break,
-            Ok(read) => answer.extend_from_slice(&some[..read]),
+            Ok(read) => answer.extend_from_slice(&chunk[..read]),
         }
     }
     let text = String::from_utf8_lossy(&answer).into_owned();

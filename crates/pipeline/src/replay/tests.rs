@@ -13,18 +13,18 @@ fn recorded(path: &std::path::Path) -> Vec<WindowRecord> {
     records
 }
 
-fn over(
+fn replay_alternating(
     path: &std::path::Path,
     stride: u64,
     must_match: bool,
-    each: impl FnMut(ReplayedWindow),
+    visit_window: impl FnMut(ReplayedWindow),
 ) -> Result<u64, ReplayError> {
     let machine = Replay::new(RunLogReader::open(path).unwrap());
     let current = Rc::clone(&machine.current);
     let first = config().first_window;
-    let turns =
+    let control_loop =
         ControlLoop::new(machine, Vec::new(), Box::new(CpuPredictor), "turns", AlternatingPolicy { stride }, first);
-    decide_again(turns, &current, must_match, each)
+    decide_again(control_loop, &current, must_match, visit_window)
 }
 
 /// Does the same policy make the same decisions over the recording, and is a changed one detected at its first window?
@@ -35,7 +35,7 @@ fn the_same_policy_matches_and_a_changed_one_is_caught() {
     let records = recorded(&path);
     let run = |stride, must_match| {
         let mut replayed_windows = Vec::new();
-        let result = over(&path, stride, must_match, |replayed| replayed_windows.push(replayed));
+        let result = replay_alternating(&path, stride, must_match, |replayed| replayed_windows.push(replayed));
         (result, replayed_windows)
     };
     let (windows, replayed_windows) = run(1, true);
@@ -60,7 +60,7 @@ fn another_policys_forecasts_are_made_under_the_recorded_plan() {
     let path = dir.path().join("run.jsonl");
     let records = recorded(&path);
     let mut replayed_windows = Vec::new();
-    over(&path, 2, false, |replayed| replayed_windows.push(replayed)).unwrap();
+    replay_alternating(&path, 2, false, |replayed| replayed_windows.push(replayed)).unwrap();
     assert_eq!(replayed_windows.iter().filter(|replayed| replayed.plan_difference.is_some()).count(), 3);
     // The predictor and the plans in force are those of the recording, and so are the misses.
     for (replayed, record) in replayed_windows.iter().zip(&records) {
@@ -93,11 +93,11 @@ impl Machine for Hotplug {
         self.0.capabilities()
     }
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        let seen = self.0.observe()?;
-        let here = !(2..4).contains(&self.1);
-        self.0.topology.cpus.last_mut().unwrap().online = here;
+        let observation = self.0.observe()?;
+        let is_online = !(2..4).contains(&self.1);
+        self.0.topology.cpus.last_mut().unwrap().online = is_online;
         self.1 += 1;
-        Ok(seen)
+        Ok(observation)
     }
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
         self.0.apply(plan)
@@ -136,18 +136,18 @@ fn a_run_whose_cpus_went_offline_replays() {
     log.finish().unwrap();
     assert_eq!(online, [None, None, Some("0".to_string()), None, Some("0-1".to_string()), None]);
     assert_eq!(scored, [false, true, false, true, false, true]);
-    let again = |path: &std::path::Path| {
+    let replay_again = |path: &std::path::Path| {
         let machine = Replay::new(RunLogReader::open(path).unwrap());
         let current = Rc::clone(&machine.current);
-        let turns = ControlLoop::new(machine, Vec::new(), Box::new(CpuPredictor), "last", LastCpuPolicy, first);
-        decide_again(turns, &current, true, |_| {})
+        let control_loop = ControlLoop::new(machine, Vec::new(), Box::new(CpuPredictor), "last", LastCpuPolicy, first);
+        decide_again(control_loop, &current, true, |_| {})
     };
-    assert_eq!(again(&path).unwrap(), 6);
+    assert_eq!(replay_again(&path).unwrap(), 6);
     let text = std::fs::read_to_string(&path).unwrap();
-    let old = text.replacen("\"format\":4", "\"format\":3", 1);
-    let old = old.replace(",\"online\":\"0-1\"}", "}").replace(",\"online\":\"0\"}", "}");
-    assert!(old.len() < text.len() - 20, "two windows recorded it");
-    std::fs::write(&path, old).unwrap();
-    let error = again(&path).unwrap_err().to_string();
+    let old_format = text.replacen("\"format\":4", "\"format\":3", 1);
+    let old_format = old_format.replace(",\"online\":\"0-1\"}", "}").replace(",\"online\":\"0\"}", "}");
+    assert!(old_format.len() < text.len() - 20, "two windows recorded it");
+    std::fs::write(&path, old_format).unwrap();
+    let error = replay_again(&path).unwrap_err().to_string();
     assert!(error.starts_with("window 2: the policy 'last' decides differently"), "{error}");
 }

@@ -39,12 +39,12 @@ fn standard(policy: &str, predictor: PredictorConfig, simulated: bool) -> Standa
 fn record<M: Machine>(pipeline: Pipeline, machine: M, path: &Path) -> Vec<WindowRecord> {
     let mut log = RunLogWriter::create(path, true, &pipeline.header(&machine)).expect("the log can be made");
     let mut records = Vec::new();
-    let each = |_: &mut M, record: WindowRecord| {
+    let on_window = |_: &mut M, record: WindowRecord| {
         log.push(&record).expect("every record can be written");
         records.push(record);
         true
     };
-    pipeline.run(machine, each).expect("the run ends");
+    pipeline.run(machine, on_window).expect("the run ends");
     log.finish().expect("the log can be closed");
     records
 }
@@ -52,12 +52,12 @@ fn record<M: Machine>(pipeline: Pipeline, machine: M, path: &Path) -> Vec<Window
 /// Replays the log and compares it with the records: plans and reasons here, forecasts inside.
 fn replays(policy: &str, path: &Path, records: &[WindowRecord]) {
     let log = RunLogReader::open(path).expect("the log can be read");
-    let mut at = 0;
-    let each = |replayed: cachemate_pipeline::ReplayedWindow| {
-        assert_eq!(replayed.decision, records[at].decision, "'{policy}', window {}", replayed.window);
-        at += 1;
+    let mut index = 0;
+    let on_window = |replayed: cachemate_pipeline::ReplayedWindow| {
+        assert_eq!(replayed.decision, records[index].decision, "'{policy}', window {}", replayed.window);
+        index += 1;
     };
-    let windows = replay(log, None, each).unwrap_or_else(|error| panic!("'{policy}': {error}"));
+    let windows = replay(log, None, on_window).unwrap_or_else(|error| panic!("'{policy}': {error}"));
     assert_eq!(windows as usize, records.len(), "'{policy}'");
 }
 
@@ -75,7 +75,7 @@ fn every_policy_recorded_on_a_host_replays() {
             let path = dir.path().join(format!("{}-{counters}.jsonl.zst", entry.name));
             let records = record(Pipeline::build(config).unwrap(), host, &path);
             let reasons = || records.iter().flat_map(|record| &record.decision.reasons);
-            rolled_back += reasons().filter(|why| why.kind == ReasonKind::RolledBack).count();
+            rolled_back += reasons().filter(|reason| reason.kind == ReasonKind::RolledBack).count();
             let answers = records.iter().flat_map(|record| &record.observation.probe_results);
             evicted += answers.filter(|answer| matches!(answer.evidence, ProbeEvidence::PrimeProbe { .. })).count();
             replays(entry.name, &path, &records);
@@ -120,14 +120,14 @@ fn a_forged_log_is_caught() {
     let config = standard("dio", penalty, false).for_machine(host.topology(), host.capabilities());
     let path = dir.path().join("dio.jsonl");
     let records = record(Pipeline::build(config).unwrap(), host, &path);
-    let changed = (0..records.len()).find(|&index| !records[index].decision.reasons.is_empty()).expect("dio says why");
+    let changed_window = (0..records.len()).find(|&index| !records[index].decision.reasons.is_empty()).expect("dio says why");
     let mut forged = records.clone();
-    forged[changed].decision.reasons.clear();
+    forged[changed_window].decision.reasons.clear();
     let header = RunLogReader::open(&path).unwrap().header().clone();
     let mut log = RunLogWriter::create(&path, true, &header).unwrap();
     forged.iter().for_each(|record| log.push(record).unwrap());
     log.finish().unwrap();
     let error = replay(RunLogReader::open(&path).unwrap(), None, |_| ()).unwrap_err().to_string();
-    assert!(error.starts_with(&format!("window {changed}: the policy 'dio' decides differently")), "{error}");
+    assert!(error.starts_with(&format!("window {changed_window}: the policy 'dio' decides differently")), "{error}");
     assert!(error.contains("reasons: recorded []"), "{error}");
 }

@@ -39,9 +39,9 @@ impl ModeledHost {
     }
 
     fn cpu_of(&self, task: u32) -> u32 {
-        let home = task; // victims 0 and 1 share the first cache, streams 2 and 3 the second
-        let allowed = self.plan.affinity.get(&TaskId(task)).and_then(IndexSet::first);
-        allowed.unwrap_or(home).min(TASKS - 1)
+        let default_cpu = task; // victims 0 and 1 share the first cache, streams 2 and 3 the second
+        let pinned_cpu = self.plan.affinity.get(&TaskId(task)).and_then(IndexSet::first);
+        pinned_cpu.unwrap_or(default_cpu).min(TASKS - 1)
     }
 
     fn is_stream(task: u32) -> bool {
@@ -97,9 +97,9 @@ impl ModeledHost {
         Some(match kind {
             ProbeKind::PrimeProbe { task, samples } => {
                 let share = if stream(task) { 900 } else { 20 };
-                let sample = |at: u32| PrimeProbeSample {
-                    target_running: at.is_multiple_of(2),
-                    evicted: if at.is_multiple_of(2) { share + at } else { at },
+                let sample = |index: u32| PrimeProbeSample {
+                    target_running: index.is_multiple_of(2),
+                    evicted: if index.is_multiple_of(2) { share + index } else { index },
                     reloads: 1000,
                     elapsed_ns: 1_000_000,
                     round_trips_ns: Some((60.0, 61.0)),
@@ -117,12 +117,12 @@ impl ModeledHost {
                 rate_event: None,
             },
             ProbeKind::PingPong { cpus } => {
-                let same = cpus.0.0 / 2 == cpus.1.0 / 2;
-                ProbeEvidence::PingPong { cpus: *cpus, round_trip_ns: if same { 60.0 } else { 320.0 } }
+                let is_same_cache = cpus.0.0 / 2 == cpus.1.0 / 2;
+                ProbeEvidence::PingPong { cpus: *cpus, round_trip_ns: if is_same_cache { 60.0 } else { 320.0 } }
             }
             ProbeKind::ReuseTimes { task, locations } => {
-                let reuse = |at: u32| ReuseSample {
-                    accesses: Some(if stream(task) { 1 << 30 } else { 1 << (at % 12) }),
+                let reuse = |index: u32| ReuseSample {
+                    accesses: Some(if stream(task) { 1 << 30 } else { 1 << (index % 12) }),
                     elapsed_ns: 1_000,
                     reused: !stream(task),
                 };
@@ -155,20 +155,20 @@ impl Machine for ModeledHost {
             tasks: (0..TASKS).map(|id| self.task(id)).collect(),
             shared_counts: Vec::new(),
             probe_results: self.plan.probes.iter().filter_map(answer).collect(),
-            applied: self.in_force(),
+            applied: self.applied_plan(),
         };
         self.window += 1;
         Ok(Some(observation))
     }
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
         self.plan = plan.clone();
-        Ok(self.in_force())
+        Ok(self.applied_plan())
     }
 }
 
 impl ModeledHost {
-    fn in_force(&self) -> AppliedPlan {
-        let (allowed, gangs) = (self.plan.affinity.clone(), self.plan.gangs.clone());
-        AppliedPlan { affinity: allowed, gangs, weights: BTreeMap::new(), ..AppliedPlan::default() }
+    fn applied_plan(&self) -> AppliedPlan {
+        let (affinity, gangs) = (self.plan.affinity.clone(), self.plan.gangs.clone());
+        AppliedPlan { affinity, gangs, weights: BTreeMap::new(), ..AppliedPlan::default() }
     }
 }

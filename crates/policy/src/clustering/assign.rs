@@ -43,8 +43,8 @@ struct ChipLoads<'a> {
 }
 
 impl ChipLoads<'_> {
-    fn per_cpu(&self, chip: usize, more: usize) -> f64 {
-        (self.threads[chip] + more) as f64 / f64::from(self.chips[chip].cpus.max(1))
+    fn per_cpu(&self, chip: usize, added_threads: usize) -> f64 {
+        (self.threads[chip] + added_threads) as f64 / f64::from(self.chips[chip].cpus.max(1))
     }
 
     /// Returns the chips, least loaded first. `prefer` breaks ties (a larger value comes first), then the earlier chip.
@@ -57,15 +57,15 @@ impl ChipLoads<'_> {
     }
 
     /// Returns the highest minimum load per CPU that `rest` more threads can produce on the chips outside `full`.
-    fn level(&self, full: &[usize], rest: usize) -> f64 {
-        let mut others: Vec<usize> = (0..self.chips.len()).filter(|chip| !full.contains(chip)).collect();
-        others.sort_by(|&a, &b| self.per_cpu(a, 0).total_cmp(&self.per_cpu(b, 0)));
-        let (mut threads, mut cpus) = (rest as f64, 0.0);
-        for (index, &chip) in others.iter().enumerate() {
+    fn level(&self, full: &[usize], remaining_threads: usize) -> f64 {
+        let mut open_chips: Vec<usize> = (0..self.chips.len()).filter(|chip| !full.contains(chip)).collect();
+        open_chips.sort_by(|&a, &b| self.per_cpu(a, 0).total_cmp(&self.per_cpu(b, 0)));
+        let (mut threads, mut cpus) = (remaining_threads as f64, 0.0);
+        for (index, &chip) in open_chips.iter().enumerate() {
             threads += self.threads[chip] as f64;
             cpus += f64::from(self.chips[chip].cpus.max(1));
             let level = threads / cpus;
-            if others.get(index + 1).is_none_or(|&next| level <= self.per_cpu(next, 0)) {
+            if open_chips.get(index + 1).is_none_or(|&next| level <= self.per_cpu(next, 0)) {
                 return level;
             }
         }
@@ -74,12 +74,12 @@ impl ChipLoads<'_> {
 
     /// Can the `rest` threads still to come balance `size` more threads that are spread evenly over `onto`? A
     /// difference of one thread always counts as balanced.
-    fn is_balanced(&self, onto: &[usize], size: usize, rest: usize, limit: f64) -> bool {
-        let each = size.div_ceil(onto.len().max(1));
-        let most = onto.iter().map(|&chip| self.per_cpu(chip, each)).fold(0.0, f64::max);
-        let below = most - self.level(onto, rest);
+    fn is_balanced(&self, onto: &[usize], size: usize, remaining_threads: usize, limit: f64) -> bool {
+        let threads_per_chip = size.div_ceil(onto.len().max(1));
+        let max_load = onto.iter().map(|&chip| self.per_cpu(chip, threads_per_chip)).fold(0.0, f64::max);
+        let below = max_load - self.level(onto, remaining_threads);
         let cpu_share = onto.iter().map(|&chip| 1.0 / f64::from(self.chips[chip].cpus.max(1))).fold(0.0, f64::max);
-        below <= limit * most + 1e-9 || below <= cpu_share + 1e-9
+        below <= limit * max_load + 1e-9 || below <= cpu_share + 1e-9
     }
 }
 
@@ -96,22 +96,22 @@ pub fn assign(
     if chips.is_empty() {
         return assignment;
     }
-    let moving = |members: &[usize]| -> Vec<usize> {
+    let movable_members = |members: &[usize]| -> Vec<usize> {
         members.iter().copied().filter(|&thread| !threads[thread].stays).collect()
     };
     let mut loads = ChipLoads { chips, threads: chips.iter().map(|chip| chip.fixed).collect() };
-    let mut rest: usize = clusters.iter().map(|members| moving(members).len()).sum::<usize>() + unclustered.len();
+    let mut remaining_threads: usize = clusters.iter().map(|members| movable_members(members).len()).sum::<usize>() + unclustered.len();
     let mut order: Vec<usize> = (0..clusters.len()).collect();
     order.sort_by_key(|&cluster| std::cmp::Reverse(clusters[cluster].len()));
     for cluster in order {
-        let movers = moving(&clusters[cluster]);
-        rest -= movers.len();
-        let onto = chips_for(&clusters[cluster], threads, &loads, movers.len(), rest, limit);
+        let movers = movable_members(&clusters[cluster]);
+        remaining_threads -= movers.len();
+        let onto = chips_for(&clusters[cluster], threads, &loads, movers.len(), remaining_threads, limit);
         assignment.chip_of_cluster[cluster] = (onto.len() == 1).then_some(onto[0]);
         to_least_loaded(&movers, &onto, threads, &mut loads, &mut assignment.chip_of);
     }
-    let all: Vec<usize> = (0..chips.len()).collect();
-    to_least_loaded(&moving(unclustered), &all, threads, &mut loads, &mut assignment.chip_of);
+    let all_chips: Vec<usize> = (0..chips.len()).collect();
+    to_least_loaded(&movable_members(unclustered), &all_chips, threads, &mut loads, &mut assignment.chip_of);
     threads.iter().zip(&mut assignment.chip_of).filter(|(thread, _)| thread.stays).for_each(|(t, chip)| *chip = t.chip);
     assignment
 }
@@ -122,18 +122,18 @@ fn chips_for(
     threads: &[ThreadToPlace],
     loads: &ChipLoads<'_>,
     size: usize,
-    rest: usize,
+    remaining_threads: usize,
     limit: f64,
 ) -> Vec<usize> {
     let count = |chip: usize, stays: bool| {
-        members.iter().filter(|&&at| threads[at].chip == Some(chip) && threads[at].stays >= stays).count()
+        members.iter().filter(|&&thread| threads[thread].chip == Some(chip) && threads[thread].stays >= stays).count()
     };
     let order = loads.order(|chip| count(chip, false));
     let bound = (0..loads.chips.len()).filter(|&chip| count(chip, true) > 0).max_by_key(|&chip| count(chip, true));
-    if let Some(chip) = bound.filter(|&chip| loads.is_balanced(&[chip], size, rest, limit)) {
+    if let Some(chip) = bound.filter(|&chip| loads.is_balanced(&[chip], size, remaining_threads, limit)) {
         return vec![chip];
     }
-    let fits = |&chips: &usize| chips == order.len() || loads.is_balanced(&order[..chips], size, rest, limit);
+    let fits = |&chips: &usize| chips == order.len() || loads.is_balanced(&order[..chips], size, remaining_threads, limit);
     let chips = (1..=order.len()).find(fits).unwrap_or(order.len());
     order[..chips].to_vec()
 }
@@ -174,13 +174,13 @@ mod tests {
             (first - size..first).collect()
         };
         let clusters: Vec<Vec<usize>> = sizes.iter().map(next).collect();
-        let all = sizes.iter().sum::<usize>() + unclustered;
-        let rest: Vec<usize> = (all - unclustered..all).collect();
-        assign(&vec![ThreadToPlace::default(); all], &clusters, &rest, chips, LIMIT)
+        let thread_count = sizes.iter().sum::<usize>() + unclustered;
+        let unclustered_threads: Vec<usize> = (thread_count - unclustered..thread_count).collect();
+        assign(&vec![ThreadToPlace::default(); thread_count], &clusters, &unclustered_threads, chips, LIMIT)
     }
 
     fn loads(assignment: &Assignment, chips: usize) -> Vec<usize> {
-        (0..chips).map(|chip| assignment.chip_of.iter().filter(|on| **on == Some(chip)).count()).collect()
+        (0..chips).map(|chip| assignment.chip_of.iter().filter(|placed_on| **placed_on == Some(chip)).count()).collect()
     }
 
     /// Does every cluster get a chip of its own if that is balanced: two, four on two chips, eight on eight?
@@ -208,8 +208,8 @@ mod tests {
         let assignment = sized(&[16, 16], 0, &chips(8));
         assert_eq!(loads(&assignment, 8), [4; 8]);
         let of_first: Vec<usize> = (0..16).filter_map(|thread| assignment.chip_of[thread]).collect();
-        let used = (0..8).filter(|chip| of_first.contains(chip)).count();
-        assert_eq!(used, 4);
+        let used_chips = (0..8).filter(|chip| of_first.contains(chip)).count();
+        assert_eq!(used_chips, 4);
     }
 
     /// Do threads that cannot be moved attract their cluster?
@@ -244,11 +244,11 @@ mod tests {
             let assignment = sized(&sizes, unclustered, &chips(count));
             prop_assert!(assignment.chip_of.iter().all(Option::is_some));
             let loads = loads(&assignment, count);
-            let (most, least) = (loads.iter().max().unwrap(), loads.iter().min().unwrap());
+            let (max_load, min_load) = (loads.iter().max().unwrap(), loads.iter().min().unwrap());
             // Later clusters count as if their threads could be placed one by one; the error is at most the size of the
             // largest cluster.
             let largest = sizes.iter().max().copied().unwrap_or(1);
-            prop_assert!((most - least) as f64 <= LIMIT * *most as f64 + largest as f64, "{:?}", loads);
+            prop_assert!((max_load - min_load) as f64 <= LIMIT * *max_load as f64 + largest as f64, "{:?}", loads);
         }
     }
 }

@@ -34,7 +34,7 @@ const MAX_ROUNDS: usize = 12;
 /// An edge between a thread and a column.
 #[derive(Clone, Copy)]
 struct Edge {
-    to: u32,
+    target: u32,
     weight: u32,
 }
 
@@ -81,32 +81,32 @@ struct SharingMatrix {
 impl SharingMatrix {
     fn from_threads(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
         let (entries, columns) = entries_and_columns(threads);
-        let together = u32::from(together_weight(threshold));
+        let weight_together = u32::from(together_weight(threshold));
         let (mut first, mut edges, mut sums) = (vec![0], Vec::new(), vec![0u64; columns]);
         let minimum = floor.max(1);
         for thread in threads {
             sums.iter_mut().zip(thread.counters).for_each(|(sum, &counter)| *sum += u64::from(counter));
             for (block, counters) in thread.counters.chunks(BLOCK).enumerate() {
-                if counters.iter().fold(0, |most: u8, &counter| most.max(counter)) < minimum {
+                if counters.iter().fold(0, |largest_counter: u8, &counter| largest_counter.max(counter)) < minimum {
                     continue;
                 }
-                let seen = counters.iter().enumerate().filter(|(_, counter)| **counter >= minimum);
-                edges.extend(seen.map(|(at, &c)| Edge { to: (block * BLOCK + at) as u32, weight: u32::from(c) }));
+                let reached_counters = counters.iter().enumerate().filter(|(_, counter)| **counter >= minimum);
+                edges.extend(reached_counters.map(|(offset, &c)| Edge { target: (block * BLOCK + offset) as u32, weight: u32::from(c) }));
             }
-            if let Some(cluster) = thread.together {
-                edges.push(Edge { to: (entries + cluster) as u32, weight: together });
-                sums[entries + cluster] += u64::from(together);
+            if let Some(cluster) = thread.previous_cluster {
+                edges.push(Edge { target: (entries + cluster) as u32, weight: weight_together });
+                sums[entries + cluster] += u64::from(weight_together);
             }
             first.push(edges.len());
         }
-        SharingMatrix { entries, columns, together, touched: GraphSide::new(first, edges), sums }
+        SharingMatrix { entries, columns, together: weight_together, touched: GraphSide::new(first, edges), sums }
     }
 
     /// Returns the raw counter, noise included.
     fn raw_count(&self, thread: &ThreadMap<'_>, column: usize) -> u64 {
         match column.checked_sub(self.entries) {
             None => thread.counters.get(column).map_or(0, |&counter| u64::from(counter)),
-            Some(cluster) if thread.together == Some(cluster) => u64::from(self.together),
+            Some(cluster) if thread.previous_cluster == Some(cluster) => u64::from(self.together),
             Some(_) => 0,
         }
     }
@@ -123,8 +123,8 @@ impl Graph {
     /// sharing.
     fn from_matrix(matrix: &SharingMatrix, is_kept: &[bool]) -> Self {
         let mut touching = vec![0usize; matrix.columns];
-        matrix.touched.edges.iter().for_each(|edge| touching[edge.to as usize] += 1);
-        let stays = |edge: &&Edge| is_kept[edge.to as usize] && touching[edge.to as usize] > 1;
+        matrix.touched.edges.iter().for_each(|edge| touching[edge.target as usize] += 1);
+        let stays = |edge: &&Edge| is_kept[edge.target as usize] && touching[edge.target as usize] > 1;
         let (mut first, mut edges) = (vec![0], Vec::with_capacity(matrix.touched.edges.len()));
         for of_thread in matrix.touched.nodes() {
             edges.extend(of_thread.iter().filter(stays));
@@ -142,16 +142,16 @@ impl Graph {
 }
 
 /// Returns the same edges, ordered by the nodes of the other side.
-fn transpose(side: &GraphSide, others: usize) -> GraphSide {
-    let mut first = vec![0usize; others + 1];
-    side.edges.iter().for_each(|edge| first[edge.to as usize + 1] += 1);
-    (0..others).for_each(|index| first[index + 1] += first[index]);
+fn transpose(side: &GraphSide, other_count: usize) -> GraphSide {
+    let mut first = vec![0usize; other_count + 1];
+    side.edges.iter().for_each(|edge| first[edge.target as usize + 1] += 1);
+    (0..other_count).for_each(|index| first[index + 1] += first[index]);
     let mut next = first.clone();
-    let mut edges = vec![Edge { to: 0, weight: 0 }; side.edges.len()];
+    let mut edges = vec![Edge { target: 0, weight: 0 }; side.edges.len()];
     for (node, of_node) in side.nodes().enumerate() {
         for edge in of_node {
-            let place = &mut next[edge.to as usize];
-            edges[*place] = Edge { to: node as u32, weight: edge.weight };
+            let place = &mut next[edge.target as usize];
+            edges[*place] = Edge { target: node as u32, weight: edge.weight };
             *place += 1;
         }
     }
@@ -174,42 +174,42 @@ struct Labels {
 
 /// Moves every node to the community of the other side to which its ties exceed chance most. Returns whether any node
 /// moved.
-fn join(labels: &mut [usize], side: &GraphSide, other: &[usize], expected: &[f64], all: f64) -> bool {
+fn join(labels: &mut [usize], side: &GraphSide, other_labels: &[usize], expected: &[f64], total_weight: f64) -> bool {
     let mut tied = vec![0u64; expected.len()];
-    let mut seen: Vec<usize> = Vec::new();
-    let mut moved = false;
+    let mut tied_labels: Vec<usize> = Vec::new();
+    let mut has_moved = false;
     for ((label, edges), &degree) in labels.iter_mut().zip(side.nodes()).zip(&side.degrees) {
         for edge in edges {
-            let to = other[edge.to as usize];
-            if tied[to] == 0 {
-                seen.push(to);
+            let target_label = other_labels[edge.target as usize];
+            if tied[target_label] == 0 {
+                tied_labels.push(target_label);
             }
-            tied[to] += u64::from(edge.weight);
+            tied[target_label] += u64::from(edge.weight);
         }
-        seen.sort_unstable();
-        let score = |label: usize| tied[label] as f64 - degree * expected[label] / all;
-        let (mut best, mut most) = (*label, score(*label));
-        for &candidate in &seen {
+        tied_labels.sort_unstable();
+        let score = |label: usize| tied[label] as f64 - degree * expected[label] / total_weight;
+        let (mut best, mut best_score) = (*label, score(*label));
+        for &candidate in &tied_labels {
             let score = score(candidate);
-            if score > most + 1e-9 * degree {
-                (best, most) = (candidate, score);
+            if score > best_score + 1e-9 * degree {
+                (best, best_score) = (candidate, score);
             }
         }
-        moved |= best != *label;
+        has_moved |= best != *label;
         *label = best;
-        seen.drain(..).for_each(|label| tied[label] = 0);
+        tied_labels.drain(..).for_each(|label| tied[label] = 0);
     }
-    moved
+    has_moved
 }
 
-fn propagate(graph: &Graph, labels: &mut Labels, all: f64) {
+fn propagate(graph: &Graph, labels: &mut Labels, total_weight: f64) {
     let count = graph.labels();
     for _ in 0..MAX_PASSES {
         let expected = mean_by_label(&labels.columns, &graph.columns.degrees, count);
-        join(&mut labels.threads, &graph.threads, &labels.columns, &expected, all);
+        join(&mut labels.threads, &graph.threads, &labels.columns, &expected, total_weight);
         let expected = mean_by_label(&labels.threads, &graph.threads.degrees, count);
         // Threads chose by the columns' labels. While these stay the same, threads would make the same choice again.
-        if !join(&mut labels.columns, &graph.columns, &labels.threads, &expected, all) {
+        if !join(&mut labels.columns, &graph.columns, &labels.threads, &expected, total_weight) {
             return;
         }
     }
@@ -217,51 +217,51 @@ fn propagate(graph: &Graph, labels: &mut Labels, all: f64) {
 
 /// Merges communities that are each other's best partner and whose union raises modularity. Returns whether any were
 /// merged.
-fn merge(graph: &Graph, labels: &mut Labels, all: f64) -> bool {
+fn merge(graph: &Graph, labels: &mut Labels, total_weight: f64) -> bool {
     let count = graph.labels();
     let of_threads = mean_by_label(&labels.threads, &graph.threads.degrees, count);
     let of_columns = mean_by_label(&labels.columns, &graph.columns.degrees, count);
-    let used: Vec<usize> = (0..count).filter(|&label| of_threads[label] > 0.0 || of_columns[label] > 0.0).collect();
-    let place = places(&used, count);
-    let mut across = vec![0.0; used.len() * used.len()];
+    let used_labels: Vec<usize> = (0..count).filter(|&label| of_threads[label] > 0.0 || of_columns[label] > 0.0).collect();
+    let place = places(&used_labels, count);
+    let mut across = vec![0.0; used_labels.len() * used_labels.len()];
     for (&label, edges) in labels.threads.iter().zip(graph.threads.nodes()) {
-        let from = place[label] * used.len();
+        let row_start = place[label] * used_labels.len();
         for edge in edges {
-            across[from + place[labels.columns[edge.to as usize]]] += f64::from(edge.weight);
+            across[row_start + place[labels.columns[edge.target as usize]]] += f64::from(edge.weight);
         }
     }
     let gain = |a: usize, b: usize| {
-        let expected = of_threads[used[a]] * of_columns[used[b]] + of_threads[used[b]] * of_columns[used[a]];
-        across[a * used.len() + b] + across[b * used.len() + a] - expected / all
+        let expected = of_threads[used_labels[a]] * of_columns[used_labels[b]] + of_threads[used_labels[b]] * of_columns[used_labels[a]];
+        across[a * used_labels.len() + b] + across[b * used_labels.len() + a] - expected / total_weight
     };
-    pair_up(labels, &used, count, |a, b| Some(gain(a, b)).filter(|gain| *gain > 1e-9 * all))
+    pair_up(labels, &used_labels, count, |a, b| Some(gain(a, b)).filter(|gain| *gain > 1e-9 * total_weight))
 }
 
 /// Returns the position of each label among the used ones.
-fn places(used: &[usize], count: usize) -> Vec<usize> {
+fn places(used_labels: &[usize], count: usize) -> Vec<usize> {
     let mut place = vec![0; count];
-    used.iter().enumerate().for_each(|(index, &label)| place[label] = index);
+    used_labels.iter().enumerate().for_each(|(index, &label)| place[label] = index);
     place
 }
 
 /// Merges used labels that are each other's best partner. `gain` takes two positions in `used`. Returns whether any
 /// were merged.
-fn pair_up(labels: &mut Labels, used: &[usize], count: usize, gain: impl Fn(usize, usize) -> Option<f64>) -> bool {
+fn pair_up(labels: &mut Labels, used_labels: &[usize], count: usize, gain: impl Fn(usize, usize) -> Option<f64>) -> bool {
     let partner = |a: usize| {
-        let gains = (0..used.len()).filter(|&b| b != a).filter_map(|b| Some((gain(a, b)?, b)));
+        let gains = (0..used_labels.len()).filter(|&b| b != a).filter_map(|b| Some((gain(a, b)?, b)));
         let best = gains.reduce(|best, next| if next.0 > best.0 { next } else { best });
         best.map(|(_, b)| b)
     };
-    let partners: Vec<Option<usize>> = (0..used.len()).map(partner).collect();
-    let mut into: Vec<usize> = (0..count).collect();
+    let partners: Vec<Option<usize>> = (0..used_labels.len()).map(partner).collect();
+    let mut merged_into: Vec<usize> = (0..count).collect();
     let mut merged = false;
     for (a, partner) in partners.iter().enumerate() {
         if let Some(b) = partner.filter(|&b| b > a && partners[b] == Some(a)) {
-            into[used[b]] = used[a];
+            merged_into[used_labels[b]] = used_labels[a];
             merged = true;
         }
     }
-    labels.threads.iter_mut().chain(&mut labels.columns).for_each(|label| *label = into[*label]);
+    labels.threads.iter_mut().chain(&mut labels.columns).for_each(|label| *label = merged_into[*label]);
     merged
 }
 
@@ -284,13 +284,13 @@ fn unite_once(graph: &Graph, labels: &mut Labels, threshold: u64) -> bool {
     graph.threads.nodes().zip(&labels.threads).filter(|(edges, _)| !edges.is_empty()).for_each(|(_, &label)| {
         sizes[label] += 1.0;
     });
-    let used: Vec<usize> = (0..count).filter(|&label| sizes[label] > 0.0).collect();
-    let place = places(&used, count);
-    let mut similar = vec![0.0; used.len() * used.len()];
+    let used_labels: Vec<usize> = (0..count).filter(|&label| sizes[label] > 0.0).collect();
+    let place = places(&used_labels, count);
+    let mut similar = vec![0.0; used_labels.len() * used_labels.len()];
     let (mut sums, mut touching) = (vec![0u64; count], Vec::new());
     for edges in graph.columns.nodes().filter(|edges| 2 * edges.len() <= labels.threads.len()) {
         for edge in edges {
-            let label = labels.threads[edge.to as usize];
+            let label = labels.threads[edge.target as usize];
             if sums[label] == 0 {
                 touching.push(label);
             }
@@ -298,36 +298,36 @@ fn unite_once(graph: &Graph, labels: &mut Labels, threshold: u64) -> bool {
         }
         let mean = |label: usize| sums[label] as f64 / sizes[label];
         for &a in &touching {
-            touching.iter().for_each(|&b| similar[place[a] * used.len() + place[b]] += mean(a) * mean(b));
+            touching.iter().for_each(|&b| similar[place[a] * used_labels.len() + place[b]] += mean(a) * mean(b));
         }
         touching.drain(..).for_each(|label| sums[label] = 0);
     }
-    let similarity = |a: usize, b: usize| similar[a * used.len() + b];
+    let similarity = |a: usize, b: usize| similar[a * used_labels.len() + b];
     let share = |a: usize, b: usize| {
-        let (across, within) = (similarity(a, b), similarity(a, a).min(similarity(b, b)));
-        (across >= threshold as f64 && DOMINANCE * across >= within).then(|| across / within)
+        let (similarity_across, similarity_within) = (similarity(a, b), similarity(a, a).min(similarity(b, b)));
+        (similarity_across >= threshold as f64 && DOMINANCE * similarity_across >= similarity_within).then(|| similarity_across / similarity_within)
     };
-    pair_up(labels, &used, count, share)
+    pair_up(labels, &used_labels, count, share)
 }
 
 fn communities(graph: &Graph) -> Labels {
     let unlabeled = graph.columns.degrees.len();
     let mut labels =
         Labels { threads: vec![unlabeled; graph.threads.degrees.len()], columns: (0..unlabeled).collect() };
-    let all: f64 = graph.threads.degrees.iter().sum();
-    if all <= 0.0 {
+    let total_weight: f64 = graph.threads.degrees.iter().sum();
+    if total_weight <= 0.0 {
         return labels;
     }
     for (label, edges) in labels.threads.iter_mut().zip(graph.threads.nodes()) {
         let heavier = |best: (usize, u32), edge: &Edge| match edge.weight > best.1 {
-            true => (edge.to as usize, edge.weight),
+            true => (edge.target as usize, edge.weight),
             false => best,
         };
         *label = edges.iter().fold((unlabeled, 0), heavier).0;
     }
     for _ in 0..MAX_ROUNDS {
-        propagate(graph, &mut labels, all);
-        if !merge(graph, &mut labels, all) {
+        propagate(graph, &mut labels, total_weight);
+        if !merge(graph, &mut labels, total_weight) {
             break;
         }
     }
@@ -335,66 +335,66 @@ fn communities(graph: &Graph) -> Labels {
 }
 
 /// Returns which columns belong to a single community, by raw counters.
-fn owned(threads: &[ThreadMap<'_>], seen: &SharingMatrix, labels: &Labels) -> Vec<bool> {
-    let mut sizes = vec![0usize; seen.columns + 1];
-    let mut columns: Vec<Vec<usize>> = vec![Vec::new(); seen.columns + 1];
-    labels.columns.iter().enumerate().filter(|(column, _)| seen.sums[*column] > 0).for_each(|(column, &label)| {
+fn exclusive_columns(threads: &[ThreadMap<'_>], matrix: &SharingMatrix, labels: &Labels) -> Vec<bool> {
+    let mut sizes = vec![0usize; matrix.columns + 1];
+    let mut columns: Vec<Vec<usize>> = vec![Vec::new(); matrix.columns + 1];
+    labels.columns.iter().enumerate().filter(|(column, _)| matrix.sums[*column] > 0).for_each(|(column, &label)| {
         columns[label].push(column);
     });
-    let mut within = vec![0u64; seen.columns];
+    let mut within_counts = vec![0u64; matrix.columns];
     for (thread, &label) in threads.iter().zip(&labels.threads) {
         sizes[label] += 1;
-        columns[label].iter().for_each(|&column| within[column] += seen.raw_count(thread, column));
+        columns[label].iter().for_each(|&column| within_counts[column] += matrix.raw_count(thread, column));
     }
     let owns = |column: usize| {
         let size = sizes[labels.columns[column]];
         let (inside, outside) = (size as f64, (labels.threads.len() - size) as f64);
-        let (within, without) = (within[column] as f64, (seen.sums[column] - within[column]) as f64);
-        let minimum = if outside > 0.0 { DOMINANCE * inside * without / outside } else { 0.0 };
-        within > 0.0 && within >= minimum + 2.0 * libm::sqrt(minimum)
+        let (inside_count, outside_count) = (within_counts[column] as f64, (matrix.sums[column] - within_counts[column]) as f64);
+        let minimum = if outside > 0.0 { DOMINANCE * inside * outside_count / outside } else { 0.0 };
+        inside_count > 0.0 && inside_count >= minimum + 2.0 * libm::sqrt(minimum)
     };
-    (0..seen.columns).map(owns).collect()
+    (0..matrix.columns).map(owns).collect()
 }
 
 pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, threshold: u64) -> Clusters {
-    let seen = SharingMatrix::from_threads(threads, sharing.floor, threshold);
-    let mut selected = vec![true; seen.columns];
-    let (mut graph, mut labels) = (Graph::from_matrix(&seen, &selected), None);
+    let matrix = SharingMatrix::from_threads(threads, sharing.floor, threshold);
+    let mut selected = vec![true; matrix.columns];
+    let (mut graph, mut labels) = (Graph::from_matrix(&matrix, &selected), None);
     for _ in 0..MAX_ROUNDS {
         let mut community_labels = communities(&graph);
         unite(&graph, &mut community_labels, threshold.max(1));
-        let owned_columns = owned(threads, &seen, &community_labels);
+        let owned_columns = exclusive_columns(threads, &matrix, &community_labels);
         let dropped = |column: &usize| !graph.columns.edges_of(*column).is_empty() && !owned_columns[*column];
-        let dropped: Vec<usize> = (0..seen.columns).filter(dropped).collect();
+        let dropped: Vec<usize> = (0..matrix.columns).filter(dropped).collect();
         labels = Some(community_labels);
         if dropped.is_empty() {
             break;
         }
         dropped.into_iter().for_each(|column| selected[column] = false);
-        graph = Graph::from_matrix(&seen, &selected);
+        graph = Graph::from_matrix(&matrix, &selected);
     }
-    let global = (0..seen.entries).map(|entry| !selected[entry]).collect();
+    let global = (0..matrix.entries).map(|entry| !selected[entry]).collect();
     let Some(labels) = labels else { return Clusters::from_labels(&vec![None; threads.len()], global) };
-    let mut cluster_of = members(&graph, &labels, seen.entries, threshold);
+    let mut cluster_of = members(&graph, &labels, matrix.entries, threshold);
     keep_silent_threads(threads, sharing.floor, &mut cluster_of);
     Clusters::from_labels(&cluster_of, global)
 }
 
 /// Threads on one chip leave no trace of their sharing, so a thread without any trace stays with most of its former
 /// co-members (thesis 3.4.3 starts from the existing clusters).
-fn keep_silent_threads(threads: &[ThreadMap<'_>], floor: u8, found: &mut [Option<usize>]) {
+fn keep_silent_threads(threads: &[ThreadMap<'_>], floor: u8, cluster_of: &mut [Option<usize>]) {
     let mut votes: BTreeMap<usize, BTreeMap<usize, usize>> = BTreeMap::new();
-    for (thread, label) in threads.iter().zip(found.iter()) {
-        if let (Some(before), Some(label)) = (thread.together, *label) {
-            *votes.entry(before).or_default().entry(label).or_insert(0) += 1;
+    for (thread, label) in threads.iter().zip(cluster_of.iter()) {
+        if let (Some(previous_cluster), Some(label)) = (thread.previous_cluster, *label) {
+            *votes.entry(previous_cluster).or_default().entry(label).or_insert(0) += 1;
         }
     }
-    for (thread, label) in threads.iter().zip(found) {
+    for (thread, label) in threads.iter().zip(cluster_of) {
         let traceless = label.is_none() && thread.counters.iter().all(|&counter| counter < floor);
-        let before = thread.together.filter(|_| traceless);
-        let Some(votes) = before.and_then(|before| votes.get(&before)) else { continue };
-        let most = votes.values().copied().max();
-        *label = votes.iter().find(|(_, count)| Some(**count) == most).map(|(settled, _)| *settled);
+        let previous_cluster = thread.previous_cluster.filter(|_| traceless);
+        let Some(votes) = previous_cluster.and_then(|previous| votes.get(&previous)) else { continue };
+        let max_votes = votes.values().copied().max();
+        *label = votes.iter().find(|(_, count)| Some(**count) == max_votes).map(|(settled, _)| *settled);
     }
 }
 
@@ -403,17 +403,17 @@ fn keep_silent_threads(threads: &[ThreadMap<'_>], floor: u8, found: &mut [Option
 fn members(graph: &Graph, labels: &Labels, earlier: usize, threshold: u64) -> Vec<Option<usize>> {
     let mut sizes = vec![0.0; graph.labels()];
     labels.threads.iter().for_each(|&label| sizes[label] += 1.0);
-    let within = |column: usize| -> f64 {
+    let inside_weight = |column: usize| -> f64 {
         let inside = graph.columns.edges_of(column).iter();
-        let inside = inside.filter(|edge| labels.threads[edge.to as usize] == labels.columns[column]);
+        let inside = inside.filter(|edge| labels.threads[edge.target as usize] == labels.columns[column]);
         inside.map(|edge| f64::from(edge.weight)).sum()
     };
-    let sums: Vec<f64> = (0..labels.columns.len()).map(within).collect();
+    let sums: Vec<f64> = (0..labels.columns.len()).map(inside_weight).collect();
     let member = |(edges, &label): (&[Edge], &usize)| {
-        let own = || edges.iter().filter(|edge| labels.columns[edge.to as usize] == label);
-        let tie = |edge: &Edge| f64::from(edge.weight) * (sums[edge.to as usize] - f64::from(edge.weight));
-        let shares = own().map(tie).sum::<f64>() / (sizes[label] - 1.0) >= (threshold as f64).max(1.0);
-        (sizes[label] > 1.0 && (shares || own().any(|edge| edge.to as usize >= earlier))).then_some(label)
+        let inside_edges = || edges.iter().filter(|edge| labels.columns[edge.target as usize] == label);
+        let tie = |edge: &Edge| f64::from(edge.weight) * (sums[edge.target as usize] - f64::from(edge.weight));
+        let shares = inside_edges().map(tie).sum::<f64>() / (sizes[label] - 1.0) >= (threshold as f64).max(1.0);
+        (sizes[label] > 1.0 && (shares || inside_edges().any(|edge| edge.target as usize >= earlier))).then_some(label)
     };
     graph.threads.nodes().zip(&labels.threads).map(member).collect()
 }

@@ -23,7 +23,7 @@ pub struct ThreadMap<'a> {
     /// Sampled remote accesses by entry of the shMap, each at most 255.
     pub counters: &'a [u8],
     /// The earlier cluster with which the thread shares a chip.
-    pub together: Option<usize>,
+    pub previous_cluster: Option<usize>,
 }
 
 /// The clustering method.
@@ -42,7 +42,7 @@ pub enum ClusteringMethod {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Clusters {
     /// Cluster of each thread; `None` = unclustered. Clusters are numbered from 0 in the order of their first threads.
-    pub of: Vec<Option<usize>>,
+    pub cluster_of: Vec<Option<usize>>,
     /// Number of clusters.
     pub count: usize,
     /// Entries of the shMap that more than one cluster shares.
@@ -53,7 +53,7 @@ impl Clusters {
     /// The threads of each cluster, in their order.
     pub fn members(&self) -> Vec<Vec<usize>> {
         let mut members = vec![Vec::new(); self.count];
-        for (thread, cluster) in self.of.iter().enumerate() {
+        for (thread, cluster) in self.cluster_of.iter().enumerate() {
             if let Some(cluster) = *cluster {
                 members[cluster].push(thread);
             }
@@ -76,7 +76,7 @@ impl Clusters {
             }))
         });
         let cluster_of = cluster_of.collect();
-        Clusters { of: cluster_of, count, global }
+        Clusters { cluster_of, count, global }
     }
 }
 
@@ -116,7 +116,7 @@ fn together_weight(threshold: u64) -> u16 {
 /// earlier cluster.
 fn entries_and_columns(threads: &[ThreadMap<'_>]) -> (usize, usize) {
     let entries = threads.iter().map(|thread| thread.counters.len()).max().unwrap_or(0);
-    let earlier = threads.iter().filter_map(|thread| thread.together).max().map_or(0, |last| last + 1);
+    let earlier = threads.iter().filter_map(|thread| thread.previous_cluster).max().map_or(0, |last| last + 1);
     (entries, entries + earlier)
 }
 
@@ -131,13 +131,13 @@ impl CounterWeights {
     fn from_threads(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
         let (entries, columns) = entries_and_columns(threads);
         let mut rows = vec![0; columns * threads.len()];
-        let together = together_weight(threshold) as i16;
+        let weight_together = together_weight(threshold) as i16;
         for (thread, row) in threads.iter().zip(rows.chunks_exact_mut(columns.max(1))) {
             for (weight, &counter) in row.iter_mut().zip(thread.counters) {
                 *weight = if counter >= floor { i16::from(counter) } else { 0 };
             }
-            if let Some(cluster) = thread.together {
-                row[entries + cluster] = together;
+            if let Some(cluster) = thread.previous_cluster {
+                row[entries + cluster] = weight_together;
             }
         }
         CounterWeights { columns, rows }

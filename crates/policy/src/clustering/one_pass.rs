@@ -29,12 +29,12 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, thresho
     let mut labels = Vec::with_capacity(threads.len());
     for thread in 0..threads.len() {
         let mut best: Option<(u64, usize)> = None;
-        for (cluster, &other) in representatives.iter().enumerate() {
-            if masks[thread].iter().zip(&masks[other]).all(|(a, b)| a & b == 0) {
+        for (cluster, &representative) in representatives.iter().enumerate() {
+            if masks[thread].iter().zip(&masks[representative]).all(|(a, b)| a & b == 0) {
                 continue;
             }
-            let similarity = dot_product(weights.row(thread), weights.row(other));
-            if similarity >= threshold.max(1) && best.is_none_or(|(most, _)| similarity > most) {
+            let similarity = dot_product(weights.row(thread), weights.row(representative));
+            if similarity >= threshold.max(1) && best.is_none_or(|(best_similarity, _)| similarity > best_similarity) {
                 best = Some((similarity, cluster));
             }
         }

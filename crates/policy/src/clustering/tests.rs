@@ -39,15 +39,15 @@ fn sampled(pattern: &SharingPattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<usize>
 }
 
 fn cluster(method: ClusteringMethod, maps: &[Vec<u8>]) -> Clusters {
-    let threads: Vec<ThreadMap<'_>> = maps.iter().map(|map| ThreadMap { counters: map, together: None }).collect();
+    let threads: Vec<ThreadMap<'_>> = maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
     find(method, &threads, &SharingCriteria::default(), THRESHOLD)
 }
 
 /// Are the groups the same, whatever their numbers?
-fn is_partition(found: &Clusters, truth: &[usize]) -> bool {
+fn is_partition(clusters: &Clusters, truth: &[usize]) -> bool {
     let pairs = (0..truth.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
-    found.of.iter().all(Option::is_some)
-        && pairs.into_iter().all(|(a, b)| (found.of[a] == found.of[b]) == (truth[a] == truth[b]))
+    clusters.cluster_of.iter().all(Option::is_some)
+        && pairs.into_iter().all(|(a, b)| (clusters.cluster_of[a] == clusters.cluster_of[b]) == (truth[a] == truth[b]))
 }
 
 /// Do both methods find equal groups in addition to regions shared by all threads?
@@ -69,7 +69,7 @@ fn a_cluster_of_more_than_half_is_found_by_co_clustering_only() {
     assert!(is_partition(&cluster(ClusteringMethod::CoClusters, &maps), &truth));
     let by_scan = cluster(ClusteringMethod::OnePass, &maps);
     let big = (0..truth.len()).filter(|&thread| truth[thread] == 0);
-    assert!(big.into_iter().all(|thread| by_scan.of[thread].is_none()), "{by_scan:?}");
+    assert!(big.into_iter().all(|thread| by_scan.cluster_of[thread].is_none()), "{by_scan:?}");
 }
 
 /// If each region of a group is shared by only a few of its threads, so that modularity splits the group, is it found
@@ -108,15 +108,15 @@ fn no_clusters_where_all_or_none_share() {
 /// Do clusters stay together if only other threads leave traces, and does a thread that changed groups move?
 #[test]
 fn earlier_clusters_are_kept_unless_a_thread_changed_sides() {
-    let entry = |on: &[usize]| (0..256).map(|e| if on.contains(&(e / 16)) { 20 } else { 0 }).collect::<Vec<u8>>();
+    let entry = |regions: &[usize]| (0..256).map(|e| if regions.contains(&(e / 16)) { 20 } else { 0 }).collect::<Vec<u8>>();
     // Thread 7 was with 4 to 6; now it touches the regions of 0 to 2, which observe its writes.
     let mut maps: Vec<Vec<u8>> = vec![entry(&[]); 8];
     [0, 1, 2, 7].into_iter().for_each(|thread| maps[thread] = entry(&[5]));
     for method in BOTH {
         let threads: Vec<ThreadMap<'_>> =
-            (0..8).map(|t| ThreadMap { counters: &maps[t], together: Some(t / 4) }).collect();
+            (0..8).map(|t| ThreadMap { counters: &maps[t], previous_cluster: Some(t / 4) }).collect();
         let clusters = find(method, &threads, &SharingCriteria::default(), THRESHOLD);
-        assert_eq!(clusters.of, [0, 0, 0, 0, 1, 1, 1, 0].map(Some), "{method:?}");
+        assert_eq!(clusters.cluster_of, [0, 0, 0, 0, 1, 1, 1, 0].map(Some), "{method:?}");
     }
 }
 
@@ -125,7 +125,7 @@ fn earlier_clusters_are_kept_unless_a_thread_changed_sides() {
 fn empty_input_gives_no_clusters() {
     for method in BOTH {
         assert_eq!(find(method, &[], &SharingCriteria::default(), 0).count, 0);
-        assert_eq!(cluster(method, &[vec![], vec![]]).of, [None, None]);
+        assert_eq!(cluster(method, &[vec![], vec![]]).cluster_of, [None, None]);
     }
 }
 
@@ -137,7 +137,7 @@ proptest! {
         for method in BOTH {
             let clusters = cluster(method, &maps);
             let members = clusters.members();
-            prop_assert_eq!(clusters.of.len(), maps.len());
+            prop_assert_eq!(clusters.cluster_of.len(), maps.len());
             prop_assert_eq!(members.len(), clusters.count);
             prop_assert!(members.iter().all(|of| of.len() > 1 && of.len() < maps.len()));
             prop_assert!(members.windows(2).all(|pair| pair[0][0] < pair[1][0]));

@@ -54,8 +54,8 @@ fn a_turn_that_pays_off_too_late_is_refused() {
 fn unknown_footprints_lengthen_no_turn() {
     let unknown = GangCandidate { refill_ns: None, slowdown: 0.1 };
     assert_eq!(quantum_ns(&[unknown; 3], 0.5, 2, MAX_WAIT_NS), Ok(None));
-    let known = quantum_ns(&[victim(MIB)], 0.5, 2, MAX_WAIT_NS);
-    assert_eq!(quantum_ns(&[victim(MIB), unknown], 0.5, 2, MAX_WAIT_NS), known);
+    let known_quantum = quantum_ns(&[victim(MIB)], 0.5, 2, MAX_WAIT_NS);
+    assert_eq!(quantum_ns(&[victim(MIB), unknown], 0.5, 2, MAX_WAIT_NS), known_quantum);
 }
 
 fn refill_of(misses: &[(u64, f64)]) -> Option<f64> {

@@ -28,16 +28,16 @@ pub(super) fn tournament_pairs(places: usize, round: u64) -> Vec<(usize, usize)>
 
 /// Runs one round, and returns a bin for every task. An exchange is made if it lowers the difference of the two sums by
 /// more than `worth_moving` times their mean. Newcomers go to the lightest bin with a free CPU.
-pub fn exchange(places: &[CacheCapacity], pieces: &[TaskLoad], round: u64, worth_moving: f64) -> Vec<usize> {
-    let mut bins = settle(places, pieces);
-    let rule = SeatQuota::of(places, pieces.len());
-    let mut counts = BinLoads::of(places, pieces, &bins).counts;
-    for (a, b) in tournament_pairs(places.len(), round) {
-        let members = |place: usize| (0..pieces.len()).filter(|&nth| bins[nth] == place).collect::<Vec<usize>>();
-        let mut meeting = PairwiseExchange { places, pieces, rule, sides: [(a, members(a)), (b, members(b))] };
+pub fn exchange(capacities: &[CacheCapacity], task_loads: &[TaskLoad], round: u64, worth_moving: f64) -> Vec<usize> {
+    let mut bins = settle(capacities, task_loads);
+    let rule = SeatQuota::of(capacities, task_loads.len());
+    let mut counts = BinLoads::of(capacities, task_loads, &bins).counts;
+    for (a, b) in tournament_pairs(capacities.len(), round) {
+        let members = |place: usize| (0..task_loads.len()).filter(|&nth| bins[nth] == place).collect::<Vec<usize>>();
+        let mut meeting = PairwiseExchange { capacities, task_loads, rule, sides: [(a, members(a)), (b, members(b))] };
         // Every exchange brings at least one of the two tasks closer to its final bin; any further exchanges are due to
         // rounding.
-        for _ in 0..2 * pieces.len() {
+        for _ in 0..2 * task_loads.len() {
             if !meeting.improve(&mut counts, worth_moving) {
                 break;
             }
@@ -52,29 +52,29 @@ pub fn exchange(places: &[CacheCapacity], pieces: &[TaskLoad], round: u64, worth
 /// Returns a bound of the difference of any two bins with `tasks` tasks each, after all exchanges. `mean_sum` is the
 /// greatest mean sum of a pair.
 #[cfg(test)]
-pub(super) fn max_distance(pieces: &[TaskLoad], tasks: usize, mean_sum: f64, worth_moving: f64) -> f64 {
-    let ends = pieces.iter().map(|piece| (piece.weight, piece.weight)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+pub(super) fn max_distance(task_loads: &[TaskLoad], tasks: usize, mean_sum: f64, worth_moving: f64) -> f64 {
+    let ends = task_loads.iter().map(|piece| (piece.weight, piece.weight)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     let range = ends.map_or(0.0, |(lightest, heaviest)| heaviest - lightest);
     let margin = worth_moving * mean_sum;
     (range + margin / 2.0).max(tasks as f64 * margin / 2.0)
 }
 
-fn settle(places: &[CacheCapacity], pieces: &[TaskLoad]) -> Vec<usize> {
-    let rule = SeatQuota::of(places, pieces.len());
-    let mut loads = BinLoads::empty(places);
-    for piece in pieces {
-        piece.at.iter().for_each(|&place| loads.add(place, piece.weight));
+fn settle(capacities: &[CacheCapacity], task_loads: &[TaskLoad]) -> Vec<usize> {
+    let rule = SeatQuota::of(capacities, task_loads.len());
+    let mut loads = BinLoads::empty(capacities);
+    for piece in task_loads {
+        piece.current_bin.iter().for_each(|&place| loads.add(place, piece.weight));
     }
-    let mut bins = Vec::with_capacity(pieces.len());
-    for piece in pieces {
+    let mut bins = Vec::with_capacity(task_loads.len());
+    for piece in task_loads {
         let newcomer = || {
-            let more_taken = rule.more_taken(places, &loads.counts);
+            let more_taken = rule.more_taken(capacities, &loads.counts);
             let lighter = |&a: &usize, &b: &usize| loads.sums[a].total_cmp(&loads.sums[b]);
-            let open = (0..places.len()).filter(|&p| rule.has_room(&places[p], loads.counts[p], more_taken));
-            open.min_by(lighter).or_else(|| (0..places.len()).min_by_key(|&p| loads.counts[p])).unwrap_or(0)
+            let open = (0..capacities.len()).filter(|&p| rule.has_room(&capacities[p], loads.counts[p], more_taken));
+            open.min_by(lighter).or_else(|| (0..capacities.len()).min_by_key(|&p| loads.counts[p])).unwrap_or(0)
         };
-        let place = piece.at.unwrap_or_else(newcomer);
-        if piece.at.is_none() {
+        let place = piece.current_bin.unwrap_or_else(newcomer);
+        if piece.current_bin.is_none() {
             loads.add(place, piece.weight);
         }
         bins.push(place);
@@ -84,8 +84,8 @@ fn settle(places: &[CacheCapacity], pieces: &[TaskLoad]) -> Vec<usize> {
 
 /// A meeting of two bins: their tasks and the number of tasks for each CPU, but nothing about the other bins.
 struct PairwiseExchange<'a> {
-    places: &'a [CacheCapacity],
-    pieces: &'a [TaskLoad],
+    capacities: &'a [CacheCapacity],
+    task_loads: &'a [TaskLoad],
     rule: SeatQuota,
     sides: [(usize, Vec<usize>); 2],
 }
@@ -93,60 +93,60 @@ struct PairwiseExchange<'a> {
 impl PairwiseExchange<'_> {
     /// Makes the move or exchange that helps most. Returns false if none is worth it.
     fn improve(&mut self, counts: &mut [usize], worth_moving: f64) -> bool {
-        let sum = |side: usize| self.sides[side].1.iter().map(|&nth| self.pieces[nth].weight).sum::<f64>();
+        let sum = |side: usize| self.sides[side].1.iter().map(|&nth| self.task_loads[nth].weight).sum::<f64>();
         let sums = [sum(0), sum(1)];
         let heavy = usize::from(sums[1] > sums[0]);
         let difference = sums[heavy] - sums[1 - heavy];
-        let (from, to) = (self.sides[heavy].0, self.sides[1 - heavy].0);
-        if self.levels_load(from, to, counts) {
+        let (source, target) = (self.sides[heavy].0, self.sides[1 - heavy].0);
+        if self.levels_load(source, target, counts) {
             return true;
         }
-        let free = |side: usize| self.sides[side].1.iter().copied().filter(|&nth| !self.pieces[nth].stuck);
-        let seat_free = counts[from] > self.rule.least * self.places[from].seats
-            && counts[to] < self.max_threads(to)
-            && self.rule.least == 0;
-        let weight = |nth: usize| self.pieces[nth].weight;
-        let moves = free(heavy).filter(|_| seat_free).map(|i| (weight(i), i, None));
+        let movable_pieces = |side: usize| self.sides[side].1.iter().copied().filter(|&nth| !self.task_loads[nth].stuck);
+        let seat_free = counts[source] > self.rule.min_tasks * self.capacities[source].seats
+            && counts[target] < self.max_threads(target)
+            && self.rule.min_tasks == 0;
+        let weight = |nth: usize| self.task_loads[nth].weight;
+        let moves = movable_pieces(heavy).filter(|_| seat_free).map(|i| (weight(i), i, None));
         let (weight, light) = (&weight, 1 - heavy);
-        let swaps = free(heavy).flat_map(|i| free(light).map(move |j| (weight(i) - weight(j), i, Some(j))));
+        let swaps = movable_pieces(heavy).flat_map(|i| movable_pieces(light).map(move |j| (weight(i) - weight(j), i, Some(j))));
         let remaining_gap = |gap: f64| (difference - 2.0 * gap).abs();
         let best = moves
             .chain(swaps)
-            .reduce(|best, other| if remaining_gap(other.0) < remaining_gap(best.0) { other } else { best });
+            .reduce(|best, candidate| if remaining_gap(candidate.0) < remaining_gap(best.0) { candidate } else { best });
         let margin = worth_moving * 0.5 * (sums[0] + sums[1]) + 1e-12 * difference;
         match best.filter(|&(gap, ..)| difference - remaining_gap(gap) > margin) {
             None => false,
             Some((_, out, back)) => {
                 self.pass(heavy, out, counts);
-                back.iter().for_each(|&back| self.pass(1 - heavy, back, counts));
+                back.iter().for_each(|&returned_task| self.pass(1 - heavy, returned_task, counts));
                 true
             }
         }
     }
 
     fn max_threads(&self, place: usize) -> usize {
-        (self.rule.least + usize::from(self.rule.more > 0)) * self.places[place].seats
+        (self.rule.min_tasks + usize::from(self.rule.surplus > 0)) * self.capacities[place].seats
     }
 
     /// Counts come before weights: a bin beyond its quota gives a task to a bin below it.
     fn levels_load(&mut self, a: usize, b: usize, counts: &mut [usize]) -> bool {
-        let minimum = |place: usize| self.rule.least * self.places[place].seats;
-        let gives = |from: usize, to: usize| {
-            (counts[from] > self.max_threads(from) && counts[to] < self.max_threads(to))
-                || (counts[to] < minimum(to) && counts[from] > minimum(from))
+        let minimum = |place: usize| self.rule.min_tasks * self.capacities[place].seats;
+        let can_give = |source: usize, target: usize| {
+            (counts[source] > self.max_threads(source) && counts[target] < self.max_threads(target))
+                || (counts[target] < minimum(target) && counts[source] > minimum(source))
         };
-        let Some(from) = [(a, b), (b, a)].into_iter().find(|&(from, to)| gives(from, to)).map(|(from, _)| from) else {
+        let Some(source) = [(a, b), (b, a)].into_iter().find(|&(source, target)| can_give(source, target)).map(|(source, _)| source) else {
             return false;
         };
-        let side = usize::from(self.sides[1].0 == from);
-        let movable = self.sides[side].1.iter().copied().filter(|&nth| !self.pieces[nth].stuck);
-        let lightest = movable.reduce(|a, b| if self.pieces[b].weight < self.pieces[a].weight { b } else { a });
+        let side = usize::from(self.sides[1].0 == source);
+        let movable = self.sides[side].1.iter().copied().filter(|&nth| !self.task_loads[nth].stuck);
+        let lightest = movable.reduce(|a, b| if self.task_loads[b].weight < self.task_loads[a].weight { b } else { a });
         lightest.iter().for_each(|&nth| self.pass(side, nth, counts));
         lightest.is_some()
     }
 
     fn pass(&mut self, side: usize, nth: usize, counts: &mut [usize]) {
-        self.sides[side].1.retain(|&other| other != nth);
+        self.sides[side].1.retain(|&piece| piece != nth);
         self.sides[1 - side].1.push(nth);
         counts[self.sides[side].0] -= 1;
         counts[self.sides[1 - side].0] += 1;

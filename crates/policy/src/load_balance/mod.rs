@@ -35,7 +35,7 @@ pub struct TaskLoad {
     /// A finite weight of at least 0.
     pub weight: f64,
     /// The task's bin; `None` for a newcomer.
-    pub at: Option<usize>,
+    pub current_bin: Option<usize>,
     /// Whether the task cannot be moved; it then has a bin.
     pub stuck: bool,
 }
@@ -48,16 +48,16 @@ struct BinLoads {
 }
 
 impl BinLoads {
-    fn empty(places: &[CacheCapacity]) -> Self {
-        BinLoads { sums: vec![0.0; places.len()], counts: vec![0; places.len()] }
+    fn empty(capacities: &[CacheCapacity]) -> Self {
+        BinLoads { sums: vec![0.0; capacities.len()], counts: vec![0; capacities.len()] }
     }
     fn add(&mut self, place: usize, weight: f64) {
         self.sums[place] += weight;
         self.counts[place] += 1;
     }
-    fn of(places: &[CacheCapacity], pieces: &[TaskLoad], bins: &[usize]) -> Self {
-        let mut loads = BinLoads::empty(places);
-        pieces.iter().zip(bins).for_each(|(piece, &place)| loads.add(place, piece.weight));
+    fn of(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> Self {
+        let mut loads = BinLoads::empty(capacities);
+        task_loads.iter().zip(bins).for_each(|(piece, &place)| loads.add(place, piece.weight));
         loads
     }
 }
@@ -66,46 +66,46 @@ impl BinLoads {
 #[derive(Clone, Copy, Debug)]
 struct SeatQuota {
     /// Smallest number of tasks on every CPU.
-    least: usize,
+    min_tasks: usize,
     /// Number of CPUs with one task more.
-    more: usize,
+    surplus: usize,
 }
 
 impl SeatQuota {
-    fn of(places: &[CacheCapacity], tasks: usize) -> Self {
-        let seats: usize = places.iter().map(|place| place.seats).sum();
-        SeatQuota { least: tasks / seats.max(1), more: tasks % seats.max(1) }
+    fn of(capacities: &[CacheCapacity], tasks: usize) -> Self {
+        let seats: usize = capacities.iter().map(|capacity| capacity.seats).sum();
+        SeatQuota { min_tasks: tasks / seats.max(1), surplus: tasks % seats.max(1) }
     }
-    fn has_room(&self, place: &CacheCapacity, count: usize, more_taken: usize) -> bool {
-        count < self.least * place.seats || (more_taken < self.more && count < (self.least + 1) * place.seats)
+    fn has_room(&self, capacity: &CacheCapacity, count: usize, more_taken: usize) -> bool {
+        count < self.min_tasks * capacity.seats || (more_taken < self.surplus && count < (self.min_tasks + 1) * capacity.seats)
     }
-    fn more_taken(&self, places: &[CacheCapacity], counts: &[usize]) -> usize {
-        places.iter().zip(counts).map(|(place, &count)| count.saturating_sub(self.least * place.seats)).sum()
+    fn more_taken(&self, capacities: &[CacheCapacity], counts: &[usize]) -> usize {
+        capacities.iter().zip(counts).map(|(capacity, &count)| count.saturating_sub(self.min_tasks * capacity.seats)).sum()
     }
-    fn is_within_quota(&self, places: &[CacheCapacity], counts: &[usize]) -> bool {
-        let fits = |(place, &count): (&CacheCapacity, &usize)| {
-            (self.least * place.seats..=(self.least + 1) * place.seats).contains(&count)
+    fn is_within_quota(&self, capacities: &[CacheCapacity], counts: &[usize]) -> bool {
+        let is_within = |(capacity, &count): (&CacheCapacity, &usize)| {
+            (self.min_tasks * capacity.seats..=(self.min_tasks + 1) * capacity.seats).contains(&count)
         };
-        places.iter().zip(counts).all(fits)
+        capacities.iter().zip(counts).all(is_within)
     }
 }
 
 /// Returns the standard deviation of the sums over their mean, of bins and, if they differ from bins, of packages. 0 if
 /// all sums are 0.
-pub fn unevenness(places: &[CacheCapacity], pieces: &[TaskLoad], bins: &[usize]) -> f64 {
-    let sums = BinLoads::of(places, pieces, bins).sums;
-    variation(&sums) + package_sums(places, &sums).map_or(0.0, |sums| variation(&sums))
+pub fn unevenness(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> f64 {
+    let sums = BinLoads::of(capacities, task_loads, bins).sums;
+    variation(&sums) + package_sums(capacities, &sums).map_or(0.0, |sums| variation(&sums))
 }
 
 /// Returns the sums of the packages; `None` if each package has one bin, or all bins are in one package.
-fn package_sums(places: &[CacheCapacity], sums: &[f64]) -> Option<Vec<f64>> {
-    let mut packages: Vec<u32> = places.iter().map(|place| place.package).collect();
+fn package_sums(capacities: &[CacheCapacity], sums: &[f64]) -> Option<Vec<f64>> {
+    let mut packages: Vec<u32> = capacities.iter().map(|capacity| capacity.package).collect();
     packages.sort_unstable();
     packages.dedup();
     let in_package = |package: u32| {
-        places.iter().zip(sums).filter(move |(place, _)| place.package == package).map(|(_, sum)| sum).sum()
+        capacities.iter().zip(sums).filter(move |(capacity, _)| capacity.package == package).map(|(_, sum)| sum).sum()
     };
-    let tells = packages.len() > 1 && packages.len() < places.len();
+    let tells = packages.len() > 1 && packages.len() < capacities.len();
     tells.then(|| packages.into_iter().map(in_package).collect())
 }
 

@@ -9,80 +9,80 @@ fn alike(places: usize, seats: usize) -> Vec<CacheCapacity> {
     vec![CacheCapacity { seats, package: 0 }; places]
 }
 fn newcomers(weights: &[f64]) -> Vec<TaskLoad> {
-    weights.iter().map(|&weight| TaskLoad { weight, at: None, stuck: false }).collect()
+    weights.iter().map(|&weight| TaskLoad { weight, current_bin: None, stuck: false }).collect()
 }
-fn moved(pieces: &[TaskLoad], bins: &[usize]) -> Vec<TaskLoad> {
-    pieces.iter().zip(bins).map(|(piece, &at)| TaskLoad { at: Some(at), ..*piece }).collect()
+fn placed(task_loads: &[TaskLoad], bins: &[usize]) -> Vec<TaskLoad> {
+    task_loads.iter().zip(bins).map(|(piece, &bin)| TaskLoad { current_bin: Some(bin), ..*piece }).collect()
 }
-fn sums(places: &[CacheCapacity], pieces: &[TaskLoad], bins: &[usize]) -> Vec<f64> {
-    BinLoads::of(places, pieces, bins).sums
+fn sums(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> Vec<f64> {
+    BinLoads::of(capacities, task_loads, bins).sums
 }
-fn counts(places: &[CacheCapacity], bins: &[usize]) -> Vec<usize> {
-    (0..places.len()).map(|place| bins.iter().filter(|&&other| other == place).count()).collect()
+fn counts(capacities: &[CacheCapacity], bins: &[usize]) -> Vec<usize> {
+    (0..capacities.len()).map(|place| bins.iter().filter(|&&other| other == place).count()).collect()
 }
 
 /// Runs rounds of exchanges until a whole tournament changes nothing.
-fn exchanged_to_the_end(places: &[CacheCapacity], mut pieces: Vec<TaskLoad>, worth_moving: f64) -> (Vec<usize>, u64) {
-    let (mut at, mut quiet, mut round) = (Vec::new(), 0, 0);
-    while quiet < places.len().max(2) {
-        let next = exchange(places, &pieces, round, worth_moving);
-        quiet = if next == at { quiet + 1 } else { 0 };
-        pieces = moved(&pieces, &next);
-        at = next;
+fn exchanged_to_the_end(capacities: &[CacheCapacity], mut task_loads: Vec<TaskLoad>, worth_moving: f64) -> (Vec<usize>, u64) {
+    let (mut bins, mut quiet, mut round) = (Vec::new(), 0, 0);
+    while quiet < capacities.len().max(2) {
+        let next = exchange(capacities, &task_loads, round, worth_moving);
+        quiet = if next == bins { quiet + 1 } else { 0 };
+        task_loads = placed(&task_loads, &next);
+        bins = next;
         round += 1;
         assert!(round < 10_000, "exchanges end");
     }
-    (at, round)
+    (bins, round)
 }
 
 /// Are the eight programs of one workload paired as by hand: the heaviest with the lightest, and both sockets equally?
 #[test]
 fn pairs_are_folded_and_sockets_evened_out() {
-    let places: Vec<CacheCapacity> = [0, 0, 1, 1].map(|package| CacheCapacity { seats: 2, package }).to_vec();
-    let pieces = newcomers(&[8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]);
-    let at = balance_centrally(&places, &pieces, 0.0);
-    assert_eq!(sums(&places, &pieces, &at), vec![9.0; 4]);
+    let capacities: Vec<CacheCapacity> = [0, 0, 1, 1].map(|package| CacheCapacity { seats: 2, package }).to_vec();
+    let task_loads = newcomers(&[8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]);
+    let bins = balance_centrally(&capacities, &task_loads, 0.0);
+    assert_eq!(sums(&capacities, &task_loads, &bins), vec![9.0; 4]);
     let uneven = newcomers(&[20.0, 6.0, 5.0, 4.0, 0.0, 0.0, 0.0, 0.0]);
-    let at = balance_centrally(&places, &uneven, 0.0);
-    let totals = sums(&places, &uneven, &at);
+    let bins = balance_centrally(&capacities, &uneven, 0.0);
+    let totals = sums(&capacities, &uneven, &bins);
     assert_eq!(totals[0].max(totals[1]).max(totals[2]).max(totals[3]), 20.0);
-    let packages = package_sums(&places, &totals).unwrap();
+    let packages = package_sums(&capacities, &totals).unwrap();
     assert_eq!(packages[0].max(packages[1]), 24.0, "the heaviest cache shares its bus with the lightest: {totals:?}");
 }
 
 /// Does a heavy task get a cache to itself while CPUs are free, and does no task wait while they are?
 #[test]
 fn free_seats_are_used_against_the_heaviest() {
-    let places = alike(2, 4);
-    let pieces = newcomers(&[100.0, 1.0, 1.0, 1.0, 1.0]);
-    assert_eq!(counts(&places, &balance_centrally(&places, &pieces, 0.0)), [1, 4]);
-    let (at, _) = exchanged_to_the_end(&places, pieces, 0.0);
-    assert!(counts(&places, &at) == [1, 4] || counts(&places, &at) == [4, 1]);
+    let capacities = alike(2, 4);
+    let task_loads = newcomers(&[100.0, 1.0, 1.0, 1.0, 1.0]);
+    assert_eq!(counts(&capacities, &balance_centrally(&capacities, &task_loads, 0.0)), [1, 4]);
+    let (bins, _) = exchanged_to_the_end(&capacities, task_loads, 0.0);
+    assert!(counts(&capacities, &bins) == [1, 4] || counts(&capacities, &bins) == [4, 1]);
 }
 
 /// Do tasks stay for a small gain and move for a large one?
 #[test]
 fn small_gains_move_no_task() {
-    let places = alike(2, 2);
-    let at = |weights: [f64; 4], worth| {
-        let pieces = moved(&newcomers(&weights), &[0, 0, 1, 1]);
-        balance_centrally(&places, &pieces, worth)
+    let capacities = alike(2, 2);
+    let bins_of = |weights: [f64; 4], worth| {
+        let task_loads = placed(&newcomers(&weights), &[0, 0, 1, 1]);
+        balance_centrally(&capacities, &task_loads, worth)
     };
-    assert_eq!(at([5.0, 5.1, 5.0, 5.2], 0.05), [0, 0, 1, 1]);
-    let split = at([9.0, 9.0, 1.0, 1.0], 0.05);
+    assert_eq!(bins_of([5.0, 5.1, 5.0, 5.2], 0.05), [0, 0, 1, 1]);
+    let split = bins_of([9.0, 9.0, 1.0, 1.0], 0.05);
     assert_eq!(split.iter().zip([0, 0, 1, 1]).filter(|(a, b)| **a != *b).count(), 2, "{split:?}");
 }
 
 /// Does a task that cannot move stay, with the others arranged around it?
 #[test]
 fn tasks_that_cannot_move_stay() {
-    let places = alike(2, 2);
-    let mut pieces = newcomers(&[9.0, 8.0, 1.0, 0.5]);
-    pieces[0] = TaskLoad { weight: 9.0, at: Some(1), stuck: true };
-    let at = balance_centrally(&places, &pieces, 0.0);
-    assert_eq!((at[0], at[1]), (1, 0));
-    let (at, _) = exchanged_to_the_end(&places, pieces, 0.0);
-    assert_eq!((at[0], at[1]), (1, 0));
+    let capacities = alike(2, 2);
+    let mut task_loads = newcomers(&[9.0, 8.0, 1.0, 0.5]);
+    task_loads[0] = TaskLoad { weight: 9.0, current_bin: Some(1), stuck: true };
+    let bins = balance_centrally(&capacities, &task_loads, 0.0);
+    assert_eq!((bins[0], bins[1]), (1, 0));
+    let (bins, _) = exchanged_to_the_end(&capacities, task_loads, 0.0);
+    assert_eq!((bins[0], bins[1]), (1, 0));
 }
 
 /// Does each bin meet each other bin once?
@@ -110,23 +110,23 @@ proptest! {
         start in any::<u64>(),
     ) {
         let (count, seats) = [(2, 12), (3, 8), (4, 6), (6, 4), (12, 2)][shape];
-        let places = alike(count, seats);
-        let pieces = newcomers(&weights);
+        let capacities = alike(count, seats);
+        let task_loads = newcomers(&weights);
         let mut places_of: Vec<usize> = (0..24).map(|nth| nth % count).collect();
         cachemate_core::SplitMix64::new(start).shuffle(&mut places_of);
-        let (at, _) = exchanged_to_the_end(&places, moved(&pieces, &places_of), worth_moving);
-        prop_assert_eq!(counts(&places, &at), vec![seats; count]);
-        let totals = sums(&places, &pieces, &at);
+        let (bins, _) = exchanged_to_the_end(&capacities, placed(&task_loads, &places_of), worth_moving);
+        prop_assert_eq!(counts(&capacities, &bins), vec![seats; count]);
+        let totals = sums(&capacities, &task_loads, &bins);
         for a in 0..count {
             for b in 0..count {
-                let bound = max_distance(&pieces, seats, 0.5 * (totals[a] + totals[b]), worth_moving);
+                let bound = max_distance(&task_loads, seats, 0.5 * (totals[a] + totals[b]), worth_moving);
                 prop_assert!(totals[a] - totals[b] <= bound + 1e-9, "{:?} {bound}", totals);
             }
         }
-        let most = |sums: &[f64]| sums.iter().copied().fold(0.0, f64::max);
-        let sorted = sums(&places, &pieces, &balance_centrally(&places, &pieces, 0.0));
-        let bound = max_distance(&pieces, seats, most(&totals), worth_moving);
-        prop_assert!(most(&totals) <= most(&sorted) + bound + 1e-9);
+        let largest_sum = |sums: &[f64]| sums.iter().copied().fold(0.0, f64::max);
+        let sorted = sums(&capacities, &task_loads, &balance_centrally(&capacities, &task_loads, 0.0));
+        let bound = max_distance(&task_loads, seats, largest_sum(&totals), worth_moving);
+        prop_assert!(largest_sum(&totals) <= largest_sum(&sorted) + bound + 1e-9);
     }
 
     /// Are loads per CPU even in both forms, whatever the counts, shapes and starts?
@@ -136,34 +136,34 @@ proptest! {
         seats in prop::collection::vec(1usize..5, 1..5),
         start in any::<u64>(),
     ) {
-        let places: Vec<CacheCapacity> =
+        let capacities: Vec<CacheCapacity> =
             seats.iter().enumerate().map(|(index, &seats)| CacheCapacity { seats, package: index as u32 / 2 }).collect();
         let mut generator = cachemate_core::SplitMix64::new(start);
-        let mut pieces = newcomers(&weights);
-        for piece in &mut pieces {
-            piece.at = (generator.draw_below(2) == 0).then(|| generator.draw_below(places.len() as u64) as usize);
+        let mut task_loads = newcomers(&weights);
+        for piece in &mut task_loads {
+            piece.current_bin = (generator.draw_below(2) == 0).then(|| generator.draw_below(capacities.len() as u64) as usize);
         }
-        let rule = SeatQuota::of(&places, pieces.len());
-        for index in [balance_centrally(&places, &pieces, 0.05), exchanged_to_the_end(&places, pieces.clone(), 0.05).0] {
-            let counts = counts(&places, &index);
-            prop_assert!(rule.is_within_quota(&places, &counts), "{counts:?} on {places:?}");
+        let rule = SeatQuota::of(&capacities, task_loads.len());
+        for index in [balance_centrally(&capacities, &task_loads, 0.05), exchanged_to_the_end(&capacities, task_loads.clone(), 0.05).0] {
+            let counts = counts(&capacities, &index);
+            prop_assert!(rule.is_within_quota(&capacities, &counts), "{counts:?} on {capacities:?}");
         }
     }
 
     /// For pairs, does the sorted assignment have the smallest maximal sum, as by enumeration?
     #[test]
     fn the_central_answer_to_pairs_is_the_best(weights in prop::collection::vec(0.0f64..50.0, 6)) {
-        let places = alike(3, 2);
-        let pieces = newcomers(&weights);
-        let greatest = |at: &[usize]| sums(&places, &pieces, at).into_iter().fold(0.0, f64::max);
+        let capacities = alike(3, 2);
+        let task_loads = newcomers(&weights);
+        let greatest = |bins: &[usize]| sums(&capacities, &task_loads, bins).into_iter().fold(0.0, f64::max);
         let mut minimum = f64::INFINITY;
         for code in 0..729u32 {
-            let at: Vec<usize> = (0..6).map(|nth| (code / 3u32.pow(nth) % 3) as usize).collect();
-            if counts(&places, &at) == [2, 2, 2] {
-                minimum = minimum.min(greatest(&at));
+            let bins: Vec<usize> = (0..6).map(|nth| (code / 3u32.pow(nth) % 3) as usize).collect();
+            if counts(&capacities, &bins) == [2, 2, 2] {
+                minimum = minimum.min(greatest(&bins));
             }
         }
-        prop_assert!(greatest(&balance_centrally(&places, &pieces, 0.0)) <= minimum + 1e-9);
+        prop_assert!(greatest(&balance_centrally(&capacities, &task_loads, 0.0)) <= minimum + 1e-9);
     }
 
     /// For pairs, does a higher priority never bring heavier co-runners?
@@ -173,10 +173,10 @@ proptest! {
         chosen in 0usize..8,
         extra in 0.0f64..500.0,
     ) {
-        let places = alike(4, 2);
-        let neighbor = |pieces: &[TaskLoad]| {
-            let at = balance_centrally(&places, pieces, 0.0);
-            (0..8).find(|&other| other != chosen && at[other] == at[chosen]).map_or(0.0, |other| weights[other])
+        let capacities = alike(4, 2);
+        let neighbor = |task_loads: &[TaskLoad]| {
+            let bins = balance_centrally(&capacities, task_loads, 0.0);
+            (0..8).find(|&task| task != chosen && bins[task] == bins[chosen]).map_or(0.0, |task| weights[task])
         };
         let plain = newcomers(&weights);
         let mut raised = plain.clone();

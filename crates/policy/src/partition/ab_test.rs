@@ -59,13 +59,13 @@ pub struct AbTest {
     weights: Vec<(ProcessId, f64)>,
     arm: AbArm,
     /// Speeds under the old shares, before and after the new ones.
-    before: SpeedRecord,
-    again: SpeedRecord,
+    speeds_before: SpeedRecord,
+    speeds_after: SpeedRecord,
     pub new: SpeedRecord,
     arm_windows: u32,
     pub windows: u32,
     /// All windows from the end of the old shares until the cache was full of their lines again.
-    away: SpeedRecord,
+    disturbed_speeds: SpeedRecord,
     settling: Option<SettlingPeriod>,
 }
 
@@ -77,7 +77,7 @@ pub struct AbTest {
 #[derive(Clone, Debug, Default)]
 pub struct SettlingPeriod {
     /// Whether the cache had settled at the end of the last observed window, which does not count either.
-    pub over: bool,
+    pub is_over: bool,
     windows: u32,
     misses: BTreeMap<ProcessId, f64>,
 }
@@ -94,15 +94,15 @@ impl SettlingPeriod {
                 *self.misses.entry(task.process).or_insert(0.0) += misses;
             }
         }
-        let part = lengths.lines.unwrap_or(0) as f64 / self.misses.len().max(1) as f64;
-        let filled = self.misses.values().all(|&misses| misses >= part);
-        let enough = self.windows >= minimum && (filled || self.windows >= SETTLED_WITHIN * minimum.max(1));
+        let lines_each = lengths.lines.unwrap_or(0) as f64 / self.misses.len().max(1) as f64;
+        let is_full = self.misses.values().all(|&misses| misses >= lines_each);
+        let has_settled = self.windows >= minimum && (is_full || self.windows >= SETTLED_WITHIN * minimum.max(1));
         let turned_over = lengths.lines_behind.is_none_or(|lines| {
             self.misses.is_empty()
                 || self.misses.values().sum::<f64>() >= lines as f64
                 || self.windows >= lengths.settle_windows()
         });
-        self.over = enough && turned_over && observation.applied.pending.is_empty();
+        self.is_over = has_settled && turned_over && observation.applied.pending.is_empty();
     }
 }
 
@@ -132,26 +132,26 @@ impl AbTest {
             lengths,
             weights,
             arm: AbArm::Old,
-            before: SpeedRecord::default(),
-            again: SpeedRecord::default(),
+            speeds_before: SpeedRecord::default(),
+            speeds_after: SpeedRecord::default(),
             new: SpeedRecord::default(),
             arm_windows: 0,
             windows: 0,
-            away: SpeedRecord::default(),
+            disturbed_speeds: SpeedRecord::default(),
             settling: None,
         }
     }
 
     /// Includes recent windows under the old shares.
     pub fn with_baseline(self, baseline: &SpeedRecord) -> Self {
-        AbTest { before: baseline.latest_windows(LIKE_WITHIN * self.lengths.measure_windows.max(1)), ..self }
+        AbTest { speeds_before: baseline.latest_windows(LIKE_WITHIN * self.lengths.measure_windows.max(1)), ..self }
     }
 
     /// Returns the speeds under the old shares, from equally long times before and after the new ones, so that a drift
     /// cancels.
     pub fn old_speeds(&self) -> SpeedRecord {
-        let after = if self.arm == AbArm::OldAgain { &self.again } else { &self.new };
-        self.before.latest_windows(after.windows.max(self.lengths.measure_windows).max(1)).plus(&self.again)
+        let later_speeds = if self.arm == AbArm::OldAgain { &self.speeds_after } else { &self.new };
+        self.speeds_before.latest_windows(later_speeds.windows.max(self.lengths.measure_windows).max(1)).plus(&self.speeds_after)
     }
 
     pub fn arm(&self) -> AbArm {
@@ -165,22 +165,22 @@ impl AbTest {
     pub fn add(&mut self, observation: &Observation, level: CacheLevel, probes: &[ProbeRequest]) -> AbTestStatus {
         self.windows += 1;
         if self.arm == AbArm::New
-            || (self.arm == AbArm::OldAgain && self.settling.as_ref().is_some_and(|settling| !settling.over))
+            || (self.arm == AbArm::OldAgain && self.settling.as_ref().is_some_and(|settling| !settling.is_over))
         {
-            self.away.observe(observation, level);
+            self.disturbed_speeds.observe(observation, level);
         }
         if self.windows > VERDICT_WITHIN * self.unhindered_windows() {
             return AbTestStatus::Nothing;
         }
-        if let Some(settling) = self.settling.as_mut().filter(|settling| !settling.over) {
+        if let Some(settling) = self.settling.as_mut().filter(|settling| !settling.is_over) {
             settling.observe(observation, level, self.lengths);
             return AbTestStatus::GoesOn;
         }
         self.settling = None;
         let side = match self.arm {
-            AbArm::Old => &mut self.before,
+            AbArm::Old => &mut self.speeds_before,
             AbArm::New => &mut self.new,
-            AbArm::OldAgain => &mut self.again,
+            AbArm::OldAgain => &mut self.speeds_after,
         };
         if !side.add(observation, level, probes) {
             return AbTestStatus::GoesOn;
@@ -190,31 +190,31 @@ impl AbTest {
     }
 
     fn judge(&mut self) -> AbTestStatus {
-        let judged = self.lengths.measure_windows.max(1);
+        let judged_windows = self.lengths.measure_windows.max(1);
         // The last arm is at most as long as the first; otherwise a drift would not cancel.
-        let longest = if self.arm == AbArm::OldAgain { self.before.windows } else { u32::MAX };
-        let waits = self.arm_windows < longest.min(LIKE_WITHIN * judged);
+        let longest = if self.arm == AbArm::OldAgain { self.speeds_before.windows } else { u32::MAX };
+        let is_waiting = self.arm_windows < longest.min(LIKE_WITHIN * judged_windows);
         // A test after every window would find differences by chance, so there are at most [`LOOKS`] tests.
-        let looks = !waits || [1, 2, 4].iter().any(|times| self.arm_windows == times * judged);
-        if self.arm != AbArm::Old && !looks {
+        let is_test_due = !is_waiting || [1, 2, 4].iter().any(|times| self.arm_windows == times * judged_windows);
+        if self.arm != AbArm::Old && !is_test_due {
             return AbTestStatus::GoesOn;
         }
         match self.arm {
-            AbArm::Old if self.before.windows >= 2 * judged => self.switch_to(AbArm::New),
-            AbArm::New if self.arm_windows >= judged => {
+            AbArm::Old if self.speeds_before.windows >= 2 * judged_windows => self.switch_to(AbArm::New),
+            AbArm::New if self.arm_windows >= judged_windows => {
                 let ratio = self.ratio();
                 if let Some(slower) = ratio.filter(|found| found.ratio < 1.0 - CLEARLY && found.is_sure()) {
                     return AbTestStatus::Ratio(slower);
                 }
                 // The windows do not cover enough of the other side's phases yet, or are too noisy; those phases may
                 // recur.
-                if self.arm_windows >= 2 * judged && (!waits || ratio.is_some_and(|found| found.is_precise_enough())) {
+                if self.arm_windows >= 2 * judged_windows && (!is_waiting || ratio.is_some_and(|found| found.is_precise_enough())) {
                     self.switch_to(AbArm::OldAgain);
                 }
             }
-            AbArm::OldAgain if self.arm_windows >= judged => match self.ratio() {
-                Some(found) if !waits || found.is_precise_enough() => return AbTestStatus::Ratio(found),
-                None if !waits => return AbTestStatus::Nothing,
+            AbArm::OldAgain if self.arm_windows >= judged_windows => match self.ratio() {
+                Some(found) if !is_waiting || found.is_precise_enough() => return AbTestStatus::Ratio(found),
+                None if !is_waiting => return AbTestStatus::Nothing,
                 _ => {}
             },
             _ => {}
@@ -225,14 +225,14 @@ impl AbTest {
     /// Returns the cost of the trial in windows at the old shares' speed, from matching windows as far as there are
     /// any, minus the gain of the new shares.
     pub fn lost_windows(&self) -> f64 {
-        let old = self.before.plus(&self.again);
-        let plain = || self.away.weighted_speed(&self.weights) / old.weighted_speed(&self.weights);
-        let ratio = self.away.speed_over(&old, &self.weights).map_or_else(plain, |found| found.ratio);
-        if ratio.is_finite() { (f64::from(self.away.windows) * (1.0 - ratio)).max(0.0) } else { 0.0 }
+        let old_speeds = self.speeds_before.plus(&self.speeds_after);
+        let plain = || self.disturbed_speeds.weighted_speed(&self.weights) / old_speeds.weighted_speed(&self.weights);
+        let ratio = self.disturbed_speeds.speed_over(&old_speeds, &self.weights).map_or_else(plain, |found| found.ratio);
+        if ratio.is_finite() { (f64::from(self.disturbed_speeds.windows) * (1.0 - ratio)).max(0.0) } else { 0.0 }
     }
 
-    fn switch_to(&mut self, to: AbArm) {
-        (self.arm, self.arm_windows, self.settling) = (to, 0, Some(SettlingPeriod::default()));
+    fn switch_to(&mut self, arm: AbArm) {
+        (self.arm, self.arm_windows, self.settling) = (arm, 0, Some(SettlingPeriod::default()));
     }
 
     fn unhindered_windows(&self) -> u32 {
@@ -254,7 +254,7 @@ mod tests {
 
     /// Runs a trial to its end, with these cycles per 1000 instructions by window and arm, and 10 misses in each
     /// window.
-    fn tried(cycles: impl Fn(u32, AbArm) -> u64) -> (AbTestStatus, Vec<AbArm>) {
+    fn run_trial(cycles: impl Fn(u32, AbArm) -> u64) -> (AbTestStatus, Vec<AbArm>) {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         let mut arms = Vec::new();
         for window in 0.. {
@@ -270,7 +270,7 @@ mod tests {
     /// Does a drift of the program cancel, although a comparison of before and after would show a gain?
     #[test]
     fn a_drift_cancels() {
-        let (status, arms) = tried(|window, _| 3_000 - 40 * u64::from(window));
+        let (status, arms) = run_trial(|window, _| 3_000 - 40 * u64::from(window));
         let AbTestStatus::Ratio(Ratio { ratio, .. }) = status else { panic!("{status:?}") };
         assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
         let count = |arm| arms.iter().filter(|&&one| one == arm).count();
@@ -283,10 +283,10 @@ mod tests {
     #[test]
     fn gains_are_measured_and_clear_losses_cut_short() {
         let faster = |window: u32, arm| if arm == AbArm::New { 1_800 } else { 2_000 } - 5 * u64::from(window);
-        let (status, _) = tried(faster);
+        let (status, _) = run_trial(faster);
         let AbTestStatus::Ratio(Ratio { ratio, .. }) = status else { panic!("{status:?}") };
         assert!((ratio - 2_000.0 / 1_800.0).abs() < 0.01, "{ratio}");
-        let (status, arms) = tried(|_, arm| if arm == AbArm::New { 2_200 } else { 2_000 });
+        let (status, arms) = run_trial(|_, arm| if arm == AbArm::New { 2_200 } else { 2_000 });
         assert!(
             matches!(status, AbTestStatus::Ratio(Ratio { ratio, error: 0.0, .. }) if ratio == 2_000.0 / 2_200.0),
             "{status:?}"
@@ -326,7 +326,7 @@ mod tests {
             }
         }
         // A fifth of each window under the new shares, nothing of those in which the cache is refilled.
-        let away = f64::from(trial.away.windows);
+        let away = f64::from(trial.disturbed_speeds.windows);
         assert!(away >= 6.0 && (0.1 * away..=0.2 * away).contains(&trial.lost_windows()), "{}", trial.lost_windows());
     }
 
@@ -349,8 +349,8 @@ mod tests {
                         status => Some(status),
                     }
                 });
-                let adopted = |found: &Ratio| found.ratio >= 1.0 && found.is_sure();
-                faster += u32::from(matches!(message, Some(AbTestStatus::Ratio(found)) if adopted(&found)));
+                let is_adopted = |ratio: &Ratio| ratio.ratio >= 1.0 && ratio.is_sure();
+                faster += u32::from(matches!(message, Some(AbTestStatus::Ratio(ratio)) if is_adopted(&ratio)));
             }
             let share = f64::from(faster) / f64::from(trials);
             // The sampling error of this number of trials is four in a thousand.
@@ -366,7 +366,7 @@ mod tests {
             let mut settling = SettlingPeriod::default();
             (1..).find(|_| {
                 settling.observe(&window_of(1000, 2000, misses), CacheLevel::L2, lengths);
-                settling.over
+                settling.is_over
             })
         };
         assert_eq!(settled_after(None, 10), Some(3), "25 lines");

@@ -36,7 +36,7 @@ pub enum SizingObjective {
 /// A process that needs space.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Claimant {
-    pub space: DemandCurve,
+    pub demand: DemandCurve,
     pub priority: f64,
     pub max_slowdown: Option<f64>,
     /// Smallest number of units that may meet the goal, because measurements show that fewer do not; 1 if there is no
@@ -46,26 +46,26 @@ pub struct Claimant {
 
 impl Claimant {
     fn floor(&self) -> u32 {
-        self.max_slowdown.map_or(1, |limit| self.space.units_for(limit).max(self.min_units))
+        self.max_slowdown.map_or(1, |limit| self.demand.units_for(limit).max(self.min_units))
     }
     /// Is the program, with this many cycles per instruction, slower than its goal allows?
     pub fn misses_goal(&self, cycles: f64, max_slowdown: f64) -> bool {
-        cycles / self.space.whole_cycles() - 1.0 > max_slowdown + 1e-9
+        cycles / self.demand.whole_cycles() - 1.0 > max_slowdown + 1e-9
     }
     fn cost(&self, objective: SizingObjective, misses: f64, cycles: f64) -> f64 {
         match objective {
             SizingObjective::Misses => self.priority * misses,
-            SizingObjective::Stalls => self.priority * (cycles - self.space.whole_cycles()),
+            SizingObjective::Stalls => self.priority * (cycles - self.demand.whole_cycles()),
             SizingObjective::WeightedSpeedup | SizingObjective::LeastSpace => {
-                -self.priority * self.space.whole_cycles() / cycles
+                -self.priority * self.demand.whole_cycles() / cycles
             }
             // The slowdown of a program of priority 2 counts twice.
-            SizingObjective::Fairness => self.priority * (cycles / self.space.whole_cycles() - 1.0),
+            SizingObjective::Fairness => self.priority * (cycles / self.demand.whole_cycles() - 1.0),
         }
     }
     fn costs(&self, objective: SizingObjective) -> Vec<f64> {
-        let both = self.space.misses_per_kilo_instr.iter().zip(&self.space.cycles_per_instr);
-        both.map(|(&misses, &cycles)| self.cost(objective, misses, cycles)).collect()
+        let misses_and_cycles = self.demand.misses_per_kilo_instr.iter().zip(&self.demand.cycles_per_instr);
+        misses_and_cycles.map(|(&misses, &cycles)| self.cost(objective, misses, cycles)).collect()
     }
 }
 
@@ -134,35 +134,35 @@ const SATED: f64 = 0.05;
 ///
 /// # Errors
 /// There are no claimants, or the machine allows no group.
-pub fn allocate(claimants: &[Claimant], terms: &AllocationLimits) -> Result<Allocation, ClaimError> {
-    let mut groups = group_claimants(claimants, terms);
-    let mut claims: Vec<UnitClaim> = groups.iter().map(|group| claim(claimants, group, terms)).collect();
-    let lowered = fit_floors(claimants, &groups, &mut claims, terms);
-    let sizes = solve(&claims, terms)?;
-    let floors_cost = floors_cost(claimants, &groups, &claims, &sizes, terms);
+pub fn allocate(claimants: &[Claimant], limits: &AllocationLimits) -> Result<Allocation, ClaimError> {
+    let mut groups = group_claimants(claimants, limits);
+    let mut claims: Vec<UnitClaim> = groups.iter().map(|group| claim(claimants, group, limits)).collect();
+    let lowered = fit_floors(claimants, &groups, &mut claims, limits);
+    let sizes = solve(&claims, limits)?;
+    let floors_cost = floors_cost(claimants, &groups, &claims, &sizes, limits);
     groups.iter_mut().zip(sizes).for_each(|(group, units)| group.units = units);
     Ok(Allocation { groups, lowered_floors: lowered, floors_cost })
 }
 
 /// Groups the claimants: first the pool, then the lanes of all others, each in order of arrival.
-fn group_claimants(claimants: &[Claimant], terms: &AllocationLimits) -> Vec<PartitionGroup> {
+fn group_claimants(claimants: &[Claimant], limits: &AllocationLimits) -> Vec<PartitionGroup> {
     let has_floor = |at: &usize| claimants[*at].max_slowdown.is_some();
-    let all = || 0..claimants.len();
-    let mut pool: Vec<usize> = all()
-        .filter(|index| !has_floor(index) && claimants[*index].space.sensitivity() <= terms.insensitive_below)
+    let indices = || 0..claimants.len();
+    let mut pool: Vec<usize> = indices()
+        .filter(|index| !has_floor(index) && claimants[*index].demand.sensitivity() <= limits.insensitive_below)
         .collect();
-    if terms.objective == SizingObjective::LeastSpace {
-        pool = all().filter(|index| !has_floor(index)).collect();
+    if limits.objective == SizingObjective::LeastSpace {
+        pool = indices().filter(|index| !has_floor(index)).collect();
     }
-    let mut own_claims: Vec<usize> = all().filter(|index| !pool.contains(index)).collect();
-    let room = terms.max_groups.min(terms.units / terms.min_units.max(1)).max(1) as usize;
+    let mut own_claims: Vec<usize> = indices().filter(|index| !pool.contains(index)).collect();
+    let room = limits.max_groups.min(limits.units / limits.min_units.max(1)).max(1) as usize;
     // A pool of one program is an ordinary program with a small demand.
-    let lanes = (terms.at_once.max(1) as usize).min(room - usize::from(!pool.is_empty() && room > 1));
+    let lanes = (limits.at_once.max(1) as usize).min(room - usize::from(!pool.is_empty() && room > 1));
     let mut groups: Vec<PartitionGroup> = Vec::new();
     if own_claims.len() > lanes.max(1) {
-        own_claims.sort_by_key(|&index| std::cmp::Reverse(claimants[index].space.units_for(SATED)));
-        let each = own_claims.len().div_ceil(lanes.max(1));
-        for group in own_claims.chunks(each) {
+        own_claims.sort_by_key(|&index| std::cmp::Reverse(claimants[index].demand.units_for(SATED)));
+        let lane_size = own_claims.len().div_ceil(lanes.max(1));
+        for group in own_claims.chunks(lane_size) {
             let mut members = group.to_vec();
             members.sort_unstable();
             let kind = if members.len() > 1 { PartitionKind::TimeShare } else { PartitionKind::Own };
@@ -187,22 +187,22 @@ fn group_claimants(claimants: &[Claimant], terms: &AllocationLimits) -> Vec<Part
     groups
 }
 
-fn claim(claimants: &[Claimant], group: &PartitionGroup, terms: &AllocationLimits) -> UnitClaim {
-    let costs: Vec<Vec<f64>> = group.members.iter().map(|&index| claimants[index].costs(terms.objective)).collect();
+fn claim(claimants: &[Claimant], group: &PartitionGroup, limits: &AllocationLimits) -> UnitClaim {
+    let costs: Vec<Vec<f64>> = group.members.iter().map(|&index| claimants[index].costs(limits.objective)).collect();
     let costs = match group.kind {
         PartitionKind::Own => costs.into_iter().next().unwrap_or_default(),
         PartitionKind::Pool => {
             let costs: Vec<&[f64]> = costs.iter().map(Vec::as_slice).collect();
-            pool_costs(&costs, terms.units, terms.objective.total())
+            pool_costs(&costs, limits.units, limits.objective.total())
         }
         // During its turn, each member has all units.
         PartitionKind::TimeShare => {
-            let total = terms.objective.total();
-            (0..terms.units as usize).map(|held| total.aggregate(costs.iter().map(|costs| costs[held]))).collect()
+            let total = limits.objective.total();
+            (0..limits.units as usize).map(|units| total.aggregate(costs.iter().map(|costs| costs[units]))).collect()
         }
     };
     let floor = group.members.iter().map(|&index| claimants[index].floor()).max().unwrap_or(1);
-    UnitClaim { costs, min_units: floor.max(terms.min_units) }
+    UnitClaim { costs, min_units: floor.max(limits.min_units) }
 }
 
 /// Lowers floors that do not fit together, the largest first. Returns the claimants whose floors were lowered.
@@ -210,11 +210,11 @@ fn fit_floors(
     claimants: &[Claimant],
     groups: &[PartitionGroup],
     claims: &mut [UnitClaim],
-    terms: &AllocationLimits,
+    limits: &AllocationLimits,
 ) -> Vec<usize> {
     let mut lowered = Vec::new();
-    let minimum = terms.min_units.max(1);
-    while claims.iter().map(|claim| claim.min_units).sum::<u32>() > terms.units {
+    let minimum = limits.min_units.max(1);
+    while claims.iter().map(|claim| claim.min_units).sum::<u32>() > limits.units {
         let Some(largest) = (0..claims.len()).rev().max_by_key(|&index| claims[index].min_units) else { break };
         if claims[largest].min_units <= minimum {
             break;
@@ -229,32 +229,32 @@ fn fit_floors(
     lowered
 }
 
-fn solve(claims: &[UnitClaim], terms: &AllocationLimits) -> Result<Vec<u32>, ClaimError> {
-    if terms.objective == SizingObjective::LeastSpace {
-        return least_space(claims, terms);
+fn solve(claims: &[UnitClaim], limits: &AllocationLimits) -> Result<Vec<u32>, ClaimError> {
+    if limits.objective == SizingObjective::LeastSpace {
+        return least_space(claims, limits);
     }
-    let steps = claims.len() as u64 * u64::from(terms.units) * u64::from(terms.units);
+    let steps = claims.len() as u64 * u64::from(limits.units) * u64::from(limits.units);
     // Lookahead adds up savings, so the objective of the slowest program requires the exact solver.
-    if steps <= MAX_EXACT_STEPS || terms.objective.total() == CostAggregate::Worst {
-        allocate_exactly(claims, terms.units, terms.objective.total())
+    if steps <= MAX_EXACT_STEPS || limits.objective.total() == CostAggregate::Worst {
+        allocate_exactly(claims, limits.units, limits.objective.total())
     } else {
-        lookahead(claims, terms.units)
+        lookahead(claims, limits.units)
     }
 }
 
 /// Gives claimants exactly their floors; claimants without a goal share the rest.
-fn least_space(claims: &[UnitClaim], terms: &AllocationLimits) -> Result<Vec<u32>, ClaimError> {
+fn least_space(claims: &[UnitClaim], limits: &AllocationLimits) -> Result<Vec<u32>, ClaimError> {
     if claims.is_empty() {
         return Err(ClaimError::NoClaims);
     }
     let mut sizes: Vec<u32> = claims.iter().map(|claim| claim.min_units).collect();
     let floors: u32 = sizes.iter().sum();
-    if floors > terms.units {
-        return Err(ClaimError::Floors { floors, units: terms.units });
+    if floors > limits.units {
+        return Err(ClaimError::Floors { floors, units: limits.units });
     }
-    let free = claims.iter().position(|claim| claim.min_units <= terms.min_units.max(1));
-    if let Some(pool) = free.filter(|_| claims.len() > 1) {
-        sizes[pool] += terms.units - floors;
+    let without_floor = claims.iter().position(|claim| claim.min_units <= limits.min_units.max(1));
+    if let Some(pool) = without_floor.filter(|_| claims.len() > 1) {
+        sizes[pool] += limits.units - floors;
     }
     Ok(sizes)
 }
@@ -266,20 +266,20 @@ fn floors_cost(
     groups: &[PartitionGroup],
     claims: &[UnitClaim],
     sizes: &[u32],
-    terms: &AllocationLimits,
+    limits: &AllocationLimits,
 ) -> Option<f64> {
     let has_floor = |group: &PartitionGroup| group.members.iter().any(|&index| claimants[index].max_slowdown.is_some());
-    if terms.objective == SizingObjective::LeastSpace || !groups.iter().any(has_floor) || groups.iter().all(has_floor) {
+    if limits.objective == SizingObjective::LeastSpace || !groups.iter().any(has_floor) || groups.iter().all(has_floor) {
         return None;
     }
-    let free: Vec<UnitClaim> =
-        claims.iter().map(|claim| UnitClaim { min_units: terms.min_units.max(1), ..claim.clone() }).collect();
-    let without = solve(&free, terms).ok()?;
-    let others = |sizes: &[u32]| -> f64 {
-        let each = groups.iter().zip(claims).zip(sizes).filter(|((group, _), _)| !has_floor(group));
-        each.map(|((_, claim), &units)| claim.costs[units as usize - 1]).sum()
+    let unpromised_claims: Vec<UnitClaim> =
+        claims.iter().map(|claim| UnitClaim { min_units: limits.min_units.max(1), ..claim.clone() }).collect();
+    let unpromised_sizes = solve(&unpromised_claims, limits).ok()?;
+    let cost_of_others = |sizes: &[u32]| -> f64 {
+        let unpromised_costs = groups.iter().zip(claims).zip(sizes).filter(|((group, _), _)| !has_floor(group));
+        unpromised_costs.map(|((_, claim), &units)| claim.costs[units as usize - 1]).sum()
     };
-    Some(others(sizes) - others(&without))
+    Some(cost_of_others(sizes) - cost_of_others(&unpromised_sizes))
 }
 
 #[cfg(test)]
@@ -289,11 +289,11 @@ mod tests {
     /// A claimant with these cycles per instruction by units, and one miss per instruction for each cycle above one.
     fn claimant(cycles: &[f64]) -> Claimant {
         let misses = cycles.iter().map(|cycles| (cycles - 1.0) * 10.0).collect();
-        let space = DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: cycles.to_vec() };
-        Claimant { space, priority: 1.0, max_slowdown: None, min_units: 1 }
+        let demand = DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: cycles.to_vec() };
+        Claimant { demand, priority: 1.0, max_slowdown: None, min_units: 1 }
     }
     fn sensitive(steps: u32) -> Claimant {
-        claimant(&(1..=16).map(|held| if held >= steps { 1.0 } else { 2.0 }).collect::<Vec<_>>())
+        claimant(&(1..=16).map(|units| if units >= steps { 1.0 } else { 2.0 }).collect::<Vec<_>>())
     }
     fn flat() -> Claimant {
         claimant(&[1.5; 16])
@@ -311,8 +311,8 @@ mod tests {
         let claimants = [flat(), sensitive(14), flat(), flat()];
         let allocation = allocate(&claimants, &terms(SizingObjective::WeightedSpeedup)).unwrap();
         assert_eq!(allocation.groups[1].kind, PartitionKind::Pool);
-        let (own, pool) = (&sizes(&allocation)[0], &sizes(&allocation)[1]);
-        assert!(own.0 == [1] && own.1 >= 14 && pool.0 == [0, 2, 3], "{allocation:?}");
+        let (own_group, pool) = (&sizes(&allocation)[0], &sizes(&allocation)[1]);
+        assert!(own_group.0 == [1] && own_group.1 >= 14 && pool.0 == [0, 2, 3], "{allocation:?}");
     }
 
     /// With more programs than CPUs, do programs of similar demand share a lane?
@@ -330,16 +330,16 @@ mod tests {
     fn a_goal_is_met_and_its_cost_reported() {
         let mut promised = claimant(&(0..16).map(|held| 2.0 - f64::from(held) * 0.05).collect::<Vec<_>>());
         let greedy = sensitive(12);
-        let free = allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
-        assert_eq!(sizes(&free), [(vec![0], 4), (vec![1], 12)]);
+        let unpromised_allocation = allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
+        assert_eq!(sizes(&unpromised_allocation), [(vec![0], 4), (vec![1], 12)]);
         promised.max_slowdown = Some(0.2);
         let allocation =
             allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
         let units = allocation.groups[0].units;
-        let slowed = promised.space.cycles_per_instr[units as usize - 1] / promised.space.whole_cycles() - 1.0;
+        let slowed = promised.demand.cycles_per_instr[units as usize - 1] / promised.demand.whole_cycles() - 1.0;
         assert!(slowed <= 0.2 + 1e-9 && units >= 11, "{units} units, slowed by {slowed}");
         assert_eq!(allocation.floors_cost, Some(0.5));
-        assert_eq!(free.floors_cost, None);
+        assert_eq!(unpromised_allocation.floors_cost, None);
     }
 
     /// Are goals that do not fit together lowered and reported?
@@ -357,17 +357,17 @@ mod tests {
         let promised = Claimant { max_slowdown: Some(0.05), ..sensitive(5) };
         let alone = allocate(std::slice::from_ref(&promised), &terms(SizingObjective::LeastSpace)).unwrap();
         assert_eq!(sizes(&alone), [(vec![0], 5)]);
-        let both = allocate(&[promised, sensitive(9)], &terms(SizingObjective::LeastSpace)).unwrap();
-        assert_eq!(sizes(&both), [(vec![0], 5), (vec![1], 11)]);
+        let allocation = allocate(&[promised, sensitive(9)], &terms(SizingObjective::LeastSpace)).unwrap();
+        assert_eq!(sizes(&allocation), [(vec![0], 5), (vec![1], 11)]);
     }
 
     /// Does each objective choose as its name says?
     #[test]
     fn objectives_choose_what_they_are_named_after() {
         // Many misses that rarely stall, against few misses that do.
-        let mut streams = claimant(&(1..=16).map(|held| 1.2 - f64::from(held) * 0.01).collect::<Vec<_>>());
-        streams.space.misses_per_kilo_instr = (1..=16).map(|held| 90.0 - 5.0 * f64::from(held)).collect();
-        let chases = claimant(&(1..=16).map(|held| 4.0 - f64::from(held) * 0.15).collect::<Vec<_>>());
+        let mut streams = claimant(&(1..=16).map(|units| 1.2 - f64::from(units) * 0.01).collect::<Vec<_>>());
+        streams.demand.misses_per_kilo_instr = (1..=16).map(|units| 90.0 - 5.0 * f64::from(units)).collect();
+        let chases = claimant(&(1..=16).map(|units| 4.0 - f64::from(units) * 0.15).collect::<Vec<_>>());
         let first =
             |objective| allocate(&[streams.clone(), chases.clone()], &terms(objective)).unwrap().groups[0].units;
         assert_eq!(first(SizingObjective::Misses), 15);
@@ -386,9 +386,9 @@ mod tests {
                 allocate(&claimants, &AllocationLimits { max_groups, at_once: 8, ..terms(SizingObjective::Stalls) })
                     .unwrap();
             assert!(allocation.groups.len() <= max_groups as usize);
-            let mut all: Vec<usize> = allocation.groups.iter().flat_map(|group| group.members.clone()).collect();
-            all.sort_unstable();
-            assert_eq!(all, [0, 1, 2, 3, 4, 5]);
+            let mut members: Vec<usize> = allocation.groups.iter().flat_map(|group| group.members.clone()).collect();
+            members.sort_unstable();
+            assert_eq!(members, [0, 1, 2, 3, 4, 5]);
         }
     }
 }

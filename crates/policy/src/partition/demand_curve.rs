@@ -40,14 +40,14 @@ impl DemandCurve {
         cache_bytes: u64,
         units: u32,
     ) -> Option<Self> {
-        let size = |held: u32| cache_bytes as f64 * f64::from(held) / f64::from(units);
+        let size = |units_held: u32| cache_bytes as f64 * f64::from(units_held) / f64::from(units);
         let curve = profile.misses_per_kilo_instr().filter(|curve| !curve.is_empty())?;
-        let mut misses = isotonic_decreasing((1..=units).map(|held| value_at(curve, size(held))).collect());
+        let mut misses = isotonic_decreasing((1..=units).map(|units_held| value_at(curve, size(units_held))).collect());
         let measured = speed.and_then(|speed| speed.misses_per_kilo_instr);
-        let (most, least) = (misses[0], misses[units as usize - 1]);
-        let unexplained = measured.map_or(0.0, |rate| (rate - most).max(0.0) - (least - rate).max(0.0));
+        let (max_rate, min_rate) = (misses[0], misses[units as usize - 1]);
+        let unexplained = measured.map_or(0.0, |rate| (rate - max_rate).max(0.0) - (min_rate - rate).max(0.0));
         misses.iter_mut().for_each(|rate| *rate = (*rate + unexplained).max(0.0));
-        let whole = misses[units as usize - 1];
+        let solo_rate = misses[units as usize - 1];
         let penalty = speed.and_then(|speed| speed.stall_cycles_per_miss).unwrap_or(miss_penalty_cycles) / 1000.0;
         let from_misses = |cycles: f64, rate: f64| -> Vec<f64> {
             // A speed measured at a lower miss rate than the curve's lowest cannot yield negative cycles.
@@ -60,10 +60,10 @@ impl DemandCurve {
                 let minimum = stalls[units as usize - 1];
                 stalls.iter().map(|stalls| 1.0 / solo + (stalls - minimum) / 1000.0).collect()
             }
-            (Some(solo), None) => from_misses(1.0 / solo, whole),
+            (Some(solo), None) => from_misses(1.0 / solo, solo_rate),
             (None, _) => {
                 let speed = speed?;
-                from_misses(speed.cycles_per_instr, speed.misses_per_kilo_instr.unwrap_or(whole))
+                from_misses(speed.cycles_per_instr, speed.misses_per_kilo_instr.unwrap_or(solo_rate))
             }
         };
         let space = DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: cycles };
@@ -77,9 +77,9 @@ impl DemandCurve {
     pub fn apply_bound(mut self, units: u32, measured: MeasuredSpeed, is_own: bool) -> Self {
         let bound = |values: &mut [f64], measured: f64| {
             for (index, value) in values.iter_mut().enumerate() {
-                let held = index as u32 + 1;
-                *value = if is_own && held <= units { value.max(measured) } else { *value };
-                *value = if held >= units { value.min(measured) } else { *value };
+                let units_held = index as u32 + 1;
+                *value = if is_own && units_held <= units { value.max(measured) } else { *value };
+                *value = if units_held >= units { value.min(measured) } else { *value };
             }
         };
         bound(&mut self.cycles_per_instr, measured.cycles_per_instr);
@@ -92,13 +92,13 @@ impl DemandCurve {
     /// Returns the mean curve of several threads of one process.
     pub fn mean(curves: &[DemandCurve]) -> Option<Self> {
         let first = curves.first()?;
-        let over = |values: fn(&DemandCurve) -> &[f64]| -> Vec<f64> {
+        let mean_values = |values: fn(&DemandCurve) -> &[f64]| -> Vec<f64> {
             let mean_at =
-                |held: usize| curves.iter().map(|space| values(space)[held]).sum::<f64>() / curves.len() as f64;
+                |index: usize| curves.iter().map(|space| values(space)[index]).sum::<f64>() / curves.len() as f64;
             (0..values(first).len()).map(mean_at).collect()
         };
-        let misses = over(|space| &space.misses_per_kilo_instr);
-        Some(DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: over(|space| &space.cycles_per_instr) })
+        let misses = mean_values(|space| &space.misses_per_kilo_instr);
+        Some(DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: mean_values(|space| &space.cycles_per_instr) })
     }
 
     /// Number of units of the whole cache.
@@ -123,9 +123,9 @@ impl DemandCurve {
     /// Converts to a profile for a predictor: the curve, the stalls that yield these cycles, and the solo speed.
     pub fn to_profile(&self, level: CacheLevel, cache_bytes: u64) -> Profile {
         let units = u64::from(self.units());
-        let points = |values: &[f64], less: f64, scale: f64| {
-            let point = |(held, value): (usize, &f64)| {
-                (cache_bytes * (held as u64 + 1) / units, Estimate::exact((value - less) * scale))
+        let points = |values: &[f64], offset: f64, scale: f64| {
+            let point = |(index, value): (usize, &f64)| {
+                (cache_bytes * (index as u64 + 1) / units, Estimate::exact((value - offset) * scale))
             };
             values.iter().enumerate().map(point).collect::<SizeCurve>()
         };
@@ -141,8 +141,8 @@ impl DemandCurve {
 fn stalls_by_units(profile: &Profile, size: &impl Fn(u32) -> f64, units: u32) -> Option<Vec<f64>> {
     let curve = profile.stalls_per_kilo_instr()?;
     let (first, last) = (curve.first()?.0 as f64, curve.last()?.0 as f64);
-    let spans = curve.len() >= 3 && first <= size(2.min(units)) && last >= size(units) * 0.99;
-    spans.then(|| isotonic_decreasing((1..=units).map(|held| value_at(curve, size(held))).collect()))
+    let is_spanning = curve.len() >= 3 && first <= size(2.min(units)) && last >= size(units) * 0.99;
+    is_spanning.then(|| isotonic_decreasing((1..=units).map(|units_held| value_at(curve, size(units_held))).collect()))
 }
 
 /// Interpolates linearly between points; constant beyond the ends.
@@ -167,8 +167,8 @@ fn isotonic_decreasing(values: Vec<f64>) -> Vec<f64> {
                 break;
             }
             blocks.truncate(blocks.len() - 2);
-            let all = count + more;
-            blocks.push(((before * count as f64 + last * more as f64) / all as f64, all));
+            let total = count + more;
+            blocks.push(((before * count as f64 + last * more as f64) / total as f64, total));
         }
     }
     blocks.into_iter().flat_map(|(value, count)| std::iter::repeat_n(value, count)).collect()
@@ -181,7 +181,7 @@ mod tests {
     const CACHE: u64 = 4 << 20;
 
     fn curve(rates: &[f64]) -> SizeCurve {
-        let point = |(at, &rate): (usize, &f64)| (CACHE * (at as u64 + 1) / rates.len() as u64, Estimate::exact(rate));
+        let point = |(index, &rate): (usize, &f64)| (CACHE * (index as u64 + 1) / rates.len() as u64, Estimate::exact(rate));
         rates.iter().enumerate().map(point).collect()
     }
     fn profile(rates: &[f64]) -> Profile {
@@ -242,13 +242,13 @@ mod tests {
     #[test]
     fn stall_curves_count_if_they_span_the_sizes() {
         let solo = RateFacts { solo_instr_per_cycle: Some(Fact::oracle(1.0)), ..RateFacts::default() };
-        let known = profile(&[40.0, 20.0, 10.0, 10.0]).with_rates(solo);
+        let profile_with_solo = profile(&[40.0, 20.0, 10.0, 10.0]).with_rates(solo);
         let stalls = curve(&[500.0, 100.0, 100.0, 100.0]);
-        let known = known.with_stalls(CacheLevel::L2, stalls.clone(), FactSource::StallCounters);
+        let profile_with_stalls = profile_with_solo.with_stalls(CacheLevel::L2, stalls.clone(), FactSource::StallCounters);
         let cycles =
             |profile: &Profile| DemandCurve::from_profile(profile, None, 100.0, CACHE, 4).unwrap().cycles_per_instr;
-        assert_eq!(cycles(&known), [1.4, 1.0, 1.0, 1.0]);
-        let short = known.with_stalls(CacheLevel::L2, stalls[2..].to_vec(), FactSource::StallCounters);
+        assert_eq!(cycles(&profile_with_stalls), [1.4, 1.0, 1.0, 1.0]);
+        let short = profile_with_stalls.with_stalls(CacheLevel::L2, stalls[2..].to_vec(), FactSource::StallCounters);
         assert_eq!(cycles(&short), [4.0, 2.0, 1.0, 1.0]);
     }
 

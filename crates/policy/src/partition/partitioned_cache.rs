@@ -27,9 +27,9 @@ impl CacheProcess<'_> {
             let cpu_times = self.tasks.iter().flat_map(|task| &task.on_cpu_ns);
             cpu_times.filter(|(cpu, _)| cache.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
         };
-        let all = caches.iter().map(|(cache, _)| (time_on_cache(cache), cache.id));
-        let most = all.reduce(|a, b| if b.0 > a.0 { b } else { a });
-        most.filter(|(ns, _)| *ns > 0).map(|(_, cache)| cache)
+        let times = caches.iter().map(|(cache, _)| (time_on_cache(cache), cache.id));
+        let longest_time = times.reduce(|a, b| if b.0 > a.0 { b } else { a });
+        longest_time.filter(|(ns, _)| *ns > 0).map(|(_, cache)| cache)
     }
 
     /// Returns the strictest goal of the process's threads.
@@ -44,21 +44,21 @@ pub struct PartitionedCache<'a> {
     pub cache: &'a Cache,
     /// The largest cache between this one and memory.
     pub behind: Option<&'a Cache>,
-    pub divided: PartitionUnits,
-    pub present: Vec<CacheProcess<'a>>,
+    pub partition_units: PartitionUnits,
+    pub processes: Vec<CacheProcess<'a>>,
 }
 
 impl<'a> PartitionedCache<'a> {
     /// Builds the cache without processes.
-    pub fn new(cache: &'a Cache, divided: PartitionUnits, topology: &'a Topology) -> Self {
+    pub fn new(cache: &'a Cache, partition_units: PartitionUnits, topology: &'a Topology) -> Self {
         let further =
-            topology.caches.iter().filter(|other| other.level > cache.level && cache.cpus.is_subset(&other.cpus));
-        let behind = further.max_by_key(|other| other.size_bytes);
-        PartitionedCache { cache, behind, divided, present: Vec::new() }
+            topology.caches.iter().filter(|outer| outer.level > cache.level && cache.cpus.is_subset(&outer.cpus));
+        let behind = further.max_by_key(|outer| outer.size_bytes);
+        PartitionedCache { cache, behind, divided: partition_units, processes: Vec::new() }
     }
 
     pub fn has_goals(&self) -> bool {
-        self.present.iter().any(|present| present.goal().max_slowdown.is_some())
+        self.processes.iter().any(|process| process.goal().max_slowdown.is_some())
     }
     pub fn lengths(&self, warmup_windows: u32, measure_windows: u32) -> AbTestLengths {
         let lines = |cache: &Cache| {
@@ -70,13 +70,13 @@ impl<'a> PartitionedCache<'a> {
     }
     /// Must the cache be partitioned? A single process is confined only for the sake of a goal.
     pub fn needs_partition(&self) -> bool {
-        self.present.len() > 1 || self.has_goals()
+        self.processes.len() > 1 || self.has_goals()
     }
 
     /// Returns the shares of this cache, reduced to the members that are still live.
     pub fn surviving_shares(&self, shares: &[CacheShare]) -> Vec<CacheShare> {
         let is_member = |member: &ShareMember| match member {
-            ShareMember::Process(process) => self.present.iter().any(|present| present.process == *process),
+            ShareMember::Process(process) => self.processes.iter().any(|cache_process| cache_process.process == *process),
             ShareMember::Task(_) => false,
         };
         let cache_shares = shares.iter().filter(|share| share.cache == self.cache.id);
@@ -88,21 +88,21 @@ impl<'a> PartitionedCache<'a> {
     }
 
     /// Returns the shares that undo these, or those on trial: all processes on the whole cache.
-    pub fn undivided_shares(&self, moving: PageMigration) -> Vec<CacheShare> {
-        match self.divided {
+    pub fn undivided_shares(&self, migration: PageMigration) -> Vec<CacheShare> {
+        match self.partition_units {
             PartitionUnits::Ways { .. } => Vec::new(),
             PartitionUnits::Colors { units, .. } => vec![CacheShare {
                 group: GroupId(0),
-                members: self.present.iter().map(|present| ShareMember::Process(present.process)).collect(),
+                members: self.processes.iter().map(|process| ShareMember::Process(process.process)).collect(),
                 cache: self.cache.id,
-                units: Units::Colors { allowed: (0..units).collect(), migration: moving },
+                units: Units::Colors { allowed: (0..units).collect(), migration },
             }],
         }
     }
 
     /// May every process use the whole cache?
     pub fn is_undivided(&self, shares: &[CacheShare]) -> bool {
-        shares.iter().all(|share| units_of(share).count() == self.divided.units())
+        shares.iter().all(|share| units_of(share).count() == self.partition_units.units())
     }
 }
 

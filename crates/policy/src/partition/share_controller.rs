@@ -31,22 +31,22 @@ type ProcessPhases = Vec<(ProcessId, u32)>;
 
 /// A change on trial.
 struct ShareTrial {
-    old: Vec<CacheShare>,
-    new: Vec<CacheShare>,
+    old_shares: Vec<CacheShare>,
+    new_shares: Vec<CacheShare>,
     /// Shares that restore the old state; undivided if there were none.
-    back: Vec<CacheShare>,
-    trial: AbTest,
+    fallback: Vec<CacheShare>,
+    test: AbTest,
     /// Whether the trial compares the old shares with no shares.
-    proof: bool,
+    is_proof: bool,
 }
 
 impl ShareTrial {
     /// Returns the shares of the present arm.
     fn shares(&self) -> &Vec<CacheShare> {
-        match self.trial.arm() {
-            AbArm::Old => &self.old,
-            AbArm::New => &self.new,
-            AbArm::OldAgain => &self.back,
+        match self.test.arm() {
+            AbArm::Old => &self.old_shares,
+            AbArm::New => &self.new_shares,
+            AbArm::OldAgain => &self.fallback,
         }
     }
 }
@@ -55,7 +55,7 @@ impl ShareTrial {
 struct MeasuredBound {
     process: ProcessId,
     units: u32,
-    own: bool,
+    is_own: bool,
     speed: MeasuredSpeed,
 }
 
@@ -83,14 +83,14 @@ const MAX_DOUBLINGS: u32 = 6;
 impl TrialCooldown {
     /// Starts the wait after a trial. `unchanged` counts the successive trials without a change, including this one.
     fn from_trial(trial: &AbTest, terms: TrialTerms, unchanged: u32, proof: bool) -> Self {
-        let paid = libm::ceil(trial.lost_windows() / terms.trial_share).min(f64::from(u32::MAX)) as u32;
-        TrialCooldown { windows: 0, paid_after: paid.max(trial.windows), unchanged, proof_next: !proof }
+        let paid_windows = libm::ceil(trial.lost_windows() / terms.trial_share).min(f64::from(u32::MAX)) as u32;
+        TrialCooldown { windows: 0, paid_after: paid_windows.max(trial.windows), unchanged, proof_next: !proof }
     }
 
     fn is_over(&self) -> bool {
         // The possible cost of the next trial is paid for before that trial begins.
-        let doubled = self.unchanged.min(MAX_DOUBLINGS);
-        self.windows >= self.paid_after.saturating_mul(1 << doubled)
+        let doublings = self.unchanged.min(MAX_DOUBLINGS);
+        self.windows >= self.paid_after.saturating_mul(1 << doublings)
     }
 }
 
@@ -152,39 +152,39 @@ pub struct ShareController {
     bounds: Vec<MeasuredBound>,
     proof: Option<AcceptedSpeeds>,
     /// `None` if there was no trial with these co-runners.
-    rest: Option<TrialCooldown>,
-    lasting: PhaseStability,
+    cooldown: Option<TrialCooldown>,
+    phase_stability: PhaseStability,
 }
 
 impl ShareController {
     /// Observes a window, and returns the shares that stay in force.
     pub fn observe(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>, terms: TrialTerms) -> Vec<CacheShare> {
         let mut surviving = domain.surviving_shares(&view.previous_plan.shares);
-        self.lasting.windows += 1;
-        let co_runners: ProcessPhases = domain.present.iter().map(|present| (present.process, present.phase)).collect();
+        self.phase_stability.windows += 1;
+        let co_runners: ProcessPhases = domain.processes.iter().map(|cache_process| (cache_process.process, cache_process.phase)).collect();
         if co_runners != self.co_runners {
-            let judged = terms.lengths.measure_windows > 0 && !domain.has_goals();
-            self.lasting.record_change();
-            let unchanged = self.rest.map_or(0, |rest| rest.unchanged);
-            self.forget(co_runners, judged);
+            let is_judged = terms.lengths.measure_windows > 0 && !domain.has_goals();
+            self.phase_stability.record_change();
+            let unchanged = self.cooldown.map_or(0, |cooldown| cooldown.unchanged);
+            self.forget(co_runners, is_judged);
             // Shares without a verdict do not stay, but their trial is charged all the same.
-            if let Some(tried) = self.trial.take() {
-                self.rest = Some(TrialCooldown::from_trial(&tried.trial, terms, unchanged + 1, tried.proof));
-                if tried.trial.arm() == AbArm::New {
-                    surviving = domain.surviving_shares(&tried.back);
+            if let Some(trial) = self.trial.take() {
+                self.cooldown = Some(TrialCooldown::from_trial(&trial.test, terms, unchanged + 1, trial.is_proof));
+                if trial.test.arm() == AbArm::New {
+                    surviving = domain.surviving_shares(&trial.fallback);
                     self.settling = Some(SettlingPeriod::default());
                 }
             }
         }
         match &mut self.settling {
-            Some(settling) if !settling.over => settling.observe(view.observation, domain.cache.level, terms.lengths),
+            Some(settling) if !settling.is_over => settling.observe(view.observation, domain.cache.level, terms.lengths),
             _ => {
                 self.settling = None;
                 self.speeds.add(view.observation, domain.cache.level, &view.previous_plan.probes);
             }
         }
-        if let Some(rest) = &mut self.rest {
-            rest.windows = rest.windows.saturating_add(1);
+        if let Some(cooldown) = &mut self.cooldown {
+            cooldown.windows = cooldown.windows.saturating_add(1);
         }
         self.detect_slowdown(terms.lengths);
         surviving
@@ -195,12 +195,12 @@ impl ShareController {
     fn forget(&mut self, co_runners: ProcessPhases, judged: bool) {
         let processes = |co_runners: &ProcessPhases| co_runners.iter().map(|&(process, _)| process).collect::<Vec<_>>();
         if processes(&co_runners) != processes(&self.co_runners) {
-            self.rest = None;
+            self.cooldown = None;
             // Newcomers have no lines in the cache yet, and the lines of exited programs are still in it.
             self.settling = judged.then(SettlingPeriod::default).or(self.settling.take());
         }
-        if let Some(rest) = &mut self.rest {
-            rest.unchanged = 0;
+        if let Some(cooldown) = &mut self.cooldown {
+            cooldown.unchanged = 0;
         }
         self.speeds.forget();
         self.insufficient_units.clear();
@@ -211,13 +211,13 @@ impl ShareController {
 
     fn detect_slowdown(&mut self, lengths: AbTestLengths) {
         let windows = 2 * lengths.measure_windows.max(1);
-        let (Some(proof), Some(rest)) = (&self.proof, &mut self.rest) else { return };
+        let (Some(proof), Some(cooldown)) = (&self.proof, &mut self.cooldown) else { return };
         if self.trial.is_some() || self.speeds.windows < windows {
             return;
         }
         let now = self.speeds.latest_windows(windows).speed_over(&proof.record, &proof.weights);
         if now.is_none_or(|now| now.ratio < 1.0 - CLEARLY && now.is_sure()) {
-            (rest.unchanged, rest.proof_next) = (0, true);
+            (cooldown.unchanged, cooldown.proof_next) = (0, true);
         }
     }
 
@@ -240,36 +240,36 @@ impl ShareController {
 
     /// May a trial start? Not if the guard rolled one back with these co-runners, because a policy does not insist.
     pub fn can_start_trial(&self) -> bool {
-        self.rolled_back_with.as_ref() != Some(&self.co_runners) && self.rest.is_none_or(|rest| rest.is_over())
+        self.rolled_back_with.as_ref() != Some(&self.co_runners) && self.cooldown.is_none_or(|cooldown| cooldown.is_over())
     }
 
     /// Returns the time for which present knowledge is likely to apply; infinite before the first change.
     pub fn expected_lifetime_ns(&self, window_ns: u64) -> f64 {
-        let windows = self.lasting.mean.map(|mean| mean.max(f64::from(self.lasting.windows)));
+        let windows = self.phase_stability.mean.map(|mean| mean.max(f64::from(self.phase_stability.windows)));
         windows.map_or(f64::INFINITY, |windows| windows * window_ns as f64)
     }
 
     /// Does the next trial test the shares in force, rather than new ones?
     pub fn is_proof_next(&self) -> bool {
-        self.rest.is_some_and(|rest| rest.proof_next)
+        self.cooldown.is_some_and(|cooldown| cooldown.proof_next)
     }
 
     /// Starts a trial of the new shares in the next window; `old` is in force.
     pub fn start_trial(
         &mut self,
-        old: Vec<CacheShare>,
-        new: Vec<CacheShare>,
-        back: Vec<CacheShare>,
+        old_shares: Vec<CacheShare>,
+        new_shares: Vec<CacheShare>,
+        fallback: Vec<CacheShare>,
         trial: AbTest,
-        proof: bool,
+        is_proof: bool,
     ) {
-        self.trial = Some(ShareTrial { old, new, back, trial: trial.with_baseline(&self.speeds), proof });
+        self.trial = Some(ShareTrial { old_shares, new_shares, fallback, test: trial.with_baseline(&self.speeds), is_proof });
     }
 
     /// Bounds a curve by the measurements of its process.
-    pub fn apply_bounds(&self, process: ProcessId, space: DemandCurve) -> DemandCurve {
+    pub fn apply_bounds(&self, process: ProcessId, demand: DemandCurve) -> DemandCurve {
         let process_bounds = self.bounds.iter().filter(|bound| bound.process == process);
-        process_bounds.fold(space, |space, bound| space.apply_bound(bound.units, bound.speed, bound.own))
+        process_bounds.fold(demand, |demand, bound| demand.apply_bound(bound.units, bound.speed, bound.is_own))
     }
 
     /// Evaluates a window for the trial; `None` if no trial runs.
@@ -277,40 +277,40 @@ impl ShareController {
         &mut self,
         view: &View<'_>,
         domain: &PartitionedCache<'_>,
-        held: &[CacheShare],
+        current_shares: &[CacheShare],
         terms: TrialTerms,
     ) -> Option<TrialStatus> {
-        let tried = self.trial.as_mut()?;
-        if tried.shares() != held {
+        let trial = self.trial.as_mut()?;
+        if trial.shares() != current_shares {
             (self.trial, self.rolled_back_with) = (None, Some(self.co_runners.clone()));
             self.record_change();
-            return Some(TrialStatus::GoesOn(held.to_vec()));
+            return Some(TrialStatus::GoesOn(current_shares.to_vec()));
         }
-        let status = tried.trial.add(view.observation, domain.cache.level, &view.previous_plan.probes);
+        let status = trial.test.add(view.observation, domain.cache.level, &view.previous_plan.probes);
         if status == AbTestStatus::GoesOn {
-            return Some(TrialStatus::GoesOn(tried.shares().clone()));
+            return Some(TrialStatus::GoesOn(trial.shares().clone()));
         }
-        let tried = self.trial.take()?;
+        let trial = self.trial.take()?;
         let ratio = if let AbTestStatus::Ratio(found) = status { Some(found) } else { None };
         // New shares must be faster, and not by chance. Shares in force are removed if they are not faster than
         // sharing.
-        let faster = |measured: Ratio| measured.ratio >= 1.0 + terms.min_gain && measured.is_sure();
-        let adopted = ratio.is_some_and(|found| if tried.proof { found.ratio >= 1.0 } else { faster(found) });
-        Some(TrialStatus::Over(self.finish_trial(tried, domain, terms, ratio, adopted)))
+        let is_faster = |measured: Ratio| measured.ratio >= 1.0 + terms.min_gain && measured.is_sure();
+        let adopted = ratio.is_some_and(|found| if trial.is_proof { found.ratio >= 1.0 } else { is_faster(found) });
+        Some(TrialStatus::Over(self.finish_trial(trial, domain, terms, ratio, adopted)))
     }
 
     fn finish_trial(
         &mut self,
-        tried: ShareTrial,
+        share_trial: ShareTrial,
         domain: &PartitionedCache<'_>,
         terms: TrialTerms,
         ratio: Option<Ratio>,
         adopted: bool,
     ) -> ShareVerdict {
-        let ShareTrial { back, new, trial, proof, .. } = tried;
+        let ShareTrial { fallback: back, new_shares: new, test: trial, is_proof: proof, .. } = share_trial;
         let lost_windows = trial.lost_windows();
-        let unchanged = if adopted { 0 } else { self.rest.map_or(0, |rest| rest.unchanged) + 1 };
-        self.rest = Some(TrialCooldown::from_trial(&trial, terms, unchanged, proof));
+        let unchanged = if adopted { 0 } else { self.cooldown.map_or(0, |cooldown| cooldown.unchanged) + 1 };
+        self.cooldown = Some(TrialCooldown::from_trial(&trial, terms, unchanged, proof));
         if ratio.is_some() {
             self.learn(domain, &new, &trial);
         }
@@ -323,17 +323,17 @@ impl ShareController {
     }
 
     fn learn(&mut self, domain: &PartitionedCache<'_>, shares: &[CacheShare], trial: &AbTest) {
-        let old = trial.old_speeds();
-        for share in shares.iter().filter(|share| units_of(share).count() < domain.divided.units()) {
+        let old_speeds = trial.old_speeds();
+        for share in shares.iter().filter(|share| units_of(share).count() < domain.partition_units.units()) {
             let (units, is_own) = (units_of(share).count(), share.members.len() == 1);
             for member in &share.members {
                 let ShareMember::Process(process) = *member else { continue };
-                let Some((speed, like)) = trial.new.speed(process).zip(trial.new.match_speeds(&old, process)) else {
+                let Some((speed, like)) = trial.new.speed(process).zip(trial.new.match_speeds(&old_speeds, process)) else {
                     continue;
                 };
                 self.bounds.retain(|bound| (bound.process, bound.units) != (process, units));
                 let speed = MeasuredSpeed { cycles_per_instr: like.cycles_per_instr[0], ..speed };
-                self.bounds.push(MeasuredBound { process, units, own: is_own, speed });
+                self.bounds.push(MeasuredBound { process, units, is_own, speed });
             }
         }
     }

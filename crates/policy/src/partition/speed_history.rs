@@ -55,7 +55,7 @@ const IN_COMMON: f64 = 0.5;
 fn stalls_beyond(level: CacheLevel) -> impl Iterator<Item = StallCause> {
     let hits = [CacheLevel::L2, CacheLevel::L3, CacheLevel::L4]
         .into_iter()
-        .filter(move |&other| other > level)
+        .filter(move |&outer_level| outer_level > level)
         .map(StallCause::Hit);
     hits.chain([StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue])
 }
@@ -72,8 +72,8 @@ pub fn incoming_accesses(counts: &EventCounts, level: CacheLevel) -> Option<[f64
 
 impl SpeedSample {
     fn from_sample(task: &TaskSample, level: CacheLevel) -> Option<Self> {
-        let counted = task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
-        let (instructions, cycles) = counted.filter(|(_, cycles)| *cycles > 0.0)?;
+        let instructions_and_cycles = task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
+        let (instructions, cycles) = instructions_and_cycles.filter(|(_, cycles)| *cycles > 0.0)?;
         let stalls = stalls_beyond(level).filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
         Some(SpeedSample {
             instructions,
@@ -86,8 +86,8 @@ impl SpeedSample {
 
     /// Returns a window by its work a second, with the incoming accesses of each instruction.
     pub fn from_rate(work_per_s: f64, incoming_per_instr: Option<[f64; 3]>) -> Self {
-        let comes = incoming_per_instr.map(|rates| rates.map(|rate| rate * work_per_s));
-        SpeedSample { instructions: work_per_s, cycles: 1.0, misses: None, stall_cycles: None, comes }
+        let incoming_per_s = incoming_per_instr.map(|rates| rates.map(|rate| rate * work_per_s));
+        SpeedSample { instructions: work_per_s, cycles: 1.0, misses: None, stall_cycles: None, comes: incoming_per_s }
     }
 
     /// Returns the same window without its incoming accesses, so that it matches any other window.
@@ -95,24 +95,24 @@ impl SpeedSample {
         SpeedSample { comes: None, ..*self }
     }
 
-    fn plus(self, more: SpeedSample) -> Self {
-        let both = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a + b);
-        let comes = self.comes.zip(more.comes);
+    fn plus(self, addend: SpeedSample) -> Self {
+        let sum = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a + b);
+        let incoming = self.comes.zip(addend.comes);
         SpeedSample {
-            instructions: self.instructions + more.instructions,
-            cycles: self.cycles + more.cycles,
-            misses: both(self.misses, more.misses),
-            stall_cycles: both(self.stall_cycles, more.stall_cycles),
-            comes: comes.map(|(a, b)| [a[0] + b[0], a[1] + b[1], a[2] + b[2]]),
+            instructions: self.instructions + addend.instructions,
+            cycles: self.cycles + addend.cycles,
+            misses: sum(self.misses, addend.misses),
+            stall_cycles: sum(self.stall_cycles, addend.stall_cycles),
+            comes: incoming.map(|(a, b)| [a[0] + b[0], a[1] + b[1], a[2] + b[2]]),
         }
     }
 
     /// Do equally many accesses reach the cache in both windows?
     fn matches(&self, other: &SpeedSample) -> bool {
-        let Some((mine, theirs)) = self.comes.zip(other.comes) else { return true };
+        let Some((own_rates, other_rates)) = self.comes.zip(other.comes) else { return true };
         let rate = |sums: f64, sample: &SpeedSample| 1000.0 * sums / sample.instructions.max(1.0);
         (0..3).all(|index| {
-            let (a, b) = (rate(mine[index], self), rate(theirs[index], other));
+            let (a, b) = (rate(own_rates[index], self), rate(other_rates[index], other));
             (a - b).abs() <= ALIKE_PER_KILO_INSTR + ALIKE_SHARE * a.max(b)
         })
     }
@@ -135,8 +135,8 @@ impl SpeedRecord {
         let mut window: BTreeMap<ProcessId, SpeedSample> = BTreeMap::new();
         for task in &observation.tasks {
             if let Some(sample) = SpeedSample::from_sample(task, level) {
-                let all = window.get(&task.process).map_or(sample, |before| before.plus(sample));
-                window.insert(task.process, all);
+                let process_sample = window.get(&task.process).map_or(sample, |earlier_sample| earlier_sample.plus(sample));
+                window.insert(task.process, process_sample);
             }
         }
         let measured = !window.is_empty();
@@ -164,19 +164,19 @@ impl SpeedRecord {
     }
 
     /// Returns the windows of both records, those of this one first.
-    pub fn plus(&self, more: &SpeedRecord) -> SpeedRecord {
-        let mut all = self.clone();
-        for (&process, samples) in &more.samples {
-            all.samples.entry(process).or_default().extend(samples);
+    pub fn plus(&self, addend: &SpeedRecord) -> SpeedRecord {
+        let mut joined_record = self.clone();
+        for (&process, samples) in &addend.samples {
+            joined_record.samples.entry(process).or_default().extend(samples);
         }
-        all.windows += more.windows;
-        all
+        joined_record.windows += addend.windows;
+        joined_record
     }
 
     /// Returns the speed of a process; `None` until it has run in an undisturbed window.
     pub fn speed(&self, process: ProcessId) -> Option<MeasuredSpeed> {
-        let all = self.samples.get(&process)?.iter().copied().reduce(SpeedSample::plus)?;
-        let sums = Some(all).filter(|sums| sums.instructions > 0.0)?;
+        let total = self.samples.get(&process)?.iter().copied().reduce(SpeedSample::plus)?;
+        let sums = Some(total).filter(|sums| sums.instructions > 0.0)?;
         let per_miss = sums.stall_cycles.zip(sums.misses.filter(|&misses| misses > 0.0));
         Some(MeasuredSpeed {
             cycles_per_instr: sums.cycles / sums.instructions,
@@ -203,12 +203,12 @@ impl SpeedRecord {
     pub fn speed_over(&self, other: &SpeedRecord, weights: &[(ProcessId, f64)]) -> Option<Ratio> {
         let (mut sums, mut variances, mut degrees_of_freedom) = ([0.0; 2], [0.0; 2], f64::INFINITY);
         for &(process, weight) in weights {
-            let alike = self.match_speeds(other, process)?;
-            degrees_of_freedom = degrees_of_freedom.min(alike.degrees_of_freedom);
+            let matched_speeds = self.match_speeds(other, process)?;
+            degrees_of_freedom = degrees_of_freedom.min(matched_speeds.degrees_of_freedom);
             for side in 0..2 {
-                let speed = weight / alike.cycles_per_instr[side];
+                let speed = weight / matched_speeds.cycles_per_instr[side];
                 sums[side] += speed;
-                variances[side] += alike.variance[side] * (speed / alike.cycles_per_instr[side]).powi(2);
+                variances[side] += matched_speeds.variance[side] * (speed / matched_speeds.cycles_per_instr[side]).powi(2);
             }
         }
         let ratio = sums[0] / sums[1];
@@ -219,9 +219,9 @@ impl SpeedRecord {
 
 /// Returns the speed of a process in two series of windows over the same work, namely the first one's windows of each
 /// kind that both series have. `None` if these hold too little of the work.
-pub fn match_samples(own: &[SpeedSample], other: &[SpeedSample]) -> Option<MatchedSpeeds> {
+pub fn match_samples(own_samples: &[SpeedSample], other_samples: &[SpeedSample]) -> Option<MatchedSpeeds> {
     let mut kinds: Vec<MatchedWindows<'_>> = Vec::new();
-    for (side, sample) in own.iter().map(|sample| (0, sample)).chain(other.iter().map(|sample| (1, sample))) {
+    for (side, sample) in own_samples.iter().map(|sample| (0, sample)).chain(other_samples.iter().map(|sample| (1, sample))) {
         match kinds
             .iter_mut()
             .find(|kind| kind[0].iter().chain(&kind[1]).next().is_some_and(|kind_member| kind_member.matches(sample)))
@@ -233,7 +233,7 @@ pub fn match_samples(own: &[SpeedSample], other: &[SpeedSample]) -> Option<Match
             }
         }
     }
-    let work: f64 = own.iter().map(|sample| sample.instructions).sum();
+    let work: f64 = own_samples.iter().map(|sample| sample.instructions).sum();
     kinds.retain(|kind| kind.iter().all(|side| !side.is_empty()));
     let in_common: f64 = kinds.iter().map(|kind| instructions(&kind[0])).sum();
     if in_common <= 0.0 || in_common < IN_COMMON * work {
@@ -242,9 +242,9 @@ pub fn match_samples(own: &[SpeedSample], other: &[SpeedSample]) -> Option<Match
     let (noise, degrees_of_freedom) = noise(&kinds);
     let mut alike = MatchedSpeeds { cycles_per_instr: [0.0; 2], variance: [0.0; 2], degrees_of_freedom };
     for kind in &kinds {
-        let part = instructions(&kind[0]) / in_common;
+        let work_share = instructions(&kind[0]) / in_common;
         for (side, samples) in kind.iter().enumerate() {
-            let cycles = part * cycles_per_instr(samples);
+            let cycles = work_share * cycles_per_instr(samples);
             alike.cycles_per_instr[side] += cycles;
             alike.variance[side] += noise * cycles * cycles / samples.len() as f64;
         }
@@ -322,16 +322,16 @@ fn cycles_per_instr(samples: &[&SpeedSample]) -> f64 {
 /// squared mean, with its degrees of freedom. The variance is increased if successive windows resemble each other
 /// (Bartlett 1946).
 fn noise(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
-    let (mut squares, mut products, mut free, mut windows, mut series) = (0.0, 0.0, 0, 0, 0);
+    let (mut squares, mut products, mut degrees_of_freedom, mut windows, mut series) = (0.0, 0.0, 0, 0, 0);
     for samples in kinds.iter().flatten() {
         let middle = cycles_per_instr(samples);
         let off: Vec<f64> =
             samples.iter().map(|sample| sample.cycles / (middle * sample.instructions.max(1.0)) - 1.0).collect();
         squares += off.iter().map(|offset| offset * offset).sum::<f64>();
         products += off.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>();
-        (free, windows, series) = (free + samples.len() - 1, windows + samples.len(), series + 1);
+        (degrees_of_freedom, windows, series) = (degrees_of_freedom + samples.len() - 1, windows + samples.len(), series + 1);
     }
-    if free == 0 {
+    if degrees_of_freedom == 0 {
         return (f64::INFINITY, 1.0);
     }
     let alike = if windows < MIN_AUTOCORRELATION_WINDOWS || squares <= 0.0 {
@@ -343,7 +343,7 @@ fn noise(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
         corrected.clamp(0.0, MAX_AUTOCORRELATION)
     };
     let counts_less = (1.0 + alike) / (1.0 - alike);
-    (squares / free as f64 * counts_less, (free as f64 / counts_less).max(1.0))
+    (squares / degrees_of_freedom as f64 * counts_less, (degrees_of_freedom as f64 / counts_less).max(1.0))
 }
 
 #[cfg(test)]
@@ -449,15 +449,15 @@ pub(super) mod tests {
         };
         let (fast, slow) = ((10_000, 1_000), (40_000, 400));
         let mostly_fast = record(&[fast, fast, fast, slow]);
-        let over = |windows: &[(u64, u64)]| record(windows).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]);
-        let close = |found: Option<Ratio>, wanted: f64| found.is_some_and(|found| (found.ratio - wanted).abs() < 1e-9);
-        assert!(close(over(&[slow, slow, slow, fast]), 1.0));
+        let relative_speed = |windows: &[(u64, u64)]| record(windows).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]);
+        let is_close = |ratio: Option<Ratio>, expected: f64| ratio.is_some_and(|ratio| (ratio.ratio - expected).abs() < 1e-9);
+        assert!(is_close(relative_speed(&[slow, slow, slow, fast]), 1.0));
         // Ten percent faster in both phases, for any mix of them.
-        assert!(close(over(&[(36_000, 400), (9_000, 1_000)]), 1.0 / 0.9));
-        assert!(close(over(&[fast, slow, (90_000, 100)]), 1.0), "a phase that the other lacks");
-        assert_eq!(over(&[fast, (90_000, 100), (90_000, 100)]), None, "most of it is a phase that the other lacks");
+        assert!(is_close(relative_speed(&[(36_000, 400), (9_000, 1_000)]), 1.0 / 0.9));
+        assert!(is_close(relative_speed(&[fast, slow, (90_000, 100)]), 1.0), "a phase that the other lacks");
+        assert_eq!(relative_speed(&[fast, (90_000, 100), (90_000, 100)]), None, "most of it is a phase that the other lacks");
         // Further phases of the other record do not matter.
-        assert!(close(record(&[slow]).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]), 1.0));
+        assert!(is_close(record(&[slow]).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]), 1.0));
     }
 
     /// Is the error of a ratio no smaller than the spread of repetitions, and not much larger with independent windows,

@@ -67,27 +67,27 @@ impl PartitionUnits {
             PartitionUnits::Ways { units, max_groups, .. } => max_groups.saturating_sub(1).min(units),
         }
     }
-    fn contiguous(&self) -> bool {
+    fn is_contiguous(&self) -> bool {
         matches!(self, PartitionUnits::Ways { contiguous: true, .. })
     }
 }
 
 /// Returns the units of each group. `held` are the present units (empty if there are none yet), and `sizes` are the new
 /// numbers, which add up to at most the cache's units.
-pub fn assign(held: &[IndexSet], sizes: &[u32], divided: &PartitionUnits) -> Vec<IndexSet> {
-    debug_assert!(held.len() == sizes.len() && sizes.iter().sum::<u32>() <= divided.units());
-    if divided.contiguous() {
-        assign_side_by_side(held, sizes)
+pub fn assign(current_units: &[IndexSet], sizes: &[u32], partition_units: &PartitionUnits) -> Vec<IndexSet> {
+    debug_assert!(current_units.len() == sizes.len() && sizes.iter().sum::<u32>() <= partition_units.units());
+    if partition_units.is_contiguous() {
+        assign_side_by_side(current_units, sizes)
     } else {
-        assign_keeping_held(held, sizes, divided.units())
+        assign_keeping_units(current_units, sizes, partition_units.units())
     }
 }
 
-fn assign_side_by_side(held: &[IndexSet], sizes: &[u32]) -> Vec<IndexSet> {
-    let mut order: Vec<usize> = (0..held.len()).collect();
+fn assign_side_by_side(current_units: &[IndexSet], sizes: &[u32]) -> Vec<IndexSet> {
+    let mut order: Vec<usize> = (0..current_units.len()).collect();
     // Newcomers come after the others.
-    order.sort_by_key(|&group| held[group].first().unwrap_or(u32::MAX));
-    let mut assigned = vec![IndexSet::default(); held.len()];
+    order.sort_by_key(|&group| current_units[group].first().unwrap_or(u32::MAX));
+    let mut assigned = vec![IndexSet::default(); current_units.len()];
     let mut next = 0;
     for group in order {
         assigned[group] = (next..next + sizes[group]).collect();
@@ -96,20 +96,20 @@ fn assign_side_by_side(held: &[IndexSet], sizes: &[u32]) -> Vec<IndexSet> {
     assigned
 }
 
-fn assign_keeping_held(held: &[IndexSet], wanted: &[u32], units: u32) -> Vec<IndexSet> {
-    let mut free: IndexSet = (0..units).collect();
-    let mut assigned: Vec<IndexSet> = Vec::with_capacity(held.len());
-    for (held, &wanted) in held.iter().zip(wanted) {
-        let retained: IndexSet = held.iter().filter(|&unit| free.contains(unit)).take(wanted as usize).collect();
-        retained.iter().for_each(|unit| free.remove(unit));
+fn assign_keeping_units(current_units: &[IndexSet], sizes: &[u32], units: u32) -> Vec<IndexSet> {
+    let mut free_units: IndexSet = (0..units).collect();
+    let mut assigned: Vec<IndexSet> = Vec::with_capacity(current_units.len());
+    for (group_units, &size) in current_units.iter().zip(sizes) {
+        let retained: IndexSet = group_units.iter().filter(|&unit| free_units.contains(unit)).take(size as usize).collect();
+        retained.iter().for_each(|unit| free_units.remove(unit));
         assigned.push(retained);
     }
-    for (given, &wanted) in assigned.iter_mut().zip(wanted) {
-        while given.count() < wanted {
-            let is_adjacent = |unit: u32| given.contains(unit + 1) || (unit > 0 && given.contains(unit - 1));
-            let Some(unit) = free.iter().find(|&unit| is_adjacent(unit)).or_else(|| free.first()) else { break };
-            free.remove(unit);
-            given.insert(unit);
+    for (group, &size) in assigned.iter_mut().zip(sizes) {
+        while group.count() < size {
+            let is_adjacent = |unit: u32| group.contains(unit + 1) || (unit > 0 && group.contains(unit - 1));
+            let Some(unit) = free_units.iter().find(|&unit| is_adjacent(unit)).or_else(|| free_units.first()) else { break };
+            free_units.remove(unit);
+            group.insert(unit);
         }
     }
     assigned
@@ -117,13 +117,13 @@ fn assign_keeping_held(held: &[IndexSet], wanted: &[u32], units: u32) -> Vec<Ind
 
 /// Returns the number of pages that a process must copy when its colors become `allowed`: all pages outside these
 /// colors, and those that overfill a color when the process gets more colors (CP 4.4.2).
-pub fn pages_to_move(pages_per_color: &[u64], allowed: &IndexSet) -> u64 {
+pub fn pages_to_move(pages_per_color: &[u64], allowed_colors: &IndexSet) -> u64 {
     let resident: u64 = pages_per_color.iter().sum();
-    let max_each = resident.div_ceil(u64::from(allowed.count().max(1)));
-    let moved = |(color, &pages): (usize, &u64)| {
-        if allowed.contains(color as u32) { pages.saturating_sub(max_each) } else { pages }
+    let max_each = resident.div_ceil(u64::from(allowed_colors.count().max(1)));
+    let pages_moved = |(color, &pages): (usize, &u64)| {
+        if allowed_colors.contains(color as u32) { pages.saturating_sub(max_each) } else { pages }
     };
-    pages_per_color.iter().enumerate().map(moved).sum()
+    pages_per_color.iter().enumerate().map(pages_moved).sum()
 }
 
 /// Returns the last-level caches that can be partitioned, with their units. Colors apply to all caches of the level, so
@@ -132,11 +132,11 @@ pub fn dividable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     let mut caches: Vec<(CacheId, PartitionUnits)> = Vec::new();
     for cache in view.topology.last_level_caches() {
         let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
-        let Some(divided) = PartitionUnits::common_units(partitions.map(|(_, partition)| partition)) else { continue };
-        if !caches.iter().any(|(_, other)| {
-            matches!((other, divided), (PartitionUnits::Colors { .. }, PartitionUnits::Colors { .. }))
+        let Some(partition_units) = PartitionUnits::common_units(partitions.map(|(_, partition)| partition)) else { continue };
+        if !caches.iter().any(|(_, other_units)| {
+            matches!((other_units, partition_units), (PartitionUnits::Colors { .. }, PartitionUnits::Colors { .. }))
         }) {
-            caches.push((cache.id, divided));
+            caches.push((cache.id, partition_units));
         }
     }
     caches
@@ -150,8 +150,8 @@ mod tests {
     const COLORS: PartitionUnits = PartitionUnits::Colors { units: 16, page_bytes: 4096, move_page_ns: 7368.0 };
     const WAYS: PartitionUnits = PartitionUnits::Ways { units: 16, min_units: 1, contiguous: true, max_groups: 8 };
 
-    fn sets(of: &[&str]) -> Vec<IndexSet> {
-        of.iter().map(|set| set.parse().unwrap()).collect()
+    fn sets(masks: &[&str]) -> Vec<IndexSet> {
+        masks.iter().map(|set| set.parse().unwrap()).collect()
     }
     fn shown(sets: &[IndexSet]) -> Vec<String> {
         sets.iter().map(IndexSet::to_string).collect()
@@ -162,8 +162,8 @@ mod tests {
     fn colors_stay_where_they_can() {
         let first = assign(&sets(&["", "", ""]), &[8, 4, 4], &COLORS);
         assert_eq!(shown(&first), ["0-7", "8-11", "12-15"]);
-        let then = assign(&first, &[4, 8, 4], &COLORS);
-        assert_eq!(shown(&then), ["0-3", "4-11", "12-15"]);
+        let second = assign(&first, &[4, 8, 4], &COLORS);
+        assert_eq!(shown(&second), ["0-3", "4-11", "12-15"]);
     }
 
     /// Are masks contiguous if the hardware requires it?
@@ -190,19 +190,19 @@ mod tests {
         fn every_group_gets_its_number(
             sizes in prop::collection::vec(1u32..5, 1..4), again in prop::collection::vec(1u32..5, 1..4), ways: bool,
         ) {
-            let divided = if ways { WAYS } else { COLORS };
+            let partition_units = if ways { WAYS } else { COLORS };
             let count = sizes.len().min(again.len());
             let (sizes, again) = (&sizes[..count], &again[..count]);
-            let first = assign(&vec![IndexSet::default(); count], sizes, &divided);
-            for (given, wanted) in [(first.clone(), sizes), (assign(&first, again, &divided), again)] {
-                let counts: Vec<u32> = given.iter().map(IndexSet::count).collect();
-                prop_assert_eq!(&counts[..], wanted);
-                let all = given.iter().fold(IndexSet::default(), |all, set| all.union(set));
-                prop_assert_eq!(all.count(), wanted.iter().sum::<u32>());
-                let whole = |set: &IndexSet| set.iter().last().unwrap() - set.first().unwrap() + 1 == set.count();
-                prop_assert!(!ways || given.iter().all(whole));
+            let first = assign(&vec![IndexSet::default(); count], sizes, &partition_units);
+            for (groups, group_sizes) in [(first.clone(), sizes), (assign(&first, again, &partition_units), again)] {
+                let counts: Vec<u32> = groups.iter().map(IndexSet::count).collect();
+                prop_assert_eq!(&counts[..], group_sizes);
+                let union = groups.iter().fold(IndexSet::default(), |union, set| union.union(set));
+                prop_assert_eq!(union.count(), group_sizes.iter().sum::<u32>());
+                let is_contiguous = |set: &IndexSet| set.iter().last().unwrap() - set.first().unwrap() + 1 == set.count();
+                prop_assert!(!ways || groups.iter().all(is_contiguous));
             }
-            prop_assert_eq!(assign(&first, sizes, &divided), first);
+            prop_assert_eq!(assign(&first, sizes, &partition_units), first);
         }
     }
 }

@@ -100,14 +100,14 @@ impl Parameters {
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         let weights = &parsed.weights;
-        let all = [weights.cells().as_slice(), &[weights.miss_per_kilo_instr, weights.instr_per_cycle]].concat();
+        let all_weights = [weights.cells().as_slice(), &[weights.miss_per_kilo_instr, weights.instr_per_cycle]].concat();
         ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
         if !(1..=4096).contains(&parsed.super_sets) {
             return Err(ParameterError::value("super_sets", parsed.super_sets, "1 to 4096"));
         }
         ParameterRange::FromZero.check([("busy_above", parsed.busy_above), ("weights.newcomer", weights.newcomer)])?;
         ParameterRange::FromZeroUnlimited.check([("max_lag_samples", parsed.max_lag_samples)])?;
-        if let Some(bad) = all.iter().find(|weight| !weight.is_finite()) {
+        if let Some(bad) = all_weights.iter().find(|weight| !weight.is_finite()) {
             return Err(ParameterError::value("weights", bad, "finite numbers"));
         }
         // With a weight of 0, a task could wait forever.
@@ -142,7 +142,7 @@ struct ActivityVectors {
     scheduler: CoScheduler,
     /// The last sample of each task, and its raw counts.
     rates: BTreeMap<TaskId, (RawCounts, SuperSetRates)>,
-    refills: ReloadCosts,
+    reload_costs: ReloadCosts,
 }
 
 impl Policy for ActivityVectors {
@@ -174,17 +174,17 @@ impl ActivityVectors {
             };
             let facts = profile.locality.activity.iter();
             let raw: RawCounts = facts.map(|(level, fact)| (*level, fact.value.clone())).collect();
-            if self.rates.get(&task.task).is_some_and(|(before, _)| *before == raw) {
+            if self.rates.get(&task.task).is_some_and(|(previous_counts, _)| *previous_counts == raw) {
                 continue;
             }
-            let counted = |evidence: &ProbeEvidence| matches!(evidence, ProbeEvidence::Activity { task: of, .. } if *of == task.task);
-            let measured = view.observation.probe_results.iter().any(|answer| counted(&answer.evidence));
+            let is_of_task = |evidence: &ProbeEvidence| matches!(evidence, ProbeEvidence::Activity { task: counted_task, .. } if *counted_task == task.task);
+            let is_measured = view.observation.probe_results.iter().any(|answer| is_of_task(&answer.evidence));
             let ran_ns = task.ran_ns();
             // A recorded profile covers a whole sample, as does the profile of a task that ran all the time.
             let times =
-                if measured && ran_ns > 0 { view.observation.span.elapsed_ns as f64 / ran_ns as f64 } else { 1.0 };
+                if is_measured && ran_ns > 0 { view.observation.span.elapsed_ns as f64 / ran_ns as f64 } else { 1.0 };
             let of_level = |level: Option<CacheLevel>| -> Vec<(f64, f64)> {
-                let counts = raw.iter().find(|(other, _)| Some(*other) == level);
+                let counts = raw.iter().find(|(counted_level, _)| Some(*counted_level) == level);
                 let counts = counts.map_or(&[][..], |(_, counts)| counts);
                 counts.iter().map(|count| (count.accesses as f64 * times, count.misses as f64 * times)).collect()
             };
@@ -197,26 +197,26 @@ impl ActivityVectors {
         if !self.parameters.pays() {
             return;
         }
-        let mut counted: BTreeMap<TaskId, f64> = BTreeMap::new();
+        let mut miss_counts: BTreeMap<TaskId, f64> = BTreeMap::new();
         for answer in &view.observation.probe_results {
             if let ProbeEvidence::Activity { task, level, super_sets, .. } = &answer.evidence
                 && Some(*level) == last
             {
                 let misses: u64 = super_sets.iter().map(|count| count.misses).sum();
-                *counted.entry(*task).or_default() += misses as f64;
+                *miss_counts.entry(*task).or_default() += misses as f64;
             }
         }
-        self.refills.observe(&view.observation.tasks, view.observation.span.elapsed_ns, &counted);
+        self.reload_costs.observe(&view.observation.tasks, view.observation.span.elapsed_ns, &miss_counts);
     }
 
     fn vectors(&self, view: &View<'_>) -> Vectors {
         let kind = |cell: usize, count: &(f64, f64)| if cell.is_multiple_of(2) { count.0 } else { count.1 };
         // In order of arrival: sums of fractions depend on the order, which must not depend on task ids.
-        let present =
+        let live_rates =
             || view.observation.tasks.iter().filter_map(|task| Some((task.task, &self.rates.get(&task.task)?.1)));
         let threshold = |cell: usize| {
             let (mut sum, mut super_sets) = (0.0, 0);
-            for (_, rates) in present() {
+            for (_, rates) in live_rates() {
                 sum += rates[cell / 2].iter().map(|count| kind(cell, count)).sum::<f64>();
                 super_sets += rates[cell / 2].len();
             }
@@ -226,16 +226,16 @@ impl ActivityVectors {
         let thresholds: [f64; 6] =
             std::array::from_fn(|cell| if weights[cell] == 0.0 { f64::INFINITY } else { threshold(cell) });
         let (newcomer, busy_misses) = (self.parameters.weights.newcomer, threshold(LAST_LEVEL_MISS));
-        let reload_cost = |task: TaskId| match self.refills.misses(task) {
+        let reload_cost = |task: TaskId| match self.reload_costs.misses(task) {
             Some(misses) if busy_misses > 0.0 => newcomer * misses / busy_misses,
             _ => 0.0,
         };
-        let stays = |task: TaskId| self.refills.needs_second_sample(task);
+        let stays = |task: TaskId| self.reload_costs.needs_second_sample(task);
         let bits = |rates: &SuperSetRates| -> [IndexSet; 6] {
             std::array::from_fn(|cell| {
                 let busy = rates[cell / 2].iter().enumerate();
                 let busy = busy.filter(|(_, count)| kind(cell, count) > thresholds[cell]);
-                busy.map(|(at, _)| at as u32).collect()
+                busy.map(|(super_set, _)| super_set as u32).collect()
             })
         };
         let weights = self.parameters.weights;
@@ -246,15 +246,15 @@ impl ActivityVectors {
             misses.map_or(0.0, |misses| weights.miss_per_kilo_instr * misses.value)
                 + speed.map_or(0.0, |speed| weights.instr_per_cycle * speed.value)
         };
-        let known = |(task, rates)| {
+        let expected_use = |(task, rates)| {
             let (bits, burden, reload_cost, stays) = (bits(rates), burden(task), reload_cost(task), stays(task));
             (task, ExpectedUse { bits, burden, reload_cost, stays })
         };
-        let tasks = present().map(known).collect();
+        let tasks = live_rates().map(expected_use).collect();
         let (cells, by_counters) =
             (weights.cells(), weights.miss_per_kilo_instr != 0.0 || weights.instr_per_cycle != 0.0);
-        let looks = by_counters || cells.iter().any(|weight| *weight != 0.0);
-        Vectors { cells, tasks, looks }
+        let needs_evidence = by_counters || cells.iter().any(|weight| *weight != 0.0);
+        Vectors { cells, tasks, needs_evidence }
     }
 
     /// Returns permanent probes of every task, for every level that has a weight, if the machine has counters for it.
@@ -299,26 +299,26 @@ struct Vectors {
     cells: [f64; 6],
     tasks: BTreeMap<TaskId, ExpectedUse>,
     /// False if only samples have a weight: this is a round robin, which needs no evidence.
-    looks: bool,
+    needs_evidence: bool,
 }
 
 impl CoRunCost for Vectors {
     fn has_evidence(&self, task: TaskId) -> bool {
-        !self.looks || self.tasks.contains_key(&task)
+        !self.needs_evidence || self.tasks.contains_key(&task)
     }
-    fn penalty(&self, vector: TaskId, other: TaskId) -> f64 {
-        let (Some(first), Some(other)) = (self.tasks.get(&vector), self.tasks.get(&other)) else { return 0.0 };
+    fn penalty(&self, task: TaskId, co_runner: TaskId) -> f64 {
+        let (Some(task_use), Some(co_runner_use)) = (self.tasks.get(&task), self.tasks.get(&co_runner)) else { return 0.0 };
         let cells = self.cells.iter().enumerate().filter(|(_, weight)| **weight != 0.0);
-        cells.map(|(cell, weight)| weight * f64::from(first.bits[cell].common_count(&other.bits[cell]))).sum()
+        cells.map(|(cell, weight)| weight * f64::from(task_use.bits[cell].common_count(&co_runner_use.bits[cell]))).sum()
     }
     fn solo_cost(&self, task: TaskId) -> f64 {
-        self.tasks.get(&task).map_or(0.0, |known| known.burden)
+        self.tasks.get(&task).map_or(0.0, |expected| expected.burden)
     }
     fn reload_cost(&self, task: TaskId) -> f64 {
-        self.tasks.get(&task).map_or(0.0, |known| known.reload_cost)
+        self.tasks.get(&task).map_or(0.0, |expected| expected.reload_cost)
     }
     fn must_stay(&self, task: TaskId) -> bool {
-        self.tasks.get(&task).is_some_and(|known| known.stays)
+        self.tasks.get(&task).is_some_and(|expected| expected.stays)
     }
 }
 
@@ -327,5 +327,5 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
     let parameters = Parameters::parse(parameters)?;
     let Parameters { form, window_ns, max_lag_samples, weights, .. } = parameters;
     let scheduler = CoScheduler::new(form, window_ns, weights.sample, max_lag_samples);
-    Ok(Box::new(ActivityVectors { parameters, scheduler, rates: BTreeMap::new(), refills: ReloadCosts::default() }))
+    Ok(Box::new(ActivityVectors { parameters, scheduler, rates: BTreeMap::new(), reload_costs: ReloadCosts::default() }))
 }

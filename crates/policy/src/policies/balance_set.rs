@@ -120,14 +120,14 @@ struct BalanceSet {
     seed: u64,
     placement: StickyPlacement,
     caches: BTreeMap<CacheId, CacheRotation>,
-    asked: BTreeMap<TaskId, ProbeRequest>,
+    open_probes: BTreeMap<TaskId, ProbeRequest>,
     next_probe: u32,
 }
 
 /// State of one cache.
 #[derive(Default)]
 struct CacheRotation {
-    known: BTreeMap<TaskId, TaskModel>,
+    task_models: BTreeMap<TaskId, TaskModel>,
     /// Tasks and their models when the gangs were formed.
     formed_from: Vec<(TaskId, Option<TaskModel>)>,
     gangs: Vec<Vec<TaskId>>,
@@ -154,15 +154,15 @@ struct SharedReuse {
 impl Policy for BalanceSet {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
-        let mut why = Vec::new();
+        let mut reasons = Vec::new();
         let gangs_run = supports(view, Ability::Gangs);
         let mut placement = std::mem::take(&mut self.placement);
         for domain in placement.domains(view) {
             let crowded = domain.tasks.len() > domain.cpus.count() as usize;
             let state = self.caches.entry(domain.cache).or_default();
-            state.learn(view, &domain, &self.parameters, &self.asked);
+            state.learn(view, &domain, &self.parameters, &self.open_probes);
             if crowded && gangs_run {
-                state.group(&domain, &self.parameters, self.seed, &mut why);
+                state.group(&domain, &self.parameters, self.seed, &mut reasons);
             } else {
                 (state.gangs, state.formed_from, state.turn) = (Vec::new(), Vec::new(), None);
             }
@@ -176,7 +176,7 @@ impl Policy for BalanceSet {
                         slice_ns: slice_ns.max(view.capabilities.min_slice_ns.unwrap_or(0)),
                         gangs: state.gangs.iter().map(|gang| as_gang(gang)).collect(),
                     }),
-                    Err(long) => why.push(Reason {
+                    Err(long) => reasons.push(Reason {
                         kind: ReasonKind::Explanation,
                         tasks: Vec::new(),
                         text: long.to_string(),
@@ -187,8 +187,8 @@ impl Policy for BalanceSet {
             self.watch(view, &domain, crowded, &mut plan);
         }
         self.placement = placement;
-        self.asked.retain(|_, probe| plan.probes.contains(probe));
-        Decision::new(plan, why)
+        self.open_probes.retain(|_, probe| plan.probes.contains(probe));
+        Decision::new(plan, reasons)
     }
 }
 
@@ -201,11 +201,11 @@ fn as_gang(members: &[TaskId]) -> Gang {
 }
 
 /// Returns the largest number of turns from one turn of a task to its next.
-fn turns_until_next(groups: &[Vec<TaskId>], task: TaskId) -> usize {
-    let turns: Vec<usize> = (0..groups.len()).filter(|&index| groups[index].contains(&task)).collect();
-    let Some((first, last)) = turns.first().zip(turns.last()) else { return groups.len() };
+fn max_turns_between(groups: &[Vec<TaskId>], task: TaskId) -> usize {
+    let turn_indices: Vec<usize> = (0..groups.len()).filter(|&index| groups[index].contains(&task)).collect();
+    let Some((first, last)) = turn_indices.first().zip(turn_indices.last()) else { return groups.len() };
     let around = first + groups.len() - last;
-    turns.windows(2).map(|pair| pair[1] - pair[0]).fold(around, usize::max)
+    turn_indices.windows(2).map(|pair| pair[1] - pair[0]).fold(around, usize::max)
 }
 
 impl BalanceSet {
@@ -218,14 +218,14 @@ impl BalanceSet {
             let has_reuse_times = view.profiles.get(&task).is_some_and(|profile| profile.reuse_times().is_some());
             let complete =
                 |probe: &ProbeRequest| view.observation.probe_results.iter().any(|a| a.probe == probe.id && a.complete);
-            let over = match self.asked.get(&task) {
+            let is_over = match self.open_probes.get(&task) {
                 Some(probe) => complete(probe),
                 None => has_reuse_times,
             };
-            if over {
+            if is_over {
                 continue;
             }
-            let probe = self.asked.entry(task).or_insert_with(|| {
+            let probe = self.open_probes.entry(task).or_insert_with(|| {
                 let probe_kind = ProbeKind::ReuseTimes { task, locations: self.parameters.locations };
                 self.next_probe += 1;
                 ProbeRequest {
@@ -256,7 +256,7 @@ impl CacheRotation {
         let tasks = || domain.tasks.iter().map(|sample| sample.task);
         let members: Vec<GangCandidate> =
             tasks().map(|task| GangCandidate { refill_ns: refill_ns(task), slowdown: 0.0 }).collect();
-        let longest_gap = tasks().map(|task| turns_until_next(&self.gangs, task)).max().unwrap_or(1);
+        let longest_gap = tasks().map(|task| max_turns_between(&self.gangs, task)).max().unwrap_or(1);
         let law = gang_quantum::quantum_ns(&members, MAX_SLOWDOWN, longest_gap, parameters.max_wait_ns);
         match law.transpose() {
             Some(length) => *self.turn.insert(length),
@@ -272,50 +272,50 @@ impl CacheRotation {
         parameters: &Parameters,
         requests: &BTreeMap<TaskId, ProbeRequest>,
     ) {
-        self.known.retain(|task, _| domain.tasks.iter().any(|sample| sample.task == *task));
+        self.task_models.retain(|task, _| domain.tasks.iter().any(|sample| sample.task == *task));
         for task in domain.tasks.iter().map(|sample| sample.task) {
             let Some(profile) = view.profiles.get(&task) else { continue };
             let is_answered =
                 |probe: &ProbeRequest| view.observation.probe_results.iter().any(|a| a.probe == probe.id && a.complete);
-            let news = match (self.known.get(&task), requests.get(&task)) {
+            let is_news = match (self.task_models.get(&task), requests.get(&task)) {
                 (_, Some(probe)) => is_answered(probe),
                 (None, None) => true,
-                (Some(known), None) => {
-                    known.phase != profile.phase_number
-                        || (parameters.group_model == GroupRatioModel::Composed && known.shared.is_none())
+                (Some(model), None) => {
+                    model.phase != profile.phase_number
+                        || (parameters.group_model == GroupRatioModel::Composed && model.shared.is_none())
                 }
             };
-            if let Some(known) =
-                Some(profile).filter(|_| news).and_then(|profile| model_of(profile, domain, parameters))
+            if let Some(model) =
+                Some(profile).filter(|_| is_news).and_then(|profile| model_of(profile, domain, parameters))
             {
-                self.known.insert(task, known);
+                self.task_models.insert(task, model);
             }
         }
     }
 
     /// Forms the gangs again if the set of tasks has changed or more is known.
-    fn group(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, seed: u64, why: &mut Vec<Reason>) {
+    fn group(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, seed: u64, reasons: &mut Vec<Reason>) {
         let tasks: Vec<TaskId> = domain.tasks.iter().map(|sample| sample.task).collect();
         let inputs: Vec<(TaskId, Option<TaskModel>)> =
-            tasks.iter().map(|task| (*task, self.known.get(task).cloned())).collect();
+            tasks.iter().map(|task| (*task, self.task_models.get(task).cloned())).collect();
         if inputs == self.formed_from {
             return;
         }
         let size = domain.cpus.count() as usize;
-        let known: Vec<Option<TaskModel>> = inputs.iter().map(|(_, known)| known.clone()).collect();
+        let task_models: Vec<Option<TaskModel>> = inputs.iter().map(|(_, known)| known.clone()).collect();
         self.formed_from = inputs;
-        let Some(model) = model(&known, domain, parameters) else {
+        let Some(model) = model(&task_models, domain, parameters) else {
             self.gangs = Vec::new();
             return;
         };
         let best = best_groups(&model, size);
-        let turns = match parameters.rotation {
+        let rule = match parameters.rotation {
             TurnFrequency::Fair => RotationRule::Fair,
             TurnFrequency::Uniform => RotationRule::Uniform { seed },
         };
-        let groups = rotation(&model, &best, turns);
+        let groups = rotation(&model, &best, rule);
         let mean = groups.iter().map(|group| model.ratio(group)).sum::<f64>() / groups.len() as f64;
-        why.push(Reason {
+        reasons.push(Reason {
             kind: ReasonKind::Explanation,
             tasks: Vec::new(),
             text: "groups take turns, at or below the lowest miss ratio that leaves no thread out".to_string(),
@@ -323,17 +323,17 @@ impl CacheRotation {
                 ("threshold_misses_per_100_refs".to_string(), 100.0 * best.threshold),
                 ("mean_group_misses_per_100_refs".to_string(), 100.0 * mean),
                 ("groups".to_string(), groups.len() as f64),
-                ("threads_unknown".to_string(), known.iter().filter(|known| known.is_none()).count() as f64),
+                ("threads_unknown".to_string(), task_models.iter().filter(|task_model| task_model.is_none()).count() as f64),
             ],
         });
         for (at, &task) in tasks.iter().enumerate() {
-            let turns = groups.iter().filter(|group| group.contains(&at)).count();
-            let Some(known) = &known[at] else { continue };
-            why.push(Reason {
+            let turn_count = groups.iter().filter(|group| group.contains(&at)).count();
+            let Some(task_model) = &task_models[at] else { continue };
+            reasons.push(Reason {
                 kind: ReasonKind::Explanation,
                 tasks: vec![task],
-                text: format!("{{0}} is in {turns} of {} groups", groups.len()),
-                numbers: vec![("partial_cache_misses_per_100_refs".to_string(), 100.0 * known.ratio)],
+                text: format!("{{0}} is in {turn_count} of {} groups", groups.len()),
+                numbers: vec![("partial_cache_misses_per_100_refs".to_string(), 100.0 * task_model.ratio)],
             });
         }
         self.gangs = groups.iter().map(|group| group.iter().map(|&index| tasks[index]).collect()).collect();
@@ -367,16 +367,16 @@ fn model_of(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -
 
 /// Returns the group model of all threads of the cache. A thread without a model counts as the worst known one. `None`
 /// if no thread has a model.
-fn model(known: &[Option<TaskModel>], domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<GroupModel> {
-    let usable = |known: &&TaskModel| parameters.group_model == GroupRatioModel::Average || known.shared.is_some();
-    let worst = known.iter().flatten().filter(usable).max_by(|a, b| a.ratio.total_cmp(&b.ratio))?;
-    let threads = || known.iter().map(|known| known.as_ref().filter(usable).unwrap_or(worst));
+fn model(task_models: &[Option<TaskModel>], domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<GroupModel> {
+    let is_usable = |model: &&TaskModel| parameters.group_model == GroupRatioModel::Average || model.shared.is_some();
+    let worst = task_models.iter().flatten().filter(is_usable).max_by(|a, b| a.ratio.total_cmp(&b.ratio))?;
+    let threads = || task_models.iter().map(|model| model.as_ref().filter(is_usable).unwrap_or(worst));
     if parameters.group_model == GroupRatioModel::Average {
-        return Some(GroupModel::Average(threads().map(|known| known.ratio).collect()));
+        return Some(GroupModel::Average(threads().map(|model| model.ratio).collect()));
     }
     let shared: Vec<(ReuseTimes, f64)> = threads()
-        .map(|known| {
-            let shared = known.shared.as_ref()?;
+        .map(|model| {
+            let shared = model.shared.as_ref()?;
             Some((ReuseTimes::from_profile(&shared.times)?, shared.rate))
         })
         .collect::<Option<_>>()?;
@@ -392,7 +392,7 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, Para
         seed,
         placement: StickyPlacement::default(),
         caches: BTreeMap::new(),
-        asked: BTreeMap::new(),
+        open_probes: BTreeMap::new(),
         next_probe: 0,
     }))
 }

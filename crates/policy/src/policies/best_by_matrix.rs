@@ -74,17 +74,17 @@ impl Policy for MatrixPolicy {
             .map(|task| task.task)
             .filter(|task| self.rows.get(task).is_some_and(|&row| row < self.parameters.slowdowns.len()))
             .collect();
-        let mut why = Vec::new();
+        let mut reasons = Vec::new();
         if tasks.len() != self.placed.len() || !tasks.iter().all(|task| self.placed.contains_key(task)) {
-            self.place(view, &tasks, &mut why);
+            self.place(view, &tasks, &mut reasons);
         }
         plan.affinity = self.placed.clone();
-        Decision::new(plan, why)
+        Decision::new(plan, reasons)
     }
 }
 
 impl MatrixPolicy {
-    fn place(&mut self, view: &View<'_>, tasks: &[TaskId], why: &mut Vec<Reason>) {
+    fn place(&mut self, view: &View<'_>, tasks: &[TaskId], reasons: &mut Vec<Reason>) {
         self.placed.clear();
         let Ok(seats) = placement::cache_seats(view.topology, tasks.len()) else { return };
         if seats.iter().all(|cache| cache.cache.is_none()) {
@@ -101,7 +101,7 @@ impl MatrixPolicy {
         for (nth, cpus) in cpus_of(&solved.seating, &seats, takes_turns) {
             let text = format!("{{0}} is assigned to CPUs {cpus}");
             let numbers = vec![("slowdown_percent".to_string(), 100.0 * suffered[nth])];
-            why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![tasks[nth]], text, numbers });
+            reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![tasks[nth]], text, numbers });
             self.placed.insert(tasks[nth], cpus);
         }
     }
@@ -109,15 +109,15 @@ impl MatrixPolicy {
 
 /// Exchanges whole groups between caches with equally many CPUs while more tasks stay on their memory node or cache.
 fn keep_seats(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seating: &mut Seating) {
-    let node = |cpu: CpuId| view.topology.cpus.iter().find(|other| other.id == cpu).map(|cpu| cpu.memory_node);
+    let node = |cpu: CpuId| view.topology.cpus.iter().find(|cpu_info| cpu_info.id == cpu).map(|cpu| cpu.memory_node);
     let now: Vec<Option<CpuId>> =
         tasks.iter().map(|task| view.observation.tasks.iter().find(|sample| sample.task == *task)?.cpu).collect();
     // Staying on a node counts more than staying on any of its caches.
     let worth = |group: &[Vec<usize>], cache: &placement::CacheSeats| -> u32 {
         let member_cost = |&member: &usize| {
             let Some(cpu) = now[member] else { return 0 };
-            let home = cache.cpus.first().is_some_and(|first| node(*first) == node(cpu));
-            2 * u32::from(home) + u32::from(cache.cpus.contains(&cpu))
+            let is_home_node = cache.cpus.first().is_some_and(|first| node(*first) == node(cpu));
+            2 * u32::from(is_home_node) + u32::from(cache.cpus.contains(&cpu))
         };
         group.iter().flatten().map(member_cost).sum()
     };
@@ -137,16 +137,16 @@ fn keep_seats(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats]
 
 /// Returns all CPUs of the cache, or single CPUs if it matters which tasks take turns.
 fn cpus_of(seating: &Seating, seats: &[placement::CacheSeats], one_cpu: bool) -> Vec<(usize, CpuSet)> {
-    let mut all = Vec::new();
+    let mut task_cpus = Vec::new();
     for (cache, cpus) in seats.iter().zip(&seating.by_cache) {
         for (members, cpu) in cpus.iter().zip(&cache.cpus) {
-            let whole = || cache.cpus.iter().map(|cpu| cpu.0).collect();
-            let set: CpuSet = if one_cpu { [cpu.0].into_iter().collect() } else { whole() };
-            all.extend(members.iter().map(|&member| (member, set.clone())));
+            let cache_cpus = || cache.cpus.iter().map(|cpu| cpu.0).collect();
+            let set: CpuSet = if one_cpu { [cpu.0].into_iter().collect() } else { cache_cpus() };
+            task_cpus.extend(members.iter().map(|&member| (member, set.clone())));
         }
     }
-    all.sort_by_key(|(member, _)| *member);
-    all
+    task_cpus.sort_by_key(|(member, _)| *member);
+    task_cpus
 }
 
 pub(super) fn plan_by_matrix(
@@ -188,7 +188,7 @@ mod tests {
         let harm = |i: usize, j: usize| if i / 2 == j / 2 { 0.0 } else { 0.5 };
         let slowdowns: Vec<String> =
             (0..4).map(|i| format!("{:?}", (0..4).map(|j| harm(i, j)).collect::<Vec<f64>>())).collect();
-        let placed_from = |on: [u32; 4]| {
+        let placed_from = |cpus: [u32; 4]| {
             let task = |(id, cpu): (u32, u32)| TaskSample {
                 cpu: Some(CpuId(cpu)),
                 ..TaskSample::new(TaskId(id), ProcessId(id))
@@ -197,7 +197,7 @@ mod tests {
                 window: 0,
                 span: TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
                 end_reason: WindowEnd::Elapsed,
-                tasks: (0..).zip(on).map(task).collect(),
+                tasks: (0..).zip(cpus).map(task).collect(),
                 shared_counts: Vec::new(),
                 probe_results: Vec::new(),
                 applied: AppliedPlan::default(),

@@ -122,17 +122,17 @@ impl Policy for CacheSizing {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         self.phase_kinds_known |= view.profiles.values().any(|profile| profile.phase.kind.is_some());
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
-        let mut why = Vec::new();
+        let mut reasons = Vec::new();
         for domain in self.domains(view) {
-            let remembered = self.caches.entry(domain.cache.id).or_default();
-            let held = remembered.observe(view, &domain, self.parameters.trial_terms(&domain));
-            let shares = self.size_caches(view, &domain, held, &mut why);
+            let controller = self.caches.entry(domain.cache.id).or_default();
+            let current_shares = controller.observe(view, &domain, self.parameters.trial_terms(&domain));
+            let shares = self.size_caches(view, &domain, current_shares, &mut reasons);
             plan.penalties.extend(penalties(view, &domain, &shares));
             plan.shares.extend(shares);
             plan.probes.extend(self.probes_of(view, &domain));
         }
         self.probes.retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task));
-        Decision { verification: self.verification(&why), ..Decision::new(plan, why) }
+        Decision { verification: self.verification(&reasons), ..Decision::new(plan, reasons) }
     }
 }
 
@@ -154,14 +154,14 @@ impl CacheSizing {
         let mut processes: Vec<CacheProcess<'a>> = Vec::new();
         for task in view.movable_tasks() {
             // A process is left alone if any of its threads must not be changed.
-            let fixed = view.observation.tasks.iter().any(|other| other.process == task.process && other.unmovable);
+            let is_fixed = view.observation.tasks.iter().any(|sample| sample.process == task.process && sample.unmovable);
             let phase = view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number);
-            match processes.iter_mut().find(|present| present.process == task.process) {
-                Some(present) => {
-                    present.tasks.push(task);
-                    present.phase = present.phase.max(phase);
+            match processes.iter_mut().find(|cache_process| cache_process.process == task.process) {
+                Some(cache_process) => {
+                    cache_process.tasks.push(task);
+                    cache_process.phase = cache_process.phase.max(phase);
                 }
-                None if !fixed => processes.push(CacheProcess { process: task.process, tasks: vec![task], phase }),
+                None if !is_fixed => processes.push(CacheProcess { process: task.process, tasks: vec![task], phase }),
                 None => {}
             }
         }
@@ -175,16 +175,16 @@ impl CacheSizing {
                 Some((cache, PartitionUnits::common_units(partitions.map(|(_, partition)| partition))?))
             })
             .collect();
-        self.home.retain(|process, _| processes.iter().any(|present| present.process == *process));
+        self.home.retain(|process, _| processes.iter().any(|cache_process| cache_process.process == *process));
         let mut domains: Vec<PartitionedCache<'a>> =
-            caches.iter().map(|&(cache, divided)| PartitionedCache::new(cache, divided, view.topology)).collect();
-        for present in processes {
-            if let Some(cache) = present.home_cache(&caches) {
-                self.home.insert(present.process, cache);
+            caches.iter().map(|&(cache, partition_units)| PartitionedCache::new(cache, partition_units, view.topology)).collect();
+        for cache_process in processes {
+            if let Some(cache) = cache_process.home_cache(&caches) {
+                self.home.insert(cache_process.process, cache);
             }
-            let home = self.home.get(&present.process);
-            if let Some(domain) = domains.iter_mut().find(|domain| Some(&domain.cache.id) == home) {
-                domain.present.push(present);
+            let home_cache = self.home.get(&cache_process.process);
+            if let Some(domain) = domains.iter_mut().find(|domain| Some(&domain.cache.id) == home_cache) {
+                domain.processes.push(cache_process);
             }
         }
         domains
@@ -195,61 +195,61 @@ impl CacheSizing {
         &mut self,
         view: &View<'_>,
         domain: &PartitionedCache<'_>,
-        held: Vec<CacheShare>,
-        why: &mut Vec<Reason>,
+        current_shares: Vec<CacheShare>,
+        reasons: &mut Vec<Reason>,
     ) -> Vec<CacheShare> {
         let parameters = &self.parameters;
-        let Some(remembered) = self.caches.get_mut(&domain.cache.id) else { return held };
+        let Some(controller) = self.caches.get_mut(&domain.cache.id) else { return current_shares };
         let undivided = || domain.undivided_shares(parameters.page_migration.into());
         if !domain.needs_partition() {
-            return if held.is_empty() { held } else { undivided() };
+            return if current_shares.is_empty() { current_shares } else { undivided() };
         }
-        match remembered.judge(view, domain, &held, parameters.trial_terms(domain)) {
+        match controller.judge(view, domain, &current_shares, parameters.trial_terms(domain)) {
             Some(TrialStatus::GoesOn(shares)) => return shares,
             Some(TrialStatus::Over(verdict)) => {
-                why.push(reason(domain, &verdict));
+                reasons.push(reason(domain, &verdict));
                 return verdict.shares;
             }
             None => {}
         }
-        if remembered.is_settling() && !domain.has_goals() && parameters.measure_windows > 0 {
-            return held;
+        if controller.is_settling() && !domain.has_goals() && parameters.measure_windows > 0 {
+            return current_shares;
         }
         let claimants: Option<Vec<Claimant>> =
-            domain.present.iter().map(|present| claimant(view, domain, present, remembered, parameters)).collect();
-        let Some(mut claimants) = claimants.filter(|_| domain.has_goals() || remembered.can_start_trial()) else {
-            return held;
+            domain.processes.iter().map(|cache_process| claimant(view, domain, cache_process, controller, parameters)).collect();
+        let Some(mut claimants) = claimants.filter(|_| domain.has_goals() || controller.can_start_trial()) else {
+            return current_shares;
         };
-        raise_floors_of_unmet_goals(remembered, domain, &mut claimants, &held, parameters, why);
-        let payback_ns = remembered.expected_lifetime_ns(parameters.window_ns).min(parameters.payback_ns as f64);
-        let outlook = SizingForecast { view, domain, claimants: &claimants, speeds: &remembered.speeds, payback_ns };
+        raise_floors_of_unmet_goals(controller, domain, &mut claimants, &current_shares, parameters, reasons);
+        let payback_ns = controller.expected_lifetime_ns(parameters.window_ns).min(parameters.payback_ns as f64);
+        let outlook = SizingForecast { view, domain, claimants: &claimants, speeds: &controller.speeds, payback_ns };
         let trial = outlook.trial(parameters);
-        let unproven = trial.clone().filter(|_| !domain.is_undivided(&held));
-        if let Some(trial) = unproven.clone().filter(|_| remembered.is_proof_next()) {
-            remembered.start_trial(held.clone(), undivided(), held.clone(), trial, true);
-            return held;
+        let unproven = trial.clone().filter(|_| !domain.is_undivided(&current_shares));
+        if let Some(trial) = unproven.clone().filter(|_| controller.is_proof_next()) {
+            controller.start_trial(current_shares.clone(), undivided(), current_shares.clone(), trial, true);
+            return current_shares;
         }
-        let mut explained = Vec::new();
-        let wanted = wanted_shares(view, domain, &claimants, &held, parameters, &mut explained);
-        let chosen = wanted.and_then(|wanted| outlook.choose(parameters, &held, wanted, why));
-        match (chosen, trial, unproven) {
-            (Some(chosen), Some(trial), _) => {
-                why.extend(explained);
-                let back = if held.is_empty() { undivided() } else { held.clone() };
-                let proof = domain.is_undivided(&chosen);
-                remembered.start_trial(held.clone(), chosen, back, trial, proof);
-                held
+        let mut allocation_reasons = Vec::new();
+        let proposal = wanted_shares(view, domain, &claimants, &current_shares, parameters, &mut allocation_reasons);
+        let chosen_shares = proposal.and_then(|proposed| outlook.choose(parameters, &current_shares, proposed, reasons));
+        match (chosen_shares, trial, unproven) {
+            (Some(chosen_shares), Some(trial), _) => {
+                reasons.extend(allocation_reasons);
+                let fallback = if current_shares.is_empty() { undivided() } else { current_shares.clone() };
+                let proof = domain.is_undivided(&chosen_shares);
+                controller.start_trial(current_shares.clone(), chosen_shares, fallback, trial, proof);
+                current_shares
             }
-            (Some(chosen), None, _) => {
-                why.extend(explained);
-                remembered.record_change();
-                chosen
+            (Some(chosen_shares), None, _) => {
+                reasons.extend(allocation_reasons);
+                controller.record_change();
+                chosen_shares
             }
             (None, _, Some(trial)) => {
-                remembered.start_trial(held.clone(), undivided(), held.clone(), trial, true);
-                held
+                controller.start_trial(current_shares.clone(), undivided(), current_shares.clone(), trial, true);
+                current_shares
             }
-            (None, _, None) => held,
+            (None, _, None) => current_shares,
         }
     }
 
@@ -264,25 +264,25 @@ impl CacheSizing {
             return Vec::new();
         }
         let phase_kinds_known = self.phase_kinds_known;
-        let unknown = domain.present.iter().filter(|present| {
-            let known = |task: &&TaskSample| {
-                let untold = |profile: &cachemate_core::Profile| {
+        let unknown_processes = domain.processes.iter().filter(|present| {
+            let has_known_misses = |task: &&TaskSample| {
+                let lacks_kind = |profile: &cachemate_core::Profile| {
                     phase_kinds_known && profile.phase_number > 0 && profile.phase.kind.is_none()
                 };
-                let is_known = |profile| untold(profile) || profile.misses_per_kilo_instr().is_some();
+                let is_known = |profile| lacks_kind(profile) || profile.misses_per_kilo_instr().is_some();
                 view.profiles.get(&task.task).is_some_and(is_known)
             };
-            !present.tasks.iter().any(known)
+            !present.tasks.iter().any(has_known_misses)
         });
-        unknown.take(TRACED_AT_ONCE).map(|unknown| self.probe(view, unknown)).collect()
+        unknown_processes.take(TRACED_AT_ONCE).map(|unknown| self.probe(view, unknown)).collect()
     }
 
     /// Returns the trace request of one process; the same as before until it is answered.
     fn probe(&mut self, view: &View<'_>, unknown: &CacheProcess<'_>) -> ProbeRequest {
         // The thread that ran most represents its process.
         let running_ns = |task: &TaskSample| task.ran_ns();
-        let most = unknown.tasks.iter().copied().reduce(|a, b| if running_ns(b) > running_ns(a) { b } else { a });
-        let busiest = most.unwrap_or(unknown.tasks[0]);
+        let busiest_task = unknown.tasks.iter().copied().reduce(|a, b| if running_ns(b) > running_ns(a) { b } else { a });
+        let busiest = busiest_task.unwrap_or(unknown.tasks[0]);
         let probe = unknown.tasks.iter().find_map(|task| {
             let (phase, probe) = *self.probes.get(&task.task)?;
             let answered = view.observation.probe_results.iter().any(|answer| {
@@ -306,23 +306,23 @@ impl CacheSizing {
 fn claimant(
     view: &View<'_>,
     domain: &PartitionedCache<'_>,
-    present: &CacheProcess<'_>,
-    remembered: &ShareController,
+    cache_process: &CacheProcess<'_>,
+    controller: &ShareController,
     parameters: &Parameters,
 ) -> Option<Claimant> {
-    let speed = remembered.speeds.speed(present.process);
+    let speed = controller.speeds.speed(cache_process.process);
     let bytes = domain.cache.size_bytes?;
     let task_demand = |task: &&TaskSample| {
         let profile = view.profiles.get(&task.task)?;
         let penalty = parameters.miss_penalty_cycles.or(view.predictor.miss_penalty_cycles())?;
-        DemandCurve::from_profile(profile, speed, penalty, bytes, domain.divided.units())
+        DemandCurve::from_profile(profile, speed, penalty, bytes, domain.partition_units.units())
     };
-    let threads: Vec<DemandCurve> = present.tasks.iter().filter_map(task_demand).collect();
-    let goal = present.goal();
+    let threads: Vec<DemandCurve> = cache_process.tasks.iter().filter_map(task_demand).collect();
+    let goal = cache_process.goal();
     let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
-    let min_units = remembered.insufficient_units.get(&present.process).map_or(1, |units| units + 1);
-    let space = remembered.apply_bounds(present.process, DemandCurve::mean(&threads)?);
-    Some(Claimant { space, priority, max_slowdown: goal.max_slowdown, min_units })
+    let min_units = controller.insufficient_units.get(&cache_process.process).map_or(1, |units| units + 1);
+    let space = controller.apply_bounds(cache_process.process, DemandCurve::mean(&threads)?);
+    Some(Claimant { demand: space, priority, max_slowdown: goal.max_slowdown, min_units })
 }
 
 /// Returns the group's id: the pool is group 0 of its cache; every other group is named after its first process.
@@ -334,17 +334,17 @@ fn wanted_shares(
     view: &View<'_>,
     domain: &PartitionedCache<'_>,
     claimants: &[Claimant],
-    held: &[CacheShare],
+    current_shares: &[CacheShare],
     parameters: &Parameters,
-    why: &mut Vec<Reason>,
+    reasons: &mut Vec<Reason>,
 ) -> Option<Vec<CacheShare>> {
     let online = view.topology.cpus.iter().filter(|cpu| cpu.online && domain.cache.cpus.contains(cpu.id.0)).count();
-    let threads = domain.present.iter().map(|present| present.tasks.len()).sum::<usize>();
+    let threads = domain.processes.iter().map(|cache_process| cache_process.tasks.len()).sum::<usize>();
     let terms = AllocationLimits {
         objective: parameters.objective,
-        units: domain.divided.units(),
-        min_units: domain.divided.min_units(),
-        max_groups: domain.divided.max_groups(),
+        units: domain.partition_units.units(),
+        min_units: domain.partition_units.min_units(),
+        max_groups: domain.partition_units.max_groups(),
         insensitive_below: parameters.insensitive_below,
         // By CPU, only single-threaded programs can be distinguished. Lanes are used only if the machine keeps their
         // members from running together.
@@ -355,20 +355,20 @@ fn wanted_shares(
         },
     };
     let allocation = allocate(claimants, &terms).ok()?;
-    explain_allocation(domain, claimants, &allocation, why);
+    explain_allocation(domain, claimants, &allocation, reasons);
     let id = |group: &crate::partition::allocate::PartitionGroup| {
-        group_id(group.kind, domain.present[group.members[0]].process)
+        group_id(group.kind, domain.processes[group.members[0]].process)
     };
-    let now = |group: GroupId| held.iter().find(|share| share.group == group).map(|share| units_of(share).clone());
+    let now = |group: GroupId| current_shares.iter().find(|share| share.group == group).map(|share| units_of(share).clone());
     let held_units: Vec<IndexSet> = allocation.groups.iter().map(|group| now(id(group)).unwrap_or_default()).collect();
     let sizes: Vec<u32> = allocation.groups.iter().map(|group| group.units).collect();
-    let units = assign(&held_units, &sizes, &domain.divided);
-    let moving: PageMigration = parameters.page_migration.into();
+    let units = assign(&held_units, &sizes, &domain.partition_units);
+    let migration: PageMigration = parameters.page_migration.into();
     let share = |(group, units): (&crate::partition::allocate::PartitionGroup, IndexSet)| CacheShare {
         group: id(group),
-        members: group.members.iter().map(|&index| ShareMember::Process(domain.present[index].process)).collect(),
+        members: group.members.iter().map(|&index| ShareMember::Process(domain.processes[index].process)).collect(),
         cache: domain.cache.id,
-        units: to_units(units, &domain.divided, moving),
+        units: to_units(units, &domain.partition_units, migration),
     };
     Some(allocation.groups.iter().zip(units).map(share).collect())
 }
@@ -377,13 +377,13 @@ fn explain_allocation(
     domain: &PartitionedCache<'_>,
     claimants: &[Claimant],
     allocation: &Allocation,
-    why: &mut Vec<Reason>,
+    reasons: &mut Vec<Reason>,
 ) {
-    let task = |at: usize| domain.present[at].tasks[0].task;
+    let task = |at: usize| domain.processes[at].tasks[0].task;
     for &index in &allocation.lowered_floors {
         let limit = claimants[index].max_slowdown.unwrap_or(0.0);
         let text = "{0} cannot meet its goal: the goals together do not fit in one cache".to_string();
-        why.push(Reason {
+        reasons.push(Reason {
             kind: ReasonKind::Explanation,
             tasks: vec![task(index)],
             text,
@@ -393,7 +393,7 @@ fn explain_allocation(
     if let Some(cost) = allocation.floors_cost {
         let tasks = (0..claimants.len()).filter(|&index| claimants[index].max_slowdown.is_some()).map(task).collect();
         let text = "goals slow the other programs on this cache down, by the objective".to_string();
-        why.push(Reason {
+        reasons.push(Reason {
             kind: ReasonKind::Explanation,
             tasks,
             text,
@@ -415,13 +415,13 @@ struct SizingForecast<'a> {
 
 impl SizingForecast<'_> {
     /// Returns the performance under the present shares, measured as far as possible.
-    fn current(&self, held: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
-        let forecast = self.speeds_under(held)?;
-        let measured = |(present, estimate): (&CacheProcess<'_>, (f64, f64))| match self.speeds.speed(present.process) {
+    fn current(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
+        let forecast = self.speeds_under(shares)?;
+        let measured = |(cache_process, estimate): (&CacheProcess<'_>, (f64, f64))| match self.speeds.speed(cache_process.process) {
             Some(speed) => (speed.misses_per_kilo_instr.unwrap_or(estimate.0), speed.cycles_per_instr),
             None => estimate,
         };
-        Some(self.domain.present.iter().zip(forecast).map(measured).collect())
+        Some(self.domain.processes.iter().zip(forecast).map(measured).collect())
     }
 
     /// Returns misses per thousand instructions and cycles per instruction of each claimant under these shares, if all
@@ -431,8 +431,8 @@ impl SizingForecast<'_> {
         let mut profiles = Profiles::new();
         let mut plan = Plan::idle(self.view.previous_plan.window);
         plan.shares = shares.to_vec();
-        for (index, (claimant, present)) in self.claimants.iter().zip(&self.domain.present).enumerate() {
-            let mut profile = claimant.space.to_profile(self.domain.cache.level, bytes);
+        for (index, (claimant, present)) in self.claimants.iter().zip(&self.domain.processes).enumerate() {
+            let mut profile = claimant.demand.to_profile(self.domain.cache.level, bytes);
             profile.process = Some(present.process);
             profiles.insert(TaskId(index as u32), profile);
             plan.affinity.insert(TaskId(index as u32), self.domain.cache.cpus.clone());
@@ -443,29 +443,29 @@ impl SizingForecast<'_> {
             Some((task_forecast.misses_per_kilo_instr?.value, 1.0 / task_forecast.instr_per_cycle?.value))
         };
         let outlook: Option<Vec<(f64, f64)>> = (0..self.claimants.len()).map(forecast_of).collect();
-        outlook.filter(|all| all.iter().all(|(misses, cycles)| misses.is_finite() && cycles.is_finite()))
+        outlook.filter(|speeds| speeds.iter().all(|(misses, cycles)| misses.is_finite() && cycles.is_finite()))
     }
 
     fn broken_promises(&self, outlook: &[(f64, f64)]) -> usize {
-        let broken = |(claimant, &(_, cycles)): (&Claimant, &(f64, f64))| {
+        let is_broken = |(claimant, &(_, cycles)): (&Claimant, &(f64, f64))| {
             claimant.max_slowdown.is_some_and(|limit| claimant.misses_goal(cycles, limit))
         };
-        self.claimants.iter().zip(outlook).filter(|both| broken(*both)).count()
+        self.claimants.iter().zip(outlook).filter(|entry| is_broken(*entry)).count()
     }
 
     /// Returns the wanted shares, or no shares; `None` if the present ones are good enough.
     fn choose(
         &self,
         parameters: &Parameters,
-        held: &[CacheShare],
-        wanted: Vec<CacheShare>,
-        why: &mut Vec<Reason>,
+        current_shares: &[CacheShare],
+        proposed_shares: Vec<CacheShare>,
+        reasons: &mut Vec<Reason>,
     ) -> Option<Vec<CacheShare>> {
         let objective = parameters.objective;
-        let now = self.current(held)?;
+        let now = self.current(current_shares)?;
         let score = |outlook: &[(f64, f64)]| objective.score(self.claimants, outlook);
-        let mut candidates = vec![wanted];
-        if objective != SizingObjective::LeastSpace && !self.domain.is_undivided(held) {
+        let mut candidates = vec![proposed_shares];
+        if objective != SizingObjective::LeastSpace && !self.domain.is_undivided(current_shares) {
             candidates.push(self.domain.undivided_shares(parameters.page_migration.into()));
         }
         let outlooks: Option<Vec<_>> = candidates.iter().map(|shares| self.speeds_under(shares)).collect();
@@ -474,38 +474,38 @@ impl SizingForecast<'_> {
             let key = |index: usize| (self.broken_promises(&outlooks[index]), score(&outlooks[index]));
             if key(b) < key(a) { b } else { a }
         })?;
-        let (chosen, outlook) = (candidates.swap_remove(best), &outlooks[best]);
-        if chosen == held {
+        let (chosen_shares, outlook) = (candidates.swap_remove(best), &outlooks[best]);
+        if chosen_shares == current_shares {
             return None;
         }
-        let mends = self.broken_promises(outlook) < self.broken_promises(&now);
-        let breaks = self.broken_promises(outlook) > self.broken_promises(&now);
+        let is_mending = self.broken_promises(outlook) < self.broken_promises(&now);
+        let is_breaking = self.broken_promises(outlook) > self.broken_promises(&now);
         let gain = (score(&now) - score(outlook)) / score(&now).abs().max(1e-9);
         let changes = if self.trial(parameters).is_some() { CHANGES_OF_A_TRIAL } else { 1.0 };
-        let cost_ns = changes * self.cost_ns(&chosen);
+        let cost_ns = changes * self.cost_ns(&chosen_shares);
         // Time that all processes together save until the payback time.
-        let saved = now.iter().zip(outlook).map(|(now, then)| 1.0 - then.1 / now.1).sum::<f64>();
-        let earned_ns = saved * self.payback_ns;
-        let worth = match objective {
+        let saved_share = now.iter().zip(outlook).map(|(now, forecast)| 1.0 - forecast.1 / now.1).sum::<f64>();
+        let earned_ns = saved_share * self.payback_ns;
+        let pays_off = match objective {
             // The same goals in less space: only the copying counts against it.
-            SizingObjective::LeastSpace => !breaks && cost_ns <= parameters.min_gain * self.payback_ns,
-            SizingObjective::Fairness => !breaks && gain >= parameters.min_gain && cost_ns <= self.payback_ns,
-            _ => !breaks && gain >= parameters.min_gain && earned_ns > cost_ns,
+            SizingObjective::LeastSpace => !is_breaking && cost_ns <= parameters.min_gain * self.payback_ns,
+            SizingObjective::Fairness => !is_breaking && gain >= parameters.min_gain && cost_ns <= self.payback_ns,
+            _ => !is_breaking && gain >= parameters.min_gain && earned_ns > cost_ns,
         };
-        if !(mends || worth) {
+        if !(is_mending || pays_off) {
             return None;
         }
-        let tasks: Vec<TaskId> = self.domain.present.iter().map(|present| present.tasks[0].task).collect();
-        let shares: Vec<String> = chosen.iter().map(|share| units_of(share).to_string()).collect();
-        let text = if self.domain.is_undivided(&chosen) {
+        let tasks: Vec<TaskId> = self.domain.processes.iter().map(|cache_process| cache_process.tasks[0].task).collect();
+        let shares: Vec<String> = chosen_shares.iter().map(|share| units_of(share).to_string()).collect();
+        let text = if self.domain.is_undivided(&chosen_shares) {
             format!("cache {} is better shared than partitioned", self.domain.cache.id.0)
         } else {
             format!("cache {} is partitioned into {}", self.domain.cache.id.0, shares.join(" | "))
         };
         let numbers = [("gain_share", gain), ("cost_ns", cost_ns), ("earned_within_horizon_ns", earned_ns)];
         let numbers = numbers.map(|(name, value)| (name.to_string(), value)).to_vec();
-        why.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
-        Some(chosen)
+        reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
+        Some(chosen_shares)
     }
 
     /// Starts a trial. Only sums of speeds can be compared by measurement, and only if speeds are measured.
@@ -514,24 +514,24 @@ impl SizingForecast<'_> {
             parameters.objective,
             SizingObjective::WeightedSpeedup | SizingObjective::Stalls | SizingObjective::Misses
         );
-        let known = self.domain.present.iter().all(|present| self.speeds.speed(present.process).is_some());
-        let judged = by_speed && known && !self.domain.has_goals() && parameters.measure_windows > 0;
-        let weight = |(present, claimant): (&CacheProcess<'_>, &Claimant)| {
-            (present.process, claimant.priority * claimant.space.whole_cycles())
+        let has_all_speeds = self.domain.processes.iter().all(|present| self.speeds.speed(present.process).is_some());
+        let is_measurable = by_speed && has_all_speeds && !self.domain.has_goals() && parameters.measure_windows > 0;
+        let weight = |(cache_process, claimant): (&CacheProcess<'_>, &Claimant)| {
+            (cache_process.process, claimant.priority * claimant.demand.whole_cycles())
         };
-        let weights = || self.domain.present.iter().zip(self.claimants).map(weight).collect();
-        judged.then(|| AbTest::new(parameters.trial_terms(self.domain).lengths, weights()))
+        let weights = || self.domain.processes.iter().zip(self.claimants).map(weight).collect();
+        is_measurable.then(|| AbTest::new(parameters.trial_terms(self.domain).lengths, weights()))
     }
 
     /// Returns the cost of copying pages into these shares; 0 if units are ways or frames are unknown.
     fn cost_ns(&self, shares: &[CacheShare]) -> f64 {
-        let PartitionUnits::Colors { move_page_ns, .. } = self.domain.divided else { return 0.0 };
+        let PartitionUnits::Colors { move_page_ns, .. } = self.domain.partition_units else { return 0.0 };
         let mut pages = 0;
-        for present in &self.domain.present {
-            let share = shares.iter().find(|share| share.members.contains(&ShareMember::Process(present.process)));
-            let known = present.tasks.iter().find_map(|task| task.pages_per_color.as_ref());
-            if let Some((share, known)) = share.zip(known) {
-                pages += pages_to_move(known, units_of(share));
+        for cache_process in &self.domain.processes {
+            let share = shares.iter().find(|share| share.members.contains(&ShareMember::Process(cache_process.process)));
+            let pages_per_color = cache_process.tasks.iter().find_map(|task| task.pages_per_color.as_ref());
+            if let Some((share, pages_per_color)) = share.zip(pages_per_color) {
+                pages += pages_to_move(pages_per_color, units_of(share));
             }
         }
         pages as f64 * move_page_ns
@@ -544,19 +544,19 @@ const BROKEN_WINDOWS: u32 = 3;
 /// Raises the floors of goals that measurements show to be missed: they need more than the present share, whatever the
 /// curve predicts.
 fn raise_floors_of_unmet_goals(
-    remembered: &mut ShareController,
+    controller: &mut ShareController,
     domain: &PartitionedCache<'_>,
     claimants: &mut [Claimant],
-    held: &[CacheShare],
+    current_shares: &[CacheShare],
     parameters: &Parameters,
-    why: &mut Vec<Reason>,
+    reasons: &mut Vec<Reason>,
 ) {
-    if remembered.speeds.windows < BROKEN_WINDOWS.max(parameters.measure_windows) {
+    if controller.speeds.windows < BROKEN_WINDOWS.max(parameters.measure_windows) {
         return;
     }
-    for (claimant, present) in claimants.iter_mut().zip(&domain.present) {
-        let measured = remembered.speeds.speed(present.process).map(|speed| speed.cycles_per_instr);
-        let share = held.iter().find(|share| share.members.contains(&ShareMember::Process(present.process)));
+    for (claimant, cache_process) in claimants.iter_mut().zip(&domain.processes) {
+        let measured = controller.speeds.speed(cache_process.process).map(|speed| speed.cycles_per_instr);
+        let share = current_shares.iter().find(|share| share.members.contains(&ShareMember::Process(cache_process.process)));
         let (Some(limit), Some(cycles), Some(share)) = (claimant.max_slowdown, measured, share) else {
             continue;
         };
@@ -565,13 +565,13 @@ fn raise_floors_of_unmet_goals(
         }
         let units = units_of(share).count();
         claimant.min_units = claimant.min_units.max(units + 1);
-        let news = remembered.insufficient_units.insert(present.process, units) != Some(units);
-        if news && units + (held.len() as u32 - 1) * domain.divided.min_units() >= domain.divided.units() {
+        let is_news = controller.insufficient_units.insert(cache_process.process, units) != Some(units);
+        if is_news && units + (current_shares.len() as u32 - 1) * domain.partition_units.min_units() >= domain.partition_units.units() {
             let text = "{0} misses its goal with all the space that it can have: more space cannot meet it";
-            let slower = cycles / claimant.space.whole_cycles() - 1.0;
-            let numbers = vec![("slower_than_alone_share".to_string(), slower)];
-            let tasks = vec![present.tasks[0].task];
-            why.push(Reason { kind: ReasonKind::Explanation, tasks, text: text.to_string(), numbers });
+            let slowdown = cycles / claimant.demand.whole_cycles() - 1.0;
+            let numbers = vec![("slower_than_alone_share".to_string(), slowdown)];
+            let tasks = vec![cache_process.tasks[0].task];
+            reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text: text.to_string(), numbers });
         }
     }
 }
@@ -592,7 +592,7 @@ fn reason(domain: &PartitionedCache<'_>, verdict: &ShareVerdict) -> Reason {
         (_, false, None) => "the trial of the shares of cache {} was inconclusive: the old shares are kept",
     };
     let text = text.replace("{}", &domain.cache.id.0.to_string());
-    let tasks = domain.present.iter().map(|present| present.tasks[0].task).collect();
+    let tasks = domain.processes.iter().map(|cache_process| cache_process.tasks[0].task).collect();
     let ratio_numbers =
         verdict.ratio.map(|found| [("speed_over_before", found.ratio), ("standard_error", found.error)]);
     let numbers = ratio_numbers.into_iter().flatten().chain([("lost_windows", verdict.lost_windows)]);
@@ -612,14 +612,14 @@ fn penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: &[CacheShar
     let mut penalties = Vec::new();
     for share in shares.iter().filter(|share| share.group != GroupId(0) && share.members.len() > 1) {
         let inside: Vec<&CacheProcess<'_>> = domain
-            .present
+            .processes
             .iter()
-            .filter(|present| share.members.contains(&ShareMember::Process(present.process)))
+            .filter(|cache_process| share.members.contains(&ShareMember::Process(cache_process.process)))
             .collect();
         for (index, a) in inside.iter().enumerate() {
             for b in &inside[index + 1..] {
-                for (first, other) in a.tasks.iter().flat_map(|first| b.tasks.iter().map(move |other| (first, other))) {
-                    penalties.push(CoRunPenalty { tasks: (first.task, other.task), penalty: 1.0 });
+                for (task, partner) in a.tasks.iter().flat_map(|task| b.tasks.iter().map(move |partner| (task, partner))) {
+                    penalties.push(CoRunPenalty { tasks: (task.task, partner.task), penalty: 1.0 });
                 }
             }
         }

@@ -17,15 +17,15 @@ struct World {
     capabilities: Capabilities,
     tasks: Vec<TaskSample>,
     profiles: Profiles,
-    before: Plan,
+    previous_plan: Plan,
     policy: Box<dyn Policy>,
     window: u64,
 }
 
 /// Misses per thousand instructions that step down at `units`.
-fn cliff(units: u64, from: f64, to: f64) -> Profile {
-    let rate = |held: u64| Estimate::exact(if held >= units { to } else { from });
-    let curve = (1..=16).map(|held| (BYTES * held / 16, rate(held))).collect();
+fn cliff(units: u64, miss_rate: f64, fit_rate: f64) -> Profile {
+    let rate = |units_held: u64| Estimate::exact(if units_held >= units { fit_rate } else { miss_rate });
+    let curve = (1..=16).map(|units_held| (BYTES * units_held / 16, rate(units_held))).collect();
     Profile::default().with_misses(CacheLevel::L2, curve, FactSource::MissTrace)
 }
 
@@ -52,7 +52,7 @@ impl World {
             },
             tasks: Vec::new(),
             profiles: Profiles::new(),
-            before: Plan::idle(WindowLength::Time { ns: 1 }),
+            previous_plan: Plan::idle(WindowLength::Time { ns: 1 }),
             policy: build(parameters, 1).unwrap(),
             window: 0,
         }
@@ -71,8 +71,8 @@ impl World {
     }
 
     /// Instructions, cycles and misses of all programs in every window from now on.
-    fn runs_at(&mut self, each: &[(u64, u64, u64)]) {
-        for (task, &(instructions, cycles, misses)) in self.tasks.iter_mut().zip(each) {
+    fn runs_at(&mut self, task_counts: &[(u64, u64, u64)]) {
+        for (task, &(instructions, cycles, misses)) in self.tasks.iter_mut().zip(task_counts) {
             let readings = [
                 (CounterEvent::Instructions, instructions),
                 (CounterEvent::Cycles, cycles),
@@ -100,13 +100,13 @@ impl World {
             capabilities: &self.capabilities,
             observation: &observation,
             profiles: &self.profiles,
-            previous_plan: &self.before,
+            previous_plan: &self.previous_plan,
             predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },
             verdicts: &(),
         };
         let decision = self.policy.decide(&view);
         check_plan(&decision.plan, &view).unwrap();
-        self.before = decision.plan.clone();
+        self.previous_plan = decision.plan.clone();
         decision
     }
 
@@ -121,11 +121,11 @@ impl World {
     }
 
     fn divided(&self) -> bool {
-        self.before.shares.iter().any(|share| units_of(share).count() < 16)
+        self.previous_plan.shares.iter().any(|share| units_of(share).count() < 16)
     }
 
     fn units(&self) -> Vec<String> {
-        self.before.shares.iter().map(|share| units_of(share).to_string()).collect()
+        self.previous_plan.shares.iter().map(|share| units_of(share).to_string()).collect()
     }
 }
 
@@ -162,15 +162,15 @@ fn space_goes_where_it_helps() {
     for partition in [COLORS, WAYS] {
         let mut world = World::needy_beside_stream(partition, AT_ONCE);
         let decision = world.window();
-        assert!(world.before.shares[0].members == [ShareMember::Process(ProcessId(0))]);
-        assert!(units_of(&world.before.shares[0]).count() >= 12, "{:?}", world.units());
+        assert!(world.previous_plan.shares[0].members == [ShareMember::Process(ProcessId(0))]);
+        assert!(units_of(&world.previous_plan.shares[0]).count() >= 12, "{:?}", world.units());
         assert!(decision.reasons.iter().any(|reason| reason.text.contains("partitioned")), "{:?}", decision.reasons);
     }
 }
 
 /// Runs windows with the cycles of both programs per million instructions, shared and partitioned. Returns the number
 /// of windows in which the cache was partitioned, and the reasons.
-fn tried(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -> (usize, Vec<Reason>) {
+fn run_windows(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -> (usize, Vec<Reason>) {
     let (mut reasons, mut windows_divided) = (Vec::new(), 0);
     for _ in 0..windows {
         let [a, b] = if world.divided() { divided } else { shared };
@@ -187,7 +187,7 @@ fn tried(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -
 fn a_partition_that_measures_no_faster_is_dropped() {
     for divided in [[4_000_000, 6_000_000], [2_990_000, 5_000_000]] {
         let mut world = World::needy_beside_stream(COLORS, "");
-        let (windows_divided, reasons) = tried(&mut world, 24, [3_000_000, 5_000_000], divided);
+        let (windows_divided, reasons) = run_windows(&mut world, 24, [3_000_000, 5_000_000], divided);
         assert!((1..12).contains(&windows_divided), "{windows_divided}");
         // A group of all programs with all colors; without it, pages would stay in the colors of the trial.
         assert_eq!(world.units(), ["0-15"], "{reasons:?}");
@@ -208,8 +208,8 @@ fn a_partition_that_measures_no_faster_is_dropped() {
 #[test]
 fn a_partition_that_measures_faster_stays() {
     let mut world = World::needy_beside_stream(COLORS, "");
-    let (windows_divided, reasons) = tried(&mut world, 50, [3_000_000, 5_000_000], [2_000_000, 5_000_000]);
-    assert!(windows_divided > 20 && world.before.shares.len() == 2, "{reasons:?}");
+    let (windows_divided, reasons) = run_windows(&mut world, 50, [3_000_000, 5_000_000], [2_000_000, 5_000_000]);
+    assert!(windows_divided > 20 && world.previous_plan.shares.len() == 2, "{reasons:?}");
     assert_eq!(reasons.iter().filter(|reason| reason.text.contains("faster: they are kept")).count(), 1);
 }
 
@@ -246,7 +246,7 @@ impl SizingRun {
     /// Returns the share of speed lost from `window` on, relative to always having the better of the two.
     fn lost_from(&self, window: usize, cycles: Cycles) -> f64 {
         let speed =
-            |index: usize, divided: bool| cycles(index as u64, divided).iter().map(|&each| 1e6 / each as f64).sum();
+            |index: usize, divided: bool| cycles(index as u64, divided).iter().map(|&cycle_count| 1e6 / cycle_count as f64).sum();
         let best = |index: usize| f64::max(speed(index, false), speed(index, true));
         let (mut had, mut could) = (0.0, 0.0);
         for (index, (_, speed)) in self.windows.iter().enumerate().skip(window) {
@@ -278,7 +278,7 @@ fn trials_that_never_help_become_rare() {
     let run = SizingRun::of(4_000, hurts);
     assert!(run.lost_from(40, hurts) < 0.01, "{}", run.lost_from(40, hurts));
     let tries =
-        |part: std::ops::Range<usize>| run.windows[part].windows(2).filter(|pair| !pair[0].0 && pair[1].0).count();
+        |range: std::ops::Range<usize>| run.windows[range].windows(2).filter(|pair| !pair[0].0 && pair[1].0).count();
     assert!(tries(2_000..4_000) <= tries(0..2_000) && run.divided_from(2_000) < 0.02, "{}", run.divided_from(2_000));
 }
 
@@ -286,14 +286,14 @@ fn trials_that_never_help_become_rare() {
 #[test]
 fn a_partition_that_no_longer_helps_is_dropped() {
     const GOES_ON: u64 = 600;
-    let turns: Cycles = |window, divided| match (window < GOES_ON, divided) {
+    let cycles_by_phase: Cycles = |window, divided| match (window < GOES_ON, divided) {
         (true, true) => [2_000_000, 5_000_000],
         (true, false) => [3_000_000, 5_000_000],
         // Slower than before, and slower than without a partition.
         (false, true) => [3_500_000, 8_000_000],
         (false, false) => [3_000_000, 5_000_000],
     };
-    let run = SizingRun::of(GOES_ON + 1_400, turns);
+    let run = SizingRun::of(GOES_ON + 1_400, cycles_by_phase);
     assert!(run.windows[GOES_ON as usize - 1].0, "in force while it helps");
     let given_up = run.windows[GOES_ON as usize..].iter().position(|(divided, _)| !divided);
     assert!(given_up.is_some_and(|windows| windows < 40), "{given_up:?}");
@@ -318,7 +318,7 @@ fn a_partition_has_to_prove_itself_again() {
 #[test]
 fn a_trial_ends_with_its_co_runners() {
     let mut world = World::needy_beside_stream(COLORS, "");
-    while world.before.shares.is_empty() {
+    while world.previous_plan.shares.is_empty() {
         world.window();
     }
     let newcomer = world.arrive();
@@ -334,7 +334,7 @@ fn the_present_is_measured_and_not_forecast() {
     world.runs_at(&[(1_000_000, 2_000_000, 1_000), (1_000_000, 5_000_000, 30_000)]);
     world.window();
     world.window();
-    assert!(world.before.shares.is_empty(), "{:?}", world.units());
+    assert!(world.previous_plan.shares.is_empty(), "{:?}", world.units());
 }
 
 /// Do shares stay unchanged if copying would not pay off in time?
@@ -342,10 +342,10 @@ fn the_present_is_measured_and_not_forecast() {
 fn copying_must_be_earned_back() {
     let mut world = World::needy_beside_stream(COLORS, "measure_windows = 0\npayback_ns = 1000000");
     world.window();
-    assert!(world.before.shares.is_empty());
+    assert!(world.previous_plan.shares.is_empty());
     let mut ways = World::needy_beside_stream(WAYS, "measure_windows = 0\npayback_ns = 1000000");
     ways.window();
-    assert!(!ways.before.shares.is_empty(), "masks cost nothing to change");
+    assert!(!ways.previous_plan.shares.is_empty(), "masks cost nothing to change");
 }
 
 /// Is a goal reason enough to partition, whatever it costs?
@@ -354,7 +354,7 @@ fn a_goal_is_reason_enough() {
     let mut world = World::needy_beside_stream(COLORS, "payback_ns = 1000000");
     world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
     world.window();
-    assert!(world.before.shares.iter().any(|share| units_of(share).count() >= 12), "{:?}", world.units());
+    assert!(world.previous_plan.shares.iter().any(|share| units_of(share).count() >= 12), "{:?}", world.units());
 }
 
 /// Is there a penalty between programs of one time-share group, and between no others?
@@ -390,7 +390,7 @@ fn four_on_two_cpus() -> (World, Vec<TaskId>) {
 fn a_process_that_is_alone_again_is_unrestricted() {
     let mut world = World::needy_beside_stream(COLORS, AT_ONCE);
     world.window();
-    assert_eq!(world.before.shares.len(), 2);
+    assert_eq!(world.previous_plan.shares.len(), 2);
     world.tasks[1].exited = true;
     world.window();
     assert_eq!(world.units(), ["0-15"]);
@@ -398,7 +398,7 @@ fn a_process_that_is_alone_again_is_unrestricted() {
     ways.window();
     ways.tasks[1].exited = true;
     ways.window();
-    assert!(ways.before.shares.is_empty(), "masks leave nothing behind");
+    assert!(ways.previous_plan.shares.is_empty(), "masks leave nothing behind");
 }
 
 /// Does the policy conform under every objective?
@@ -419,18 +419,18 @@ fn a_goal_is_met_by_measurement() {
         world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
         let mut reasons = Vec::new();
         for _ in 0..200 {
-            let held = world.before.shares.first().map_or(8, |share| units_of(share).count());
+            let units_held = world.previous_plan.shares.first().map_or(8, |share| units_of(share).count());
             // The curve predicts one miss in a thousand instructions from 12 units on.
-            let misses = if held >= 12 { 1_000 } else { 15_000 } + (cycles(held) - cycles(16)) / 150;
-            world.runs_at(&[(1_000_000, cycles(held), misses), (1_000_000, 5_000_000, 30_000)]);
+            let misses = if units_held >= 12 { 1_000 } else { 15_000 } + (cycles(units_held) - cycles(16)) / 150;
+            world.runs_at(&[(1_000_000, cycles(units_held), misses), (1_000_000, 5_000_000, 30_000)]);
             reasons.extend(world.window().reasons);
         }
-        (units_of(&world.before.shares[0]).count(), reasons)
+        (units_of(&world.previous_plan.shares[0]).count(), reasons)
     };
-    let (units, reasons) = run(|held| if held >= 14 { 2_000_000 } else { 2_000_000 + 200_000 * u64::from(16 - held) });
+    let (units, reasons) = run(|units_held| if units_held >= 14 { 2_000_000 } else { 2_000_000 + 200_000 * u64::from(16 - units_held) });
     assert_eq!(units, 14, "{reasons:?}");
     assert!(reasons.iter().all(|reason| !reason.text.contains("more space cannot meet")), "{reasons:?}");
-    let (units, reasons) = run(|held| 2_000_000 + 200_000 * u64::from(17 - held));
+    let (units, reasons) = run(|units_held| 2_000_000 + 200_000 * u64::from(17 - units_held));
     assert_eq!(units, 15, "{reasons:?}");
     assert_eq!(
         reasons.iter().filter(|reason| reason.text.contains("more space cannot meet")).count(),

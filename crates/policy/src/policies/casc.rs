@@ -130,18 +130,18 @@ struct Casc {
 impl Policy for Casc {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
-        let mut why = Vec::new();
+        let mut reasons = Vec::new();
         let cores: BTreeMap<u32, u32> = view.topology.cpus.iter().map(|cpu| (cpu.id.0, cpu.core)).collect();
         for domain in self.placement.domains(view) {
             let state = self.caches.entry(domain.cache).or_default();
             state.learn(view, &domain, &self.parameters);
             state.advance_probes(view, &domain, &self.parameters, &mut self.next_probe);
             let cpus = spread_over_cores(&cores, &domain, &self.parameters);
-            state.assign(&domain, &cpus, &self.parameters, &mut why);
+            state.assign(&domain, &cpus, &self.parameters, &mut reasons);
             state.watch(view, &domain, &self.parameters);
             state.write_plan(&domain, &cpus, &self.parameters, &mut plan);
         }
-        Decision::new(plan, why)
+        Decision::new(plan, reasons)
     }
 }
 
@@ -162,7 +162,7 @@ fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, paramete
 /// State of one cache and its tasks.
 #[derive(Default)]
 struct CascCache {
-    known: BTreeMap<TaskId, TaskRate>,
+    task_rates: BTreeMap<TaskId, TaskRate>,
     /// Tasks to be measured again.
     stale: Vec<TaskId>,
     open_probes: Vec<OpenProbe>,
@@ -192,7 +192,7 @@ struct OpenProbe {
 
 /// The last assignment of rates to CPUs, and its input.
 struct BucketAssignment {
-    from: Vec<(TaskId, Option<BucketThread>)>,
+    threads: Vec<(TaskId, Option<BucketThread>)>,
     buckets: Buckets,
 }
 
@@ -207,16 +207,16 @@ struct MissRateMonitor {
 impl CascCache {
     /// Adopts the profiles' estimates, and forgets exited tasks.
     fn learn(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
-        let here = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
-        self.known.retain(|task, _| here(task));
-        self.stale.retain(here);
+        let is_in_domain = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
+        self.task_rates.retain(|task, _| is_in_domain(task));
+        self.stale.retain(is_in_domain);
         for sample in &domain.tasks {
             let Some(profile) = view.profiles.get(&sample.task) else { continue };
-            let old = self.known.get_mut(&sample.task);
+            let old_rate = self.task_rates.get_mut(&sample.task);
             let rates = &profile.rates;
             let Some(pcmr) = rates.pcmr.map(|fact| fact.estimate()).filter(|pcmr| pcmr.value.is_finite()) else {
-                if let Some(old) = old {
-                    old.current = false;
+                if let Some(old_rate) = old_rate {
+                    old_rate.current = false;
                 }
                 continue;
             };
@@ -225,9 +225,9 @@ impl CascCache {
             let refs_rate = refs.map(|(refs, speed)| refs.value * speed.value).filter(|rate| *rate > 0.0);
             let error = 0.5 * (pcmr.high - pcmr.low);
             // The reference rate changes all the time; the one of the PCMR's measurement counts.
-            let same = old.filter(|old| old.pcmr == pcmr.value && old.refs_rate.is_some());
-            let refs_rate = same.map_or(refs_rate, |old| old.refs_rate);
-            self.known.insert(sample.task, TaskRate { pcmr: pcmr.value, error, refs_rate, current: true });
+            let same_measurement = old_rate.filter(|old_rate| old_rate.pcmr == pcmr.value && old_rate.refs_rate.is_some());
+            let refs_rate = same_measurement.map_or(refs_rate, |old_rate| old_rate.refs_rate);
+            self.task_rates.insert(sample.task, TaskRate { pcmr: pcmr.value, error, refs_rate, current: true });
         }
         self.take_turns(view, domain, parameters);
     }
@@ -235,16 +235,16 @@ impl CascCache {
     /// Schedules one thread after the other for a new measurement, if configured.
     fn take_turns(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
-        let due =
+        let is_due =
             parameters.remeasure_every_ns.is_some_and(|every| now_ns >= self.last_in_turn_ns.saturating_add(every));
-        if due && self.open_probes.is_empty() && self.unmeasured_tasks(domain).is_empty() && !domain.tasks.is_empty() {
+        if is_due && self.open_probes.is_empty() && self.unmeasured_tasks(domain).is_empty() && !domain.tasks.is_empty() {
             self.stale.push(domain.tasks[self.turn % domain.tasks.len()].task);
             (self.turn, self.last_in_turn_ns) = (self.turn + 1, now_ns);
         }
     }
 
     fn is_current(&self, task: TaskId) -> bool {
-        self.known.get(&task).is_some_and(|known| known.current) && !self.stale.contains(&task)
+        self.task_rates.get(&task).is_some_and(|rate| rate.current) && !self.stale.contains(&task)
     }
 
     fn unmeasured_tasks(&self, domain: &LlcTasks<'_>) -> Vec<TaskId> {
@@ -253,28 +253,28 @@ impl CascCache {
 
     /// Ends completed measurements, and requests the next ones.
     fn advance_probes(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
-        let here = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
-        let refused = |id: ProbeId| {
+        let is_in_domain = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
+        let is_refused = |id: ProbeId| {
             let item = cachemate_core::PlanItem::Probe(id);
             view.observation.applied.refused.iter().any(|refused| refused.item == item)
         };
-        let complete =
+        let is_complete =
             |id: ProbeId| view.observation.probe_results.iter().any(|answer| answer.probe == id && answer.complete);
-        let (over, open): (Vec<OpenProbe>, Vec<OpenProbe>) =
+        let (ended_probes, open): (Vec<OpenProbe>, Vec<OpenProbe>) =
             std::mem::take(&mut self.open_probes).into_iter().partition(|open_probe| {
                 let id = open_probe.probe.id;
-                complete(id) || refused(id) || !open_probe.tasks.iter().all(here)
+                is_complete(id) || is_refused(id) || !open_probe.tasks.iter().all(is_in_domain)
             });
         self.open_probes = open;
-        for probe in over {
-            self.judge(&probe, complete(probe.probe.id), parameters);
+        for probe in ended_probes {
+            self.judge(&probe, is_complete(probe.probe.id), parameters);
         }
         self.wait_windows = self.wait_windows.saturating_sub(1);
         let crowded = domain.tasks.len() > domain.cpus.count() as usize;
         if self.wait_windows > 0 || !crowded {
             return;
         }
-        if parameters.is_better_form() || self.known.len() + 1 < domain.cpus.count() as usize || !self.stale.is_empty()
+        if parameters.is_better_form() || self.task_rates.len() + 1 < domain.cpus.count() as usize || !self.stale.is_empty()
         {
             self.request_rows(domain, parameters, next);
         } else {
@@ -284,17 +284,17 @@ impl CascCache {
 
     /// Accepts a measurement that is accurate enough; otherwise the measurement is repeated for longer.
     fn judge(&mut self, open_probe: &OpenProbe, complete: bool, parameters: &Parameters) {
-        let sure = |task: &TaskId| {
-            self.known.get(task).is_some_and(|known| known.current && known.error <= parameters.max_error)
+        let is_sure = |task: &TaskId| {
+            self.task_rates.get(task).is_some_and(|rate| rate.current && rate.error <= parameters.max_error)
         };
-        let all_current = open_probe.tasks.iter().all(|task| self.known.get(task).is_some_and(|known| known.current));
+        let all_current = open_probe.tasks.iter().all(|task| self.task_rates.get(task).is_some_and(|rate| rate.current));
         self.stale.retain(|task| !open_probe.tasks.contains(task));
         let longest = if parameters.is_better_form() { parameters.max_row_ns } else { parameters.row_ns };
         let longer = (2 * self.rows_ns).min(longest.max(parameters.row_ns));
         if !complete {
             // The probe was refused, or a member exited.
             self.wait_windows = if all_current { 0 } else { 2 };
-        } else if !open_probe.tasks.iter().all(sure) && longer > self.rows_ns {
+        } else if !open_probe.tasks.iter().all(is_sure) && longer > self.rows_ns {
             self.rows_ns = longer;
             self.stale.extend(open_probe.tasks.iter().copied());
         } else {
@@ -309,17 +309,17 @@ impl CascCache {
         if block.is_empty() || !self.open_probes.is_empty() {
             return;
         }
-        let all = domain.cpus.count() as usize + 1;
-        if !parameters.is_better_form() && self.known.is_empty() {
+        let max_tasks = domain.cpus.count() as usize + 1;
+        if !parameters.is_better_form() && self.task_rates.is_empty() {
             block = domain.tasks.iter().map(|sample| sample.task).collect();
         }
-        let others: Vec<TaskId> =
+        let other_tasks: Vec<TaskId> =
             domain.tasks.iter().map(|sample| sample.task).filter(|task| !block.contains(task)).collect();
-        block.extend(others);
-        block.truncate(all);
+        block.extend(other_tasks);
+        block.truncate(max_tasks);
         self.rows_ns = self.rows_ns.max(parameters.row_ns);
-        let without = |out: &TaskId| block.iter().copied().filter(|task| task != out).collect::<Vec<TaskId>>();
-        let rows: Vec<Vec<TaskId>> = block.iter().map(without).collect();
+        let block_without = |out: &TaskId| block.iter().copied().filter(|task| task != out).collect::<Vec<TaskId>>();
+        let rows: Vec<Vec<TaskId>> = block.iter().map(block_without).collect();
         let probe_kind = ProbeKind::CoRunRows {
             cache: domain.cache,
             total_ns: self.rows_ns,
@@ -327,7 +327,7 @@ impl CascCache {
             boost: true,
             rows,
         };
-        let budget_ns = (self.rows_ns + parameters.settle_ns).saturating_mul((all * all) as u64).saturating_mul(4);
+        let budget_ns = (self.rows_ns + parameters.settle_ns).saturating_mul((max_tasks * max_tasks) as u64).saturating_mul(4);
         let probe = ProbeRequest { id: ProbeId(*next), kind: probe_kind, budget_ns };
         *next += 1;
         self.open_probes.push(OpenProbe { probe, tasks: block });
@@ -371,25 +371,25 @@ impl CascCache {
 
     fn threads(&self, domain: &LlcTasks<'_>) -> Vec<(TaskId, Option<BucketThread>)> {
         let thread = |sample: &&TaskSample| {
-            let known = self.known.get(&sample.task);
-            (sample.task, known.map(|known| BucketThread { pcmr: known.pcmr, refs_rate: known.refs_rate }))
+            let rate = self.task_rates.get(&sample.task);
+            (sample.task, rate.map(|rate| BucketThread { pcmr: rate.pcmr, refs_rate: rate.refs_rate }))
         };
         domain.tasks.iter().map(thread).collect()
     }
 
     /// Runs bucketization if it is due.
-    fn assign(&mut self, domain: &LlcTasks<'_>, order: &[u32], parameters: &Parameters, why: &mut Vec<Reason>) {
+    fn assign(&mut self, domain: &LlcTasks<'_>, order: &[u32], parameters: &Parameters, reasons: &mut Vec<Reason>) {
         let threads = self.threads(domain);
-        let known: Vec<BucketThread> = threads.iter().filter_map(|(_, thread)| *thread).collect();
+        let bucket_threads: Vec<BucketThread> = threads.iter().filter_map(|(_, thread)| *thread).collect();
         let cpus = domain.cpus.count() as usize;
-        if known.len() < cpus || threads.len() <= cpus {
+        if bucket_threads.len() < cpus || threads.len() <= cpus {
             self.assigned = None;
             return;
         }
         if self.assigned.as_ref().is_some_and(|assigned| !self.is_due(assigned, &threads, parameters)) {
             return;
         }
-        let buckets = bucketize(&known, cpus, &parameters.rules());
+        let buckets = bucketize(&bucket_threads, cpus, &parameters.rules());
         let mut numbers = vec![
             ("expected_misses_per_100_refs".to_string(), buckets.rate),
             ("threshold_misses_per_100_refs".to_string(), buckets.threshold),
@@ -398,24 +398,24 @@ impl CascCache {
         numbers.extend(max.map(|(cpu, &max)| (format!("cpu_{cpu}_max_pcmr_per_100_refs"), f64::from(max))));
         let text =
             "every CPU accepts threads up to its highest miss rate; this is their expected joint miss rate".to_string();
-        why.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers });
+        reasons.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers });
         for (index, thread) in threads.iter().enumerate() {
             let Some(event) = thread.1 else { continue };
             let admitted = (0..cpus).filter(|&cpu| buckets.can_admit(cpu, event.pcmr)).count();
-            let before = self
+            let admitted_before = self
                 .assigned
                 .as_ref()
-                .map(|old| (0..cpus).filter(|&cpu| old.buckets.can_admit(cpu, event.pcmr)).count());
-            if admitted < cpus && before != Some(admitted) {
+                .map(|assignment| (0..cpus).filter(|&cpu| assignment.buckets.can_admit(cpu, event.pcmr)).count());
+            if admitted < cpus && admitted_before != Some(admitted) {
                 let text = format!(
                     "{{0}} is confined to {admitted} of {cpus} CPUs, because it misses much on a share of the cache"
                 );
                 let numbers = vec![("pcmr_misses_per_100_refs".to_string(), event.pcmr)];
-                why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![threads[index].0], text, numbers });
+                reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![threads[index].0], text, numbers });
             }
         }
         self.rate_monitor = MissRateMonitor::default();
-        self.assigned = Some(BucketAssignment { from: threads, buckets });
+        self.assigned = Some(BucketAssignment { threads, buckets });
     }
 
     /// Is bucketization due? In the literal form, after a newcomer's measurement only if it has the largest PCMR or the
@@ -426,17 +426,17 @@ impl CascCache {
         threads: &[(TaskId, Option<BucketThread>)],
         parameters: &Parameters,
     ) -> bool {
-        if assigned.from == threads {
+        if assigned.threads == threads {
             return false;
         }
-        let same_tasks = threads.iter().map(|(task, _)| task).eq(assigned.from.iter().map(|(task, _)| task));
+        let same_tasks = threads.iter().map(|(task, _)| task).eq(assigned.threads.iter().map(|(task, _)| task));
         if parameters.is_better_form() || !same_tasks {
             return true;
         }
         let largest = |threads: &[(TaskId, Option<BucketThread>)]| {
             threads.iter().filter_map(|(_, thread)| Some(thread.as_ref()?.pcmr)).fold(f64::NEG_INFINITY, f64::max)
         };
-        largest(threads) > largest(&assigned.from) || assigned.buckets.rate > parameters.threshold
+        largest(threads) > largest(&assigned.threads) || assigned.buckets.rate > parameters.threshold
     }
 
     /// Compares the cache's miss rate with the expected one, while no measurement runs.
@@ -448,14 +448,14 @@ impl CascCache {
         let Some((observed, expected)) = self.observed_rate(view, domain).zip(self.expected(domain, parameters)) else {
             return;
         };
-        let off = libm::log((observed + 1.0) / (expected.max(0.0) + 1.0));
-        let wanted = parameters.drift_windows as usize;
-        if self.rate_monitor.usual.len() < wanted {
-            self.rate_monitor.usual.push(off);
+        let log_deviation = libm::log((observed + 1.0) / (expected.max(0.0) + 1.0));
+        let window_count = parameters.drift_windows as usize;
+        if self.rate_monitor.usual.len() < window_count {
+            self.rate_monitor.usual.push(log_deviation);
             return;
         }
-        let usual = self.rate_monitor.usual.iter().sum::<f64>() / wanted as f64;
-        let departs = (off - usual).abs() > libm::log(1.0 + parameters.drift_threshold);
+        let usual = self.rate_monitor.usual.iter().sum::<f64>() / window_count as f64;
+        let departs = (log_deviation - usual).abs() > libm::log(1.0 + parameters.drift_threshold);
         self.rate_monitor.off_windows = if departs { self.rate_monitor.off_windows + 1 } else { 0 };
         if self.rate_monitor.off_windows >= parameters.drift_windows {
             self.rate_monitor = MissRateMonitor::default();
@@ -479,9 +479,9 @@ impl CascCache {
             if run_ns == 0 {
                 continue;
             }
-            let known = self.known.get(&sample.task)?;
-            let rate = known.refs_rate.filter(|_| parameters.is_better_form()).unwrap_or(1.0);
-            sum += run_ns as f64 * rate * known.pcmr;
+            let task_rate = self.task_rates.get(&sample.task)?;
+            let rate = task_rate.refs_rate.filter(|_| parameters.is_better_form()).unwrap_or(1.0);
+            sum += run_ns as f64 * rate * task_rate.pcmr;
             weights += run_ns as f64 * rate;
         }
         (weights > 0.0).then(|| sum / weights)
@@ -492,11 +492,11 @@ impl CascCache {
         let first: cachemate_core::CpuSet = cpus.first().copied().into_iter().collect();
         // Newcomers wait on the first CPU once there are enough known threads for their measurement (CASC 4.2.2.2).
         let secondary =
-            !parameters.is_better_form() && self.known.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
+            !parameters.is_better_form() && self.task_rates.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
         for sample in &domain.tasks {
-            let allowed = match (self.known.get(&sample.task), &self.assigned) {
-                (Some(known), Some(assigned)) => {
-                    let takes = |cpu: &usize| assigned.buckets.can_admit(*cpu, known.pcmr);
+            let allowed_cpus = match (self.task_rates.get(&sample.task), &self.assigned) {
+                (Some(rate), Some(assigned)) => {
+                    let takes = |cpu: &usize| assigned.buckets.can_admit(*cpu, rate.pcmr);
                     (0..cpus.len()).filter(takes).map(|cpu| cpus[cpu]).collect()
                 }
                 (None, _) if secondary => first.clone(),
@@ -504,18 +504,18 @@ impl CascCache {
             };
             // If the largest PCMR has grown since the literal form's last assignment, the CPUs with the highest rate
             // accept the thread.
-            let allowed = if allowed.is_empty() { self.most_taking(cpus) } else { allowed };
-            plan.affinity.insert(sample.task, allowed);
+            let allowed_cpus = if allowed_cpus.is_empty() { self.most_permissive_cpus(cpus) } else { allowed_cpus };
+            plan.affinity.insert(sample.task, allowed_cpus);
         }
         plan.probes.extend(self.open_probes.iter().map(|open_probe| open_probe.probe.clone()));
     }
 
-    fn most_taking(&self, cpus: &[u32]) -> cachemate_core::CpuSet {
+    fn most_permissive_cpus(&self, cpus: &[u32]) -> cachemate_core::CpuSet {
         let Some(assigned) = &self.assigned else { return cpus.iter().copied().collect() };
-        let most = assigned.buckets.max_pcmr.iter().copied().max();
+        let max_pcmr = assigned.buckets.max_pcmr.iter().copied().max();
         cpus.iter()
             .zip(&assigned.buckets.max_pcmr)
-            .filter(|(_, max)| Some(**max) == most)
+            .filter(|(_, max)| Some(**max) == max_pcmr)
             .map(|(cpu, _)| *cpu)
             .collect()
     }

@@ -14,7 +14,7 @@ struct CascFixture {
     window: u64,
     observed: f64,
     answer: Option<ProbeId>,
-    before: Plan,
+    previous_plan: Plan,
 }
 
 impl CascFixture {
@@ -39,7 +39,7 @@ impl CascFixture {
             window: 0,
             observed: 12.0,
             answer: None,
-            before: Plan::idle(WindowLength::Time { ns: 1 }),
+            previous_plan: Plan::idle(WindowLength::Time { ns: 1 }),
         }
     }
 
@@ -74,13 +74,13 @@ impl CascFixture {
             capabilities: &capabilities,
             observation: &observation,
             profiles: &self.profiles,
-            previous_plan: &self.before,
+            previous_plan: &self.previous_plan,
             predictor: &cachemate_core::test_support::NullPredictor,
             verdicts: &(),
         };
-        self.before = self.policy.decide(&view).plan;
+        self.previous_plan = self.policy.decide(&view).plan;
         self.window += 1;
-        self.before.clone()
+        self.previous_plan.clone()
     }
 }
 
@@ -120,9 +120,9 @@ fn greedy_threads_are_confined_to_few_cpus() {
 fn greedy_threads_are_spread_over_cores() {
     let pcmrs = [2.0, 2.0, 2.0, 2.0, 40.0, 40.0, 40.0, 40.0].map(Some);
     let cores = |form: &str| {
-        let mut bench = CascFixture::new(&format!("form = \"{form}\"\nthreshold = 21.0"), &pcmrs);
-        bench.topology.cpus.iter_mut().for_each(|cpu| cpu.core = cpu.id.0 / 2);
-        let plan = bench.step();
+        let mut fixture = CascFixture::new(&format!("form = \"{form}\"\nthreshold = 21.0"), &pcmrs);
+        fixture.topology.cpus.iter_mut().for_each(|cpu| cpu.core = cpu.id.0 / 2);
+        let plan = fixture.step();
         plan.affinity[&TaskId(7)].iter().map(|cpu| cpu / 2).collect::<Vec<u32>>()
     };
     assert_eq!((cores("better"), cores("literal")), (vec![0, 1], vec![0, 1, 1]));
@@ -135,48 +135,48 @@ fn newcomers_are_measured_as_the_form_says() {
     pcmrs.push(None);
     let literal = CascFixture::new("form = \"literal\"", &pcmrs).step();
     assert_eq!(literal.affinity[&TaskId(6)].to_string(), "0");
-    let beside = |probe: &ProbeRequest| matches!(&probe.kind, ProbeKind::PairedRows { task, peers, .. } if task.0 == 6 && peers.len() == 6);
-    assert!(literal.probes.len() == 1 && beside(&literal.probes[0]), "{:?}", literal.probes);
-    let better = rows_of(&CascFixture::new("", &pcmrs).step());
-    assert!(better.len() == 5 && better.iter().filter(|row| row.contains(&TaskId(6))).count() == 4, "{better:?}");
+    let measures_last_task = |probe: &ProbeRequest| matches!(&probe.kind, ProbeKind::PairedRows { task, peers, .. } if task.0 == 6 && peers.len() == 6);
+    assert!(literal.probes.len() == 1 && measures_last_task(&literal.probes[0]), "{:?}", literal.probes);
+    let rows = rows_of(&CascFixture::new("", &pcmrs).step());
+    assert!(rows.len() == 5 && rows.iter().filter(|row| row.contains(&TaskId(6))).count() == 4, "{rows:?}");
 }
 
 /// Is a thread measured again after a change of phase, and does it keep its CPUs until then?
 #[test]
 fn a_phase_change_is_measured_and_changes_nothing_before() {
-    let mut bench = CascFixture::new("", &KNOWN);
-    let before = bench.step();
-    bench.profiles.insert(TaskId(5), Profile { phase_number: 1, ..Profile::default() });
-    let after = bench.step();
-    assert_eq!(after.affinity, before.affinity);
-    assert!(rows_of(&after).iter().any(|row| row.contains(&TaskId(5))));
+    let mut fixture = CascFixture::new("", &KNOWN);
+    let first_plan = fixture.step();
+    fixture.profiles.insert(TaskId(5), Profile { phase_number: 1, ..Profile::default() });
+    let second_plan = fixture.step();
+    assert_eq!(second_plan.affinity, first_plan.affinity);
+    assert!(rows_of(&second_plan).iter().any(|row| row.contains(&TaskId(5))));
 }
 
 /// Are all threads measured again if the cache's miss rate drifts, but not if it deviated from the start?
 #[test]
 fn a_drifting_miss_rate_is_measured_again() {
-    let mut bench = CascFixture::new("drift_windows = 3", &KNOWN);
-    bench.observed = 60.0;
-    assert!((0..20).all(|_| bench.step().probes.is_empty()));
-    bench.observed = 20.0;
-    let asking_plan = (0..4).map(|_| bench.step()).find(|plan| !plan.probes.is_empty());
+    let mut fixture = CascFixture::new("drift_windows = 3", &KNOWN);
+    fixture.observed = 60.0;
+    assert!((0..20).all(|_| fixture.step().probes.is_empty()));
+    fixture.observed = 20.0;
+    let asking_plan = (0..4).map(|_| fixture.step()).find(|plan| !plan.probes.is_empty());
     assert_eq!(rows_of(&asking_plan.unwrap()).len(), 5);
 }
 
 /// Are rows repeated for twice as long while estimates are uncertain, up to the longest row?
 #[test]
 fn uncertain_estimates_are_measured_for_longer() {
-    let mut bench = CascFixture::new("max_row_ns = 10000000", &[None; 5]);
+    let mut fixture = CascFixture::new("max_row_ns = 10000000", &[None; 5]);
     let probe_length = |plan: &Plan| match &plan.probes[..] {
         [ProbeRequest { id, kind: ProbeKind::CoRunRows { total_ns, .. }, .. }] => Some((*id, *total_ns)),
         _ => None,
     };
     let mut lengths = Vec::new();
     for _ in 0..8 {
-        let Some((id, total_ns)) = probe_length(&bench.step()) else { break };
+        let Some((id, total_ns)) = probe_length(&fixture.step()) else { break };
         lengths.push(total_ns);
-        bench.answer = Some(id);
-        for profile in bench.profiles.values_mut() {
+        fixture.answer = Some(id);
+        for profile in fixture.profiles.values_mut() {
             let wide = Estimate { value: 10.0, low: -10.0, high: 30.0 };
             profile.rates.pcmr = Some(Fact::from_measurement(wide, FactSource::CoRunRows, 1));
         }

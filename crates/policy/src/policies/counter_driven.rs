@@ -50,14 +50,14 @@ impl Default for Parameters {
 struct CounterDriven {
     penalty_weight: f64,
     scheduler: CoScheduler,
-    refills: ReloadCosts,
+    reload_costs: ReloadCosts,
 }
 
 /// Misses relative to the mean of all tasks.
 struct RelativeMisses<'a> {
     penalty_weight: f64,
     tasks: BTreeMap<TaskId, f64>,
-    refills: &'a ReloadCosts,
+    reload_costs: &'a ReloadCosts,
     /// Misses of the mean task; 0 if none were counted.
     misses_per_sample: f64,
 }
@@ -69,19 +69,19 @@ fn misses_per_kilo_instr(profile: &Profile) -> Option<f64> {
 
 impl Policy for CounterDriven {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let present = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
+        let live_tasks = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
         let rate = |task: TaskId| Some((task, misses_per_kilo_instr(view.profiles.get(&task)?)?));
-        let rates: Vec<(TaskId, f64)> = present.filter_map(rate).collect();
+        let rates: Vec<(TaskId, f64)> = live_tasks.filter_map(rate).collect();
         let mean = rates.iter().map(|(_, rate)| rate).sum::<f64>() / rates.len().max(1) as f64;
         let relative = |rate: f64| if mean > 0.0 { rate / mean } else { 0.0 };
         let tasks = rates.into_iter().map(|(task, rate)| (task, relative(rate))).collect();
         self.follow_refills(view);
-        let (penalty_weight, refills) = (self.penalty_weight, &self.refills);
+        let (penalty_weight, reload_costs) = (self.penalty_weight, &self.reload_costs);
         // In order of arrival, as in `activity_vector`.
-        let samples = view.observation.tasks.iter().filter_map(|task| refills.misses_per_sample(task.task));
+        let samples = view.observation.tasks.iter().filter_map(|task| reload_costs.misses_per_sample(task.task));
         let (sum, count) = samples.fold((0.0, 0.0), |(sum, count), misses| (sum + misses, count + 1.0));
         let misses_per_sample = if count > 0.0 { sum / count } else { 0.0 };
-        self.scheduler.decide(view, &RelativeMisses { penalty_weight, tasks, refills, misses_per_sample })
+        self.scheduler.decide(view, &RelativeMisses { penalty_weight, tasks, reload_costs, misses_per_sample })
     }
 }
 
@@ -90,9 +90,9 @@ impl CounterDriven {
         let Some(last) = view.topology.last_level().filter(|_| self.scheduler.form == CoScheduleForm::Set) else {
             return;
         };
-        let counted = |task: &TaskSample| Some((task.task, task.counts.get(CounterEvent::Misses(last))?));
-        let counted = view.observation.tasks.iter().filter_map(counted).collect();
-        self.refills.observe(&view.observation.tasks, view.observation.span.elapsed_ns, &counted);
+        let miss_count = |task: &TaskSample| Some((task.task, task.counts.get(CounterEvent::Misses(last))?));
+        let miss_counts = view.observation.tasks.iter().filter_map(miss_count).collect();
+        self.reload_costs.observe(&view.observation.tasks, view.observation.span.elapsed_ns, &miss_counts);
     }
 }
 
@@ -100,21 +100,21 @@ impl CoRunCost for RelativeMisses<'_> {
     fn has_evidence(&self, task: TaskId) -> bool {
         self.tasks.contains_key(&task)
     }
-    fn penalty(&self, first_task: TaskId, other: TaskId) -> f64 {
+    fn penalty(&self, first_task: TaskId, other_task: TaskId) -> f64 {
         let rate = |task| self.tasks.get(&task).copied();
-        rate(first_task).zip(rate(other)).map_or(0.0, |(first_rate, other)| self.penalty_weight * first_rate * other)
+        rate(first_task).zip(rate(other_task)).map_or(0.0, |(first_rate, other_rate)| self.penalty_weight * first_rate * other_rate)
     }
     fn solo_cost(&self, _: TaskId) -> f64 {
         0.0
     }
     fn reload_cost(&self, task: TaskId) -> f64 {
-        match self.refills.misses(task) {
+        match self.reload_costs.misses(task) {
             Some(misses) if self.misses_per_sample > 0.0 => self.penalty_weight * misses / self.misses_per_sample,
             _ => 0.0,
         }
     }
     fn must_stay(&self, task: TaskId) -> bool {
-        self.refills.needs_second_sample(task)
+        self.reload_costs.needs_second_sample(task)
     }
 }
 
@@ -126,5 +126,5 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
     let Parameters { penalty_weight, sample_weight, .. } = parsed;
     ParameterRange::Above(0.0).check([("penalty_weight", penalty_weight), ("sample_weight", sample_weight)])?;
     let scheduler = CoScheduler::new(parsed.form, parsed.window_ns, sample_weight, parsed.max_lag_samples);
-    Ok(Box::new(CounterDriven { penalty_weight, scheduler, refills: ReloadCosts::default() }))
+    Ok(Box::new(CounterDriven { penalty_weight, scheduler, reload_costs: ReloadCosts::default() }))
 }

@@ -30,17 +30,17 @@ impl Policy for Di {
 }
 
 /// Returns the solo misses per thousand instructions of the tasks, from their profiles, all on the same size of cache.
-pub(super) fn recorded_rates(view: &View<'_>, on: RecordedCache) -> BTreeMap<TaskId, f64> {
+pub(super) fn recorded_rates(view: &View<'_>, recorded_cache: RecordedCache) -> BTreeMap<TaskId, f64> {
     let Some(cache) = most_contended_cache(view.topology) else { return BTreeMap::new() };
     let misses_on_share = |parts: u32| -> BTreeMap<TaskId, f64> {
         let intensity = |task: TaskId| misses_on_share_per_mega_instr(view.profiles.get(&task)?, &cache, parts);
         let tasks = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
         tasks.filter_map(|task| Some((task, intensity(task)? / 1000.0))).collect()
     };
-    let whole = misses_on_share(1);
-    let parts = if on == RecordedCache::Share { sharers(view) } else { 1 };
-    let part = if parts > 1 { misses_on_share(parts) } else { BTreeMap::new() };
-    if part.len() == whole.len() { part } else { whole }
+    let rates_on_whole = misses_on_share(1);
+    let parts = if recorded_cache == RecordedCache::Share { sharers(view) } else { 1 };
+    let rates_on_share = if parts > 1 { misses_on_share(parts) } else { BTreeMap::new() };
+    if rates_on_share.len() == rates_on_whole.len() { rates_on_share } else { rates_on_whole }
 }
 
 /// Returns the number of tasks that run below one last-level cache at a time, if all are spread evenly.

@@ -31,8 +31,8 @@ impl Policy for Dio {
             BalancedRate::Misses => &[misses, evicted, slowed],
             BalancedRate::MemoryReads => &[reads, misses, evicted, slowed],
         };
-        let known = |getter: &&RateGetter| view.profiles.values().any(|profile| getter(profile).is_some());
-        let getter = kinds.iter().find(known);
+        let has_values = |getter: &&RateGetter| view.profiles.values().any(|profile| getter(profile).is_some());
+        let getter = kinds.iter().find(has_values);
         let no_counters = matches!(view.capabilities.abilities.get(&Ability::CountPerTask), Some(Support::No { .. }));
         if no_counters && getter.is_none() {
             let rates = recorded_rates(view, self.0.parameters.recorded_on);

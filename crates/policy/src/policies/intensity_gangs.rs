@@ -101,7 +101,7 @@ struct IntensityGangs {
     sensitivity_asked: BTreeMap<TaskId, u64>,
     intensity_asked: BTreeMap<TaskId, u64>,
     /// The task's outstanding probe.
-    asked: Option<ProbeRequest>,
+    open_probe: Option<ProbeRequest>,
     /// Outstanding ping-pongs, and the time of their request.
     pinging: Vec<ProbeRequest>,
     pinged_ns: Option<u64>,
@@ -146,13 +146,13 @@ impl Policy for IntensityGangs {
         self.learn(view);
         self.ping(view);
         plan.probes.clone_from(&self.pinging);
-        let mut why = Vec::new();
+        let mut reasons = Vec::new();
         match self.sharing(view) {
-            Some(domains) => self.place(view, &domains, &mut plan, &mut why),
-            None => why.push(reason(&[], "probes are measuring which CPUs share a cache".to_string(), Vec::new())),
+            Some(domains) => self.place(view, &domains, &mut plan, &mut reasons),
+            None => reasons.push(reason(&[], "probes are measuring which CPUs share a cache".to_string(), Vec::new())),
         }
-        plan.probes.extend(self.asked.clone());
-        Decision::new(plan, why)
+        plan.probes.extend(self.open_probe.clone());
+        Decision::new(plan, reasons)
     }
 }
 
@@ -178,9 +178,9 @@ impl IntensityGangs {
         let members = plan.gangs.iter().flat_map(|s| &s.gangs).flat_map(|gang| &gang.members);
         let mut ganged: Vec<TaskId> = members.map(|(task, _)| *task).collect();
         ganged.sort_unstable();
-        let mut all = movable.clone();
-        all.sort_unstable();
-        if ganged != all {
+        let mut movable_tasks = movable.clone();
+        movable_tasks.sort_unstable();
+        if ganged != movable_tasks {
             plan.gangs.clear();
         }
     }
@@ -190,10 +190,10 @@ impl IntensityGangs {
         for answer in &view.observation.probe_results {
             match &answer.evidence {
                 ProbeEvidence::PingPong { cpus, round_trip_ns } => {
-                    let near = *round_trip_ns < self.parameters.shared_max_ns;
-                    if near || *round_trip_ns >= self.parameters.split_min_ns {
+                    let is_near = *round_trip_ns < self.parameters.shared_max_ns;
+                    if is_near || *round_trip_ns >= self.parameters.split_min_ns {
                         let history = self.pairs.entry((cpus.0.0, cpus.1.0)).or_default();
-                        history.push_back(near);
+                        history.push_back(is_near);
                         if history.len() > REMEMBERED {
                             history.pop_front();
                         }
@@ -207,19 +207,19 @@ impl IntensityGangs {
                 }
                 _ => {}
             }
-            let answered = |probe: &mut ProbeRequest| answer.complete && probe.id == answer.probe;
-            self.asked.take_if(answered);
+            let is_answered = |probe: &mut ProbeRequest| answer.complete && probe.id == answer.probe;
+            self.open_probe.take_if(is_answered);
             self.pinging.retain(|probe| !answer.complete || probe.id != answer.probe);
         }
-        let there = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
-        self.sensitivity_asked.retain(|task, _| there(task));
-        self.intensity_asked.retain(|task, _| there(task));
-        let refused = |probe: &mut ProbeRequest| {
+        let is_live = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
+        self.sensitivity_asked.retain(|task, _| is_live(task));
+        self.intensity_asked.retain(|task, _| is_live(task));
+        let is_refused = |probe: &mut ProbeRequest| {
             let items = view.observation.applied.refused.iter().map(|refused| &refused.item);
             items.into_iter().any(|item| *item == cachemate_core::PlanItem::Probe(probe.id))
         };
-        self.pinging.retain_mut(|probe| !refused(probe));
-        if let Some(refused) = self.asked.take_if(refused) {
+        self.pinging.retain_mut(|probe| !is_refused(probe));
+        if let Some(refused) = self.open_probe.take_if(is_refused) {
             // A refused request will not be answered, so it is not repeated before its time.
             match refused.kind {
                 ProbeKind::PrimeProbe { task, .. } => self.intensity_asked.insert(task, view.observation.window),
@@ -227,8 +227,8 @@ impl IntensityGangs {
                 _ => None,
             };
         }
-        self.asked.take_if(|probe| match probe.kind {
-            ProbeKind::PrimeProbe { task, .. } | ProbeKind::Neighbor { task, .. } => !there(&task),
+        self.open_probe.take_if(|probe| match probe.kind {
+            ProbeKind::PrimeProbe { task, .. } | ProbeKind::Neighbor { task, .. } => !is_live(&task),
             _ => true,
         });
     }
@@ -242,9 +242,9 @@ impl IntensityGangs {
     /// of virtual machines change, but at most once in a window's time. Windows end when probes are answered, so their
     /// number does not measure time.
     fn ping(&mut self, view: &View<'_>) {
-        let early = self.pinged_ns.is_some_and(|at| now_ns(view) < at + self.parameters.window_ns);
+        let is_early = self.pinged_ns.is_some_and(|pinged_ns| now_ns(view) < pinged_ns + self.parameters.window_ns);
         let first = self.sharing(view).is_none();
-        if early || !self.pinging.is_empty() || !self.ledger.allows(first, view, &self.parameters) {
+        if is_early || !self.pinging.is_empty() || !self.ledger.allows(first, view, &self.parameters) {
             return;
         }
         self.pinged_ns = Some(now_ns(view));
@@ -252,16 +252,16 @@ impl IntensityGangs {
     }
 
     fn ping_pong_probes(&mut self, view: &View<'_>) -> Vec<ProbeRequest> {
-        let mut wanted = Vec::new();
+        let mut cpu_pairs = Vec::new();
         for domain in view.last_level_domains() {
             let first = domain.first().unwrap_or(0);
-            wanted.extend(domain.iter().filter(|cpu| *cpu != first).map(|cpu| (CpuId(first), CpuId(cpu))));
+            cpu_pairs.extend(domain.iter().filter(|cpu| *cpu != first).map(|cpu| (CpuId(first), CpuId(cpu))));
         }
         // Pairs with the fewest answers come first, so that every pair is probed in turn.
-        wanted.sort_by_key(|(a, b)| self.pairs.get(&(a.0, b.0)).map_or(0, VecDeque::len));
-        wanted.truncate(MAX_PAIRS);
+        cpu_pairs.sort_by_key(|(a, b)| self.pairs.get(&(a.0, b.0)).map_or(0, VecDeque::len));
+        cpu_pairs.truncate(MAX_PAIRS);
         let budget_ns = 100_000_000;
-        wanted
+        cpu_pairs
             .into_iter()
             .map(|cpus| ProbeRequest { id: self.id(), kind: ProbeKind::PingPong { cpus }, budget_ns })
             .collect()
@@ -272,28 +272,28 @@ impl IntensityGangs {
         let mut measured = Vec::new();
         for domain in view.last_level_domains() {
             let first = domain.first()?;
-            let mut together: CpuSet = [first].into_iter().collect();
-            let mut apart = Vec::new();
+            let mut shared_cpus: CpuSet = [first].into_iter().collect();
+            let mut separate_cpus = Vec::new();
             for cpu in domain.iter().filter(|cpu| *cpu != first) {
                 let history = self.pairs.get(&(first, cpu)).filter(|answers| answers.len() >= 2)?;
-                let near = history.iter().filter(|near| **near).count();
-                if 2 * near > history.len() {
-                    together.insert(cpu);
+                let near_count = history.iter().filter(|is_near| **is_near).count();
+                if 2 * near_count > history.len() {
+                    shared_cpus.insert(cpu);
                 } else {
-                    apart.push([cpu].into_iter().collect());
+                    separate_cpus.push([cpu].into_iter().collect());
                 }
             }
-            measured.push(together);
-            measured.extend(apart);
+            measured.push(shared_cpus);
+            measured.extend(separate_cpus);
         }
         Some(measured)
     }
 
-    fn place(&mut self, view: &View<'_>, domains: &[CpuSet], plan: &mut Plan, why: &mut Vec<Reason>) {
+    fn place(&mut self, view: &View<'_>, domains: &[CpuSet], plan: &mut Plan, reasons: &mut Vec<Reason>) {
         let shared: Vec<&CpuSet> = domains.iter().filter(|cpus| cpus.count() > 1).collect();
         if shared.is_empty() {
             let text = "by measurement, no two CPUs share a cache now: nothing is done".to_string();
-            why.push(reason(&[], text, vec![("caches".to_string(), domains.len() as f64)]));
+            reasons.push(reason(&[], text, vec![("caches".to_string(), domains.len() as f64)]));
             plan.gangs.clear();
             plan.affinity.clear();
             return;
@@ -305,46 +305,46 @@ impl IntensityGangs {
             let text =
                 "every active program has a CPU of the one shared cache, or there is one program: nothing to choose"
                     .to_string();
-            why.push(reason(&[], text, Vec::new()));
+            reasons.push(reason(&[], text, Vec::new()));
             plan.gangs.clear();
             plan.affinity.clear();
-            self.asked = None;
+            self.open_probe = None;
             return;
         }
-        if self.request_next_probe(view, &active, why) {
+        if self.request_next_probe(view, &active, reasons) {
             return; // evidence first; what is in force stays
         }
         let Some(costs) = costs(view, &active) else {
             let text = "no sensitivity or no intensity has been measured: nothing is decided".to_string();
-            why.push(reason(&[], text, Vec::new()));
+            reasons.push(reason(&[], text, Vec::new()));
             return;
         };
         if domains.len() > 1 {
-            self.spread(view, domains, &active, &costs, plan, why);
+            self.spread(view, domains, &active, &costs, plan, reasons);
         } else if let [cpus] = shared[..] {
             let crowd = OvercommittedCache { view, cpus, tasks: &tasks, active: &active, costs: &costs };
-            crowd.gang(&self.parameters, plan, why);
+            crowd.gang(&self.parameters, plan, reasons);
         }
     }
 
     fn is_active(&self, view: &View<'_>, task: &TaskSample) -> bool {
         let run_ns = task.ran_ns();
-        let waited = task.run_queue_wait_ns.unwrap_or(0);
-        let known = self.intensity_asked.contains_key(&task.task);
-        known || (run_ns + waited) as f64 >= self.parameters.min_cpu_share * view.observation.span.elapsed_ns as f64
+        let waited_ns = task.run_queue_wait_ns.unwrap_or(0);
+        let was_asked = self.intensity_asked.contains_key(&task.task);
+        was_asked || (run_ns + waited_ns) as f64 >= self.parameters.min_cpu_share * view.observation.span.elapsed_ns as f64
     }
 
     /// Requests the next missing value of the active tasks. Returns false if all were requested.
-    fn request_next_probe(&mut self, view: &View<'_>, active: &[TaskId], why: &mut Vec<Reason>) -> bool {
-        let again = self.parameters.probe_again_windows;
+    fn request_next_probe(&mut self, view: &View<'_>, active: &[TaskId], reasons: &mut Vec<Reason>) -> bool {
+        let repeat_windows = self.parameters.probe_again_windows;
         // Probes without result (because the CPUs shared no cache, or the task gave no reading) are repeated, but
         // rarely.
-        let period = if again > 0 { again } else { RETRY_WINDOWS };
-        let due = |asked_window: Option<&u64>| asked_window.is_none_or(|at| view.observation.window >= at + period);
+        let period = if repeat_windows > 0 { repeat_windows } else { RETRY_WINDOWS };
+        let is_due = |asked_window: Option<&u64>| asked_window.is_none_or(|last_window| view.observation.window >= last_window + period);
         let first = active
             .iter()
             .any(|task| !self.intensity_asked.contains_key(task) || !self.sensitivity_asked.contains_key(task));
-        if self.asked.is_none() && self.ledger.allows(first, view, &self.parameters) {
+        if self.open_probe.is_none() && self.ledger.allows(first, view, &self.parameters) {
             let evicted = |task| ProbeKind::PrimeProbe { task, samples: self.parameters.samples };
             // Sensitivity is measured beside the strongest aggressor, and scaled by the measured intensity of the other
             // tasks.
@@ -352,29 +352,29 @@ impl IntensityGangs {
             let has_fact =
                 |task: &TaskId, value: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(value);
             let without_intensity = active.iter().find(|task| {
-                due(self.intensity_asked.get(task))
-                    && (again > 0 || !has_fact(task, |profile| profile.contention.intensity.is_some()))
+                is_due(self.intensity_asked.get(task))
+                    && (repeat_windows > 0 || !has_fact(task, |profile| profile.contention.intensity.is_some()))
             });
             // If no task's intensity is known, sensitivity decides nothing.
-            let known = active.iter().any(|task| has_fact(task, |profile| profile.contention.intensity.is_some()));
-            let without_sensitivity = active.iter().filter(|_| known).find(|task| {
-                due(self.sensitivity_asked.get(task))
-                    && (again > 0 || !has_fact(task, |profile| profile.contention.sensitivity.is_some()))
+            let has_intensity = active.iter().any(|task| has_fact(task, |profile| profile.contention.intensity.is_some()));
+            let without_sensitivity = active.iter().filter(|_| has_intensity).find(|task| {
+                is_due(self.sensitivity_asked.get(task))
+                    && (repeat_windows > 0 || !has_fact(task, |profile| profile.contention.sensitivity.is_some()))
             });
             let probe_kind =
                 without_intensity.map(|task| evicted(*task)).or_else(|| without_sensitivity.map(|task| stream(*task)));
             let budget_ns = self.parameters.probe_ns;
             if let Some(probe_kind) = probe_kind {
-                self.asked = Some(ProbeRequest { id: self.id(), kind: probe_kind, budget_ns });
+                self.open_probe = Some(ProbeRequest { id: self.id(), kind: probe_kind, budget_ns });
             }
         }
-        let Some(open_probe) = &self.asked else { return false };
+        let Some(open_probe) = &self.open_probe else { return false };
         let (task, measure) = match open_probe.kind {
             ProbeKind::PrimeProbe { task, .. } => (task, "intensity"),
             ProbeKind::Neighbor { task, .. } => (task, "sensitivity"),
             _ => return true,
         };
-        why.push(reason(&[task], format!("the {measure} of {{0}} is being probed"), Vec::new()));
+        reasons.push(reason(&[task], format!("the {measure} of {{0}} is being probed"), Vec::new()));
         true
     }
 
@@ -385,7 +385,7 @@ impl IntensityGangs {
         active: &[TaskId],
         costs: &[Vec<f64>],
         plan: &mut Plan,
-        why: &mut Vec<Reason>,
+        reasons: &mut Vec<Reason>,
     ) {
         let seats = Seats { cpus_per_cache: domains.iter().map(CpuSet::count).collect() };
         let solved = best(costs, &seats);
@@ -405,7 +405,7 @@ impl IntensityGangs {
                 "{{0}} goes to CPUs {cpus}: {percent:.0} % slower there, by the probes{}",
                 describe_known_rate(view, *task)
             );
-            why.push(reason(&[*task], text, numbers));
+            reasons.push(reason(&[*task], text, numbers));
         }
     }
 }
@@ -435,10 +435,10 @@ fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
         active.iter().map(|task| value(task, |profile| profile.contention.sensitivity)).collect();
     let intensity: Vec<Option<f64>> =
         active.iter().map(|task| value(task, |profile| profile.contention.intensity)).collect();
-    let known = |values: &[Option<f64>]| values.iter().any(Option::is_some);
-    (known(&sensitivity) && known(&intensity)).then(|| {
-        let cost = |own: Option<f64>, other: Option<f64>| own.zip(other).map_or(0.0, |(own, other)| own * other);
-        sensitivity.iter().map(|own| intensity.iter().map(|other| cost(*own, *other)).collect()).collect()
+    let has_values = |values: &[Option<f64>]| values.iter().any(Option::is_some);
+    (has_values(&sensitivity) && has_values(&intensity)).then(|| {
+        let cost = |own_sensitivity: Option<f64>, other_intensity: Option<f64>| own_sensitivity.zip(other_intensity).map_or(0.0, |(own_sensitivity, other_intensity)| own_sensitivity * other_intensity);
+        sensitivity.iter().map(|own_sensitivity| intensity.iter().map(|other_intensity| cost(*own_sensitivity, *other_intensity)).collect()).collect()
     })
 }
 
@@ -459,7 +459,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
         pairs: BTreeMap::new(),
         sensitivity_asked: BTreeMap::new(),
         intensity_asked: BTreeMap::new(),
-        asked: None,
+        open_probe: None,
         pinging: Vec::new(),
         pinged_ns: None,
         ledger: ProbeBudget::default(),

@@ -91,32 +91,32 @@ struct ProcessThreads<'a> {
 impl Policy for SchedCachePolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
-        let mut why = Vec::new();
+        let mut reasons = Vec::new();
         let caches: Vec<&Cache> = view.topology.last_level_caches().collect();
         let processes = processes(view);
         self.observe(view, &processes, &caches);
         if caches.len() < 2 {
-            return Decision::new(plan, why);
+            return Decision::new(plan, reasons);
         }
         let mut load = CacheLoads::new(view, &caches);
         for process in &processes {
             let Some(cache) = self.target_cache(process, view.topology, &caches) else { continue };
-            let here = online(view.topology, cache);
+            let cache_cpus = online(view.topology, cache);
             for task in &process.tasks {
                 if load.try_admit(&self.parameters, task, cache.id) {
-                    plan.affinity.insert(task.task, here.clone());
+                    plan.affinity.insert(task.task, cache_cpus.clone());
                 }
             }
-            why.extend(reason(process, cache, &plan, view.previous_plan));
+            reasons.extend(reason(process, cache, &plan, view.previous_plan));
         }
-        Decision::new(plan, why)
+        Decision::new(plan, reasons)
     }
 }
 
 /// Returns one reason for a process whose threads are gathered on another cache.
-fn reason(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, before: &Plan) -> Option<Reason> {
-    let changed = |task: &&&TaskSample| plan.affinity.get(&task.task) != before.affinity.get(&task.task);
-    let tasks: Vec<_> = process.tasks.iter().filter(changed).map(|task| task.task).collect();
+fn reason(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, previous_plan: &Plan) -> Option<Reason> {
+    let is_moved = |task: &&&TaskSample| plan.affinity.get(&task.task) != previous_plan.affinity.get(&task.task);
+    let tasks: Vec<_> = process.tasks.iter().filter(is_moved).map(|task| task.task).collect();
     let text = format!("{{}} gathered on cache {}, where the process ran most", cache.id.0);
     (!tasks.is_empty()).then_some(Reason { kind: ReasonKind::Explanation, tasks, text, numbers: Vec::new() })
 }
@@ -126,26 +126,26 @@ impl SchedCachePolicy {
     fn observe(&mut self, view: &View<'_>, processes: &[ProcessThreads<'_>], caches: &[&Cache]) {
         let span = &view.observation.span;
         let now_ns = span.start_ns + span.elapsed_ns;
-        if span.elapsed_ns == 0 || self.known_until_ns.is_some_and(|known| now_ns <= known) {
+        if span.elapsed_ns == 0 || self.known_until_ns.is_some_and(|known_ns| now_ns <= known_ns) {
             return;
         }
         self.known_until_ns = Some(now_ns);
         let epochs = span.elapsed_ns as f64 / self.parameters.epoch_period_ns as f64;
         let decay = libm::exp2(-epochs);
-        let present: BTreeSet<ProcessId> = processes.iter().map(|process| process.id).collect();
-        self.processes.retain(|id, _| present.contains(id));
+        let live_processes: BTreeSet<ProcessId> = processes.iter().map(|process| process.id).collect();
+        self.processes.retain(|id, _| live_processes.contains(id));
         for process in processes {
-            let known = self.processes.entry(process.id).or_default();
+            let state = self.processes.entry(process.id).or_default();
             let share = |ns: u64| ns as f64 / span.elapsed_ns as f64;
             for cache in caches {
                 let run_ns: u64 = process.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum();
-                let occupancy = known.occupancy.entry(cache.id).or_default();
+                let occupancy = state.occupancy.entry(cache.id).or_default();
                 *occupancy = *occupancy * decay + share(run_ns) * (1.0 - decay);
             }
             let run_ns: u64 = process.tasks.iter().map(|task| task.ran_ns()).sum();
-            let waited: u64 = process.tasks.iter().filter_map(|task| task.run_queue_wait_ns).sum();
-            known.running = known.running * decay + share(run_ns + waited) * (1.0 - decay);
-            known.prefer(run_ns > 0, now_ns, self.parameters.epoch_affinity_timeout * self.parameters.epoch_period_ns);
+            let waited_ns: u64 = process.tasks.iter().filter_map(|task| task.run_queue_wait_ns).sum();
+            state.running = state.running * decay + share(run_ns + waited_ns) * (1.0 - decay);
+            state.prefer(run_ns > 0, now_ns, self.parameters.epoch_affinity_timeout * self.parameters.epoch_period_ns);
         }
     }
 
@@ -156,15 +156,15 @@ impl SchedCachePolicy {
         topology: &Topology,
         caches: &[&'a Cache],
     ) -> Option<&'a Cache> {
-        let known = self.processes.get(&process.id)?;
-        let cache = caches.iter().copied().find(|cache| Some(cache.id) == known.preferred)?;
-        let fits =
+        let state = self.processes.get(&process.id)?;
+        let cache = caches.iter().copied().find(|cache| Some(cache.id) == state.preferred)?;
+        let is_fitting =
             |needed: f64, room: f64, step: f64| self.parameters.scale(step).is_none_or(|scale| needed <= room * scale);
-        let threads = known.running * smt(topology);
+        let threads = state.running * smt(topology);
         let footprint = footprint_bytes(process, topology).zip(cache.size_bytes);
         let alone = process.tasks.len() < 2
-            || !fits(threads, online(topology, cache).count() as f64, 1.0)
-            || footprint.is_some_and(|(bytes, room)| !fits(bytes as f64, room as f64, 256.0));
+            || !is_fitting(threads, online(topology, cache).count() as f64, 1.0)
+            || footprint.is_some_and(|(bytes, room)| !is_fitting(bytes as f64, room as f64, 256.0));
         (!alone).then_some(cache)
     }
 }
@@ -178,11 +178,11 @@ impl ProcessUse {
             return;
         }
         // Ties go to the first cache.
-        let most = self.occupancy.iter().fold(None, |most: Option<(CacheId, f64)>, (&cache, &share)| match most {
-            Some((_, best)) if share <= best => most,
+        let largest_share = self.occupancy.iter().fold(None, |largest_share: Option<(CacheId, f64)>, (&cache, &share)| match largest_share {
+            Some((_, best)) if share <= best => largest_share,
             _ => Some((cache, share)),
         });
-        let Some((cache, share)) = most.filter(|(_, share)| *share > 0.0) else { return };
+        let Some((cache, share)) = largest_share.filter(|(_, share)| *share > 0.0) else { return };
         let current = self.preferred.and_then(|preferred| self.occupancy.get(&preferred));
         if current.is_none_or(|current| share > 2.0 * current) {
             self.preferred = Some(cache);
@@ -192,7 +192,7 @@ impl ProcessUse {
 
 /// Share of each cache's CPU time in use while threads are admitted one by one.
 struct CacheLoads {
-    used: BTreeMap<CacheId, f64>,
+    used_time: BTreeMap<CacheId, f64>,
     cpus: BTreeMap<CacheId, f64>,
     /// Length of the window.
     elapsed_ns: f64,
@@ -204,37 +204,37 @@ impl CacheLoads {
         let elapsed_ns = view.observation.span.elapsed_ns.max(1) as f64;
         let run_ns =
             |cache: &Cache| view.observation.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum::<u64>() as f64;
-        let used = caches.iter().map(|cache| (cache.id, run_ns(cache) / elapsed_ns)).collect();
+        let used_time = caches.iter().map(|cache| (cache.id, run_ns(cache) / elapsed_ns)).collect();
         let cpus = caches.iter().map(|cache| (cache.id, online(view.topology, cache).count() as f64)).collect();
-        CacheLoads { used, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
+        CacheLoads { used: used_time, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
     }
 
     /// May the thread move to this cache? If so, it counts there from now on. (`can_migrate_llc` of
     /// kernel/sched/fair.c)
-    fn try_admit(&mut self, parameters: &Parameters, task: &TaskSample, to: CacheId) -> bool {
+    fn try_admit(&mut self, parameters: &Parameters, task: &TaskSample, target: CacheId) -> bool {
         let run_ns = |cache: &Cache| task.ran_on_ns(&cache.cpus);
-        let Some(from) = self.caches.iter().max_by_key(|cache| (run_ns(cache), cache.id == to)).map(|cache| cache.id)
+        let Some(source) = self.caches.iter().max_by_key(|cache| (run_ns(cache), cache.id == target)).map(|cache| cache.id)
         else {
             return false;
         };
-        if from == to {
+        if source == target {
             return true;
         }
         let share = task.ran_ns() as f64 / self.elapsed_ns;
-        let part = |cache: CacheId, used: f64| used / self.cpus[&cache].max(1.0);
-        let full = |cache: CacheId, used: f64| part(cache, used) * 100.0 >= f64::from(parameters.overaggr_pct);
-        let (there, here) = (self.used[&to], self.used[&from]);
+        let load_share = |cache: CacheId, used: f64| used / self.cpus[&cache].max(1.0);
+        let is_full = |cache: CacheId, used: f64| load_share(cache, used) * 100.0 >= f64::from(parameters.overaggr_pct);
+        let (target_load, source_load) = (self.used_time[&target], self.used_time[&source]);
         // Both caches are full, so the balancer's usual rules apply.
-        if full(to, there) && full(from, here) {
+        if is_full(target, target_load) && is_full(source, source_load) {
             return false;
         }
-        let (there, here) = (there + share, (here - share).max(0.0));
-        let busier = part(to, there) * 100.0 > part(from, here) * f64::from(100 + parameters.imb_pct);
-        if full(to, there) && busier {
+        let (target_load, source_load) = (target_load + share, (source_load - share).max(0.0));
+        let busier = load_share(target, target_load) * 100.0 > load_share(source, source_load) * f64::from(100 + parameters.imb_pct);
+        if is_full(target, target_load) && busier {
             return false;
         }
-        self.used.insert(to, there);
-        self.used.insert(from, here);
+        self.used_time.insert(target, target_load);
+        self.used_time.insert(source, source_load);
         true
     }
 }

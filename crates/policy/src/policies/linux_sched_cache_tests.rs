@@ -11,14 +11,14 @@ struct SchedCacheFixture {
     policy: Box<dyn Policy>,
     topology: Topology,
     window: u64,
-    before: Plan,
+    previous_plan: Plan,
 }
 
 impl SchedCacheFixture {
     fn new(parameters: &str) -> Self {
-        let before = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
+        let previous_plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
         let policy = build(parameters, 0).unwrap();
-        SchedCacheFixture { policy, topology: last_level_caches(2, 4, CacheLevel::L3, 8 << 20), window: 0, before }
+        SchedCacheFixture { policy, topology: last_level_caches(2, 4, CacheLevel::L3, 8 << 20), window: 0, before: previous_plan }
     }
 
     /// Runs one window with these run times: (process, CPU, percent of the window). Returns affinities, by cache.
@@ -40,14 +40,14 @@ impl SchedCacheFixture {
             capabilities: &capabilities,
             observation: &observation,
             profiles: &Profiles::new(),
-            previous_plan: &self.before,
+            previous_plan: &self.previous_plan,
             predictor: &NullPredictor,
             verdicts: &(),
         };
-        self.before = self.policy.decide(&view).plan;
+        self.previous_plan = self.policy.decide(&view).plan;
         let cache_of =
             |cpus: &CpuSet| self.topology.caches.iter().find(|cache| cache.cpus == *cpus).map(|cache| cache.id.0);
-        observation.tasks.iter().map(|task| self.before.affinity.get(&task.task).and_then(cache_of)).collect()
+        observation.tasks.iter().map(|task| self.previous_plan.affinity.get(&task.task).and_then(cache_of)).collect()
     }
 }
 
@@ -61,10 +61,10 @@ fn threads_go_where_their_process_ran_most() {
 /// Does another cache replace the preferred one only with more than twice its run time?
 #[test]
 fn twice_the_run_time_moves_a_process() {
-    let mut bench = SchedCacheFixture::new("");
-    assert_eq!(bench.step(&[(1, 0, 30), (1, 4, 20)]), [Some(0); 2]);
-    assert_eq!(bench.step(&[(1, 0, 20), (1, 4, 38)]), [Some(0); 2]);
-    assert_eq!(bench.step(&[(1, 0, 10), (1, 4, 40)]), [Some(1); 2]);
+    let mut fixture = SchedCacheFixture::new("");
+    assert_eq!(fixture.step(&[(1, 0, 30), (1, 4, 20)]), [Some(0); 2]);
+    assert_eq!(fixture.step(&[(1, 0, 20), (1, 4, 38)]), [Some(0); 2]);
+    assert_eq!(fixture.step(&[(1, 0, 10), (1, 4, 40)]), [Some(1); 2]);
 }
 
 /// Is a process left alone if it has one thread, or more running threads than the cache has CPUs?
@@ -88,10 +88,10 @@ fn a_large_footprint_counts_with_numa_balancing() {
         };
         vec![task(0, 0), task(1, 1)]
     };
-    let mut bench = SchedCacheFixture::new("");
-    assert_eq!(bench.decide(tasks()), [Some(0); 2]);
-    bench.topology.cpus.iter_mut().skip(4).for_each(|cpu| cpu.memory_node = 1);
-    assert_eq!(bench.decide(tasks()), [None; 2]);
+    let mut fixture = SchedCacheFixture::new("");
+    assert_eq!(fixture.decide(tasks()), [Some(0); 2]);
+    fixture.topology.cpus.iter_mut().skip(4).for_each(|cpu| cpu.memory_node = 1);
+    assert_eq!(fixture.decide(tasks()), [None; 2]);
 }
 
 /// Is a thread not admitted to a cache that others keep busy, unless its present cache is as busy?
@@ -109,8 +109,8 @@ fn a_full_cache_admits_no_thread() {
 /// Is the preference forgotten after five epochs without running, and not within them?
 #[test]
 fn an_idle_process_has_no_preference() {
-    let mut bench = SchedCacheFixture::new("epoch_period_ns = 30_000_000");
-    assert_eq!(bench.step(&[(1, 0, 30), (1, 1, 30)]), [Some(0); 2]);
-    assert_eq!(bench.step(&[(1, 0, 0), (1, 1, 0)]), [Some(0); 2]);
-    assert_eq!(bench.step(&[(1, 0, 0), (1, 1, 0)]), [None; 2]);
+    let mut fixture = SchedCacheFixture::new("epoch_period_ns = 30_000_000");
+    assert_eq!(fixture.step(&[(1, 0, 30), (1, 1, 30)]), [Some(0); 2]);
+    assert_eq!(fixture.step(&[(1, 0, 0), (1, 1, 0)]), [Some(0); 2]);
+    assert_eq!(fixture.step(&[(1, 0, 0), (1, 1, 0)]), [None; 2]);
 }

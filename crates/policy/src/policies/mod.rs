@@ -302,11 +302,11 @@ mod tests {
     /// Does the error for a wrong name or parameter help to correct it?
     #[test]
     fn wrong_names_and_parameters_are_refused() {
-        let known = ENTRIES.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ");
+        let known_names = ENTRIES.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ");
         let error = |name: &str, parameters: &str| build(name, parameters, 1).err().unwrap().to_string();
         assert_eq!(
             error("round-robbin", ""),
-            format!("no policy 'round-robbin'; there are {known} (did you mean 'round-robin'?)")
+            format!("no policy 'round-robbin'; there are {known_names} (did you mean 'round-robin'?)")
         );
         let unknown = error("random", "windov_ns = 3");
         assert!(

@@ -19,14 +19,14 @@ struct RandomPolicy {
 impl Policy for RandomPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = self.parameters.idle();
-        let mut why = Vec::new();
+        let mut reasons = Vec::new();
         let domains = view.last_level_domains();
         if domains.is_empty() {
-            return Decision::new(plan, why);
+            return Decision::new(plan, reasons);
         }
-        let old = |task: TaskId| self.drawn.get(&task).copied().filter(|&domain| domain < domains.len());
+        let previous_domain = |task: TaskId| self.drawn.get(&task).copied().filter(|&domain| domain < domains.len());
         let mut drawn: BTreeMap<TaskId, usize> =
-            view.movable_tasks().filter_map(|task| Some((task.task, old(task.task)?))).collect();
+            view.movable_tasks().filter_map(|task| Some((task.task, previous_domain(task.task)?))).collect();
         for task in view.movable_tasks() {
             if drawn.contains_key(&task.task) {
                 continue;
@@ -42,11 +42,11 @@ impl Policy for RandomPolicy {
             drawn.insert(task.task, domain);
             let text =
                 format!("{{0}} drew the CPUs {} among {} equally loaded caches", domains[domain], emptiest.len());
-            why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task.task], text, numbers: Vec::new() });
+            reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task.task], text, numbers: Vec::new() });
         }
         plan.affinity.extend(drawn.iter().map(|(&task, &domain)| (task, domains[domain].clone())));
         self.drawn = drawn;
-        Decision::new(plan, why)
+        Decision::new(plan, reasons)
     }
 }
 

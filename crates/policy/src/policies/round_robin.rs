@@ -18,26 +18,26 @@ struct RoundRobinPolicy {
 impl Policy for RoundRobinPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = self.parameters.idle();
-        let mut why = Vec::new();
+        let mut reasons = Vec::new();
         let domains = view.last_level_domains();
         if domains.is_empty() {
-            return Decision::new(plan, why);
+            return Decision::new(plan, reasons);
         }
         let mut dealt = BTreeMap::new();
         for task in view.movable_tasks() {
-            let old = self.dealt.get(&task.task).copied().filter(|&domain| domain < domains.len());
-            let domain = old.unwrap_or_else(|| {
+            let previous_domain = self.dealt.get(&task.task).copied().filter(|&domain| domain < domains.len());
+            let domain = previous_domain.unwrap_or_else(|| {
                 let domain = self.next % domains.len();
                 self.next = domain + 1;
                 let text = format!("{{0}} goes to CPUs {}, the next in turn", domains[domain]);
-                why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task.task], text, numbers: Vec::new() });
+                reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task.task], text, numbers: Vec::new() });
                 domain
             });
             dealt.insert(task.task, domain);
             plan.affinity.insert(task.task, domains[domain].clone());
         }
         self.dealt = dealt;
-        Decision::new(plan, why)
+        Decision::new(plan, reasons)
     }
 }
 

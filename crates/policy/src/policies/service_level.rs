@@ -75,27 +75,27 @@ impl Policy for ServiceLevel {
             }
         }
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
-        let mut why = Vec::new();
+        let mut reasons = Vec::new();
         let caches = dividable_caches(view);
-        let (Some(&(cache, divided)), Some((process, level))) = (caches.first(), self.floor(view)) else {
-            return Decision::new(plan, why);
+        let (Some(&(cache, partition_units)), Some((process, level))) = (caches.first(), self.floor(view)) else {
+            return Decision::new(plan, reasons);
         };
         let tasks: Vec<&TaskSample> = view.movable_tasks().filter(|task| task.process == process).collect();
         if tasks.is_empty() {
-            return Decision::new(plan, why);
+            return Decision::new(plan, reasons);
         }
-        self.resize(view, &tasks, level, &divided, &mut why);
-        plan.shares = self.shares(view, process, cache, &divided);
-        Decision::new(plan, why)
+        self.resize(view, &tasks, level, &partition_units, &mut reasons);
+        plan.shares = self.shares(view, process, cache, &partition_units);
+        Decision::new(plan, reasons)
     }
 }
 
 fn service_rate(view: &View<'_>, tasks: &[&TaskSample]) -> Option<ServiceRate> {
-    let done = |task: &&&TaskSample| match promised_work(task, &view.observation.tasks)? {
+    let work_done = |task: &&&TaskSample| match promised_work(task, &view.observation.tasks)? {
         WorkMetric::Reported => task.progress,
         _ => task.counts.get(CounterEvent::Instructions),
     };
-    let work: Vec<f64> = tasks.iter().filter(|task| task.has_run()).filter_map(|task| done(&task)).collect();
+    let work: Vec<f64> = tasks.iter().filter(|task| task.has_run()).filter_map(|task| work_done(&task)).collect();
     let seconds = view.observation.span.elapsed_ns as f64 / 1e9;
     let clients = work.len();
     let rate_per_s = work.iter().sum::<f64>() / clients as f64 / seconds;
@@ -116,24 +116,24 @@ impl ServiceLevel {
         view: &View<'_>,
         tasks: &[&TaskSample],
         level: f64,
-        divided: &PartitionUnits,
-        why: &mut Vec<Reason>,
+        partition_units: &PartitionUnits,
+        reasons: &mut Vec<Reason>,
     ) {
-        let minimum = divided.min_units();
-        self.units = self.units.clamp(minimum, divided.units());
-        let moving = |item: &PlanItem| matches!(item, PlanItem::Share(..));
-        let unsettled = view.observation.applied.pending.iter().any(|pending| moving(&pending.item));
+        let minimum = partition_units.min_units();
+        self.units = self.units.clamp(minimum, partition_units.units());
+        let is_share = |item: &PlanItem| matches!(item, PlanItem::Share(..));
+        let unsettled = view.observation.applied.pending.iter().any(|pending| is_share(&pending.item));
         // A window counts only if the share was in force in it.
-        let in_force = view.previous_plan.shares.iter().any(|share| share.group == OWN);
-        let measured = tasks.iter().all(|task| !task.counts.0.is_empty());
-        let Some(served) = service_rate(view, tasks).filter(|_| !unsettled && in_force && measured) else { return };
+        let is_in_force = view.previous_plan.shares.iter().any(|share| share.group == OWN);
+        let is_measured = tasks.iter().all(|task| !task.counts.0.is_empty());
+        let Some(served) = service_rate(view, tasks).filter(|_| !unsettled && is_in_force && is_measured) else { return };
         let serves = self.serves.entry(served.clients).or_insert(minimum);
-        let before = self.units;
+        let units_before = self.units;
         if served.rate_per_s < level {
-            *serves = (*serves).max((self.units + 1).min(divided.units()));
-            let missing = (level / served.rate_per_s.max(level / 16.0) - 1.0) * f64::from(self.units);
-            let grown = self.units + (libm::ceil(missing) as u32).max(1);
-            self.units = grown.max(*serves).min(divided.units());
+            *serves = (*serves).max((self.units + 1).min(partition_units.units()));
+            let missing_units = (level / served.rate_per_s.max(level / 16.0) - 1.0) * f64::from(self.units);
+            let needed_units = self.units + (libm::ceil(missing_units) as u32).max(1);
+            self.units = needed_units.max(*serves).min(partition_units.units());
             self.held_windows = 0;
         } else {
             self.held_windows += 1;
@@ -143,40 +143,40 @@ impl ServiceLevel {
                 self.held_windows = 0;
             }
         }
-        if self.units != before {
+        if self.units != units_before {
             let ids: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
-            let text = format!("{{0}} and its {} clients get {} units instead of {before}", served.clients, self.units);
+            let text = format!("{{0}} and its {} clients get {} units instead of {units_before}", served.clients, self.units);
             let numbers = vec![("rate_per_s".to_string(), served.rate_per_s), ("level_per_s".to_string(), level)];
-            why.push(Reason { kind: ReasonKind::Explanation, tasks: ids, text, numbers });
+            reasons.push(Reason { kind: ReasonKind::Explanation, tasks: ids, text, numbers });
         }
     }
 
-    fn shares(&self, view: &View<'_>, process: ProcessId, cache: CacheId, divided: &PartitionUnits) -> Vec<CacheShare> {
-        let fixed =
+    fn shares(&self, view: &View<'_>, process: ProcessId, cache: CacheId, partition_units: &PartitionUnits) -> Vec<CacheShare> {
+        let is_fixed =
             |process: ProcessId| view.observation.tasks.iter().any(|task| task.process == process && task.unmovable);
-        let mut others: Vec<ShareMember> = Vec::new();
-        for task in view.movable_tasks().filter(|task| task.process != process && !fixed(task.process)) {
-            if !others.contains(&ShareMember::Process(task.process)) {
-                others.push(ShareMember::Process(task.process));
+        let mut co_runners: Vec<ShareMember> = Vec::new();
+        for task in view.movable_tasks().filter(|task| task.process != process && !is_fixed(task.process)) {
+            if !co_runners.contains(&ShareMember::Process(task.process)) {
+                co_runners.push(ShareMember::Process(task.process));
             }
         }
         let mut groups = vec![(OWN, vec![ShareMember::Process(process)], self.units)];
-        let rest = divided.units() - self.units;
-        if !others.is_empty() && rest >= divided.min_units() && divided.max_groups() > 1 {
-            groups.push((OTHERS, others, rest));
+        let remaining_units = partition_units.units() - self.units;
+        if !co_runners.is_empty() && remaining_units >= partition_units.min_units() && partition_units.max_groups() > 1 {
+            groups.push((OTHERS, co_runners, remaining_units));
         }
-        let held = |group: GroupId| {
+        let current_units = |group: GroupId| {
             let share = view.previous_plan.shares.iter().find(|share| share.group == group);
             share.map(crate::partition::partitioned_cache::units_of).cloned().unwrap_or_default()
         };
-        let now: Vec<IndexSet> = groups.iter().map(|(group, ..)| held(*group)).collect();
+        let now: Vec<IndexSet> = groups.iter().map(|(group, ..)| current_units(*group)).collect();
         let sizes: Vec<u32> = groups.iter().map(|(.., units)| *units).collect();
-        let units = assign(&now, &sizes, divided);
+        let units = assign(&now, &sizes, partition_units);
         let share = |((group, members, _), units)| CacheShare {
             group,
             members,
             cache,
-            units: to_units(units, divided, self.parameters.page_migration.into()),
+            units: to_units(units, partition_units, self.parameters.page_migration.into()),
         };
         groups.into_iter().zip(units).map(share).collect()
     }
@@ -224,9 +224,9 @@ mod tests {
             min_window_ns: 1,
             min_slice_ns: None,
         };
-        let mut before = Plan::idle(WindowLength::Time { ns: 1 });
+        let mut previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
         let mut units = 4;
-        let mut all = Vec::new();
+        let mut all_units = Vec::new();
         for (window, &clients) in windows.iter().enumerate() {
             let count = if reports { 1 } else { rate(units, clients) as u64 };
             let instructions = EventCount { event: CounterEvent::Instructions, count, enabled_share: 1.0 };
@@ -253,15 +253,15 @@ mod tests {
                 capabilities: &capabilities,
                 observation: &observation,
                 profiles: &Profiles::new(),
-                previous_plan: &before,
+                previous_plan: &previous_plan,
                 predictor: &predictor,
                 verdicts: &(),
             };
-            before = policy.decide(&view).plan;
-            units = crate::partition::partitioned_cache::units_of(&before.shares[0]).count();
-            all.push(units);
+            previous_plan = policy.decide(&view).plan;
+            units = crate::partition::partitioned_cache::units_of(&previous_plan.shares[0]).count();
+            all_units.push(units);
         }
-        all
+        all_units
     }
 
     /// Does the share shrink to the size that serves two clients, grow when two more arrive, and shrink again when they

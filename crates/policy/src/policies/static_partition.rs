@@ -68,18 +68,18 @@ impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
-        if let Some(at) = parsed.steps.windows(2).position(|pair| pair[0].from_ns >= pair[1].from_ns) {
-            let (before, found) = (parsed.steps[at].from_ns, parsed.steps[at + 1].from_ns);
-            let name = format!("steps[{}].from_ns", at + 1);
-            return Err(ParameterError::value(name, found, format!("more than {before}")));
+        if let Some(index) = parsed.steps.windows(2).position(|pair| pair[0].from_ns >= pair[1].from_ns) {
+            let (previous_ns, next_ns) = (parsed.steps[index].from_ns, parsed.steps[index + 1].from_ns);
+            let name = format!("steps[{}].from_ns", index + 1);
+            return Err(ParameterError::value(name, next_ns, format!("more than {previous_ns}")));
         }
         Ok(parsed)
     }
 
     /// Returns the step in force at a time.
     fn step_at(&self, now_ns: u64) -> Option<&PartitionStep> {
-        let within = if self.period_ns > 0 { now_ns % self.period_ns } else { now_ns };
-        self.steps.iter().rev().find(|step| step.from_ns <= within)
+        let offset_ns = if self.period_ns > 0 { now_ns % self.period_ns } else { now_ns };
+        self.steps.iter().rev().find(|step| step.from_ns <= offset_ns)
     }
 }
 
@@ -98,8 +98,8 @@ impl Policy for StaticPartition {
             }
         }
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
-        let mut why = Vec::new();
-        let Some(step) = self.parameters.step_at(now_ns) else { return Decision::new(plan, why) };
+        let mut reasons = Vec::new();
+        let Some(step) = self.parameters.step_at(now_ns) else { return Decision::new(plan, reasons) };
         for (cache, divided) in partitionable_caches(view) {
             for (number, units) in step.shares.iter().enumerate() {
                 let Some(&process) = self.processes.get(number) else { break };
@@ -111,7 +111,7 @@ impl Policy for StaticPartition {
                     continue;
                 }
                 let text = format!("units {units} of cache {} as stated", cache.0);
-                why.push(Reason { kind: ReasonKind::Explanation, tasks: members, text, numbers: Vec::new() });
+                reasons.push(Reason { kind: ReasonKind::Explanation, tasks: members, text, numbers: Vec::new() });
                 plan.shares.push(CacheShare {
                     group: GroupId(number as u32),
                     members: vec![ShareMember::Process(process)],
@@ -120,7 +120,7 @@ impl Policy for StaticPartition {
                 });
             }
         }
-        Decision::new(plan, why)
+        Decision::new(plan, reasons)
     }
 }
 
@@ -141,9 +141,9 @@ fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
 }
 
 /// Converts a set of units into the machine's terms.
-pub(super) fn to_units(units: IndexSet, divided: &PartitionUnits, moving: PageMigration) -> Units {
-    match divided {
-        PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration: moving },
+pub(super) fn to_units(units: IndexSet, partition_units: &PartitionUnits, migration: PageMigration) -> Units {
+    match partition_units {
+        PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration },
         PartitionUnits::Ways { .. } => Units::Ways { mask: units },
     }
 }

@@ -119,9 +119,9 @@ impl Parameters {
             ("samples_per_thread", parsed.samples_per_thread),
         ])?;
         if !(0.0..parsed.overhead_share).contains(&parsed.breakdown_share) {
-            let (found, most) = (parsed.breakdown_share, parsed.overhead_share);
-            let expected = format!("0 to less than overhead_share, {most}");
-            return Err(ParameterError::value("breakdown_share", found, expected));
+            let (breakdown_share, overhead_share) = (parsed.breakdown_share, parsed.overhead_share);
+            let expected = format!("0 to less than overhead_share, {overhead_share}");
+            return Err(ParameterError::value("breakdown_share", breakdown_share, expected));
         }
         Ok(parsed)
     }
@@ -139,7 +139,7 @@ struct SamplingRound {
     probe: ProbeRequest,
     processes: Vec<ProcessId>,
     began_ns: u64,
-    taken: u64,
+    sample_count: u64,
     /// Number of events that passed, and events per sample, as last reported by the machine.
     events: u64,
     sample_period: Option<u32>,
@@ -161,7 +161,7 @@ struct ThreadClustering {
     sample_cost_ns: f64,
     /// Number of windows until the next round may begin, and that of the last wait.
     wait: u32,
-    waited: u32,
+    last_wait: u32,
     /// Number of threads and remote share when the last round changed nothing.
     unchanged_at: Option<(usize, f64)>,
 }
@@ -180,23 +180,23 @@ const MAX_WAIT_WINDOWS: u32 = 64;
 
 impl Policy for ThreadClustering {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut why = Vec::new();
-        let here: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
-        self.placed.retain(|task, _| here.contains(task));
+        let mut reasons = Vec::new();
+        let movable_tasks: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
+        self.placed.retain(|task, _| movable_tasks.contains(task));
         self.clusters
             .retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task && !sample.exited));
         if let Some(round) = self.round.take() {
-            self.continue_round(round, view, &mut why);
+            self.continue_round(round, view, &mut reasons);
         } else if self.wait > 0 {
             self.wait -= 1;
         }
         if self.round.is_none() {
-            self.start_round(view, &mut why);
+            self.start_round(view, &mut reasons);
         }
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
         plan.affinity = self.placed.clone();
         plan.probes = self.round.iter().map(|round| round.probe.clone()).collect();
-        Decision::new(plan, why)
+        Decision::new(plan, reasons)
     }
 }
 
@@ -235,10 +235,10 @@ impl SamplingRound {
             tasks: Vec::new(),
             text: format!(
                 "{} samples of remote accesses were taken: 1 in {period} of {} counted accesses was sampled",
-                self.taken, self.events
+                self.sample_count, self.events
             ),
             numbers: vec![
-                ("samples".to_string(), self.taken as f64),
+                ("samples".to_string(), self.sample_count as f64),
                 ("sample_period".to_string(), f64::from(period)),
                 ("counted_accesses".to_string(), self.events as f64),
             ],
@@ -257,14 +257,14 @@ fn missing_sampling_reason<'a>(view: &View<'a>) -> Option<&'a str> {
 
 impl ThreadClustering {
     /// Phase 1: starts a round if a process waits for remote caches enough to be sampled.
-    fn start_round(&mut self, view: &View<'_>, why: &mut Vec<Reason>) {
+    fn start_round(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) {
         if view.last_level_domains().len() < 2 {
             return;
         }
         if let Some(why_not) = missing_sampling_reason(view) {
             let text = format!("no threads are clustered: accesses cannot be sampled, {why_not}");
             let tasks = view.movable_tasks().map(|task| task.task).collect();
-            why.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers: Vec::new() });
+            reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers: Vec::new() });
             return;
         }
         let mut shares: Vec<(ProcessId, f64, TaskId)> = Vec::new();
@@ -276,20 +276,20 @@ impl ThreadClustering {
             }
         }
         shares.retain(|(_, share, _)| *share >= self.parameters.activation_share);
-        let Some(most) = shares.iter().map(|(_, share, _)| *share).reduce(f64::max) else { return };
+        let Some(largest_share) = shares.iter().map(|(_, share, _)| *share).reduce(f64::max) else { return };
         let count = view.movable_tasks().count();
         // The obstacle of the last round has changed: the number of threads differs, or there are half as many stalls
         // again.
-        let changed = self.unchanged_at.is_some_and(|(threads, share)| count != threads || most > 1.5 * share);
-        if changed {
-            (self.wait, self.waited, self.unchanged_at) = (0, 0, None);
+        let has_changed = self.unchanged_at.is_some_and(|(threads, share)| count != threads || largest_share > 1.5 * share);
+        if has_changed {
+            (self.wait, self.last_wait, self.unchanged_at) = (0, 0, None);
         }
         if self.wait > 0 {
             return;
         }
         let processes: Vec<ProcessId> = shares.iter().map(|(process, _, _)| *process).collect();
         let one_in = self.sampling_interval(view, &processes);
-        why.extend(shares.iter().map(|&(_, share, task)| Reason {
+        reasons.extend(shares.iter().map(|&(_, share, task)| Reason {
             kind: ReasonKind::Explanation,
             tasks: vec![task],
             text: format!(
@@ -311,12 +311,12 @@ impl ThreadClustering {
             probe,
             processes,
             began_ns,
-            taken: 0,
+            sample_count: 0,
             events: 0,
             sample_period: None,
             cost_ns: 0,
             busy_ns: 0.0,
-            remote_share: most,
+            remote_share: largest_share,
         });
     }
 
@@ -330,21 +330,21 @@ impl ThreadClustering {
         let per_ns =
             processes.iter().filter_map(|&p| ratio(view, p, CounterEvent::RemoteCacheHits, |task| Some(busy_ns(task))));
         let share = FIRST_WINDOW * self.parameters.sampling_share();
-        let all = per_ns.fold(0.0, f64::max) * self.sample_cost_ns / share;
-        libm::ceil(all).clamp(1.0, 1e6) as u32
+        let events_per_sample = per_ns.fold(0.0, f64::max) * self.sample_cost_ns / share;
+        libm::ceil(events_per_sample).clamp(1.0, 1e6) as u32
     }
 
     /// Phase 2 takes more samples; phase 3 follows once there are enough.
-    fn continue_round(&mut self, mut round: SamplingRound, view: &View<'_>, why: &mut Vec<Reason>) {
-        let (mut complete, mut window_cost_ns) = (false, 0);
+    fn continue_round(&mut self, mut round: SamplingRound, view: &View<'_>, reasons: &mut Vec<Reason>) {
+        let (mut is_complete, mut window_cost_ns) = (false, 0);
         for answer in view.observation.probe_results.iter().filter(|answer| answer.probe == round.probe.id) {
             if let ProbeEvidence::Samples { samples, events, sample_period, .. } = &answer.evidence {
-                round.taken += samples.len() as u64;
+                round.sample_count += samples.len() as u64;
                 round.events += events;
                 round.sample_period = Some(*sample_period);
             }
             window_cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
-            complete |= answer.complete;
+            is_complete |= answer.complete;
         }
         round.cost_ns += window_cost_ns;
         let refused =
@@ -354,23 +354,23 @@ impl ThreadClustering {
             return;
         }
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
-        if !complete && now_ns.saturating_sub(round.began_ns) < self.parameters.max_detection_ns {
+        if !is_complete && now_ns.saturating_sub(round.began_ns) < self.parameters.max_detection_ns {
             let hit_cycles = self.parameters.remote_hit_cycles;
             let shares = round.processes.iter().filter_map(|&process| remote_share(view, process, hit_cycles));
-            if shares.reduce(f64::max).is_some_and(|most| most < GIVE_UP * self.parameters.activation_share) {
+            if shares.reduce(f64::max).is_some_and(|share| share < GIVE_UP * self.parameters.activation_share) {
                 return;
             }
             self.readjust(&mut round, window_cost_ns, view);
             self.round = Some(round);
             return;
         }
-        if round.taken > 0 && round.cost_ns > 0 {
-            self.sample_cost_ns = round.cost_ns as f64 / round.taken as f64;
+        if round.sample_count > 0 && round.cost_ns > 0 {
+            self.sample_cost_ns = round.cost_ns as f64 / round.sample_count as f64;
         }
-        if !self.place(&round, view, why) {
+        if !self.place(&round, view, reasons) {
             self.back_off(view, round.remote_share);
         }
-        why.extend(round.rate_reason());
+        reasons.extend(round.rate_reason());
     }
 
     /// Adjusts N to the overhead during a round (3.4.2): an excess is compensated over an equally long time. The probe
@@ -385,38 +385,38 @@ impl ThreadClustering {
         if self.parameters.one_in > 0 || window_cost_ns == 0 || window_busy_ns <= 0.0 {
             return;
         }
-        let allowed = self.parameters.sampling_share();
-        let aim = (2.0 * allowed - round.cost_ns as f64 / round.busy_ns).clamp(allowed / 4.0, allowed);
-        let wanted = f64::from(*one_in) * window_cost_ns as f64 / window_busy_ns / aim;
-        let wanted = libm::ceil(wanted).clamp(1.0, 1e6) as u32;
-        if wanted.abs_diff(*one_in) > *one_in / 8 {
-            let sample_count = u32::try_from(round.taken).unwrap_or(u32::MAX);
-            (*one_in, *at_most) = (wanted, self.parameters.samples.saturating_sub(sample_count).max(1));
+        let allowed_share = self.parameters.sampling_share();
+        let aim = (2.0 * allowed_share - round.cost_ns as f64 / round.busy_ns).clamp(allowed_share / 4.0, allowed_share);
+        let period = f64::from(*one_in) * window_cost_ns as f64 / window_busy_ns / aim;
+        let period = libm::ceil(period).clamp(1.0, 1e6) as u32;
+        if period.abs_diff(*one_in) > *one_in / 8 {
+            let sample_count = u32::try_from(round.sample_count).unwrap_or(u32::MAX);
+            (*one_in, *at_most) = (period, self.parameters.samples.saturating_sub(sample_count).max(1));
         }
     }
 
     fn back_off(&mut self, view: &View<'_>, remote_share: f64) {
-        self.waited = (2 * self.waited).clamp(1, MAX_WAIT_WINDOWS);
-        self.wait = self.waited;
+        self.last_wait = (2 * self.last_wait).clamp(1, MAX_WAIT_WINDOWS);
+        self.wait = self.last_wait;
         self.unchanged_at = Some((view.movable_tasks().count(), remote_share));
     }
 
     /// Returns the smallest similarity for a thread's number of samples (dot products grow with its square).
     fn threshold(&self, sample_count: u64, threads: usize) -> u64 {
-        let each = sample_count as f64 / threads.max(1) as f64 / self.parameters.samples_per_thread;
-        scaled_threshold(self.parameters.similarity_threshold, each, self.parameters.floor)
+        let sample_ratio = sample_count as f64 / threads.max(1) as f64 / self.parameters.samples_per_thread;
+        scaled_threshold(self.parameters.similarity_threshold, sample_ratio, self.parameters.floor)
     }
 
     /// Phases 3 and 4. Returns whether anything changed.
-    fn place(&mut self, round: &SamplingRound, view: &View<'_>, why: &mut Vec<Reason>) -> bool {
+    fn place(&mut self, round: &SamplingRound, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
         let threads = self.sampled_tasks(round, view);
-        let clusters = self.cluster(&threads, round.taken, view);
+        let clusters = self.cluster(&threads, round.sample_count, view);
         let domains = view.last_level_domains();
         let placing = ClusterAssignmentInput::new(&threads, &clusters, &domains, &self.placed, view);
         let assignment = placing.assign(self.parameters.max_imbalance);
         if assignment.chip_of_cluster.iter().all(Option::is_none) {
             // No thread is moved, so unclustered threads do not even out anything.
-            why.extend(placing.reasons(&assignment, &domains, round).into_iter().take(placing.clusters.len()));
+            reasons.extend(placing.reasons(&assignment, &domains, round).into_iter().take(placing.clusters.len()));
             return false;
         }
         let mut placed: BTreeMap<TaskId, CpuSet> = self.placed.clone();
@@ -428,7 +428,7 @@ impl ThreadClustering {
         }
         let removed = placing.removed_share(&assignment, view, self.parameters.remote_hit_cycles);
         if let Some(harm) = self.added_slowdown(&placed, view).filter(|&harm| harm > removed) {
-            why.push(Reason {
+            reasons.push(Reason {
                 kind: ReasonKind::Explanation,
                 tasks: Vec::new(),
                 text:
@@ -445,21 +445,21 @@ impl ThreadClustering {
         self.clusters.retain(|task, _| !placing.tasks.contains(task));
         let first = self.clusters.values().max().map_or(0, |last| last + 1);
         self.clusters.extend(placing.placed_clusters(&assignment, first));
-        (self.wait, self.waited, self.unchanged_at) = (SETTLING_WINDOWS, 0, None);
-        why.extend(placing.reasons(&assignment, &domains, round));
+        (self.wait, self.last_wait, self.unchanged_at) = (SETTLING_WINDOWS, 0, None);
+        reasons.extend(placing.reasons(&assignment, &domains, round));
         true
     }
 
     /// Returns the threads of the sampled processes that ran, in order of arrival, including fixed ones.
     fn sampled_tasks<'a>(&self, round: &SamplingRound, view: &View<'a>) -> Vec<&'a TaskSample> {
-        let busy = |task: &&TaskSample| {
+        let is_busy = |task: &&TaskSample| {
             let run_ns = task.ran_ns();
-            let wanted = run_ns + task.run_queue_wait_ns.unwrap_or(0);
-            wanted as f64 >= self.parameters.idle_below_share * view.observation.span.elapsed_ns as f64
+            let demand_ns = run_ns + task.run_queue_wait_ns.unwrap_or(0);
+            demand_ns as f64 >= self.parameters.idle_below_share * view.observation.span.elapsed_ns as f64
         };
         let tasks =
             view.observation.tasks.iter().filter(|task| !task.exited && round.processes.contains(&task.process));
-        tasks.filter(busy).collect()
+        tasks.filter(is_busy).collect()
     }
 
     /// Returns the cluster of each thread; threads are clustered separately for each filter.
@@ -471,31 +471,31 @@ impl ThreadClustering {
         };
         let threshold = self.threshold(sample_count, threads.len());
         let filter = |task: &TaskSample| {
-            let whole = view
+            let is_machine_wide = view
                 .profiles
                 .get(&task.task)
                 .and_then(|profile| profile.sharing_map())
                 .is_some_and(|map| map.machine_wide);
-            (!whole).then_some(task.process)
+            (!is_machine_wide).then_some(task.process)
         };
         let mut filters: Vec<Option<ProcessId>> = Vec::new();
-        threads.iter().map(|task| filter(task)).for_each(|own| {
-            if !filters.contains(&own) {
-                filters.push(own);
+        threads.iter().map(|task| filter(task)).for_each(|own_filter| {
+            if !filters.contains(&own_filter) {
+                filters.push(own_filter);
             }
         });
         let (mut cluster_of, mut count) = (vec![None; threads.len()], 0);
-        for own in filters {
-            let members: Vec<usize> = (0..threads.len()).filter(|&index| filter(threads[index]) == own).collect();
+        for own_filter in filters {
+            let members: Vec<usize> = (0..threads.len()).filter(|&index| filter(threads[index]) == own_filter).collect();
             let map = |&at: &usize| {
                 let task = threads[at].task;
                 let map = view.profiles.get(&task).and_then(|profile| profile.sharing_map());
                 let counters = map.map(|map| map.counters.as_slice());
-                ThreadMap { counters: counters.unwrap_or(&[]), together: self.clusters.get(&task).copied() }
+                ThreadMap { counters: counters.unwrap_or(&[]), previous_cluster: self.clusters.get(&task).copied() }
             };
             let maps: Vec<ThreadMap<'_>> = members.iter().map(map).collect();
             let clusters = find(self.parameters.method, &maps, &sharing, threshold);
-            for (&at, cluster) in members.iter().zip(&clusters.of) {
+            for (&at, cluster) in members.iter().zip(&clusters.cluster_of) {
                 cluster_of[at] = cluster.map(|cluster| count + cluster);
             }
             count += clusters.count;
@@ -505,13 +505,13 @@ impl ThreadClustering {
 
     /// Returns the mean forecast slowdown that the placement adds (thesis 3.7.1); `None` without a forecast.
     fn added_slowdown(&self, placed: &BTreeMap<TaskId, CpuSet>, view: &View<'_>) -> Option<f64> {
-        let mean = |allowed: &BTreeMap<TaskId, CpuSet>| {
+        let mean = |affinity: &BTreeMap<TaskId, CpuSet>| {
             let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
-            plan.affinity = allowed.clone();
+            plan.affinity = affinity.clone();
             let forecast = view.predictor.forecast(view, &plan);
             let forecast_of = |task: &TaskId| Some(forecast.tasks.get(task)?.degradation?.value);
-            let all: Option<Vec<f64>> = placed.keys().map(forecast_of).collect();
-            all.filter(|all| !all.is_empty()).map(|all| all.iter().sum::<f64>() / all.len() as f64)
+            let slowdowns: Option<Vec<f64>> = placed.keys().map(forecast_of).collect();
+            slowdowns.filter(|slowdowns| !slowdowns.is_empty()).map(|slowdowns| slowdowns.iter().sum::<f64>() / slowdowns.len() as f64)
         };
         Some(mean(placed)? - mean(&self.placed)?)
     }
@@ -534,16 +534,16 @@ impl ClusterAssignmentInput {
         placed: &BTreeMap<TaskId, CpuSet>,
         view: &View<'_>,
     ) -> Self {
-        let on = |task: &TaskSample| {
-            let most = task.on_cpu_ns.iter().max_by_key(|(cpu, ns)| (*ns, std::cmp::Reverse(*cpu)));
-            let cpu = most.map(|(cpu, _)| *cpu).or(task.cpu)?;
+        let chip_of = |task: &TaskSample| {
+            let longest_run = task.on_cpu_ns.iter().max_by_key(|(cpu, ns)| (*ns, std::cmp::Reverse(*cpu)));
+            let cpu = longest_run.map(|(cpu, _)| *cpu).or(task.cpu)?;
             domains.iter().position(|domain| domain.contains(cpu.0))
         };
         // Threads that are pinned, or that an earlier round placed there for another process.
         let fixed = |chip: usize| {
             let stays = |task: &&TaskSample| match placed.get(&task.task) {
                 Some(cpus) => cpus.is_subset(&domains[chip]) && threads.iter().all(|moves| moves.task != task.task),
-                None => task.unmovable && !task.exited && on(task) == Some(chip),
+                None => task.unmovable && !task.exited && chip_of(task) == Some(chip),
             };
             view.observation.tasks.iter().filter(stays).count()
         };
@@ -556,7 +556,7 @@ impl ClusterAssignmentInput {
         }
         ClusterAssignmentInput {
             tasks: threads.iter().map(|task| task.task).collect(),
-            threads: threads.iter().map(|task| ThreadToPlace { chip: on(task), stays: task.unmovable }).collect(),
+            threads: threads.iter().map(|task| ThreadToPlace { chip: chip_of(task), stays: task.unmovable }).collect(),
             clusters: members,
             unclustered: (0..threads.len()).filter(|&index| clusters[index].is_none()).collect(),
             chips: (0..domains.len()).map(|index| Chip { cpus: domains[index].count(), fixed: fixed(index) }).collect(),
@@ -598,13 +598,13 @@ impl ClusterAssignmentInput {
         let mut removed = 0.0;
         for members in &self.clusters {
             for &index in members {
-                let partners = members.iter().filter(|&&other| other != index);
-                let brought = |other: &&usize| {
-                    self.threads[**other].chip != self.threads[index].chip
-                        && assignment.chip_of[**other].is_some()
-                        && assignment.chip_of[**other] == assignment.chip_of[index]
+                let partners = members.iter().filter(|&&partner| partner != index);
+                let is_joined = |partner: &&usize| {
+                    self.threads[**partner].chip != self.threads[index].chip
+                        && assignment.chip_of[**partner].is_some()
+                        && assignment.chip_of[**partner] == assignment.chip_of[index]
                 };
-                let share = partners.filter(brought).count() as f64 / (members.len() - 1).max(1) as f64;
+                let share = partners.filter(is_joined).count() as f64 / (members.len() - 1).max(1) as f64;
                 removed += share * stalls(index).unwrap_or(0.0);
             }
         }
@@ -613,14 +613,14 @@ impl ClusterAssignmentInput {
 
     /// Returns the clusters that have a chip, by thread, numbered from `first` on.
     fn placed_clusters(&self, assignment: &Assignment, first: usize) -> BTreeMap<TaskId, usize> {
-        let held = (0..self.clusters.len()).filter(|&cluster| assignment.chip_of_cluster[cluster].is_some());
-        let members = held.enumerate().flat_map(|(number, at)| self.clusters[at].iter().map(move |&t| (t, number)));
+        let placed_clusters = (0..self.clusters.len()).filter(|&cluster| assignment.chip_of_cluster[cluster].is_some());
+        let members = placed_clusters.enumerate().flat_map(|(number, at)| self.clusters[at].iter().map(move |&t| (t, number)));
         members.map(|(thread, number)| (self.tasks[thread], first + number)).collect()
     }
 
     fn reasons(&self, assignment: &Assignment, domains: &[CpuSet], round: &SamplingRound) -> Vec<Reason> {
         let numbers = vec![
-            ("samples_count".to_string(), round.taken as f64),
+            ("samples_count".to_string(), round.sample_count as f64),
             ("sampling_cost_ns".to_string(), round.cost_ns as f64),
             ("remote_stall_percent".to_string(), 100.0 * round.remote_share),
         ];
@@ -646,9 +646,9 @@ impl ClusterAssignmentInput {
 
 /// Returns the CPUs of a chip: the first of every core, then the second ones.
 fn cores_of(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
-    let core = |cpu: u32| view.topology.cpus.iter().find(|other| other.id.0 == cpu).map(|cpu| cpu.core);
+    let core = |cpu: u32| view.topology.cpus.iter().find(|info| info.id.0 == cpu).map(|cpu| cpu.core);
     let cpus: Vec<u32> = domain.iter().collect();
-    let rank = |index: usize| cpus[..index].iter().filter(|&&other| core(other) == core(cpus[index])).count();
+    let rank = |index: usize| cpus[..index].iter().filter(|&&sibling| core(sibling) == core(cpus[index])).count();
     let mut ranked: Vec<(usize, u32)> = cpus.iter().enumerate().map(|(index, &cpu)| (rank(index), cpu)).collect();
     ranked.sort_unstable();
     ranked.into_iter().map(|(_, cpu)| cpu).collect()
@@ -665,7 +665,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
         clusters: BTreeMap::new(),
         sample_cost_ns: parameters.sample_cost_ns,
         wait: 0,
-        waited: 0,
+        last_wait: 0,
         unchanged_at: None,
     }))
 }

@@ -52,7 +52,7 @@ struct ClusteringFixture {
     /// The group of each thread, 0 or 1.
     group: fn(u32) -> u32,
     window: u64,
-    before: Plan,
+    previous_plan: Plan,
 }
 
 impl ClusteringFixture {
@@ -65,7 +65,7 @@ impl ClusteringFixture {
             without_stalls: 0,
             group: |id| id / 2 % 2,
             window: 0,
-            before: Plan::idle(WindowLength::Time { ns: 1 }),
+            previous_plan: Plan::idle(WindowLength::Time { ns: 1 }),
         }
     }
 
@@ -79,7 +79,7 @@ impl ClusteringFixture {
         }
         let answers = sampled.iter().map(|&probe| samples(probe)).chain(self.answer.take()).collect();
         let span = TimeSpan { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None };
-        let (ended, in_force) = (WindowEnd::Elapsed, AppliedPlan::default());
+        let (ended, applied) = (WindowEnd::Elapsed, AppliedPlan::default());
         let observation = Observation {
             window: self.window,
             span,
@@ -87,7 +87,7 @@ impl ClusteringFixture {
             tasks,
             shared_counts: Vec::new(),
             probe_results: answers,
-            applied: in_force,
+            applied,
         };
         let counter = |entry: u32, id: u32| if entry % 2 == (self.group)(id) { 9 } else { 0 };
         let map = |id: u32| {
@@ -106,24 +106,24 @@ impl ClusteringFixture {
             capabilities: &capabilities,
             observation: &observation,
             profiles: &profiles,
-            previous_plan: &self.before,
+            previous_plan: &self.previous_plan,
             predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },
             verdicts: &(),
         };
         let decision = self.policy.decide(&view);
         check_plan(&decision.plan, &view).unwrap();
-        self.before = decision.plan.clone();
+        self.previous_plan = decision.plan.clone();
         decision
     }
 }
 
 fn task(id: u32, remote_percent: u64) -> TaskSample {
-    let counted = [
+    let event_counts = [
         (CounterEvent::Cycles, 1_000_000),
         (CounterEvent::RemoteCacheHits, 1_000 * remote_percent),
         (CounterEvent::StallCycles(StallCause::RemoteCache), 10_000 * remote_percent),
     ];
-    let readings = counted.map(|(event, count)| EventCount { event, count, enabled_share: 1.0 });
+    let readings = event_counts.map(|(event, count)| EventCount { event, count, enabled_share: 1.0 });
     TaskSample {
         name: "server".to_string(),
         cpu: Some(CpuId(id % 2 * 4)),
@@ -150,13 +150,13 @@ fn samples(probe: u32) -> ProbeResult {
 /// Does nothing happen below the activation threshold, or on a machine that cannot sample?
 #[test]
 fn below_the_threshold_nothing_is_sampled() {
-    let mut bench = ClusteringFixture::new("");
-    (0..5).for_each(|_| assert!(bench.step(19, None).plan.probes.is_empty()));
+    let mut fixture = ClusteringFixture::new("");
+    (0..5).for_each(|_| assert!(fixture.step(19, None).plan.probes.is_empty()));
     let mut lower = ClusteringFixture::new("activation_share = 0.05");
     assert_eq!(lower.step(6, None).plan.probes.len(), 1);
-    let mut blind = ClusteringFixture::new("");
-    blind.can_sample = false;
-    let decision = blind.step(50, None);
+    let mut blind_fixture = ClusteringFixture::new("");
+    blind_fixture.can_sample = false;
+    let decision = blind_fixture.step(50, None);
     assert!(decision.plan.probes.is_empty());
     assert_eq!(decision.reasons[0].text, "no threads are clustered: accesses cannot be sampled, no sampling here");
     assert_eq!(decision.reasons[0].tasks.len(), 8, "the status of each task shows it");
@@ -165,21 +165,21 @@ fn below_the_threshold_nothing_is_sampled() {
 /// Are threads without a counter reading left out of the stall breakdown, instead of counting as never waiting?
 #[test]
 fn threads_without_a_reading_do_not_dilute_the_breakdown() {
-    let mut bench = ClusteringFixture::new("");
-    bench.without_stalls = 4;
-    assert_eq!(bench.step(21, None).plan.probes.len(), 1);
-    let mut bench = ClusteringFixture::new("");
-    bench.without_stalls = 4;
-    assert!(bench.step(19, None).plan.probes.is_empty());
+    let mut fixture = ClusteringFixture::new("");
+    fixture.without_stalls = 4;
+    assert_eq!(fixture.step(21, None).plan.probes.len(), 1);
+    let mut fixture = ClusteringFixture::new("");
+    fixture.without_stalls = 4;
+    assert!(fixture.step(19, None).plan.probes.is_empty());
 }
 
 /// If stalls are not counted, do remote hits begin a round, by their assumed cost?
 #[test]
 fn without_stalls_remote_hits_begin_a_round() {
     let begins = |parameters: &str, percent: u64| {
-        let mut bench = ClusteringFixture::new(parameters);
-        bench.without_stalls = 8;
-        bench.step(percent, None).plan.probes.len() == 1
+        let mut fixture = ClusteringFixture::new(parameters);
+        fixture.without_stalls = 8;
+        fixture.step(percent, None).plan.probes.len() == 1
     };
     // A thousand hits in a million cycles: three tenths of them at 300 cycles each.
     assert!(begins("", 1) && !begins("", 0));
@@ -190,31 +190,31 @@ fn without_stalls_remote_hits_begin_a_round() {
 #[test]
 fn sharing_threads_end_up_on_one_chip() {
     for method in ["one-pass", "co-clusters"] {
-        let mut bench = ClusteringFixture::new(&format!("method = \"{method}\""));
-        assert_eq!(bench.step(30, None).plan.probes.len(), 1);
-        let decision = bench.step(30, Some(0));
-        let allowed = &decision.plan.affinity;
-        let chip = |id: u32| allowed[&TaskId(id)].to_string();
-        assert_eq!(allowed.len(), 8, "{method}");
-        assert!([1, 4, 5].into_iter().all(|id| chip(id) == chip(0)), "{method}: {allowed:?}");
-        assert!([3, 6, 7].into_iter().all(|id| chip(id) == chip(2)) && chip(0) != chip(2), "{method}: {allowed:?}");
+        let mut fixture = ClusteringFixture::new(&format!("method = \"{method}\""));
+        assert_eq!(fixture.step(30, None).plan.probes.len(), 1);
+        let decision = fixture.step(30, Some(0));
+        let affinity = &decision.plan.affinity;
+        let chip = |id: u32| affinity[&TaskId(id)].to_string();
+        assert_eq!(affinity.len(), 8, "{method}");
+        assert!([1, 4, 5].into_iter().all(|id| chip(id) == chip(0)), "{method}: {affinity:?}");
+        assert!([3, 6, 7].into_iter().all(|id| chip(id) == chip(2)) && chip(0) != chip(2), "{method}: {affinity:?}");
         assert_eq!(decision.reasons.len(), 3, "{:?}", decision.reasons);
         let rate = "4000 samples of remote accesses were taken: 1 in 10 of 40000 counted accesses was sampled";
         assert_eq!(decision.reasons[2].text, rate, "the rate of the machine, not the requested one");
-        assert_eq!(bench.step(1, None).plan.affinity, *allowed);
+        assert_eq!(fixture.step(1, None).plan.affinity, *affinity);
     }
 }
 
 /// With `spread`, does every thread get its own context, cores first?
 #[test]
 fn spread_gives_every_thread_a_context() {
-    let mut bench = ClusteringFixture::new("within_chip = \"spread\"");
-    bench.step(30, None);
-    let allowed = bench.step(30, Some(0)).plan.affinity;
-    let mut cpus: Vec<String> = allowed.values().map(ToString::to_string).collect();
+    let mut fixture = ClusteringFixture::new("within_chip = \"spread\"");
+    fixture.step(30, None);
+    let affinity = fixture.step(30, Some(0)).plan.affinity;
+    let mut cpus: Vec<String> = affinity.values().map(ToString::to_string).collect();
     cpus.sort_unstable();
     assert_eq!(cpus, ["0", "1", "2", "3", "4", "5", "6", "7"]);
-    let core = |id: u32| allowed[&TaskId(id)].first().unwrap() / 2;
+    let core = |id: u32| affinity[&TaskId(id)].first().unwrap() / 2;
     assert_ne!(core(0), core(1), "the first two of a cluster are on different cores");
 }
 
@@ -232,13 +232,13 @@ fn the_rate_follows_from_the_overhead() {
 /// Does the rate follow the overhead during a round, with the same probe and for the remaining samples?
 #[test]
 fn the_rate_follows_the_overhead_while_a_round_lasts() {
-    let mut bench = ClusteringFixture::new("samples = 10000");
-    let first = bench.step(30, None).plan.probes[0].clone();
-    assert_eq!(bench.step(30, None).plan.probes[0], first, "nothing has been sampled yet");
+    let mut fixture = ClusteringFixture::new("samples = 10000");
+    let first = fixture.step(30, None).plan.probes[0].clone();
+    assert_eq!(fixture.step(30, None).plan.probes[0], first, "nothing has been sampled yet");
     // 1 in 3 took 7.5 % of this window and 3.75 % of both; the target is 3.56 %, so 3.36 % from now on.
     let answer = samples(0);
-    bench.answer = Some(ProbeResult { complete: false, cost_ns: vec![(None, 600_000_000)], ..answer });
-    let later = bench.step(30, None).plan.probes[0].clone();
+    fixture.answer = Some(ProbeResult { complete: false, cost_ns: vec![(None, 600_000_000)], ..answer });
+    let later = fixture.step(30, None).plan.probes[0].clone();
     assert_eq!(later.id, first.id);
     match later.kind {
         ProbeKind::AccessSamples { sample_period: one_in, max_samples: at_most, .. } => {
@@ -251,46 +251,46 @@ fn the_rate_follows_the_overhead_while_a_round_lasts() {
 /// Is a round abandoned once its stalls are gone, so that the next one has its own filter?
 #[test]
 fn a_round_is_abandoned_once_the_stalls_are_gone() {
-    let mut bench = ClusteringFixture::new("");
-    let first = bench.step(30, None).plan.probes[0].id;
-    assert_eq!(bench.step(11, None).plan.probes[0].id, first, "above half of the activation share it goes on");
-    assert!(bench.step(9, None).plan.probes.is_empty());
-    assert_ne!(bench.step(30, None).plan.probes[0].id, first);
+    let mut fixture = ClusteringFixture::new("");
+    let first = fixture.step(30, None).plan.probes[0].id;
+    assert_eq!(fixture.step(11, None).plan.probes[0].id, first, "above half of the activation share it goes on");
+    assert!(fixture.step(9, None).plan.probes.is_empty());
+    assert_ne!(fixture.step(30, None).plan.probes[0].id, first);
 }
 
 /// Does the window in which moved threads fetch their private data start no round?
 #[test]
 fn the_window_after_a_move_starts_no_round() {
-    let mut bench = ClusteringFixture::new("");
-    bench.step(30, None);
-    assert_eq!(bench.step(30, Some(0)).plan.affinity.len(), 8);
-    assert!(bench.step(90, None).plan.probes.is_empty());
-    assert_eq!(bench.step(30, None).plan.probes.len(), 1);
+    let mut fixture = ClusteringFixture::new("");
+    fixture.step(30, None);
+    assert_eq!(fixture.step(30, Some(0)).plan.affinity.len(), 8);
+    assert!(fixture.step(90, None).plan.probes.is_empty());
+    assert_eq!(fixture.step(30, None).plan.probes.len(), 1);
 }
 
 /// Are clusters that no balanced placement can hold reported, without moving any thread?
 #[test]
 fn clusters_that_unbalance_the_chips_are_reported() {
-    let mut bench = ClusteringFixture::new("");
-    bench.group = |id| id / 6;
-    bench.step(30, None);
-    let decision = bench.step(30, Some(0));
+    let mut fixture = ClusteringFixture::new("");
+    fixture.group = |id| id / 6;
+    fixture.step(30, None);
+    let decision = fixture.step(30, Some(0));
     assert!(decision.plan.affinity.is_empty());
-    let task_counts: Vec<usize> = decision.reasons.iter().map(|why| why.tasks.len()).collect();
+    let task_counts: Vec<usize> = decision.reasons.iter().map(|reason| reason.tasks.len()).collect();
     assert_eq!(task_counts, [6, 2, 0], "{:?}", decision.reasons);
-    assert!(decision.reasons[..2].iter().all(|why| why.text.contains("not placed together")));
+    assert!(decision.reasons[..2].iter().all(|reason| reason.text.contains("not placed together")));
 }
 
 /// Do rounds without a result become ever rarer, until the stalls grow?
 #[test]
 fn rounds_without_result_back_off() {
-    let mut bench = ClusteringFixture::new("");
+    let mut fixture = ClusteringFixture::new("");
     let mut began = Vec::new();
     let mut probe = None;
     for window in 0..40 {
         // Answers without a single counter: no threads are similar.
-        bench.step(25, None);
-        let now = bench.before.probes.first().map(|probe| probe.id);
+        fixture.step(25, None);
+        let now = fixture.previous_plan.probes.first().map(|probe| probe.id);
         if now.is_some() && now != probe {
             began.push(window);
         }
@@ -325,13 +325,13 @@ fn the_removed_stall_is_that_of_joined_partners() {
         unclustered: vec![2, 3],
         chips: vec![Chip { cpus: 4, fixed: 0 }; 2],
     };
-    let mut seen = test_support::observation(0, 0);
-    seen.tasks = (0..4).map(|id| task(id, 20)).collect();
+    let mut observation = test_support::observation(0, 0);
+    observation.tasks = (0..4).map(|id| task(id, 20)).collect();
     let (topology, capabilities) = (topology(), capabilities(true));
     let view = View {
         topology: &topology,
         capabilities: &capabilities,
-        observation: &seen,
+        observation: &observation,
         profiles: &Profiles::new(),
         previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
         predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },

@@ -53,8 +53,8 @@ pub struct GroupCosts {
 
 impl GroupCosts {
     /// Builds the costs for schemes that only compare pairs: each member bears the sum over the others.
-    pub(crate) fn sum_of_pairs(kind: CostKind, members: usize, suffers: impl Fn(usize, usize) -> f64) -> Self {
-        let of_one = |i: usize| (0..members).filter(|&j| j != i).map(|j| suffers(i, j)).sum();
+    pub(crate) fn sum_of_pairs(kind: CostKind, members: usize, pair_cost: impl Fn(usize, usize) -> f64) -> Self {
+        let of_one = |i: usize| (0..members).filter(|&j| j != i).map(|j| pair_cost(i, j)).sum();
         GroupCosts { kind, costs: (0..members).map(of_one).collect(), miss_ratios: None, group_miss_ratio: None }
     }
 }
@@ -79,8 +79,8 @@ pub trait Scheme {
         let (mut kind, mut cost) = (self.group_costs(&[], cache)?.kind, vec![vec![0.0; n]; n]);
         for i in 0..n {
             for j in i..n {
-                let of_all = |missing: MissingEvidence| MissingEvidence { program: [i, j][missing.program], ..missing };
-                let pair = self.group_costs(&[profiles[i], profiles[j]], cache).map_err(of_all)?;
+                let with_group_index = |missing: MissingEvidence| MissingEvidence { program: [i, j][missing.program], ..missing };
+                let pair = self.group_costs(&[profiles[i], profiles[j]], cache).map_err(with_group_index)?;
                 kind = pair.kind;
                 (cost[i][j], cost[j][i]) = (pair.costs[0], pair.costs[1]);
             }
@@ -96,8 +96,8 @@ pub(crate) fn gather<'a, T>(
     subject: &'static str,
     metric: impl Fn(&'a Profile) -> Option<T>,
 ) -> Result<Vec<T>, MissingEvidence> {
-    let missing = |program| MissingEvidence { scheme: scheme.name(), program, what: subject };
-    members.iter().enumerate().map(|(index, profile)| metric(profile).ok_or_else(|| missing(index))).collect()
+    let missing_evidence = |program| MissingEvidence { scheme: scheme.name(), program, what: subject };
+    members.iter().enumerate().map(|(index, profile)| metric(profile).ok_or_else(|| missing_evidence(index))).collect()
 }
 
 /// Returns all schemes, in the order of their names.
@@ -135,10 +135,10 @@ pub struct UnknownScheme {
 /// An unknown name, with the known names and the most similar one.
 pub fn find_scheme(name: &str) -> Result<Box<dyn Scheme>, UnknownScheme> {
     let schemes = all();
-    let known: Vec<&str> = schemes.iter().map(|scheme| scheme.name()).collect();
+    let known_names: Vec<&str> = schemes.iter().map(|scheme| scheme.name()).collect();
     let meant =
-        nearest_name(name, known.iter().copied()).map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-    let unknown = UnknownScheme { name: name.to_string(), known: known.join(", "), meant };
+        nearest_name(name, known_names.iter().copied()).map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
+    let unknown = UnknownScheme { name: name.to_string(), known: known_names.join(", "), meant };
     schemes.into_iter().find(|scheme| scheme.name() == name).ok_or(unknown)
 }
 
@@ -163,10 +163,10 @@ mod tests {
     fn any_profile() -> impl Strategy<Value = Profile> {
         let positions = prop::collection::vec(1.0f64..5000.0, 5);
         let times = prop::collection::vec((0u32..12, 0.1f64..1.0), 1..6);
-        (positions, times, 0.1f64..1.0, 0.2f64..2.0, 0.0f64..50.0).prop_map(|(positions, times, never, ipc, pcmr)| {
+        (positions, times, 0.1f64..1.0, 0.2f64..2.0, 0.0f64..50.0).prop_map(|(positions, times, cold_weight, ipc, pcmr)| {
             let mut reuse = cachemate_locality::reuse::ReuseTimes::new();
             times.iter().for_each(|&(log, weight)| reuse.add_weighted(Some(1 << log), weight));
-            reuse.add_weighted(None, never);
+            reuse.add_weighted(None, cold_weight);
             let mut profile = with_positions(&positions);
             profile.locality.reuse_times = reuse.to_profile().map(|times| Fact::new(times, FactSource::Oracle, 0));
             profile.rates.solo_instr_per_cycle = Some(Fact::oracle(ipc));
@@ -185,18 +185,18 @@ mod tests {
         #[test]
         fn renaming_programs_renames_the_costs(profiles in prop::collection::vec(any_profile(), 3)) {
             let cache = SharedCache { hit_latency_cycles: 10.0, ..SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0) };
-            let there: Vec<&Profile> = profiles.iter().collect();
-            let back: Vec<&Profile> = profiles.iter().rev().collect();
+            let ordered_profiles: Vec<&Profile> = profiles.iter().collect();
+            let reversed_profiles: Vec<&Profile> = profiles.iter().rev().collect();
             for scheme in all() {
-                let (a, b) = (scheme.pair_costs(&there, &cache).unwrap(), scheme.pair_costs(&back, &cache).unwrap());
+                let (a, b) = (scheme.pair_costs(&ordered_profiles, &cache).unwrap(), scheme.pair_costs(&reversed_profiles, &cache).unwrap());
                 for i in 0..3 {
                     for j in 0..3 {
-                        let (here, renamed) = (a.cost[i][j], b.cost[2 - i][2 - j]);
-                        prop_assert!((here - renamed).abs() <= 1e-6 * (1.0 + here.abs()), "{} {here} {renamed}", scheme.name());
-                        prop_assert!(here.is_finite() && here >= -1e-9, "{} {here}", scheme.name());
+                        let (original_cost, renamed) = (a.cost[i][j], b.cost[2 - i][2 - j]);
+                        prop_assert!((original_cost - renamed).abs() <= 1e-6 * (1.0 + original_cost.abs()), "{} {original_cost} {renamed}", scheme.name());
+                        prop_assert!(original_cost.is_finite() && original_cost >= -1e-9, "{} {original_cost}", scheme.name());
                     }
                 }
-                let pair = scheme.group_costs(&there[..2], &cache).unwrap();
+                let pair = scheme.group_costs(&ordered_profiles[..2], &cache).unwrap();
                 prop_assert_eq!(pair.costs, vec![a.cost[0][1], a.cost[1][0]]);
             }
         }
@@ -218,13 +218,13 @@ mod tests {
     #[test]
     fn absent_evidence_is_an_error_that_names_the_program() {
         let cache = SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0);
-        let (known, unknown) = (with_positions(&[1.0, 1.0, 1.0, 1.0, 1.0]), Profile::default());
+        let (known_profile, unknown_profile) = (with_positions(&[1.0, 1.0, 1.0, 1.0, 1.0]), Profile::default());
         for scheme in all() {
-            let missing = scheme.pair_costs(&[&unknown, &unknown], &cache).unwrap_err();
-            assert_eq!(missing.program, 0, "{}", scheme.name());
+            let error = scheme.pair_costs(&[&unknown_profile, &unknown_profile], &cache).unwrap_err();
+            assert_eq!(error.program, 0, "{}", scheme.name());
         }
-        let missing = Pain.pair_costs(&[&known, &known, &unknown], &cache).unwrap_err();
+        let error = Pain.pair_costs(&[&known_profile, &known_profile, &unknown_profile], &cache).unwrap_err();
         let expected = "scheme 'pain' needs stack positions of a cache with as many ways of program 2, which its profile does not have";
-        assert_eq!(missing.to_string(), expected);
+        assert_eq!(error.to_string(), expected);
     }
 }

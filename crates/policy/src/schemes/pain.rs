@@ -33,8 +33,8 @@ impl Scheme for Pain {
         let positions = gather(self, members, missing_fact, |profile| positions_of(profile, cache))?;
         let intensities = gather(self, members, "references per instruction", refs_per_mega_instr)?;
         let sensitivities: Vec<f64> = positions.iter().map(|p| sensitivity(&p[..cache.ways as usize])).collect();
-        let suffers = |i: usize, j: usize| sensitivities[i] * intensities[j] * 1e-6;
-        Ok(GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), suffers))
+        let pair_cost = |i: usize, j: usize| sensitivities[i] * intensities[j] * 1e-6;
+        Ok(GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), pair_cost))
     }
 }
 

@@ -121,8 +121,8 @@ mod tests {
         let curve = vec![(1 << 20, Estimate::exact(3.0))];
         let profile = profile.with_misses(CacheLevel::L2, curve, FactSource::Oracle);
         assert_eq!(miss_rate(&profile, &CACHE), Some(3.0));
-        let missing = RateScheme { rate: RateKind::Cpi, sum: false }.pair_costs(&[&profile], &CACHE).unwrap_err();
-        assert_eq!((missing.scheme, missing.program), ("ipc", 0));
+        let error = RateScheme { rate: RateKind::Cpi, sum: false }.pair_costs(&[&profile], &CACHE).unwrap_err();
+        assert_eq!((error.scheme, error.program), ("ipc", 0));
     }
 
     /// Is the group's miss rate CASC's mean of PCMRs?
@@ -146,9 +146,9 @@ mod tests {
             let weigh = |costs: &crate::matrix::PairCosts, m: &[(usize, usize); 2]| costs.mutual_cost(m[0].0, m[0].1) + costs.mutual_cost(m[1].0, m[1].1);
             let uneven = |m: &[(usize, usize); 2]| m.iter().map(|&(a, b)| (rates[a] + rates[b]) * (rates[a] + rates[b])).sum::<f64>();
             for m in &matchings {
-                for other in &matchings {
-                    prop_assert!((2.0 * (weigh(&products, m) - weigh(&products, other)) - (uneven(m) - uneven(other))).abs() < 1e-6);
-                    prop_assert!((weigh(&sums, m) - weigh(&sums, other)).abs() < 1e-9);
+                for other_matching in &matchings {
+                    prop_assert!((2.0 * (weigh(&products, m) - weigh(&products, other_matching)) - (uneven(m) - uneven(other_matching))).abs() < 1e-6);
+                    prop_assert!((weigh(&sums, m) - weigh(&sums, other_matching)).abs() < 1e-9);
                 }
             }
         }

@@ -29,9 +29,9 @@ pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     let mut remaining = ways as usize;
     while remaining > 0 && !profiles.is_empty() {
         let hits: Vec<f64> =
-            profiles.iter().zip(&won).map(|(p, &at)| if at < ways as usize { p[at] } else { f64::MIN }).collect();
-        let most = hits.iter().copied().fold(f64::MIN, f64::max);
-        let winners: Vec<usize> = (0..hits.len()).filter(|&index| hits[index] == most).collect();
+            profiles.iter().zip(&won).map(|(p, &position)| if position < ways as usize { p[position] } else { f64::MIN }).collect();
+        let max_hits = hits.iter().copied().fold(f64::MIN, f64::max);
+        let winners: Vec<usize> = (0..hits.len()).filter(|&index| hits[index] == max_hits).collect();
         if winners.len() > remaining {
             winners.iter().for_each(|&index| ways_by_program[index] += remaining as f64 / winners.len() as f64);
             break;
@@ -62,16 +62,16 @@ impl Scheme for Sdc {
         let solos = gather(self, members, subject, |profile| SoloRates::from_profile(profile, cache))?;
         let ways = cache.ways as usize;
         let effective = effective_ways(&positions, cache.ways);
-        let lost =
+        let lost_counts =
             positions.iter().zip(&effective).map(|(positions, &part_ways)| lost_hits(&positions[..ways], part_ways));
-        let (mut suffers, mut miss_ratios) = (Vec::new(), Vec::new());
-        for ((lost, positions), solo) in lost.zip(&positions).zip(&solos) {
-            suffers.push(if self.in_run_time { solo.slowdown(lost * 1e-6) } else { lost });
-            miss_ratios.push((positions[ways] + lost) / positions.iter().sum::<f64>());
+        let (mut costs, mut miss_ratios) = (Vec::new(), Vec::new());
+        for ((lost_count, positions), solo) in lost_counts.zip(&positions).zip(&solos) {
+            costs.push(if self.in_run_time { solo.slowdown(lost_count * 1e-6) } else { lost_count });
+            miss_ratios.push((positions[ways] + lost_count) / positions.iter().sum::<f64>());
         }
         let kind = if self.in_run_time { CostKind::Degradation } else { CostKind::Weight };
-        let known = miss_ratios.iter().all(|ratio| ratio.is_finite());
-        Ok(GroupCosts { kind, costs: suffers, miss_ratios: known.then_some(miss_ratios), group_miss_ratio: None })
+        let has_miss_ratios = miss_ratios.iter().all(|ratio| ratio.is_finite());
+        Ok(GroupCosts { kind, costs, miss_ratios: has_miss_ratios.then_some(miss_ratios), group_miss_ratio: None })
     }
 }
 
@@ -109,9 +109,9 @@ mod tests {
             let ways = effective_ways(&slices, 8);
             prop_assert!((ways.iter().sum::<f64>() - 8.0).abs() < 1e-9);
             let reversed: Vec<&[f64]> = slices.iter().rev().copied().collect();
-            let mut back = effective_ways(&reversed, 8);
-            back.reverse();
-            for (a, b) in ways.iter().zip(&back) {
+            let mut restored_ways = effective_ways(&reversed, 8);
+            restored_ways.reverse();
+            for (a, b) in ways.iter().zip(&restored_ways) {
                 prop_assert!((a - b).abs() < 1e-9);
             }
         }

@@ -82,8 +82,8 @@ impl SharedCache {
 
     /// Returns the cost of one more miss in run time, for a program with this miss rate: misses in one window overlap.
     pub fn miss_cycles(&self, misses_per_instr: f64) -> f64 {
-        let together = (self.window_instructions * misses_per_instr).clamp(1.0, self.misses_at_once);
-        self.miss_penalty_cycles / together
+        let overlapping_misses = (self.window_instructions * misses_per_instr).clamp(1.0, self.misses_at_once);
+        self.miss_penalty_cycles / overlapping_misses
     }
 
     /// Returns the cycles per instruction if every access hits: issue, and the latency of hits that the window does not
@@ -137,8 +137,8 @@ impl SoloRates {
 
 /// Returns the accesses to the shared cache per million instructions: as counted, or the sum of the stack positions.
 pub fn refs_per_mega_instr(profile: &Profile) -> Option<f64> {
-    let counted = profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
-    counted.or_else(|| profile.stack_positions().map(|positions| positions.iter().sum()))
+    let counted_refs = profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
+    counted_refs.or_else(|| profile.stack_positions().map(|positions| positions.iter().sum()))
 }
 
 /// Returns LRU positions 1..=ways and misses per million instructions, if they are for a cache with this number of
@@ -206,9 +206,9 @@ mod tests {
     #[test]
     fn measured_speed_first_and_no_extrapolation() {
         let cache = SharedCache::new(1 << 20, 16, 64, 100.0);
-        let mut known = profile(10_000.0, &[(1 << 20, 2.0)]);
-        known.rates.solo_instr_per_cycle = Some(Fact::oracle(0.5));
-        assert_eq!(SoloRates::from_profile(&known, &cache).unwrap().cycles_per_instr, 2.0);
+        let mut known_profile = profile(10_000.0, &[(1 << 20, 2.0)]);
+        known_profile.rates.solo_instr_per_cycle = Some(Fact::oracle(0.5));
+        assert_eq!(SoloRates::from_profile(&known_profile, &cache).unwrap().cycles_per_instr, 2.0);
         assert_eq!(SoloRates::from_profile(&profile(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
     }
 

@@ -98,16 +98,16 @@ impl MemberModel {
 
 impl StatCc {
     /// Returns the slowdowns and miss ratios of one or more programs; `None` if the cache holds no lines.
-    fn compose(&self, known: &[MemberModel], cache: &SharedCache) -> Option<(Vec<f64>, SharedMissRatios)> {
+    fn compose(&self, models: &[MemberModel], cache: &SharedCache) -> Option<(Vec<f64>, SharedMissRatios)> {
         if self.jointly {
-            let sharers: Vec<CoRunner<'_>> = known.iter().map(MemberModel::as_co_runner).collect();
-            let joint = solve_co_run(&sharers, cache.lines(), composition(cache))?;
+            let co_runners: Vec<CoRunner<'_>> = models.iter().map(MemberModel::as_co_runner).collect();
+            let joint = solve_co_run(&co_runners, cache.lines(), composition(cache))?;
             return Some((joint.degradation, joint.shared));
         }
-        let rates: Vec<(&ReuseTimes, f64)> = known.iter().map(MemberModel::solo_reuses).collect();
+        let rates: Vec<(&ReuseTimes, f64)> = models.iter().map(MemberModel::solo_reuses).collect();
         let shared = ratios_at(&rates, cache)?;
-        let suffers = known.iter().zip(&shared.miss_ratios).map(|(known, &ratio)| known.slowdown_at(ratio));
-        Some((suffers.collect(), shared))
+        let slowdowns = models.iter().zip(&shared.miss_ratios).map(|(model, &ratio)| model.slowdown_at(ratio));
+        Some((slowdowns.collect(), shared))
     }
 }
 
@@ -118,16 +118,16 @@ impl Scheme for StatCc {
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
         let subject = "reuse times and references per instruction";
-        let known = gather(self, members, subject, |profile| MemberModel::from_profile(profile, cache, self.jointly))?;
-        if known.is_empty() {
+        let models = gather(self, members, subject, |profile| MemberModel::from_profile(profile, cache, self.jointly))?;
+        if models.is_empty() {
             return Ok(GroupCosts::sum_of_pairs(CostKind::Degradation, 0, |_, _| 0.0));
         }
         let subject = "rates that are positive numbers";
-        let missing = MissingEvidence { scheme: self.name(), program: 0, what: subject };
-        let (suffers, shared) = self.compose(&known, cache).ok_or(missing)?;
+        let missing_rates = MissingEvidence { scheme: self.name(), program: 0, what: subject };
+        let (slowdowns, shared) = self.compose(&models, cache).ok_or(missing_rates)?;
         Ok(GroupCosts {
             kind: CostKind::Degradation,
-            costs: suffers,
+            costs: slowdowns,
             miss_ratios: Some(shared.miss_ratios),
             group_miss_ratio: Some(shared.group_miss_ratio),
         })

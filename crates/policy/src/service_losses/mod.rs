@@ -162,10 +162,10 @@ type PresentProfiles = BTreeMap<ServiceIdentity, Arc<Profile>>;
 
 /// All inputs of a report besides the service itself.
 struct ReportInputs<'a> {
-    seen: &'a Observation,
+    observation: &'a Observation,
     topology: &'a Topology,
     profiles: &'a Profiles,
-    known: &'a PresentProfiles,
+    known_profiles: &'a PresentProfiles,
     pair_forecast: &'a ServicePairForecast<'a>,
 }
 
@@ -180,40 +180,40 @@ impl ServiceLosses {
     /// Observes one window, and reports its services: those that lose most first, then by processor time.
     pub fn observe(
         &mut self,
-        seen: &Observation,
+        observation: &Observation,
         topology: &Topology,
         profiles: &Profiles,
         pair_forecast: &ServicePairForecast<'_>,
     ) -> Vec<ServiceReport> {
-        self.solo.observe(seen);
-        let windows = service_windows(seen, topology);
-        let elapsed_ns = seen.span.elapsed_ns.max(1);
+        self.solo.observe(observation);
+        let windows = service_windows(observation, topology);
+        let elapsed_ns = observation.span.elapsed_ns.max(1);
         let mut busiest: Vec<&ServiceIdentity> = windows.keys().collect();
         busiest.sort_by_key(|service| std::cmp::Reverse(windows[*service].ran_ns));
         let followed: BTreeSet<&ServiceIdentity> = busiest.into_iter().take(MAX_SERVICES).collect();
         for service in &followed {
             let history = self.histories.entry((*service).clone()).or_default();
-            history.last_window = seen.window;
+            history.last_window = observation.window;
             // A profile changes little from window to window, and copying its curves takes time.
-            if (history.profile.is_none() || seen.window.is_multiple_of(FORECAST_WINDOWS))
+            if (history.profile.is_none() || observation.window.is_multiple_of(FORECAST_WINDOWS))
                 && let Some(profile) = busiest_profile(&windows[*service], profiles)
             {
                 history.profile = Some(Arc::new(profile.clone()));
             }
         }
-        self.histories.retain(|_, history| seen.window.saturating_sub(history.last_window) < MAX_ABSENT_WINDOWS);
+        self.histories.retain(|_, history| observation.window.saturating_sub(history.last_window) < MAX_ABSENT_WINDOWS);
         for service in &followed {
             let presence = presences(service, &windows, elapsed_ns);
             if let Some(history) = self.histories.get_mut(*service) {
                 history.observe(&windows[*service], &presence, elapsed_ns);
             }
         }
-        let known = self.histories.iter();
-        let known: PresentProfiles =
-            known.filter_map(|(service, history)| Some((service.clone(), history.profile.clone()?))).collect();
-        let inputs = ReportInputs { seen, topology, profiles, known: &known, pair_forecast };
+        let histories = self.histories.iter();
+        let known_profiles: PresentProfiles =
+            histories.filter_map(|(service, history)| Some((service.clone(), history.profile.clone()?))).collect();
+        let inputs = ReportInputs { observation, topology, profiles, known_profiles: &known_profiles, pair_forecast };
         let mut reports: Vec<ServiceReport> =
-            windows.iter().map(|(service, window)| self.report(service, window, &inputs)).collect();
+            windows.iter().map(|(service, activity)| self.report(service, activity, &inputs)).collect();
         let loss = |report: &ServiceReport| report.slowdown.map_or(0.0, |(slowdown, _)| slowdown.value.max(0.0));
         reports.sort_by(|a, b| {
             loss(b).total_cmp(&loss(a)).then(b.cpu_share.total_cmp(&a.cpu_share)).then(a.service.cmp(&b.service))
@@ -224,17 +224,17 @@ impl ServiceLosses {
     fn report(
         &mut self,
         service: &ServiceIdentity,
-        window: &ServiceActivity<'_>,
+        activity: &ServiceActivity<'_>,
         inputs: &ReportInputs<'_>,
     ) -> ServiceReport {
-        let ReportInputs { seen, topology, profiles, known, pair_forecast } = *inputs;
-        let elapsed_ns = seen.span.elapsed_ns.max(1);
-        let solo = self.solo_slowdown(window, profiles, elapsed_ns);
+        let ReportInputs { observation, topology, profiles, known_profiles: known, pair_forecast } = *inputs;
+        let elapsed_ns = observation.span.elapsed_ns.max(1);
+        let solo = self.solo_slowdown(activity, profiles, elapsed_ns);
         let mut report = ServiceReport {
             service: service.clone(),
-            tasks: window.live().map(|task| task.task).collect(),
-            max_slowdown: window.live().filter_map(|task| task.goal?.max_slowdown).reduce(f64::min),
-            cpu_share: window.ran_ns as f64 / elapsed_ns as f64,
+            tasks: activity.live().map(|task| task.task).collect(),
+            max_slowdown: activity.live().filter_map(|task| task.goal?.max_slowdown).reduce(f64::min),
+            cpu_share: activity.ran_ns as f64 / elapsed_ns as f64,
             slowdown: None,
             losses: Vec::new(),
             reason: None,
@@ -243,7 +243,7 @@ impl ServiceLosses {
             report.reason = Some(format!("only the {MAX_SERVICES} busiest services are followed"));
             return report;
         };
-        history.forecast(seen.window, known, pair_forecast);
+        history.forecast(observation.window, known, pair_forecast);
         report.losses = history.losses(solo);
         let measured = report.losses.iter().filter(|loss| loss.source == LossSource::Measured);
         let by_causes = measured.fold(None, |total: Option<Estimate>, loss| {
@@ -256,19 +256,19 @@ impl ServiceLosses {
                 let total = report.losses.iter().map(|loss| loss.loss).reduce(compound_loss)?;
                 Some((total, LossSource::Forecast))
             });
-        report.reason = history.reason(&report, window, topology);
+        report.reason = history.reason(&report, activity, topology);
         report
     }
 
     /// Returns the slowdown by the solo speeds of the service's tasks, weighted by their time.
-    fn solo_slowdown(&self, window: &ServiceActivity<'_>, profiles: &Profiles, elapsed_ns: u64) -> Option<f64> {
+    fn solo_slowdown(&self, activity: &ServiceActivity<'_>, profiles: &Profiles, elapsed_ns: u64) -> Option<f64> {
         let unknown = Profile::default();
-        let each = window.tasks.iter().filter_map(|task| {
+        let task_slowdowns = activity.tasks.iter().filter_map(|task| {
             let profile = profiles.get(&task.task).unwrap_or(&unknown);
             Some((self.solo.slowdown(task, elapsed_ns, profile)?, task.ran_ns() as f64))
         });
         let (sum, weight) =
-            each.fold((0.0, 0.0), |(sum, weight), (value, run_ns)| (sum + value * run_ns, weight + run_ns));
+            task_slowdowns.fold((0.0, 0.0), |(sum, weight), (value, run_ns)| (sum + value * run_ns, weight + run_ns));
         (weight > 0.0).then(|| sum / weight)
     }
 }
@@ -284,7 +284,7 @@ fn compound_loss(a: Estimate, b: Estimate) -> Estimate {
 }
 
 impl ServiceHistory {
-    fn observe(&mut self, window: &ServiceActivity<'_>, presence: &BTreeMap<&ServiceIdentity, f64>, elapsed_ns: u64) {
+    fn observe(&mut self, activity: &ServiceActivity<'_>, presence: &BTreeMap<&ServiceIdentity, f64>, elapsed_ns: u64) {
         for (service, presence) in presence {
             if *presence >= PRESENT_FROM && !self.co_runners.iter().any(|known| known.service == **service) {
                 self.co_runners.push(CoRunnerHistory {
@@ -305,16 +305,16 @@ impl ServiceHistory {
             co_runner.total_presence = 0.99 * co_runner.total_presence + now;
         }
         while self.co_runners.len() > MAX_CO_RUNNERS {
-            let least = (0..self.co_runners.len())
+            let least_present = (0..self.co_runners.len())
                 .min_by(|a, b| self.co_runners[*a].total_presence.total_cmp(&self.co_runners[*b].total_presence));
-            let Some(least) = least else { break };
-            self.co_runners.remove(least);
-            self.regression.remove(least);
+            let Some(least_present) = least_present else { break };
+            self.co_runners.remove(least_present);
+            self.regression.remove(least_present);
         }
-        let Some((metric, speed)) = speed(window, elapsed_ns) else { return };
+        let Some((metric, speed)) = speed(activity, elapsed_ns) else { return };
         match self.metric {
-            Some(before) if before < metric => return, // a window without the better measure
-            Some(before) if before > metric => self.restart(),
+            Some(previous_metric) if previous_metric < metric => return, // a window without the better measure
+            Some(previous_metric) if previous_metric > metric => self.restart(),
             _ => {}
         }
         self.metric = Some(metric);
@@ -338,14 +338,14 @@ impl ServiceHistory {
     }
 
     fn forecast(&mut self, window: u64, profiles: &PresentProfiles, pair_forecast: &ServicePairForecast<'_>) {
-        let Some(own) = &self.profile else { return };
+        let Some(own_profile) = &self.profile else { return };
         for co_runner in self.co_runners.iter_mut().filter(|co_runner| co_runner.presence >= PRESENT_FROM) {
             let is_due = co_runner.forecast.is_none_or(|(built_in, value)| {
                 window >= built_in + FORECAST_WINDOWS || window < built_in || value.is_none()
             });
-            if let Some(other) = profiles.get(&co_runner.service).filter(|_| is_due) {
-                let by_curves = pair_forecast(own, other);
-                let by_contention = || contention_forecast(own, other);
+            if let Some(co_runner_profile) = profiles.get(&co_runner.service).filter(|_| is_due) {
+                let by_curves = pair_forecast(own_profile, co_runner_profile);
+                let by_contention = || contention_forecast(own_profile, co_runner_profile);
                 co_runner.forecast = Some((window, by_curves.or_else(by_contention)));
             }
         }
@@ -390,7 +390,7 @@ impl ServiceHistory {
             }
         }
         let explained = losses.iter().map(|loss| loss.loss).reduce(compound_loss).map_or(0.0, |total| total.value);
-        let rest = solo.map(|solo| (1.0 + solo) / (1.0 + explained) - 1.0).filter(|rest| *rest > MIN_ATTRIBUTED);
+        let unexplained_loss = solo.map(|solo| (1.0 + solo) / (1.0 + explained) - 1.0).filter(|unexplained_loss| *unexplained_loss > MIN_ATTRIBUTED);
         let all_forecast = unexplained.iter().all(|(_, forecast, _)| forecast.is_some());
         let weight = |co_runner: &CoRunnerHistory, forecast: Option<Estimate>| match forecast {
             Some(forecast) if all_forecast => forecast.value.max(0.0),
@@ -398,10 +398,10 @@ impl ServiceHistory {
         };
         let total: f64 = unexplained.iter().map(|(co_runner, forecast, _)| weight(co_runner, *forecast)).sum();
         for (co_runner, forecast, entry) in &unexplained {
-            match (rest.filter(|_| total > 0.0), forecast) {
-                (Some(rest), _) => {
-                    let value = rest * weight(co_runner, *forecast) / total;
-                    let loss = Estimate { value, low: 0.0, high: rest };
+            match (unexplained_loss.filter(|_| total > 0.0), forecast) {
+                (Some(unexplained_loss), _) => {
+                    let value = unexplained_loss * weight(co_runner, *forecast) / total;
+                    let loss = Estimate { value, low: 0.0, high: unexplained_loss };
                     losses.push(ServiceLoss { loss, source: LossSource::Attributed, ..entry.clone() });
                 }
                 (None, Some(forecast)) => losses.push(ServiceLoss { loss: *forecast, ..entry.clone() }),
@@ -413,13 +413,13 @@ impl ServiceHistory {
     }
 
     /// Returns the reason why something is missing from the report.
-    fn reason(&self, report: &ServiceReport, window: &ServiceActivity<'_>, topology: &Topology) -> Option<String> {
+    fn reason(&self, report: &ServiceReport, activity: &ServiceActivity<'_>, topology: &Topology) -> Option<String> {
         if report.slowdown.is_some() && !report.losses.is_empty() {
             return None;
         }
         let co_runners: Vec<&CoRunnerHistory> =
             self.co_runners.iter().filter(|co_runner| co_runner.presence >= PRESENT_FROM).collect();
-        Some(if window.ran_ns == 0 {
+        Some(if activity.ran_ns == 0 {
             "it did not run in this window".to_string()
         } else if topology.last_level_caches().next().is_none() {
             "the caches of this host are unknown".to_string()
@@ -443,9 +443,9 @@ impl ServiceHistory {
 
 /// Forecasts from probes: sensitivity is the slowdown beside a full stream, and intensity is the share of a stream's
 /// effect.
-fn contention_forecast(profile: &Profile, other: &Profile) -> Option<Estimate> {
+fn contention_forecast(profile: &Profile, co_runner: &Profile) -> Option<Estimate> {
     let sensitivity = profile.contention.sensitivity?.estimate();
-    let intensity = other.contention.intensity?.estimate();
+    let intensity = co_runner.contention.intensity?.estimate();
     let clamp = |value: f64| value.clamp(0.0, 1.0);
     Some(Estimate {
         value: sensitivity.value * clamp(intensity.value),
@@ -454,17 +454,17 @@ fn contention_forecast(profile: &Profile, other: &Profile) -> Option<Estimate> {
     })
 }
 
-fn service_windows<'a>(seen: &'a Observation, topology: &Topology) -> BTreeMap<ServiceIdentity, ServiceActivity<'a>> {
+fn service_windows<'a>(observation: &'a Observation, topology: &Topology) -> BTreeMap<ServiceIdentity, ServiceActivity<'a>> {
     let mut windows: BTreeMap<ServiceIdentity, ServiceActivity<'a>> = BTreeMap::new();
-    for task in &seen.tasks {
-        let window = windows.entry(task.service_or_command()).or_default();
-        window.ran_ns += task.ran_ns();
+    for task in &observation.tasks {
+        let activity = windows.entry(task.service_or_command()).or_default();
+        activity.ran_ns += task.ran_ns();
         for (cpu, ns) in &task.on_cpu_ns {
             if let Some(cache) = topology.last_level_of(*cpu) {
-                *window.on_cache_ns.entry(cache.id).or_default() += ns;
+                *activity.on_cache_ns.entry(cache.id).or_default() += ns;
             }
         }
-        window.tasks.push(task);
+        activity.tasks.push(task);
     }
     // A service whose tasks all ended in this window still slowed down others in it.
     windows.retain(|_, window| window.ran_ns > 0 || window.live().next().is_some());
@@ -482,35 +482,35 @@ fn presences<'w>(
     if total == 0 {
         return BTreeMap::new();
     }
-    let others = windows.iter().filter(|(other, _)| *other != service);
-    let presence = |window: &ServiceActivity<'_>| -> f64 {
+    let co_runners = windows.iter().filter(|(co_runner, _)| *co_runner != service);
+    let presence = |activity: &ServiceActivity<'_>| -> f64 {
         let shared_time = |(cache, ns): (&CacheId, &u64)| {
-            let service_ns = window.on_cache_ns.get(cache).copied().unwrap_or(0);
+            let service_ns = activity.on_cache_ns.get(cache).copied().unwrap_or(0);
             *ns as f64 / total as f64 * service_ns as f64 / elapsed_ns as f64
         };
         service_window.on_cache_ns.iter().map(shared_time).sum()
     };
-    others.map(|(other, window)| (other, presence(window))).filter(|(_, presence)| *presence > 0.0).collect()
+    co_runners.map(|(co_runner, activity)| (co_runner, presence(activity))).filter(|(_, presence)| *presence > 0.0).collect()
 }
 
 /// Returns the work per second of processor time, by the best measure that any of the tasks has.
-fn speed(window: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f64)> {
-    let all: Vec<(&TaskSample, Vec<(WorkMetric, f64)>)> =
-        window.tasks.iter().map(|task| (*task, metrics_of(task, elapsed_ns).collect())).collect();
-    let metric = all.iter().flat_map(|(_, metrics)| metrics.iter().map(|(metric, _)| *metric)).min()?;
-    let counted = all.iter().filter_map(|(task, metrics)| {
-        let (_, count) = metrics.iter().find(|(other, _)| *other == metric)?;
+fn speed(activity: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f64)> {
+    let task_metrics: Vec<(&TaskSample, Vec<(WorkMetric, f64)>)> =
+        activity.tasks.iter().map(|task| (*task, metrics_of(task, elapsed_ns).collect())).collect();
+    let metric = task_metrics.iter().flat_map(|(_, metrics)| metrics.iter().map(|(metric, _)| *metric)).min()?;
+    let measured_work = task_metrics.iter().filter_map(|(task, metrics)| {
+        let (_, count) = metrics.iter().find(|(task_metric, _)| *task_metric == metric)?;
         Some((task.ran_ns(), *count))
     });
-    let (ran_ns, work) = counted.fold((0, 0.0), |(run_ns, work), (ns, count)| (run_ns + ns, work + count));
+    let (ran_ns, work) = measured_work.fold((0, 0.0), |(run_ns, work), (ns, count)| (run_ns + ns, work + count));
     // One thread reports the work of all threads of its process.
-    let ran_ns = if metric == WorkMetric::Reported { window.ran_ns } else { ran_ns };
+    let ran_ns = if metric == WorkMetric::Reported { activity.ran_ns } else { ran_ns };
     (ran_ns > 0 && work > 0.0).then(|| (metric, work * 1e9 / ran_ns as f64))
 }
 
-fn busiest_profile<'p>(window: &ServiceActivity<'_>, profiles: &'p Profiles) -> Option<&'p Profile> {
-    let known = window.tasks.iter().filter_map(|task| Some((task.ran_ns(), profiles.get(&task.task)?)));
-    known
+fn busiest_profile<'p>(activity: &ServiceActivity<'_>, profiles: &'p Profiles) -> Option<&'p Profile> {
+    let known_profiles = activity.tasks.iter().filter_map(|task| Some((task.ran_ns(), profiles.get(&task.task)?)));
+    known_profiles
         .filter(|(_, profile)| **profile != Profile::default())
         .max_by_key(|(run_ns, _)| *run_ns)
         .map(|(_, profile)| profile)

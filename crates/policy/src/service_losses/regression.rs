@@ -74,8 +74,8 @@ impl EffectRegression {
         }
         self.forget(&terms);
         for (row, row_term) in self.products.iter_mut().zip(&terms) {
-            for (product, other) in row.iter_mut().zip(&terms) {
-                *product += row_term * other;
+            for (product, column_term) in row.iter_mut().zip(&terms) {
+                *product += row_term * column_term;
             }
         }
         for (target, term) in self.targets.iter_mut().zip(&terms) {
@@ -96,12 +96,12 @@ impl EffectRegression {
         }
         let (share, target) = ((1.0 - RETENTION) / information, dot(&self.targets, terms));
         let explained = self.solve(PRIOR_NOISE * PRIOR_NOISE).map_or(0.0, |(effects, _)| dot(&effects, &self.targets));
-        let rest = (self.square - explained).max(0.0);
+        let residual = (self.square - explained).max(0.0);
         for (row, value) in self.products.iter_mut().zip(&along) {
-            row.iter_mut().zip(&along).for_each(|(product, other)| *product -= share * value * other);
+            row.iter_mut().zip(&along).for_each(|(product, column_value)| *product -= share * value * column_value);
         }
         self.targets.iter_mut().zip(&along).for_each(|(sum, value)| *sum -= share * value * target);
-        self.square -= share * target * target + (1.0 - RETENTION) * rest;
+        self.square -= share * target * target + (1.0 - RETENTION) * residual;
     }
 
     /// Returns the effect of each co-runner.
@@ -197,9 +197,9 @@ mod tests {
         let mut random = SplitMix64::new(3);
         let mut regression = EffectRegression::default();
         for window in 0..40 {
-            let beside = if window < 34 { 0.0 } else { 1.0 };
+            let presence_share = if window < 34 { 0.0 } else { 1.0 };
             let presence: &[f64] = if window < 34 { &[] } else { &[1.0] };
-            regression.observe(5.0 - 0.4 * beside + 0.02 * noise(&mut random), presence);
+            regression.observe(5.0 - 0.4 * presence_share + 0.02 * noise(&mut random), presence);
         }
         let effect = regression.effects()[0];
         assert!(effect.value > 3.0 * effect.error && (effect.value - 0.4).abs() < 0.05, "{effect:?}");
@@ -211,8 +211,8 @@ mod tests {
         let mut random = SplitMix64::new(11);
         let mut regression = EffectRegression::default();
         for window in 0..1_060 {
-            let beside = if window < 60 { 0.0 } else { 1.0 };
-            regression.observe(5.0 - 0.4 * beside + 0.02 * noise(&mut random), &[beside]);
+            let presence = if window < 60 { 0.0 } else { 1.0 };
+            regression.observe(5.0 - 0.4 * presence + 0.02 * noise(&mut random), &[presence]);
         }
         let effect = regression.effects()[0];
         assert!((effect.value - 0.4).abs() < 0.02 && (effect.value - 0.4).abs() < 3.0 * effect.error, "{effect:?}");
@@ -223,8 +223,8 @@ mod tests {
     fn effects_that_windows_do_not_separate_stay_unknown() {
         let mut regression = EffectRegression::default();
         for window in 0..60 {
-            let together = f64::from(window / 5 % 2);
-            regression.observe(3.0 - 0.2 * together, &[together, together, 1.0]);
+            let presence = f64::from(window / 5 % 2);
+            regression.observe(3.0 - 0.2 * presence, &[presence, presence, 1.0]);
         }
         let effects = regression.effects();
         assert!(effects.iter().all(|effect| effect.value.abs() < 2.0 * effect.error), "{effects:?}");

@@ -87,9 +87,9 @@ fn a_gap_between_two_programs_hardly_changes_the_share() {
         let mut tasks = vec![task(0, &store, 0, Some(instructions))];
         tasks.extend(is_beside.then(|| task(1, &batch, 1, Some(1e9))));
         tasks.iter_mut().for_each(|task| task.on_cpu_ns.iter_mut().for_each(|(_, ns_on_cpu)| *ns_on_cpu = ns));
-        let mut seen = window(number, tasks);
-        seen.span.elapsed_ns = ns;
-        let reports = losses.observe(&seen, &topology, &Profiles::new(), &no_forecast);
+        let mut observation = window(number, tasks);
+        observation.span.elapsed_ns = ns;
+        let reports = losses.observe(&observation, &topology, &Profiles::new(), &no_forecast);
         if number >= 100 {
             shares.push(report_of(&reports, &store).losses[0].loss.value);
         }
@@ -128,10 +128,10 @@ fn a_measured_slowdown_is_attributed() {
     let (store, batch, scan) = (unit("store"), unit("batch"), unit("scan"));
     let mut losses = ServiceLosses::default();
     let mut profiles = Profiles::new();
-    let mut own = Profile::default();
-    own.rates.solo_instr_per_cycle = Some(Fact::new(2.0, FactSource::Counters, 0));
-    own.contention.sensitivity = Some(Fact::new(1.0, FactSource::Neighbor, 0));
-    profiles.insert(TaskId(0), own);
+    let mut own_profile = Profile::default();
+    own_profile.rates.solo_instr_per_cycle = Some(Fact::new(2.0, FactSource::Counters, 0));
+    own_profile.contention.sensitivity = Some(Fact::new(1.0, FactSource::Neighbor, 0));
+    profiles.insert(TaskId(0), own_profile);
     for (id, intensity) in [(1, 0.6), (2, 0.2)] {
         let mut profile = Profile::default();
         profile.contention.intensity = Some(Fact::new(intensity, FactSource::PrimeProbe, 0));

@@ -120,16 +120,16 @@ impl ComposedModel {
             group.iter().map(|&index| value(&self.members[index])[point]).sum::<f64>()
         };
         // Positive below the solution, negative above.
-        let over = |point: usize| match self.lines {
+        let excess = |point: usize| match self.lines {
             Some(lines) => lines - sum(|member| &member.takes, point),
             None => sum(|member| &member.takes, point) - self.grid[point],
         };
         let (mut low, mut high) = (0, POINTS - 1);
         while high - low > 1 {
             let middle = (low + high) / 2;
-            if over(middle) > 0.0 { low = middle } else { high = middle }
+            if excess(middle) > 0.0 { low = middle } else { high = middle }
         }
-        let (below, above) = (over(low), over(high));
+        let (below, above) = (excess(low), excess(high));
         let along = if below > above { (below / (below - above)).clamp(0.0, 1.0) } else { 0.0 };
         let misses = |point: usize| sum(|member| &member.misses, point);
         let rates: f64 = group.iter().map(|&index| self.members[index].rate).sum();
@@ -168,7 +168,7 @@ pub fn best_groups(model: &GroupModel, size: usize) -> BestGroups {
 fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
     let from_order = |order: &[usize]| {
         let mut group = vec![thread];
-        group.extend(order.iter().copied().filter(|&other| other != thread).take(size - 1));
+        group.extend(order.iter().copied().filter(|&member| member != thread).take(size - 1));
         group
     };
     let ascending = |key: &dyn Fn(usize) -> f64| {
@@ -206,15 +206,15 @@ fn exchange(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
     loop {
         let mut best: Option<(f64, usize, usize)> = None;
         for seat in 1..group.len() {
-            let old = group[seat];
-            for other in (0..model.threads()).filter(|other| !group.contains(other)).collect::<Vec<_>>() {
-                group[seat] = other;
+            let previous_member = group[seat];
+            for candidate in (0..model.threads()).filter(|candidate| !group.contains(candidate)).collect::<Vec<_>>() {
+                group[seat] = candidate;
                 let new_ratio = model.ratio(&group);
                 if new_ratio < best.map_or(ratio * (1.0 - 1e-12), |best| best.0) {
-                    best = Some((new_ratio, seat, other));
+                    best = Some((new_ratio, seat, candidate));
                 }
             }
-            group[seat] = old;
+            group[seat] = previous_member;
         }
         let Some((found, seat, other)) = best else { return (ratio, group) };
         group[seat] = other;
@@ -223,10 +223,10 @@ fn exchange(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
 }
 
 /// Returns the groups that take turns, all at or below the threshold; every thread is in at least one.
-pub fn rotation(model: &GroupModel, best: &BestGroups, turns: RotationRule) -> Vec<Vec<usize>> {
+pub fn rotation(model: &GroupModel, best: &BestGroups, rule: RotationRule) -> Vec<Vec<usize>> {
     let threads = model.threads();
     let mut turn_counts = vec![0u32; threads];
-    let mut groups = match turns {
+    let mut groups = match rule {
         RotationRule::Fair => {
             let turn = |_| fair_turn(model, best, &mut turn_counts);
             (0..threads).map(turn).collect::<Vec<_>>()
@@ -257,11 +257,11 @@ fn fair_turn(model: &GroupModel, best: &BestGroups, turn_counts: &mut [u32]) -> 
             (1..group.len()).filter(|&seat| turn_counts[group[seat]] > turn_counts[candidate]).collect();
         seats.sort_by_key(|&seat| std::cmp::Reverse(turn_counts[group[seat]]));
         for seat in seats {
-            let old = std::mem::replace(&mut group[seat], candidate);
+            let previous_member = std::mem::replace(&mut group[seat], candidate);
             if is_qualified(model, best, &group) {
                 break;
             }
-            group[seat] = old;
+            group[seat] = previous_member;
         }
     }
     group.iter().for_each(|&thread| turn_counts[thread] += 1);
@@ -277,13 +277,13 @@ fn walk(model: &GroupModel, best: &BestGroups, seed: u64) -> Vec<Vec<usize>> {
     for _ in 0..4 * threads {
         for _ in 0..8 * threads {
             let seat = generator.draw_below(group.len() as u64) as usize;
-            let other = generator.draw_below(threads as u64) as usize;
-            if group.contains(&other) {
+            let candidate = generator.draw_below(threads as u64) as usize;
+            if group.contains(&candidate) {
                 continue;
             }
-            let old = std::mem::replace(&mut group[seat], other);
+            let previous_member = std::mem::replace(&mut group[seat], candidate);
             if !is_qualified(model, best, &group) {
-                group[seat] = old;
+                group[seat] = previous_member;
             }
         }
         groups.push(group.clone());
@@ -298,15 +298,15 @@ mod tests {
     use proptest::prelude::*;
 
     fn groups_of(threads: usize, size: usize) -> Vec<Vec<usize>> {
-        let chosen = |set: &u32| set.count_ones() as usize == size;
+        let has_size = |set: &u32| set.count_ones() as usize == size;
         let members = |set: u32| (0..threads).filter(|index| set >> index & 1 == 1).collect();
-        (0..1u32 << threads).filter(chosen).map(members).collect()
+        (0..1u32 << threads).filter(has_size).map(members).collect()
     }
 
     fn threshold_by_enumeration(model: &GroupModel, size: usize) -> f64 {
-        let all = groups_of(model.threads(), size);
+        let groups = groups_of(model.threads(), size);
         let lowest = |thread: usize| {
-            all.iter()
+            groups.iter()
                 .filter(|group| group.contains(&thread))
                 .map(|group| model.ratio(group))
                 .fold(f64::INFINITY, f64::min)
@@ -315,23 +315,23 @@ mod tests {
     }
 
     fn any_reuse() -> impl Strategy<Value = ReuseTimes> {
-        (prop::collection::vec((0u32..14, 1u32..50), 1..6), 0u32..20).prop_map(|(times, never)| {
+        (prop::collection::vec((0u32..14, 1u32..50), 1..6), 0u32..20).prop_map(|(times, cold_weight)| {
             let mut reuse = ReuseTimes::new();
             times.iter().for_each(|&(log, weight)| reuse.add_weighted(Some((1 << log) - 1), f64::from(weight)));
-            reuse.add_weighted(None, f64::from(never));
+            reuse.add_weighted(None, f64::from(cold_weight));
             reuse
         })
     }
 
-    fn composed(threads: &[(ReuseTimes, f64)], size: usize, lines: u64, by: ReplacementModel) -> GroupModel {
+    fn composed(threads: &[(ReuseTimes, f64)], size: usize, lines: u64, replacement: ReplacementModel) -> GroupModel {
         let threads: Vec<(&ReuseTimes, f64)> = threads.iter().map(|(reuse, rate)| (reuse, *rate)).collect();
-        GroupModel::Composed(ComposedModel::new(&threads, size, lines, by).unwrap())
+        GroupModel::Composed(ComposedModel::new(&threads, size, lines, replacement).unwrap())
     }
 
     fn check_rotation(model: &GroupModel, size: usize) -> Result<(), TestCaseError> {
         let best = best_groups(model, size);
-        for turns in [RotationRule::Fair, RotationRule::Uniform { seed: 3 }] {
-            let groups = rotation(model, &best, turns);
+        for rule in [RotationRule::Fair, RotationRule::Uniform { seed: 3 }] {
+            let groups = rotation(model, &best, rule);
             for group in &groups {
                 let mut members = group.clone();
                 members.sort_unstable();
@@ -365,10 +365,10 @@ mod tests {
         fn exchanges_agree_with_enumeration(
             threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 4..9), size in 2usize..5, lines in 20u64..4000, lru: bool,
         ) {
-            let by = if lru { ReplacementModel::Lru } else { ReplacementModel::Random };
-            let model = composed(&threads, size, lines, by);
-            let (found, expected) = (best_groups(&model, size).threshold, threshold_by_enumeration(&model, size));
-            prop_assert!((found - expected).abs() <= 1e-9 * (1.0 + expected), "{found} {expected}");
+            let replacement = if lru { ReplacementModel::Lru } else { ReplacementModel::Random };
+            let model = composed(&threads, size, lines, replacement);
+            let (threshold, expected) = (best_groups(&model, size).threshold, threshold_by_enumeration(&model, size));
+            prop_assert!((threshold - expected).abs() <= 1e-9 * (1.0 + expected), "{threshold} {expected}");
             check_rotation(&model, size)?;
         }
 
@@ -381,9 +381,9 @@ mod tests {
         fn tables_agree_with_the_models_within_a_step(
             threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 3), lines in 20u64..4000, lru: bool,
         ) {
-            let by = if lru { ReplacementModel::Lru } else { ReplacementModel::Random };
+            let replacement = if lru { ReplacementModel::Lru } else { ReplacementModel::Random };
             let rates: Vec<(&ReuseTimes, f64)> = threads.iter().map(|(reuse, rate)| (reuse, *rate)).collect();
-            let model = composed(&threads, 3, lines, by);
+            let model = composed(&threads, 3, lines, replacement);
             let GroupModel::Composed(table) = &model else { unreachable!("composed() composes") };
             let step = table.grid[1] / table.grid[0];
             let exact = |lines: f64| {
@@ -399,17 +399,17 @@ mod tests {
     /// Do threads with equal ratios get equal turns, and a greedy thread no more than the threshold allows?
     #[test]
     fn fair_turns_are_as_even_as_possible() {
-        let turns = |ratios: &[f64], size: usize| {
+        let turn_counts = |ratios: &[f64], size: usize| {
             let model = GroupModel::Average(ratios.to_vec());
             let groups = rotation(&model, &best_groups(&model, size), RotationRule::Fair);
             let entry = |thread: usize| groups.iter().filter(|group| group.contains(&thread)).count();
             (0..ratios.len()).map(entry).collect::<Vec<usize>>()
         };
-        assert_eq!(turns(&[0.2; 6], 3), [3; 6]);
-        let greedy = turns(&[0.9, 0.9, 0.1, 0.1, 0.1, 0.1], 3);
+        assert_eq!(turn_counts(&[0.2; 6], 3), [3; 6]);
+        let greedy = turn_counts(&[0.9, 0.9, 0.1, 0.1, 0.1, 0.1], 3);
         assert_eq!(greedy, [3, 3, 3, 3, 3, 3], "one greedy thread a group leaves room for all");
-        let greedy = turns(&[0.9, 0.9, 0.9, 0.9, 0.1, 0.1], 3);
-        assert!(greedy[..4].iter().all(|&turns| turns < greedy[4]), "{greedy:?}");
+        let greedy = turn_counts(&[0.9, 0.9, 0.9, 0.9, 0.1, 0.1], 3);
+        assert!(greedy[..4].iter().all(|&count| count < greedy[4]), "{greedy:?}");
     }
 
     /// Does the walk visit all qualifying groups about equally often?
@@ -417,15 +417,15 @@ mod tests {
     fn the_walk_is_uniform_over_qualifying_groups() {
         let model = GroupModel::Average(vec![0.9, 0.1, 0.1, 0.1, 0.1, 0.1]);
         let best = best_groups(&model, 2);
-        let mut seen = std::collections::BTreeMap::new();
+        let mut visits = std::collections::BTreeMap::new();
         for seed in 0..200 {
             for mut group in walk(&model, &best, seed) {
                 group.sort_unstable();
-                *seen.entry(group).or_insert(0u32) += 1;
+                *visits.entry(group).or_insert(0u32) += 1;
             }
         }
-        assert_eq!(seen.len(), 15, "all pairs qualify");
-        let (least, most) = (seen.values().min().unwrap(), seen.values().max().unwrap());
-        assert!(f64::from(*least) > 0.75 * f64::from(*most), "{seen:?}");
+        assert_eq!(visits.len(), 15, "all pairs qualify");
+        let (min_visits, max_visits) = (visits.values().min().unwrap(), visits.values().max().unwrap());
+        assert!(f64::from(*min_visits) > 0.75 * f64::from(*max_visits), "{visits:?}");
     }
 }

@@ -131,7 +131,7 @@ impl<'a> BucketSearch<'a> {
 
     /// Returns the number of threads with at most this level.
     fn threads_up_to(&self, level: u32) -> usize {
-        self.levels.partition_point(|&other| other <= level)
+        self.levels.partition_point(|&thread_level| thread_level <= level)
     }
 
     fn newly_barred_count(&self, cpu: usize) -> usize {
@@ -166,7 +166,7 @@ impl<'a> BucketSearch<'a> {
 
     fn can_lower(&self, cpu: usize) -> bool {
         let level = self.max_pcmr[cpu];
-        let elsewhere = || (0..self.max_pcmr.len()).any(|other| other != cpu && self.max_pcmr[other] >= level);
+        let elsewhere = || (0..self.max_pcmr.len()).any(|other_cpu| other_cpu != cpu && self.max_pcmr[other_cpu] >= level);
         if level == 0 || (self.newly_barred_count(cpu) > 0 && !elsewhere()) {
             return false;
         }
@@ -175,8 +175,8 @@ impl<'a> BucketSearch<'a> {
         }
         let mut lowered = self.max_pcmr.clone();
         lowered[cpu] -= 1;
-        let fair = |bound: f64| run_time_variation(&self.levels, &lowered).is_none_or(|found| found <= bound);
-        self.keeps_cpus_busy(&lowered) && self.rules.max_run_time_variation.is_none_or(fair)
+        let is_fair = |bound: f64| run_time_variation(&self.levels, &lowered).is_none_or(|variation| variation <= bound);
+        self.keeps_cpus_busy(&lowered) && self.rules.max_run_time_variation.is_none_or(is_fair)
     }
 
     /// Takes one step down, or several if these bar no further thread and are needed anyway.
@@ -189,8 +189,8 @@ impl<'a> BucketSearch<'a> {
         let next = self.levels[..self.threads_up_to(level)].last().copied().unwrap_or(0);
         let mut steps = level - next;
         if self.weights.is_empty() {
-            let all: u64 = self.max_pcmr.iter().map(|&level| u64::from(level)).sum();
-            let needed = (all as f64 - threshold * self.max_pcmr.len() as f64).ceil().max(1.0);
+            let level_sum: u64 = self.max_pcmr.iter().map(|&level| u64::from(level)).sum();
+            let needed = (level_sum as f64 - threshold * self.max_pcmr.len() as f64).ceil().max(1.0);
             steps = steps.min(needed as u32);
         }
         self.max_pcmr[cpu] = level - steps.max(1);
@@ -204,11 +204,11 @@ impl<'a> BucketSearch<'a> {
         let (threads, cpus) = (self.levels.len(), max_pcmr.len());
         // All other CPUs may run threads that this CPU accepts, so one more thread must be waiting.
         let minimum = if self.rules.better && threads > cpus { cpus } else { 0 };
-        let enough = |(at, &level): (usize, &u32)| {
-            let needed_threads = (at + 1) * self.rules.runnable_per_cpu as usize;
+        let has_enough_threads = |(index, &level): (usize, &u32)| {
+            let needed_threads = (index + 1) * self.rules.runnable_per_cpu as usize;
             self.threads_up_to(level) >= needed_threads.max(minimum).min(threads)
         };
-        ascending.iter().enumerate().all(enough)
+        ascending.iter().enumerate().all(has_enough_threads)
     }
 }
 
@@ -233,7 +233,7 @@ fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
             let cpus = max_pcmr.iter().filter(|&&max| max >= levels[first]).count() as f64;
             (cpus - used_cpus).max(0.0) / (remaining - first) as f64
         };
-        let is_group_start = |&at: &usize| at == 0 || levels[at - 1] < levels[at];
+        let is_group_start = |&index: &usize| index == 0 || levels[index - 1] < levels[index];
         let Some(first) = (0..remaining).filter(is_group_start).min_by(|&a, &b| ratio(a).total_cmp(&ratio(b))) else {
             break;
         };
@@ -282,9 +282,9 @@ mod tests {
             }
             let mut sets_of_cpus = 1u32..1 << cpus;
             let busy = sets_of_cpus.all(|set| {
-                let chosen: Vec<usize> = (0..cpus).filter(|cpu| set >> cpu & 1 == 1).collect();
-                let runnable = levels.iter().filter(|&&level| chosen.iter().any(|&cpu| max[cpu] >= level)).count();
-                runnable >= (chosen.len() * rules.runnable_per_cpu as usize).min(levels.len())
+                let chosen_cpus: Vec<usize> = (0..cpus).filter(|cpu| set >> cpu & 1 == 1).collect();
+                let runnable = levels.iter().filter(|&&level| chosen_cpus.iter().any(|&cpu| max[cpu] >= level)).count();
+                runnable >= (chosen_cpus.len() * rules.runnable_per_cpu as usize).min(levels.len())
             });
             if busy || threshold >= f64::from(top) {
                 return (max, threshold);
@@ -343,8 +343,8 @@ mod tests {
             prop_assert!(run_time_variation(&levels, &buckets.max_pcmr).unwrap() <= bound + 1e-9);
             let rules = BucketizationRules { max_run_time_variation: Some(0.0), ..rules };
             let buckets = bucketize(&threads, cpus, &rules);
-            let all = fair_shares(&levels, &buckets.max_pcmr);
-            prop_assert!(all.iter().all(|share| (share - all[0]).abs() < 1e-9));
+            let shares = fair_shares(&levels, &buckets.max_pcmr);
+            prop_assert!(shares.iter().all(|share| (share - shares[0]).abs() < 1e-9));
         }
 
         /// Are shares max-min fair: does no thread have more than the CPUs, and does a thread with less than another

@@ -33,16 +33,16 @@ pub fn can_solve(programs: usize, seats: &Seats) -> bool {
 /// Returns the steps of the search: the number of sets that a cache may get times the ways to fill its CPUs, and the
 /// pairs of sets of the outer table.
 fn search_steps(programs: usize, seats: &Seats) -> f64 {
-    let (least, more) = seats.loads(programs);
+    let (min_load, surplus) = seats.loads(programs);
     let mut shapes = seats.cpus_per_cache.clone();
     shapes.sort_unstable();
     shapes.dedup();
     let filled = shapes.iter().map(|&cpus| {
         let cpus = cpus as usize;
-        (0..=cpus.min(more)).map(move |extra| {
-            let size = (cpus * least + extra).min(programs);
+        (0..=cpus.min(surplus)).map(move |extra| {
+            let size = (cpus * min_load + extra).min(programs);
             choose(programs, size)
-                * if least == 0 || least + more == 1 { 1.0 } else { count_fillings(size, least, cpus, extra) }
+                * if min_load == 0 || min_load + surplus == 1 { 1.0 } else { count_fillings(size, min_load, cpus, extra) }
         })
     });
     let tables = libm::pow(3.0, programs as f64) * seats.cpus_per_cache.len().min(programs) as f64;
@@ -53,9 +53,9 @@ fn choose(n: usize, k: usize) -> f64 {
     (0..k.min(n)).map(|i| (n - i) as f64 / (i + 1) as f64).product()
 }
 
-fn count_fillings(size: usize, least: usize, cpus: usize, extra: usize) -> f64 {
+fn count_fillings(size: usize, min_load: usize, cpus: usize, extra: usize) -> f64 {
     let factorial = |n: usize| (1..=n).map(|i| i as f64).product::<f64>();
-    let inside = libm::pow(factorial(least), (cpus - extra) as f64) * libm::pow(factorial(least + 1), extra as f64);
+    let inside = libm::pow(factorial(min_load), (cpus - extra) as f64) * libm::pow(factorial(min_load + 1), extra as f64);
     factorial(size) / inside / factorial(cpus - extra) / factorial(extra)
 }
 
@@ -64,12 +64,12 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let search = SubsetSearch::new(costs, seats);
     let shapes = &seats.cpus_per_cache;
     let all_programs: ProgramSet = (1 << costs.len()) - 1;
-    let alike = shapes.iter().all(|cpus| cpus == &shapes[0]);
+    let are_alike = shapes.iter().all(|cpus| cpus == &shapes[0]);
     // best[k][set] is the smallest total if the first k caches hold exactly the set; took[k][set] is then the set of
     // cache k.
     let mut best = vec![vec![f64::INFINITY; all_programs as usize + 1]];
     best[0][0] = 0.0;
-    let mut took: Vec<Vec<ProgramSet>> = vec![Vec::new()];
+    let mut choices: Vec<Vec<ProgramSet>> = vec![Vec::new()];
     let mut costs_of_shape: Vec<(u32, Vec<f64>)> = Vec::new();
     for (index, &cpus) in shapes.iter().enumerate() {
         if !costs_of_shape.iter().any(|(shape, _)| *shape == cpus) {
@@ -77,14 +77,14 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
             costs_of_shape.push((cpus, table));
         }
         let table = &costs_of_shape.iter().find(|(shape, _)| *shape == cpus).expect("inserted above").1;
-        let (next, choice) = solve_layer(&best[index], table, all_programs, alike);
+        let (next, choice) = solve_layer(&best[index], table, all_programs, are_alike);
         best.push(next);
-        took.push(choice);
+        choices.push(choice);
     }
     let mut remaining = all_programs;
     let mut by_cache = Vec::new();
     for (index, &cpus) in shapes.iter().enumerate().rev() {
-        let members = took[index + 1][remaining as usize];
+        let members = choices[index + 1][remaining as usize];
         by_cache.push(search.fill(members, cpus).1);
         remaining &= !members;
     }
@@ -93,75 +93,75 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
 }
 
 /// Adds one cache: for every set, finds the best split between this cache and the caches before it.
-fn solve_layer(before: &[f64], table: &[f64], all_programs: ProgramSet, alike: bool) -> (Vec<f64>, Vec<ProgramSet>) {
-    let mut best = before.iter().map(|&rest| rest + table[0]).collect::<Vec<f64>>();
-    let mut took = vec![0; before.len()];
+fn solve_layer(previous_costs: &[f64], table: &[f64], all_programs: ProgramSet, alike: bool) -> (Vec<f64>, Vec<ProgramSet>) {
+    let mut best = previous_costs.iter().map(|&cost| cost + table[0]).collect::<Vec<f64>>();
+    let mut choices = vec![0; previous_costs.len()];
     for set in 1..=all_programs {
         // Among equal caches, the last one holds the set's first program: other orders give the same seating.
-        let fixed = if alike { set & set.wrapping_neg() } else { 0 };
-        let free = set & !fixed;
-        let mut part = free;
+        let fixed_members = if alike { set & set.wrapping_neg() } else { 0 };
+        let free_members = set & !fixed_members;
+        let mut part = free_members;
         loop {
-            let members = part | fixed;
-            let total = table[members as usize] + before[(set & !members) as usize];
+            let members = part | fixed_members;
+            let total = table[members as usize] + previous_costs[(set & !members) as usize];
             if total < best[set as usize] {
-                (best[set as usize], took[set as usize]) = (total, members);
+                (best[set as usize], choices[set as usize]) = (total, members);
             }
             if part == 0 {
                 break;
             }
-            part = (part - 1) & free;
+            part = (part - 1) & free_members;
         }
     }
-    (best, took)
+    (best, choices)
 }
 
 struct SubsetSearch<'a> {
     costs: &'a CostMatrix,
     /// Smallest number of programs on every CPU.
-    least: usize,
+    min_load: usize,
     /// Whether CPUs may have one program more.
     uneven: bool,
     /// Sum of costs over ordered pairs within a set, including the diagonal.
-    within: Vec<f64>,
+    inner_costs: Vec<f64>,
 }
 
 impl<'a> SubsetSearch<'a> {
     fn new(costs: &'a CostMatrix, seats: &Seats) -> Self {
-        let (least, more) = seats.loads(costs.len());
-        let mut within = vec![0.0; 1 << costs.len()];
-        for set in 1..within.len() {
+        let (min_load, surplus) = seats.loads(costs.len());
+        let mut inner_costs = vec![0.0; 1 << costs.len()];
+        for set in 1..inner_costs.len() {
             let first = set.trailing_zeros() as usize;
-            let rest = set & (set - 1);
-            within[set] = within[rest] + costs[first][first];
-            within[set] += members(rest as ProgramSet).map(|j| costs[first][j] + costs[j][first]).sum::<f64>();
+            let other_members = set & (set - 1);
+            inner_costs[set] = inner_costs[other_members] + costs[first][first];
+            inner_costs[set] += members(other_members as ProgramSet).map(|j| costs[first][j] + costs[j][first]).sum::<f64>();
         }
-        SubsetSearch { costs, least, uneven: more > 0, within }
+        SubsetSearch { costs, least: min_load, uneven: surplus > 0, within: inner_costs }
     }
 
     /// Returns the cost of the set on a cache; infinite if the set does not fit the cache's even loads.
     fn cache_cost(&self, set: ProgramSet, cpus: u32) -> f64 {
         let (size, cpus) = (set.count_ones() as usize, cpus as usize);
-        let most = self.least + usize::from(self.uneven);
-        if size < self.least * cpus || size > most * cpus {
+        let max_load = self.min_load + usize::from(self.uneven);
+        if size < self.min_load * cpus || size > max_load * cpus {
             return f64::INFINITY;
         }
-        match most {
+        match max_load {
             // With one program per CPU, all programs of the cache meet.
-            1 => self.within[set as usize] - members(set).map(|i| self.costs[i][i]).sum::<f64>(),
+            1 => self.inner_costs[set as usize] - members(set).map(|i| self.costs[i][i]).sum::<f64>(),
             _ => self.fill(set, cpus as u32).0,
         }
     }
 
     /// Returns the best distribution of a set over the CPUs of one cache, and its total.
     fn fill(&self, set: ProgramSet, cpus: u32) -> (f64, Vec<Vec<usize>>) {
-        let most = self.least + usize::from(self.uneven);
+        let max_load = self.min_load + usize::from(self.uneven);
         let mut filled: Vec<ProgramSet> = Vec::new();
-        if most <= 1 {
+        if max_load <= 1 {
             filled.extend(members(set).map(|program| 1 << program));
         } else {
             let felt: Vec<f64> = (0..self.costs.len()).map(|j| members(set).map(|i| self.costs[i][j]).sum()).collect();
-            let extra = set.count_ones() as usize - self.least * cpus as usize;
+            let extra = set.count_ones() as usize - self.min_load * cpus as usize;
             let mut best = (f64::INFINITY, Vec::new());
             self.branch(set, (cpus as usize - extra, extra), 0.0, &felt, &mut Vec::new(), &mut best);
             filled = best.1;
@@ -190,17 +190,17 @@ impl<'a> SubsetSearch<'a> {
             return;
         }
         let first = remaining & remaining.wrapping_neg();
-        let rest = remaining & !first;
+        let candidates = remaining & !first;
         for (size, open) in [
-            (self.least, open.0.checked_sub(1).map(|less| (less, open.1))),
-            (self.least + 1, open.1.checked_sub(1).map(|less| (open.0, less))),
+            (self.min_load, open.0.checked_sub(1).map(|less| (less, open.1))),
+            (self.min_load + 1, open.1.checked_sub(1).map(|less| (open.0, less))),
         ] {
             let Some(open) = open.filter(|_| size > 0) else { continue };
-            for_each_subset(rest, size - 1, &mut |companions| {
+            for_each_subset(candidates, size - 1, &mut |companions| {
                 let cpu = first | companions;
-                let seen = members(cpu).map(|j| felt[j]).sum::<f64>() - self.within[cpu as usize];
+                let felt_cost = members(cpu).map(|j| felt[j]).sum::<f64>() - self.inner_costs[cpu as usize];
                 filled.push(cpu);
-                self.branch(remaining & !cpu, open, so_far + seen / size as f64, felt, filled, best);
+                self.branch(remaining & !cpu, open, so_far + felt_cost / size as f64, felt, filled, best);
                 filled.pop();
             });
         }
@@ -213,15 +213,15 @@ fn members(set: ProgramSet) -> impl Iterator<Item = usize> {
 
 /// Visits every subset of `set` with `size` members, in a fixed order.
 fn for_each_subset(set: ProgramSet, size: usize, visit: &mut impl FnMut(ProgramSet)) {
-    fn visit_subsets(set: ProgramSet, size: usize, chosen: ProgramSet, visit: &mut impl FnMut(ProgramSet)) {
+    fn visit_subsets(set: ProgramSet, size: usize, chosen_members: ProgramSet, visit: &mut impl FnMut(ProgramSet)) {
         if size == 0 {
-            return visit(chosen);
+            return visit(chosen_members);
         }
         let mut remaining = set;
         while remaining.count_ones() as usize >= size {
             let first = remaining & remaining.wrapping_neg();
             remaining &= !first;
-            visit_subsets(remaining, size - 1, chosen | first, visit);
+            visit_subsets(remaining, size - 1, chosen_members | first, visit);
         }
     }
     visit_subsets(set, size, 0, visit);

@@ -49,19 +49,19 @@ fn greedy(costs: &CostMatrix, seats: &Seats) -> Seating {
     order.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)));
     for (placed, program) in order.into_iter().enumerate() {
         let round = placed / seats.cpus();
-        let mut least: Option<(f64, usize, usize)> = None;
+        let mut cheapest: Option<(f64, usize, usize)> = None;
         for cache in 0..climb.by_cache.len() {
             for cpu in 0..climb.by_cache[cache].len() {
                 if climb.by_cache[cache][cpu].len() > round {
                     continue;
                 }
                 let adds = climb.cost_beside(program, cache, cpu, None);
-                if least.is_none_or(|(best, ..)| adds < best) {
-                    least = Some((adds, cache, cpu));
+                if cheapest.is_none_or(|(best, ..)| adds < best) {
+                    cheapest = Some((adds, cache, cpu));
                 }
             }
         }
-        let (_, cache, cpu) = least.expect("a round has a free CPU for each of its programs");
+        let (_, cache, cpu) = cheapest.expect("a round has a free CPU for each of its programs");
         climb.by_cache[cache][cpu].push(program);
     }
     Seating { by_cache: climb.by_cache }
@@ -77,11 +77,11 @@ type SeatPosition = (usize, usize, usize);
 
 impl HillClimb<'_> {
     fn run(&mut self, seats: &Seats) {
-        let (least, more) = seats.loads(self.costs.len());
+        let (min_load, surplus) = seats.loads(self.costs.len());
         for _ in 0..MAX_SWEEPS {
             let exchanged = self.exchange_all();
-            let moved = (more > 0) && self.move_all(least);
-            if !exchanged && !moved {
+            let has_moved = (surplus > 0) && self.move_all(min_load);
+            if !exchanged && !has_moved {
                 break;
             }
         }
@@ -91,8 +91,8 @@ impl HillClimb<'_> {
     fn cost_beside(&self, program: usize, cache: usize, cpu: usize, but: Option<usize>) -> f64 {
         let cpu_groups = &self.by_cache[cache];
         let own_load = cpu_groups[cpu].len().max(1) as f64;
-        let others = cpu_groups.iter().enumerate().filter(|(other, _)| *other != cpu);
-        others
+        let other_cpus = cpu_groups.iter().enumerate().filter(|(other, _)| *other != cpu);
+        other_cpus
             .flat_map(|(_, members)| members.iter().map(move |&j| (j, members.len() as f64)))
             .filter(|&(j, _)| Some(j) != but && j != program)
             .map(|(j, load)| self.costs[program][j] / load + self.costs[j][program] / own_load)
@@ -102,7 +102,7 @@ impl HillClimb<'_> {
     fn places(&self) -> Vec<SeatPosition> {
         let cpus =
             self.by_cache.iter().enumerate().flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)));
-        cpus.flat_map(|(cache, cpu)| (0..self.by_cache[cache][cpu].len()).map(move |at| (cache, cpu, at))).collect()
+        cpus.flat_map(|(cache, cpu)| (0..self.by_cache[cache][cpu].len()).map(move |position| (cache, cpu, position))).collect()
     }
 
     fn seat_mut(&mut self, (cache, cpu, at): SeatPosition) -> &mut usize {
@@ -121,14 +121,14 @@ impl HillClimb<'_> {
                 }
                 let (i, j) = (*self.seat_mut(a), *self.seat_mut(b));
                 let gain = if a.0 == b.0 {
-                    let before = self.cache_total(a.0);
+                    let total_before = self.cache_total(a.0);
                     (*self.seat_mut(a), *self.seat_mut(b)) = (j, i);
-                    let gain = before - self.cache_total(a.0);
+                    let gain = total_before - self.cache_total(a.0);
                     (*self.seat_mut(a), *self.seat_mut(b)) = (i, j);
                     gain
                 } else {
-                    let before = self.cost_beside(i, a.0, a.1, None) + self.cost_beside(j, b.0, b.1, None);
-                    before - self.cost_beside(i, b.0, b.1, Some(j)) - self.cost_beside(j, a.0, a.1, Some(i))
+                    let cost_before = self.cost_beside(i, a.0, a.1, None) + self.cost_beside(j, b.0, b.1, None);
+                    cost_before - self.cost_beside(i, b.0, b.1, Some(j)) - self.cost_beside(j, a.0, a.1, Some(i))
                 };
                 if gain > HELPS {
                     (*self.seat_mut(a), *self.seat_mut(b)) = (j, i);
@@ -140,7 +140,7 @@ impl HillClimb<'_> {
     }
 
     /// Tries moves from CPUs with one program more than the smallest load to CPUs with the smallest.
-    fn move_all(&mut self, least: usize) -> bool {
+    fn move_all(&mut self, min_load: usize) -> bool {
         let mut helped = false;
         let cpus: Vec<(usize, usize)> = self
             .by_cache
@@ -150,20 +150,20 @@ impl HillClimb<'_> {
             .collect();
         for &from in &cpus {
             for &to in &cpus {
-                let mut at = 0;
-                while at < self.by_cache[from.0][from.1].len() {
+                let mut position = 0;
+                while position < self.by_cache[from.0][from.1].len() {
                     let loads = (self.by_cache[from.0][from.1].len(), self.by_cache[to.0][to.1].len());
-                    if from == to || loads != (least + 1, least) {
+                    if from == to || loads != (min_load + 1, min_load) {
                         break;
                     }
-                    let program = self.by_cache[from.0][from.1][at];
+                    let program = self.by_cache[from.0][from.1][position];
                     let gain = self.gain_of_move(program, from, to);
                     if gain > HELPS {
-                        self.by_cache[from.0][from.1].remove(at);
+                        self.by_cache[from.0][from.1].remove(position);
                         self.by_cache[to.0][to.1].push(program);
                         helped = true;
                     } else {
-                        at += 1;
+                        position += 1;
                     }
                 }
             }
@@ -174,32 +174,32 @@ impl HillClimb<'_> {
     /// Returns the gain of a move. The loads of both CPUs change, and so do all costs of their neighbors.
     fn gain_of_move(&mut self, program: usize, from: (usize, usize), to: (usize, usize)) -> f64 {
         if from.0 == to.0 {
-            let before = self.cache_total(from.0);
-            let index = self.by_cache[from.0][from.1].iter().position(|&other| other == program).unwrap_or(0);
+            let total_before = self.cache_total(from.0);
+            let index = self.by_cache[from.0][from.1].iter().position(|&member| member == program).unwrap_or(0);
             self.by_cache[from.0][from.1].remove(index);
             self.by_cache[to.0][to.1].push(program);
-            let gain = before - self.cache_total(from.0);
+            let gain = total_before - self.cache_total(from.0);
             self.by_cache[to.0][to.1].pop();
             self.by_cache[from.0][from.1].insert(index, program);
             return gain;
         }
         // Costs that one program would cause to a CPU's neighbors if it were alone there.
-        let seen = |j: usize, (cache, cpu): (usize, usize)| -> f64 {
-            let others = self.by_cache[cache].iter().enumerate().filter(|(other, _)| *other != cpu);
-            others.flat_map(|(_, members)| members).map(|&k| self.costs[k][j]).sum()
+        let caused_cost = |j: usize, (cache, cpu): (usize, usize)| -> f64 {
+            let other_cpus = self.by_cache[cache].iter().enumerate().filter(|(other, _)| *other != cpu);
+            other_cpus.flat_map(|(_, members)| members).map(|&k| self.costs[k][j]).sum()
         };
-        let felt = |(cache, cpu): (usize, usize)| -> f64 {
-            let others = self.by_cache[cache].iter().enumerate().filter(|(other, on)| *other != cpu && !on.is_empty());
-            others.map(|(_, on)| on.iter().map(|&j| self.costs[program][j]).sum::<f64>() / on.len() as f64).sum()
+        let felt_cost = |(cache, cpu): (usize, usize)| -> f64 {
+            let other_cpus = self.by_cache[cache].iter().enumerate().filter(|(other, on)| *other != cpu && !on.is_empty());
+            other_cpus.map(|(_, on)| on.iter().map(|&j| self.costs[program][j]).sum::<f64>() / on.len() as f64).sum()
         };
-        let all = |place: (usize, usize)| -> (f64, f64) {
+        let total_caused = |place: (usize, usize)| -> (f64, f64) {
             let seated = &self.by_cache[place.0][place.1];
-            (seated.iter().map(|&j| seen(j, place)).sum(), seated.len() as f64)
+            (seated.iter().map(|&j| caused_cost(j, place)).sum(), seated.len() as f64)
         };
         let shared = |sum: f64, load: f64| if load > 0.0 { sum / load } else { 0.0 };
-        let ((here, load), (there, other_load)) = (all(from), all(to));
-        let loss_of_leaving = felt(from) + shared(here, load) - shared(here - seen(program, from), load - 1.0);
-        let joins = felt(to) + shared(there + seen(program, to), other_load + 1.0) - shared(there, other_load);
+        let ((here, load), (there, other_load)) = (total_caused(from), total_caused(to));
+        let loss_of_leaving = felt_cost(from) + shared(here, load) - shared(here - caused_cost(program, from), load - 1.0);
+        let joins = felt_cost(to) + shared(there + caused_cost(program, to), other_load + 1.0) - shared(there, other_load);
         loss_of_leaving - joins
     }
 
@@ -207,10 +207,10 @@ impl HillClimb<'_> {
         let cpu_groups = &self.by_cache[cache];
         let mut total = 0.0;
         for (cpu, members) in cpu_groups.iter().enumerate() {
-            for (other, beside) in cpu_groups.iter().enumerate().filter(|(_, beside)| !beside.is_empty()) {
+            for (other, neighbors) in cpu_groups.iter().enumerate().filter(|(_, neighbors)| !neighbors.is_empty()) {
                 if other != cpu {
-                    let felt: f64 = members.iter().flat_map(|&i| beside.iter().map(move |&j| self.costs[i][j])).sum();
-                    total += felt / beside.len() as f64;
+                    let felt_cost: f64 = members.iter().flat_map(|&i| neighbors.iter().map(move |&j| self.costs[i][j])).sum();
+                    total += felt_cost / neighbors.len() as f64;
                 }
             }
         }
@@ -224,16 +224,16 @@ pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
     if programs == 0 || seats.cpus() == 0 {
         return 0.0;
     }
-    let (least, more) = seats.loads(programs);
-    let most = least + usize::from(more > 0);
-    let kinder = |cost: f64| (cost / least.max(1) as f64).min(cost / most as f64);
-    let weight = |i: usize, j: usize| kinder(costs[i][j]) + kinder(costs[j][i]);
-    let idle = seats.cpus() * most - programs;
-    let alone = degree_bound(programs, seats, most, idle, weight);
+    let (min_load, surplus) = seats.loads(programs);
+    let max_load = min_load + usize::from(surplus > 0);
+    let lower_share = |cost: f64| (cost / min_load.max(1) as f64).min(cost / max_load as f64);
+    let weight = |i: usize, j: usize| lower_share(costs[i][j]) + lower_share(costs[j][i]);
+    let idle = seats.cpus() * max_load - programs;
+    let alone = degree_bound(programs, seats, max_load, idle, weight);
     let cpus = seats.cpus_per_cache[0] as usize;
-    let alike = seats.cpus_per_cache.iter().all(|&other| other as usize == cpus);
-    let neighbors = (cpus - 1) * most;
-    if !alike || neighbors == 0 || programs + idle <= neighbors {
+    let are_alike = seats.cpus_per_cache.iter().all(|&cpus_here| cpus_here as usize == cpus);
+    let neighbors = (cpus - 1) * max_load;
+    if !are_alike || neighbors == 0 || programs + idle <= neighbors {
         return alone;
     }
     let padded = |i: usize, j: usize| if i.max(j) < programs { weight(i, j) } else { 0.0 };
@@ -251,39 +251,39 @@ fn enough_neighbors(nodes: usize, degree: usize, weight: impl Fn(usize, usize) -
     let (mut best, mut step) = (f64::NEG_INFINITY, spread);
     for _ in 0..DUAL_STEPS {
         let mut value = degree as f64 * prices.iter().sum::<f64>();
-        let mut chosen = vec![0u32; nodes];
+        let mut chosen_counts = vec![0u32; nodes];
         for (i, row) in rows.iter().enumerate() {
             for (j, w) in row.iter().enumerate() {
                 let reduced = w - prices[i] - prices[j];
                 if reduced < 0.0 {
                     value += reduced;
-                    chosen[i] += 1;
-                    chosen[j] += 1;
+                    chosen_counts[i] += 1;
+                    chosen_counts[j] += 1;
                 }
             }
         }
         // Rounding of sums must not raise the bound above the true value.
         best = best.max(value - 1e-12 * (value.abs() + pairs * spread));
-        for (price, &chosen) in prices.iter_mut().zip(&chosen) {
-            *price += step * (degree as f64 - f64::from(chosen)) / degree as f64;
+        for (price, &chosen_count) in prices.iter_mut().zip(&chosen_counts) {
+            *price += step * (degree as f64 - f64::from(chosen_count)) / degree as f64;
         }
         step *= SHORTER;
     }
     best
 }
 
-fn degree_bound(programs: usize, seats: &Seats, most: usize, idle: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
+fn degree_bound(programs: usize, seats: &Seats, max_load: usize, idle: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
     let mut shapes = seats.cpus_per_cache.clone();
     shapes.sort_unstable();
     shapes.dedup();
     let shape_cost = |i: usize| {
-        let mut beside: Vec<f64> = (0..programs).filter(|&j| j != i).map(|j| weight(i, j)).collect();
-        beside.sort_by(f64::total_cmp);
+        let mut weights: Vec<f64> = (0..programs).filter(|&j| j != i).map(|j| weight(i, j)).collect();
+        weights.sort_by(f64::total_cmp);
         let on_shape = |&cpus: &u32| {
-            let others = (cpus as usize).saturating_sub(1);
-            let must = (others * most).saturating_sub(others.min(idle)).min(beside.len());
-            let may = (others * most).min(beside.len());
-            beside[..must].iter().sum::<f64>() + beside[must..may].iter().filter(|cost| **cost < 0.0).sum::<f64>()
+            let other_cpus = (cpus as usize).saturating_sub(1);
+            let min_neighbors = (other_cpus * max_load).saturating_sub(other_cpus.min(idle)).min(weights.len());
+            let max_neighbors = (other_cpus * max_load).min(weights.len());
+            weights[..min_neighbors].iter().sum::<f64>() + weights[min_neighbors..max_neighbors].iter().filter(|cost| **cost < 0.0).sum::<f64>()
         };
         shapes.iter().map(on_shape).fold(f64::INFINITY, f64::min) / 2.0
     };
@@ -309,18 +309,18 @@ mod tests {
             let seats = Seats { cpus_per_cache: vec![3, 3] };
             let seating = random_seating(9, &seats, &mut SplitMix64::new(seed));
             let mut climb = HillClimb { costs: &matrix, by_cache: seating.by_cache.clone() };
-            let at = |seating: &Seating| {
+            let position = |seating: &Seating| {
                 let places = (0..2).flat_map(|cache| (0..3).map(move |cpu| (cache, cpu)));
                 places.into_iter().find(|&(cache, cpu)| seating.by_cache[cache][cpu].contains(&program)).unwrap()
             };
-            let from = at(&seating);
-            prop_assume!(from != to);
-            let gain = climb.gain_of_move(program, from, to);
+            let origin = position(&seating);
+            prop_assume!(origin != to);
+            let gain = climb.gain_of_move(program, origin, to);
             prop_assert_eq!(&climb.by_cache, &seating.by_cache, "trying changes nothing");
-            let mut moved = seating.clone();
-            moved.by_cache[from.0][from.1].retain(|&other| other != program);
-            moved.by_cache[to.0][to.1].push(program);
-            prop_assert!((gain - (seating.total(&matrix) - moved.total(&matrix))).abs() < 1e-9);
+            let mut new_seating = seating.clone();
+            new_seating.by_cache[origin.0][origin.1].retain(|&member| member != program);
+            new_seating.by_cache[to.0][to.1].push(program);
+            prop_assert!((gain - (seating.total(&matrix) - new_seating.total(&matrix))).abs() < 1e-9);
         }
     }
 }

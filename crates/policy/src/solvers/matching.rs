@@ -29,8 +29,8 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     };
     let mate = perfect_matching(seats.cpus(), weight);
     let pairs = (0..mate.len()).filter(|&node| node < mate[node]).map(|node| [node, mate[node]]);
-    let seat = |node: usize| if node < programs { vec![node] } else { Vec::new() };
-    Seating { by_cache: pairs.map(|pair| pair.map(seat).to_vec()).collect() }
+    let seated_programs = |node: usize| if node < programs { vec![node] } else { Vec::new() };
+    Seating { by_cache: pairs.map(|pair| pair.map(seated_programs).to_vec()).collect() }
 }
 
 /// Returns each node's partner in a minimum-weight perfect matching of the complete graph over an even number of nodes.

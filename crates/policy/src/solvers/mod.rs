@@ -67,9 +67,9 @@ impl Seating {
         for cache in &self.by_cache {
             for (index, cpu) in cache.iter().enumerate() {
                 for &i in cpu {
-                    let others =
-                        cache.iter().enumerate().filter(|(other, members)| *other != index && !members.is_empty());
-                    suffered[i] = others
+                    let other_cpus =
+                        cache.iter().enumerate().filter(|(other_index, members)| *other_index != index && !members.is_empty());
+                    suffered[i] = other_cpus
                         .map(|(_, members)| members.iter().map(|&j| costs[i][j]).sum::<f64>() / members.len() as f64)
                         .sum();
                 }
@@ -97,7 +97,7 @@ impl Seating {
             let places: Vec<usize> = (0..shapes.len()).filter(|&index| shapes[index] == kind).collect();
             let mut caches: Vec<_> = places.iter().map(|&index| std::mem::take(&mut self.by_cache[index])).collect();
             caches.sort_by_key(|cache| cache.first().map_or(usize::MAX, |cpu| first(cpu)));
-            places.into_iter().zip(caches).for_each(|(at, cache)| self.by_cache[at] = cache);
+            places.into_iter().zip(caches).for_each(|(position, cache)| self.by_cache[position] = cache);
         }
         self
     }
@@ -192,8 +192,8 @@ pub fn random(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTotals {
     let mut totals: Vec<f64> =
         (0..SAMPLES).map(|_| random_seating(programs, seats, &mut generator).total(costs)).collect();
     totals.sort_by(f64::total_cmp);
-    let at = |share: f64| totals[((totals.len() - 1) as f64 * share) as usize];
-    RandomTotals { mean, low_5_percent: at(0.05), high_5_percent: at(0.95), sampled: SAMPLES }
+    let quantile = |share: f64| totals[((totals.len() - 1) as f64 * share) as usize];
+    RandomTotals { mean, low_5_percent: quantile(0.05), high_5_percent: quantile(0.95), sampled: SAMPLES }
 }
 
 /// Draws one assignment from all those with even loads, each equally likely.

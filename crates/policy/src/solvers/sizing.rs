@@ -100,7 +100,7 @@ struct PartialDeal {
     /// Sum of squared units; small values are even.
     squares: u64,
     /// Number of units of the last claimant.
-    given: u32,
+    units: u32,
 }
 
 impl PartialDeal {
@@ -123,31 +123,31 @@ impl PartialDeal {
 /// Invalid claims, or floors that do not fit.
 pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<Vec<u32>, ClaimError> {
     check(claims, units)?;
-    let all = units as usize;
+    let unit_count = units as usize;
     // Costs that differ only by rounding count as equal, so that evenness decides and not the order of additions.
-    let scale = claims.iter().flat_map(|claim| &claim.costs).fold(0.0f64, |most, cost| most.max(cost.abs()));
+    let scale = claims.iter().flat_map(|claim| &claim.costs).fold(0.0f64, |largest_cost, cost| largest_cost.max(cost.abs()));
     let slack = scale * claims.len() as f64 * 1e-12;
     let mut rows: Vec<Vec<Option<PartialDeal>>> = Vec::with_capacity(claims.len());
-    let nothing = PartialDeal { worst: f64::NEG_INFINITY, sum: 0.0, squares: 0, given: 0 };
-    let mut before: Vec<Option<PartialDeal>> = vec![None; all + 1];
-    before[0] = Some(nothing);
+    let nothing = PartialDeal { worst: f64::NEG_INFINITY, sum: 0.0, squares: 0, units: 0 };
+    let mut previous_row: Vec<Option<PartialDeal>> = vec![None; unit_count + 1];
+    previous_row[0] = Some(nothing);
     let mut floors_after: u32 = claims.iter().map(UnitClaim::floor).sum();
     for (index, claim) in claims.iter().enumerate() {
         floors_after -= claim.floor();
         let last = index + 1 == claims.len();
-        let mut row: Vec<Option<PartialDeal>> = vec![None; all + 1];
-        let most = units - floors_after;
+        let mut row: Vec<Option<PartialDeal>> = vec![None; unit_count + 1];
+        let max_used = units - floors_after;
         // The last claimant gets all remaining units, because only full allocations matter.
-        for used in if last { most..=most } else { 0..=most } {
+        for used in if last { max_used..=max_used } else { 0..=max_used } {
             let mut best: Option<PartialDeal> = None;
             for share in claim.floor()..=used {
-                let Some(rest) = before[(used - share) as usize] else { continue };
+                let Some(previous_deal) = previous_row[(used - share) as usize] else { continue };
                 let cost = claim.cost(share);
                 let candidate = PartialDeal {
-                    worst: rest.worst.max(cost),
-                    sum: rest.sum + cost,
-                    squares: rest.squares + u64::from(share) * u64::from(share),
-                    given: share,
+                    worst: previous_deal.worst.max(cost),
+                    sum: previous_deal.sum + cost,
+                    squares: previous_deal.squares + u64::from(share) * u64::from(share),
+                    units: share,
                 };
                 if best.as_ref().is_none_or(|best| candidate.is_better_than(best, total, slack)) {
                     best = Some(candidate);
@@ -155,29 +155,29 @@ pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) 
             }
             row[used as usize] = best;
         }
-        rows.push(std::mem::replace(&mut before, row));
+        rows.push(std::mem::replace(&mut previous_row, row));
     }
-    rows.push(before);
+    rows.push(previous_row);
     let mut deal = vec![0; claims.len()];
-    let mut remaining = all;
+    let mut remaining = unit_count;
     for index in (0..claims.len()).rev() {
         let best =
             rows[index + 1][remaining].expect("checked: the floors fit, so every prefix of the best deal exists");
-        deal[index] = best.given;
-        remaining -= best.given as usize;
+        deal[index] = best.units;
+        remaining -= best.units as usize;
     }
     Ok(deal)
 }
 
 /// Returns the largest saving per unit of a claimant within `most` further units: the number of units, and the saving
 /// of each.
-fn best_offer(claim: &UnitClaim, held: u32, most: u32) -> (u32, f64) {
-    let now = claim.cost(held);
-    let mut best = (most, f64::NEG_INFINITY);
-    for more in 1..=most {
-        let saving = (now - claim.cost(held + more)) / f64::from(more);
+fn best_offer(claim: &UnitClaim, units: u32, max_units: u32) -> (u32, f64) {
+    let now = claim.cost(units);
+    let mut best = (max_units, f64::NEG_INFINITY);
+    for added_units in 1..=max_units {
+        let saving = (now - claim.cost(units + added_units)) / f64::from(added_units);
         if saving > best.1 {
-            best = (more, saving);
+            best = (added_units, saving);
         }
     }
     best
@@ -232,7 +232,7 @@ impl CostAggregate {
 
 /// Returns the smallest number of units with which a claimant's cost is at most this; `None` if none suffices.
 pub fn fewest_units(costs: &[f64], at_most: f64) -> Option<u32> {
-    costs.iter().position(|&cost| cost <= at_most).map(|at| at as u32 + 1)
+    costs.iter().position(|&cost| cost <= at_most).map(|index| index as u32 + 1)
 }
 
 /// Returns the costs of several claimants in one partition, each assumed to fill an equal share of it. Costs are
@@ -264,10 +264,10 @@ mod tests {
         let Some((first, rest)) = claims.split_first() else {
             return if units == 0 { vec![Vec::new()] } else { Vec::new() };
         };
-        let with = |given: u32| {
-            all_deals(rest, units - given).into_iter().map(move |deal| [vec![given], deal].concat()).collect::<Vec<_>>()
+        let deals_with = |share: u32| {
+            all_deals(rest, units - share).into_iter().map(move |deal| [vec![share], deal].concat()).collect::<Vec<_>>()
         };
-        (first.floor()..=units).flat_map(with).collect()
+        (first.floor()..=units).flat_map(deals_with).collect()
     }
 
     /// Thesis equation 5.3, as written.
@@ -280,19 +280,19 @@ mod tests {
     fn solvers_see_across_a_plateau() {
         let cliff = [10.0, 10.0, 10.0, 10.0, 1.0, 1.0, 1.0, 1.0];
         let slope = [8.0, 7.5, 7.0, 6.5, 6.0, 5.5, 5.0, 4.5];
-        let both = claims(&[&cliff, &slope]);
-        assert_eq!(allocate_exactly(&both, 8, CostAggregate::Sum), Ok(vec![5, 3]));
-        assert_eq!(lookahead(&both, 8), Ok(vec![5, 3]));
+        let two_claims = claims(&[&cliff, &slope]);
+        assert_eq!(allocate_exactly(&two_claims, 8, CostAggregate::Sum), Ok(vec![5, 3]));
+        assert_eq!(lookahead(&two_claims, 8), Ok(vec![5, 3]));
     }
 
     /// Do indifferent claimants share equally, in any order?
     #[test]
     fn indifferent_claimants_share_equally() {
         let flat = [3.0; 16];
-        let all = claims(&[&flat, &flat, &flat, &flat]);
-        assert_eq!(allocate_exactly(&all, 16, CostAggregate::Sum), Ok(vec![4; 4]));
-        assert_eq!(allocate_exactly(&all, 16, CostAggregate::Worst), Ok(vec![4; 4]));
-        assert_eq!(lookahead(&all, 16), Ok(vec![4; 4]));
+        let equal_claims = claims(&[&flat, &flat, &flat, &flat]);
+        assert_eq!(allocate_exactly(&equal_claims, 16, CostAggregate::Sum), Ok(vec![4; 4]));
+        assert_eq!(allocate_exactly(&equal_claims, 16, CostAggregate::Worst), Ok(vec![4; 4]));
+        assert_eq!(lookahead(&equal_claims, 16), Ok(vec![4; 4]));
     }
 
     /// Does the objective of the largest cost take from many claimants for one?
@@ -300,22 +300,22 @@ mod tests {
     fn the_worst_cost_comes_first() {
         let needy = [9.0, 8.0, 7.0, 6.0];
         let greedy = [5.0, 2.0, 1.0, 0.5];
-        let both = claims(&[&needy, &greedy]);
-        assert_eq!(allocate_exactly(&both, 4, CostAggregate::Sum), Ok(vec![2, 2]));
-        assert_eq!(allocate_exactly(&both, 4, CostAggregate::Worst), Ok(vec![3, 1]));
+        let two_claims = claims(&[&needy, &greedy]);
+        assert_eq!(allocate_exactly(&two_claims, 4, CostAggregate::Sum), Ok(vec![2, 2]));
+        assert_eq!(allocate_exactly(&two_claims, 4, CostAggregate::Worst), Ok(vec![3, 1]));
     }
 
     /// Are claims that cannot be met refused by name?
     #[test]
     fn impossible_claims_are_refused() {
-        let mut both = claims(&[&[1.0; 4], &[1.0; 4]]);
-        both[1].min_units = 4;
-        assert_eq!(allocate_exactly(&both, 4, CostAggregate::Sum), Err(ClaimError::Floors { floors: 5, units: 4 }));
-        both[1].costs[2] = f64::NAN;
-        assert_eq!(lookahead(&both, 4), Err(ClaimError::NoNumber { claim: 1 }));
-        both[0].costs.pop();
+        let mut two_claims = claims(&[&[1.0; 4], &[1.0; 4]]);
+        two_claims[1].min_units = 4;
+        assert_eq!(allocate_exactly(&two_claims, 4, CostAggregate::Sum), Err(ClaimError::Floors { floors: 5, units: 4 }));
+        two_claims[1].costs[2] = f64::NAN;
+        assert_eq!(lookahead(&two_claims, 4), Err(ClaimError::NoNumber { claim: 1 }));
+        two_claims[0].costs.pop();
         assert_eq!(
-            allocate_exactly(&both, 4, CostAggregate::Sum),
+            allocate_exactly(&two_claims, 4, CostAggregate::Sum),
             Err(ClaimError::Costs { claim: 0, found: 3, expected: 4 })
         );
         assert_eq!(lookahead(&[], 4), Err(ClaimError::NoClaims));

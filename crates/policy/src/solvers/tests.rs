@@ -6,23 +6,23 @@ use super::*;
 
 /// Returns every assignment with even loads, up to the order of CPUs and caches as far as that is cheap to detect.
 fn every_seating(programs: usize, seats: &Seats) -> Vec<Seating> {
-    fn go(program: usize, programs: usize, limits: (usize, usize), here: &mut Seating, all: &mut Vec<Seating>) {
-        let (least, more) = limits;
+    fn go(program: usize, programs: usize, limits: (usize, usize), partial: &mut Seating, seatings: &mut Vec<Seating>) {
+        let (min_load, surplus) = limits;
         if program == programs {
-            let even = here.by_cache.iter().flatten().all(|cpu| cpu.len() >= least);
+            let even = partial.by_cache.iter().flatten().all(|cpu| cpu.len() >= min_load);
             if even {
-                all.push(here.clone());
+                seatings.push(partial.clone());
             }
             return;
         }
-        let most = least + usize::from(more > 0);
-        for cache in 0..here.by_cache.len() {
-            for cpu in 0..here.by_cache[cache].len() {
-                if here.by_cache[cache][cpu].len() < most {
-                    here.by_cache[cache][cpu].push(program);
-                    go(program + 1, programs, limits, here, all);
-                    here.by_cache[cache][cpu].pop();
-                    if here.by_cache[cache][cpu].is_empty() {
+        let max_load = min_load + usize::from(surplus > 0);
+        for cache in 0..partial.by_cache.len() {
+            for cpu in 0..partial.by_cache[cache].len() {
+                if partial.by_cache[cache][cpu].len() < max_load {
+                    partial.by_cache[cache][cpu].push(program);
+                    go(program + 1, programs, limits, partial, seatings);
+                    partial.by_cache[cache][cpu].pop();
+                    if partial.by_cache[cache][cpu].is_empty() {
                         break; // further idle CPUs of this cache are the same
                     }
                 }
@@ -30,9 +30,9 @@ fn every_seating(programs: usize, seats: &Seats) -> Vec<Seating> {
         }
     }
     let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
-    let mut all = Vec::new();
-    go(0, programs, seats.loads(programs), &mut Seating { by_cache }, &mut all);
-    all
+    let mut seatings = Vec::new();
+    go(0, programs, seats.loads(programs), &mut Seating { by_cache }, &mut seatings);
+    seatings
 }
 
 fn seats(cpus: &[u32]) -> Seats {
@@ -40,9 +40,9 @@ fn seats(cpus: &[u32]) -> Seats {
 }
 
 fn check_seating(seating: &Seating, programs: usize, seats: &Seats) {
-    let mut seen: Vec<usize> = seating.by_cache.iter().flatten().flatten().copied().collect();
-    seen.sort_unstable();
-    assert_eq!(seen, (0..programs).collect::<Vec<_>>(), "each program once");
+    let mut seated_programs: Vec<usize> = seating.by_cache.iter().flatten().flatten().copied().collect();
+    seated_programs.sort_unstable();
+    assert_eq!(seated_programs, (0..programs).collect::<Vec<_>>(), "each program once");
     let mut shapes: Vec<u32> = seating.by_cache.iter().map(|cache| cache.len() as u32).collect();
     assert_eq!(shapes.len(), seats.cpus_per_cache.len());
     assert_eq!(std::mem::take(&mut shapes), seats.cpus_per_cache);
@@ -74,9 +74,9 @@ proptest! {
         check_seating(&best.seating, programs, &seats);
         check_seating(&worst.seating, programs, &seats);
         let minimum = totals.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = totals.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let maximum = totals.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         prop_assert!((best.total - minimum).abs() < 1e-9, "{} {minimum} {:?}", best.total, best.method);
-        prop_assert!((worst.total - most).abs() < 1e-9, "{} {most}", worst.total);
+        prop_assert!((worst.total - maximum).abs() < 1e-9, "{} {maximum}", worst.total);
     }
 
     /// Does the local search preserve even loads, and does its bound lie below the known optimum?
@@ -110,19 +110,19 @@ proptest! {
         let pairs = programs.div_ceil(2);
         let solved = best(&matrix, &seats(&vec![2; pairs]));
         prop_assert_eq!(solved.method, SolverMethod::Matching);
-        fn least(remaining: u32, programs: usize, matrix: &[Vec<f64>], idle: usize) -> f64 {
+        fn min_total(remaining: u32, programs: usize, matrix: &[Vec<f64>], idle: usize) -> f64 {
             if remaining == 0 {
                 return 0.0;
             }
             let i = remaining.trailing_zeros() as usize;
-            let rest = remaining & (remaining - 1);
-            let alone = if idle > 0 { least(rest, programs, matrix, idle - 1) } else { f64::INFINITY };
+            let remaining_others = remaining & (remaining - 1);
+            let alone = if idle > 0 { min_total(remaining_others, programs, matrix, idle - 1) } else { f64::INFINITY };
             (0..programs)
-                .filter(|j| rest >> j & 1 == 1)
-                .map(|j| matrix[i][j] + matrix[j][i] + least(rest & !(1 << j), programs, matrix, idle))
+                .filter(|j| remaining_others >> j & 1 == 1)
+                .map(|j| matrix[i][j] + matrix[j][i] + min_total(remaining_others & !(1 << j), programs, matrix, idle))
                 .fold(alone, f64::min)
         }
-        let optimum = least((1 << programs) - 1, programs, &matrix, programs % 2);
+        let optimum = min_total((1 << programs) - 1, programs, &matrix, programs % 2);
         prop_assert!((solved.total - optimum).abs() < 1e-9, "{} {optimum}", solved.total);
     }
 

@@ -27,17 +27,17 @@ pub struct CumulativeSpeedup {
 /// phases are averaged is compared over like windows, or over all windows if too few are alike.
 pub fn changes<'a>(
     view: &View<'_>,
-    before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
-    after: &'a [WindowSpeeds],
+    windows_before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
+    windows_after: &'a [WindowSpeeds],
     compared: usize,
 ) -> Vec<ProcessChange> {
     let change = |process: ProcessId| {
-        let sides = windows_of_phase(process, before.clone(), after)?;
-        let (work, before, after) = WorkMetric::BEST_FIRST.iter().find_map(|&work| common_metric(&sides, work))?;
+        let sides = windows_of_phase(process, windows_before.clone(), windows_after)?;
+        let (work, rates_before, rates_after) = WorkMetric::BEST_FIRST.iter().find_map(|&work| common_metric(&sides, work))?;
         let difference = if has_averaged_phases(&sides) {
             like_difference(&sides, work).or_else(|| whole_difference(&sides, work))?
         } else {
-            difference(&before, &after, compared)?
+            difference(&rates_before, &rates_after, compared)?
         };
         let goal = goal_of(process, &view.observation.tasks);
         let change = ProcessChange {
@@ -62,11 +62,11 @@ pub fn changes<'a>(
 /// Does a process whose phases are averaged lack like windows on the two sides, so that more are needed?
 pub fn lacks_like_windows<'a>(
     processes: &[ProcessId],
-    before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
-    after: &'a [WindowSpeeds],
+    windows_before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
+    windows_after: &'a [WindowSpeeds],
 ) -> bool {
     let lacks = |process: &ProcessId| {
-        let sides = windows_of_phase(*process, before.clone(), after).filter(has_averaged_phases)?;
+        let sides = windows_of_phase(*process, windows_before.clone(), windows_after).filter(has_averaged_phases)?;
         let work = WorkMetric::BEST_FIRST.into_iter().find(|&work| common_metric(&sides, work).is_some())?;
         Some(like_difference(&sides, work).is_none())
     };
@@ -76,14 +76,14 @@ pub fn lacks_like_windows<'a>(
 /// Returns the windows of a process before and after, in the phase of its last window; `None` if it did not run after.
 fn windows_of_phase<'a>(
     process: ProcessId,
-    mut before: impl Iterator<Item = &'a WindowSpeeds>,
-    after: &'a [WindowSpeeds],
+    mut windows_before: impl Iterator<Item = &'a WindowSpeeds>,
+    windows_after: &'a [WindowSpeeds],
 ) -> Option<[Vec<&'a ProcessSpeed>; 2]> {
-    let phase = after.iter().rev().find_map(|window| window.get(&process))?.phase;
+    let phase = windows_after.iter().rev().find_map(|window| window.get(&process))?.phase;
     let process_speeds = |windows: &mut dyn Iterator<Item = &'a WindowSpeeds>| -> Vec<&'a ProcessSpeed> {
         windows.filter_map(|window| window.get(&process)).filter(|speed| speed.phase.is_like(phase)).collect()
     };
-    Some([process_speeds(&mut before), process_speeds(&mut after.iter())])
+    Some([process_speeds(&mut windows_before), process_speeds(&mut windows_after.iter())])
 }
 
 fn has_averaged_phases(sides: &[Vec<&ProcessSpeed>; 2]) -> bool {
@@ -128,21 +128,21 @@ fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(W
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
         (logs.len() >= 2 && 2 * logs.len() > side.len()).then_some(logs)
     };
-    let (before, after) = (steady_log_rates(&sides[0])?, steady_log_rates(&sides[1])?);
-    (!matches!(work, WorkMetric::Proxy(_)) || spread(&before) <= STEADY).then_some((work, before, after))
+    let (rates_before, rates_after) = (steady_log_rates(&sides[0])?, steady_log_rates(&sides[1])?);
+    (!matches!(work, WorkMetric::Proxy(_)) || spread(&rates_before) <= STEADY).then_some((work, rates_before, rates_after))
 }
 
 /// Was a goal met on either side? Speeds relative to solo decide if they are known. Otherwise, a slowdown by more than
 /// the goal allows certainly misses it, because no program was faster before than alone.
 fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64) -> GoalChange {
-    let broken = |side: &Vec<&ProcessSpeed>| {
+    let is_broken = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_over_solo).collect();
         // Compared with the solo speed, which has no noise here.
         let difference = difference(&vec![0.0; logs.len()], &logs, logs.len())?;
         let bound = student_bound(BROKEN_BY_CHANCE, difference.degrees_of_freedom);
         Some(difference.value + bound * difference.standard_error < -log_limit)
     };
-    match (broken(&sides[0]), broken(&sides[1])) {
+    match (is_broken(&sides[0]), is_broken(&sides[1])) {
         (Some(broken_before), Some(broken_after)) => GoalChange { broken_before, broken_after },
         _ => {
             let bound = student_bound(BROKEN_BY_CHANCE, change.degrees_of_freedom);
@@ -154,26 +154,26 @@ fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64
 
 /// Returns the sum of the rates promised to a process's threads, as a logarithm, and the work that they count.
 fn promised_log_rate(process: ProcessId, samples: &[TaskSample]) -> Option<(WorkMetric, f64)> {
-    let (mut sum, mut counted) = (0.0, None);
+    let (mut sum, mut counted_work) = (0.0, None);
     for task in samples.iter().filter(|task| task.process == process && !task.exited && task.has_run()) {
-        let Some(least) = task.goal.and_then(|goal| goal.min_rate) else { continue };
+        let Some(min_rate) = task.goal.and_then(|goal| goal.min_rate) else { continue };
         let Some(work) = promised_work(task, samples) else { continue };
-        sum += least;
-        counted = Some(work);
+        sum += min_rate;
+        counted_work = Some(work);
     }
-    counted.filter(|_| sum > 0.0 && f64::is_finite(sum)).map(|work| (work, libm::log(sum)))
+    counted_work.filter(|_| sum > 0.0 && f64::is_finite(sum)).map(|work| (work, libm::log(sum)))
 }
 
 /// Was the rate on either side certainly below the promised one? Without counts, neither is known.
 fn rate_floor(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) -> GoalChange {
-    let broken = |side: &Vec<&ProcessSpeed>| {
+    let is_broken = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
         let difference = difference(&vec![log_rate; logs.len()], &logs, logs.len())?;
         let bound = student_bound(BROKEN_BY_CHANCE, difference.degrees_of_freedom);
         Some(difference.value + bound * difference.standard_error < 0.0)
     };
-    let sure = |side: &Vec<&ProcessSpeed>| broken(side).unwrap_or(false);
-    GoalChange { broken_before: sure(&sides[0]), broken_after: sure(&sides[1]) }
+    let is_surely_broken = |side: &Vec<&ProcessSpeed>| is_broken(side).unwrap_or(false);
+    GoalChange { broken_before: is_surely_broken(&sides[0]), broken_after: is_surely_broken(&sides[1]) }
 }
 
 /// Returns the same changes, relative to the baseline.

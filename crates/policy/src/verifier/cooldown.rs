@@ -23,7 +23,7 @@ const REMEMBERED_COOLDOWNS: u64 = 8;
 #[derive(Clone, Debug)]
 struct FailedPlan {
     plan: Plan,
-    knew: LiveTasks,
+    known_tasks: LiveTasks,
     /// Window from which the plan may be applied again.
     refused_until: u64,
     /// If the plan fails again before this window, its cooldown doubles.
@@ -33,13 +33,13 @@ struct FailedPlan {
 
 impl FailedPlan {
     /// Are both plans the same for the live tasks?
-    fn matches(&self, plan: &Plan, present: &LiveTasks) -> bool {
-        same_placement(&self.plan, plan, &self.knew.common_tasks(present))
+    fn matches(&self, plan: &Plan, live_tasks: &LiveTasks) -> bool {
+        same_placement(&self.plan, plan, &self.known_tasks.common_tasks(live_tasks))
     }
 
     /// Are both plans the same up to an exchange of like caches?
-    fn is_mirror(&self, plan: &Plan, present: &LiveTasks, topology: &Topology) -> bool {
-        symmetry::is_mirror(&self.plan, plan, &self.knew.common_tasks(present), topology)
+    fn is_mirror(&self, plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> bool {
+        symmetry::is_mirror(&self.plan, plan, &self.known_tasks.common_tasks(live_tasks), topology)
     }
 }
 
@@ -65,25 +65,25 @@ impl PlanCooldown {
     pub fn record_failure(
         &mut self,
         plan: &Plan,
-        present: &LiveTasks,
+        live_tasks: &LiveTasks,
         topology: &Topology,
         window: u64,
         cooldown_windows: u64,
     ) -> u64 {
         self.failed.retain(|failed| window < failed.remembered_until);
-        let images = self.failed.iter().filter(|failed| failed.is_mirror(plan, present, topology));
+        let images = self.failed.iter().filter(|failed| failed.is_mirror(plan, live_tasks, topology));
         let times = images.map(|failed| failed.times).max().unwrap_or(0) + 1;
-        self.failed.retain(|failed| !failed.matches(plan, present));
+        self.failed.retain(|failed| !failed.matches(plan, live_tasks));
         let windows = cooldown_windows.saturating_mul(1 << (times - 1).min(MAX_DOUBLINGS));
-        let until = window.saturating_add(windows);
-        let remembered_until = until.saturating_add(windows.saturating_mul(REMEMBERED_COOLDOWNS));
+        let cooldown_end = window.saturating_add(windows);
+        let remembered_until = cooldown_end.saturating_add(windows.saturating_mul(REMEMBERED_COOLDOWNS));
         if self.failed.len() == MAX_STORED {
             self.failed.remove(0);
         }
         self.failed.push(FailedPlan {
             plan: plan.clone(),
-            knew: present.clone(),
-            refused_until: until,
+            known_tasks: live_tasks.clone(),
+            refused_until: cooldown_end,
             remembered_until,
             times,
         });
@@ -117,16 +117,16 @@ impl PlanCooldown {
         &self,
         plan: &Plan,
         instead: &Plan,
-        present: &LiveTasks,
+        live_tasks: &LiveTasks,
         topology: &Topology,
         window: u64,
     ) -> Option<u64> {
         // If both plans are the same for the remaining tasks, refusing has no effect. The plan in its place may itself
         // be a mirror image; then only the failed plan itself is refused.
         let differs = |failed: &&FailedPlan| {
-            let exactly = failed.matches(plan, present) && !failed.matches(instead, present);
+            let exactly = failed.matches(plan, live_tasks) && !failed.matches(instead, live_tasks);
             let mirrored =
-                || failed.is_mirror(plan, present, topology) && !failed.is_mirror(instead, present, topology);
+                || failed.is_mirror(plan, live_tasks, topology) && !failed.is_mirror(instead, live_tasks, topology);
             exactly || mirrored()
         };
         let mut failed = self.failed.iter().filter(|failed| window < failed.refused_until);
@@ -138,15 +138,15 @@ impl PlanCooldown {
         &self,
         plan: &Plan,
         instead: &Plan,
-        present: &LiveTasks,
+        live_tasks: &LiveTasks,
         topology: &Topology,
         window: u64,
     ) -> Option<CooldownReason> {
-        if let Some(until) = self.exclusion_end(plan, instead, present, topology, window) {
+        if let Some(until) = self.exclusion_end(plan, instead, live_tasks, topology, window) {
             return Some(CooldownReason::Failed { until });
         }
-        let changed = self.is_paused(window) && !same_placement(plan, instead, present);
-        changed.then_some(CooldownReason::FailuresInARow { until: self.any_plan_until })
+        let is_change = self.is_paused(window) && !same_placement(plan, instead, live_tasks);
+        is_change.then_some(CooldownReason::FailuresInARow { until: self.any_plan_until })
     }
 }
 
@@ -158,9 +158,9 @@ mod tests {
     #[test]
     fn failures_in_a_row_lengthen_the_pause() {
         let mut cooldown = PlanCooldown::default();
-        let pause_at = |cooldown: &mut PlanCooldown, from: u64| {
-            cooldown.pause(from, 60);
-            (from..).take_while(|&window| cooldown.is_paused(window)).count()
+        let pause_at = |cooldown: &mut PlanCooldown, pause_start: u64| {
+            cooldown.pause(pause_start, 60);
+            (pause_start..).take_while(|&window| cooldown.is_paused(window)).count()
         };
         let pauses: Vec<usize> = (0..8).map(|nth| pause_at(&mut cooldown, 1_000 * nth)).collect();
         assert_eq!(pauses, [30, 60, 120, 240, 480, 960, 960, 960]);

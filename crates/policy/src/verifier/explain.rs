@@ -20,7 +20,7 @@ fn named_number(name: &str, value: f64) -> (String, f64) {
 /// Describes the measured effect of a proposed change. `trial_windows` is `None` if the change was monitored.
 pub fn explain_verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view: &View<'_>) -> Option<Reason> {
     let forecast = verdict.forecast_gain?;
-    let how =
+    let action =
         trial_windows.map_or_else(|| "monitored".to_string(), |windows| format!("on trial for {windows} windows"));
     let (result, fate) = match verdict.outcome {
         VerificationOutcome::Faster => ("faster", "it is kept"),
@@ -33,7 +33,7 @@ pub fn explain_verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view
     };
     let measured = verdict.measured?;
     let text = format!(
-        "the change was {how}: {:+.1} %, forecast {:+.1} %, {result}; {fate}",
+        "the change was {action}: {:+.1} %, forecast {:+.1} %, {result}; {fate}",
         percent(measured.log_ratio),
         100.0 * forecast
     );
@@ -53,18 +53,18 @@ pub fn explain_interruption(cause: &str, is_trial: bool, view: &View<'_>) -> Rea
 }
 
 /// Describes a roll-back after a comparison of speeds.
-pub fn rollback(worse: &Regression, cooldown_windows: u64, view: &View<'_>) -> Reason {
-    let judgement = &worse.judgement;
-    let since = if worse.in_total { "over the last decisions together" } else { "since the last decision" };
+pub fn rollback(regression: &Regression, cooldown_windows: u64, view: &View<'_>) -> Reason {
+    let judgement = &regression.judgement;
+    let period = if regression.in_total { "over the last decisions together" } else { "since the last decision" };
     let mut tasks: Vec<TaskId> = Vec::new();
     let mut numbers = vec![
         named_number("change_percent", percent(judgement.mean_log_ratio)),
         named_number("standard_error_percent", 100.0 * judgement.standard_error),
     ];
     let mut text = format!(
-        "{ROLLED_BACK} the programs run {:+.1} % {since}{}",
+        "{ROLLED_BACK} the programs run {:+.1} % {period}{}",
         percent(judgement.mean_log_ratio),
-        proxy_note(worse)
+        proxy_note(regression)
     );
     let first_task = |process| view.observation.tasks.iter().find(|task| task.process == process && !task.exited);
     let harmed = judgement.harmed.and_then(|(process, log_ratio)| Some((log_ratio, first_task(process)?)));
@@ -78,16 +78,16 @@ pub fn rollback(worse: &Regression, cooldown_windows: u64, view: &View<'_>) -> R
         numbers.push(named_number("goals_missed", judgement.floors_broken as f64));
     }
     text += &format!("; the plan is on cooldown for {cooldown_windows} windows");
-    let moved = view.observation.tasks.iter().map(|task| task.task);
-    let others: Vec<TaskId> =
-        moved.filter(|task| view.previous_plan.affinity.contains_key(task) && !tasks.contains(task)).collect();
-    tasks.extend(others);
+    let task_ids = view.observation.tasks.iter().map(|task| task.task);
+    let moved_tasks: Vec<TaskId> =
+        task_ids.filter(|task| view.previous_plan.affinity.contains_key(task) && !tasks.contains(task)).collect();
+    tasks.extend(moved_tasks);
     Reason { kind: ReasonKind::RolledBack, tasks, text, numbers }
 }
 
 /// Returns the names of the proxy events as text.
-fn proxy_note(worse: &Regression) -> String {
-    let (count, events) = &worse.judgement.proxies;
+fn proxy_note(regression: &Regression) -> String {
+    let (count, events) = &regression.judgement.proxies;
     let mut names: Vec<&str> = events.iter().map(|event| WorkMetric::Proxy(*event).describe()).collect();
     names.sort_unstable();
     match count {

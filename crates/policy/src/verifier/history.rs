@@ -57,8 +57,8 @@ struct TrialPlanRecord {
     /// Settled windows under that plan.
     under_plan: VecDeque<WindowSpeeds>,
     /// Settled windows since the reference was left, and all windows since.
-    settled: Vec<WindowSpeeds>,
-    all: Vec<WindowSpeeds>,
+    settled_windows: Vec<WindowSpeeds>,
+    windows_since: Vec<WindowSpeeds>,
     /// Number of windows, including those in which nothing was measured.
     windows: usize,
     /// Number of windows for which the reference has been in force again.
@@ -76,13 +76,13 @@ pub struct History {
     trial: Option<TrialPlanRecord>,
     /// Settled windows of a policy's own trial, by plan.
     legs: Vec<(Plan, Vec<WindowSpeeds>)>,
-    in_force: Plan,
+    current_plan: Plan,
     /// CPUs on which tasks ran last, under any plan.
     homes: HomeCpus,
     /// Processes for which the plan was decided. Later arrivals are placed by the next plan, which does not count as a
     /// change.
     decided_for: LiveTasks,
-    present: LiveTasks,
+    live_tasks: LiveTasks,
     /// Number of windows since the placement was changed; `None` if settled.
     settling: Option<usize>,
     /// Number of observed windows.
@@ -99,10 +99,10 @@ impl History {
             homes: HomeCpus::new(),
         };
         History {
-            in_force: reference.plan.clone(),
+            current_plan: reference.plan.clone(),
             homes: HomeCpus::new(),
             decided_for: LiveTasks::default(),
-            present: LiveTasks::default(),
+            live_tasks: LiveTasks::default(),
             reference,
             baseline: None,
             totals: BTreeMap::new(),
@@ -117,31 +117,31 @@ impl History {
     pub fn observe(&mut self, view: &View<'_>, compared: usize, comparison: PlanComparison) -> bool {
         self.observed_windows += 1;
         record_homes(&mut self.homes, view);
-        let present = LiveTasks::from_samples(&view.observation.tasks);
-        let stayed = present.common_tasks(&self.present);
-        if !same_placement(view.previous_plan, &self.in_force, &stayed.common_tasks(&self.decided_for)) {
+        let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
+        let common_tasks = live_tasks.common_tasks(&self.live_tasks);
+        if !same_placement(view.previous_plan, &self.current_plan, &common_tasks.common_tasks(&self.decided_for)) {
             self.settling = Some(0);
         }
-        let settled = self.settle(view.observation, compared);
+        let is_settled = self.settle(view.observation, compared);
         let mut speeds = speeds_of(view);
-        speeds.retain(|process, _| stayed.processes.contains(process));
-        let measured = speeds.values().any(|speed| !speed.log_rates.is_empty());
+        speeds.retain(|process, _| common_tasks.processes.contains(process));
+        let is_measured = speeds.values().any(|speed| !speed.log_rates.is_empty());
         match comparison {
             PlanComparison::BeforeAndAfter => self.legs.clear(),
-            PlanComparison::Trial if settled && measured => self.record_leg(view.previous_plan, &stayed, &speeds),
+            PlanComparison::Trial if is_settled && is_measured => self.record_leg(view.previous_plan, &common_tasks, &speeds),
             PlanComparison::Trial | PlanComparison::Measured => {}
         }
-        let known = stayed.common_tasks(&self.reference.tasks);
+        let known_tasks = common_tasks.common_tasks(&self.reference.tasks);
         let no_reference = self.trial.is_none() && self.reference.windows.len() < MIN_REFERENCE;
-        if no_reference || same_placement(view.previous_plan, &self.reference.plan, &known) {
+        if no_reference || same_placement(view.previous_plan, &self.reference.plan, &known_tasks) {
             // If the plan changes all the time from the start, changing is the normal state.
-            self.extend_trial(view, speeds, measured && (settled || no_reference), compared);
+            self.extend_trial(view, speeds, is_measured && (is_settled || no_reference), compared);
         } else {
-            self.try_out(view.previous_plan, &stayed.common_tasks(&self.decided_for), speeds, settled, measured);
+            self.try_out(view.previous_plan, &common_tasks.common_tasks(&self.decided_for), speeds, is_settled, is_measured);
         }
-        self.in_force = view.previous_plan.clone();
-        self.decided_for = std::mem::replace(&mut self.present, present);
-        measured
+        self.current_plan = view.previous_plan.clone();
+        self.decided_for = std::mem::replace(&mut self.live_tasks, live_tasks);
+        is_measured
     }
 
     /// Is a plan other than the reference in force?
@@ -163,7 +163,7 @@ impl History {
 
     fn extend_trial(&mut self, view: &View<'_>, speeds: WindowSpeeds, counts: bool, compared: usize) {
         self.reference.plan = view.previous_plan.clone();
-        self.reference.tasks = self.present.clone();
+        self.reference.tasks = self.live_tasks.clone();
         self.reference.homes = self.homes.clone();
         if counts {
             self.reference.windows.push_back(speeds);
@@ -178,25 +178,25 @@ impl History {
         self.trial.take_if(|trial| trial.paused > KEPT * compared);
     }
 
-    fn try_out(&mut self, plan: &Plan, stayed: &LiveTasks, speeds: WindowSpeeds, settled: bool, measured: bool) {
+    fn try_out(&mut self, plan: &Plan, common_tasks: &LiveTasks, speeds: WindowSpeeds, is_settled: bool, is_measured: bool) {
         let trial = self.trial.get_or_insert_with(|| TrialPlanRecord {
             plan: plan.clone(),
             under_plan: VecDeque::new(),
-            settled: Vec::new(),
-            all: Vec::new(),
+            settled_windows: Vec::new(),
+            windows_since: Vec::new(),
             windows: 0,
             paused: 0,
         });
-        if !same_placement(plan, &trial.plan, stayed) {
+        if !same_placement(plan, &trial.plan, common_tasks) {
             trial.under_plan.clear();
         }
         trial.plan = plan.clone();
         (trial.windows, trial.paused) = (trial.windows + 1, 0);
-        if measured {
-            trial.all.push(speeds.clone());
+        if is_measured {
+            trial.windows_since.push(speeds.clone());
         }
-        if measured && settled {
-            trial.settled.push(speeds.clone());
+        if is_measured && is_settled {
+            trial.settled_windows.push(speeds.clone());
             trial.under_plan.push_back(speeds);
         }
     }
@@ -209,14 +209,14 @@ impl History {
             return Some(trial.under_plan.iter().cloned().collect());
         }
         let series = trial.windows >= SERIES * compared;
-        let windows = if trial.settled.len() >= compared { &trial.settled } else { &trial.all };
+        let windows = if trial.settled_windows.len() >= compared { &trial.settled_windows } else { &trial.windows_since };
         series.then(|| windows.clone())
     }
 
     /// Makes the state on trial the reference. `totals` covers all compared processes; without it, the state is no
     /// worse than the baseline, and becomes the next baseline.
     pub fn accept(&mut self, windows: Vec<WindowSpeeds>, totals: Option<BTreeMap<ProcessId, CumulativeSpeedup>>) {
-        let (plan, decided_for, homes) = (self.in_force.clone(), self.decided_for.clone(), self.homes.clone());
+        let (plan, decided_for, homes) = (self.current_plan.clone(), self.decided_for.clone(), self.homes.clone());
         let state = PlanRecord { plan, tasks: decided_for, windows: windows.into(), homes };
         let old_reference = std::mem::replace(&mut self.reference, state);
         match totals {
@@ -232,8 +232,8 @@ impl History {
         self.trial = None;
     }
 
-    fn record_leg(&mut self, plan: &Plan, stayed: &LiveTasks, speeds: &WindowSpeeds) {
-        match self.legs.iter_mut().find(|(leg_plan, _)| same_placement(leg_plan, plan, stayed)) {
+    fn record_leg(&mut self, plan: &Plan, common_tasks: &LiveTasks, speeds: &WindowSpeeds) {
+        match self.legs.iter_mut().find(|(leg_plan, _)| same_placement(leg_plan, plan, common_tasks)) {
             Some((_, windows)) => windows.push(speeds.clone()),
             None => self.legs.push((plan.clone(), vec![speeds.clone()])),
         }
@@ -241,18 +241,18 @@ impl History {
 
     /// Returns the windows of a policy's trial under its other plans, and those under the plan in force.
     pub fn trial_windows(&self) -> (Vec<WindowSpeeds>, Vec<WindowSpeeds>) {
-        let is_own = |plan: &Plan| same_placement(plan, &self.in_force, &self.present);
-        let (own, others): (Vec<_>, Vec<_>) = self.legs.iter().partition(|(plan, _)| is_own(plan));
+        let is_own = |plan: &Plan| same_placement(plan, &self.current_plan, &self.live_tasks);
+        let (own_legs, other_legs): (Vec<_>, Vec<_>) = self.legs.iter().partition(|(plan, _)| is_own(plan));
         let windows = |legs: Vec<&(Plan, Vec<WindowSpeeds>)>| {
             legs.into_iter().flat_map(|(_, windows_of_leg)| windows_of_leg.clone()).collect()
         };
-        (windows(others), windows(own))
+        (windows(other_legs), windows(own_legs))
     }
 
     /// Makes the plan in force, which a trial of the policy measured with these windows, the reference of later
     /// changes.
     pub fn adopt(&mut self, windows: Vec<WindowSpeeds>) {
-        let (plan, tasks, homes) = (self.in_force.clone(), self.decided_for.clone(), self.homes.clone());
+        let (plan, tasks, homes) = (self.current_plan.clone(), self.decided_for.clone(), self.homes.clone());
         self.reference = PlanRecord { plan, tasks, windows: windows.into(), homes };
         (self.trial, self.baseline) = (None, None);
         self.totals.clear();
@@ -284,6 +284,6 @@ impl History {
 
     /// Returns the live tasks that the reference covers.
     pub fn known_tasks(&self) -> LiveTasks {
-        self.reference.tasks.common_tasks(&self.present)
+        self.reference.tasks.common_tasks(&self.live_tasks)
     }
 }

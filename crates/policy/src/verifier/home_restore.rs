@@ -23,9 +23,9 @@ pub fn record_homes(homes: &mut HomeCpus, view: &View<'_>) {
     homes.retain(|task, _| live_tasks.contains(task));
     for task in view.observation.tasks.iter().filter(|task| !task.exited) {
         // The first of the caches with the longest run time.
-        let most = domains.iter().rev().max_by_key(|cpus| task.ran_on_ns(cpus));
-        let most = most.filter(|cpus| task.ran_on_ns(cpus) > 0);
-        homes.extend(most.map(|cpus| (task.task, cpus.clone())));
+        let longest_domain = domains.iter().rev().max_by_key(|cpus| task.ran_on_ns(cpus));
+        let longest_domain = longest_domain.filter(|cpus| task.ran_on_ns(cpus) > 0);
+        homes.extend(longest_domain.map(|cpus| (task.task, cpus.clone())));
     }
 }
 
@@ -34,7 +34,7 @@ pub fn record_homes(homes: &mut HomeCpus, view: &View<'_>) {
 pub struct HomeRestorer {
     affinity: BTreeMap<TaskId, CpuSet>,
     /// Window in which the tasks are unpinned.
-    until: u64,
+    end_window: u64,
 }
 
 impl HomeRestorer {
@@ -44,16 +44,16 @@ impl HomeRestorer {
         if !plan.gangs.is_empty() || view.topology.last_level_domains().len() < 2 {
             return None;
         }
-        let free = |task: &TaskId| failed.affinity.contains_key(task) && !plan.affinity.contains_key(task);
+        let is_unpinned = |task: &TaskId| failed.affinity.contains_key(task) && !plan.affinity.contains_key(task);
         let movable = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
-        let leads = homes.iter().filter(|(task, _)| free(task) && movable(task));
+        let leads = homes.iter().filter(|(task, _)| is_unpinned(task) && movable(task));
         let affinity: BTreeMap<TaskId, CpuSet> = leads.map(|(task, cpus)| (*task, cpus.clone())).collect();
-        (!affinity.is_empty()).then(|| HomeRestorer { affinity, until: view.observation.window + WINDOWS })
+        (!affinity.is_empty()).then(|| HomeRestorer { affinity, end_window: view.observation.window + WINDOWS })
     }
 
     /// Are tasks still pinned after this window?
     pub fn is_active(&self, window: u64) -> bool {
-        window < self.until
+        window < self.end_window
     }
 
     /// Pins the tasks that the plan leaves free and that may still be moved.
@@ -63,9 +63,9 @@ impl HomeRestorer {
         }
         let online = view.topology.online();
         for task in view.movable_tasks() {
-            let home = self.affinity.get(&task.task).filter(|cpus| cpus.intersects(&online));
-            if let Some(home) = home.filter(|_| !plan.affinity.contains_key(&task.task)) {
-                plan.affinity.insert(task.task, home.clone());
+            let home_cpus = self.affinity.get(&task.task).filter(|cpus| cpus.intersects(&online));
+            if let Some(home_cpus) = home_cpus.filter(|_| !plan.affinity.contains_key(&task.task)) {
+                plan.affinity.insert(task.task, home_cpus.clone());
             }
         }
     }

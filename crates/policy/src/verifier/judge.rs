@@ -58,44 +58,44 @@ impl Judge<'_> {
 
     fn compare(&self, history: &mut History, view: &View<'_>) -> Judgement {
         let compared = self.config.trial_windows as usize;
-        let Some(after) = history.windows_to_compare(compared) else {
+        let Some(windows_after) = history.windows_to_compare(compared) else {
             return if history.is_on_trial() { Judgement::Open } else { Judgement::NotMeasured };
         };
         if !self.is_guarded && self.monitored.is_none() {
-            history.accept(after, None);
+            history.accept(windows_after, None);
             return Judgement::Open;
         }
-        let before = history.reference.windows.iter();
-        let is_short = after.len() < MAX_COMPARED * compared;
-        if is_short && lacks_like_windows(&live_processes(&view.observation.tasks), before.clone(), &after) {
+        let windows_before = history.reference.windows.iter();
+        let is_short = windows_after.len() < MAX_COMPARED * compared;
+        if is_short && lacks_like_windows(&live_processes(&view.observation.tasks), windows_before.clone(), &windows_after) {
             return Judgement::Open;
         }
-        let of_reference = changes(view, before, &after, compared);
+        let of_reference = changes(view, windows_before, &windows_after, compared);
         let of_baseline = total_changes(&of_reference, &history.totals);
         let (local, total) = (self.verdict_on(&of_reference), self.verdict_on(&of_baseline));
         let measured = self.monitored.and_then(|change| measured_log_ratio(change, &of_reference));
         let is_slower = measured.zip(self.monitored).is_some_and(|(measured, change)| {
             measured.log_ratio < -2.0 * measured.error && measured.log_ratio < -0.5 * change.min_gain
         });
-        let worse = is_slower || self.is_guarded && local.worse;
-        let in_total = !worse && self.is_guarded && total.worse && history.baseline.is_some();
+        let is_worse = is_slower || self.is_guarded && local.worse;
+        let in_total = !is_worse && self.is_guarded && total.worse && history.baseline.is_some();
         let back_to = if in_total { history.baseline.as_ref() } else { Some(&history.reference) };
-        if (worse || in_total) && back_to.is_some_and(|state| can_revert(state, view)) {
+        if (is_worse || in_total) && back_to.is_some_and(|state| can_revert(state, view)) {
             let judgement = if in_total { total } else { local };
             return Judgement::Worse(Regression { judgement, measured, in_total });
         }
-        let lost = total.mean_log_ratio < 0.0 || total.any_process_lost;
-        history.accept(after, lost.then(|| totals_of(&of_baseline)));
+        let has_lost = total.mean_log_ratio < 0.0 || total.any_process_lost;
+        history.accept(windows_after, has_lost.then(|| totals_of(&of_baseline)));
         Judgement::Kept(measured)
     }
 
     /// Checks whether the plan of a trial breaks goals; otherwise the trial has its own verdict.
     fn check_goals(&self, history: &History, view: &View<'_>) -> Judgement {
         let compared = self.config.trial_windows as usize;
-        let Some(after) = history.windows_to_compare(compared).filter(|_| self.is_guarded) else {
+        let Some(windows_after) = history.windows_to_compare(compared).filter(|_| self.is_guarded) else {
             return Judgement::Open;
         };
-        let judgement = self.verdict_on(&changes(view, history.reference.windows.iter(), &after, compared));
+        let judgement = self.verdict_on(&changes(view, history.reference.windows.iter(), &windows_after, compared));
         if judgement.floors_broken > 0 && can_revert(&history.reference, view) {
             return Judgement::Worse(Regression { judgement, measured: None, in_total: false });
         }
@@ -105,12 +105,12 @@ impl Judge<'_> {
     /// Checks a plan that a trial found faster only for harm to single processes, by the trial's own windows, in which
     /// both plans alternated.
     fn check_harm(&self, history: &mut History, view: &View<'_>) -> Judgement {
-        let (others, own) = history.trial_windows();
-        let judgement = self.verdict_on(&changes(view, others.iter(), &own, others.len()));
+        let (other_windows, own_windows) = history.trial_windows();
+        let judgement = self.verdict_on(&changes(view, other_windows.iter(), &own_windows, other_windows.len()));
         if self.is_guarded && judgement.is_harmful && can_revert(&history.reference, view) {
             return Judgement::Worse(Regression { judgement, measured: None, in_total: false });
         }
-        history.adopt(own);
+        history.adopt(own_windows);
         Judgement::Kept(None)
     }
 }
@@ -118,18 +118,18 @@ impl Judge<'_> {
 /// Returns the objective of a proposed change, computed from the changes of its processes.
 fn measured_log_ratio(change: &ProposedChange, changes: &[ProcessChange]) -> Option<MeasuredLogRatio> {
     let change_of = |process: ProcessId| changes.iter().find(|change| change.process == process);
-    let shifted = |moved: Option<ProcessId>| {
+    let shifted = |shifted_process: Option<ProcessId>| {
         let ratio = |process: ProcessId| {
             let process_change = change_of(process)?;
-            let moved_error = if moved == Some(process) { process_change.standard_error } else { 0.0 };
+            let moved_error = if shifted_process == Some(process) { process_change.standard_error } else { 0.0 };
             Some(libm::exp(process_change.log_ratio + moved_error))
         };
         log_ratio(change, ratio)
     };
     let middle = shifted(None)?;
     // Shift of the objective by each process's error.
-    let moved = change.speeds.iter().filter_map(|&(process, _)| Some(shifted(Some(process))? - middle));
-    let error = libm::sqrt(moved.map(|by| by * by).sum());
+    let shifts = change.speeds.iter().filter_map(|&(process, _)| Some(shifted(Some(process))? - middle));
+    let error = libm::sqrt(shifts.map(|shift| shift * shift).sum());
     Some(MeasuredLogRatio { log_ratio: middle, error })
 }
 

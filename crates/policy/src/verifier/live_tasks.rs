@@ -19,16 +19,16 @@ impl LiveTasks {
 
     /// Selects the tasks that may be changed.
     fn from_movable(samples: &[TaskSample]) -> Self {
-        let mut present = LiveTasks::select(samples, |task| !task.exited && !task.unmovable);
-        present.processes = LiveTasks::from_samples(samples).processes;
-        present
+        let mut live_tasks = LiveTasks::select(samples, |task| !task.exited && !task.unmovable);
+        live_tasks.processes = LiveTasks::from_samples(samples).processes;
+        live_tasks
     }
 
     fn select(samples: &[TaskSample], counts: impl Fn(&TaskSample) -> bool) -> Self {
-        let those = || samples.iter().filter(|task| counts(task));
+        let selected_samples = || samples.iter().filter(|task| counts(task));
         LiveTasks {
-            tasks: those().map(|task| task.task).collect(),
-            processes: those().map(|task| task.process).collect(),
+            tasks: selected_samples().map(|task| task.task).collect(),
+            processes: selected_samples().map(|task| task.process).collect(),
         }
     }
 
@@ -80,34 +80,34 @@ pub fn shares_of(shares: &[CacheShare], live_tasks: &LiveTasks) -> Vec<CacheShar
 
 fn same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -> bool {
     let (a, mut b) = (shares_of(a, live_tasks), shares_of(b, live_tasks));
-    let same = |first_share: &CacheShare, other: &CacheShare| {
+    let is_same = |first_share: &CacheShare, second_share: &CacheShare| {
         let members = |share: &CacheShare| share.members.iter().copied().collect::<BTreeSet<ShareMember>>();
-        first_share.cache == other.cache && first_share.units == other.units && members(first_share) == members(other)
+        first_share.cache == second_share.cache && first_share.units == second_share.units && members(first_share) == members(second_share)
     };
-    let all = a.iter().all(|share| {
-        let position = b.iter().position(|other| same(share, other));
+    let has_partners = a.iter().all(|share| {
+        let position = b.iter().position(|other| is_same(share, other));
         position.map(|index| b.swap_remove(index)).is_some()
     });
-    all && b.is_empty()
+    has_partners && b.is_empty()
 }
 
 /// Writes a placement into a plan, for live tasks that may be changed and have an online CPU. Tasks that the placement
 /// did not cover keep the plan's own settings, as far as the result is valid.
-pub fn set_placement(plan: &mut Plan, from: &Plan, known_tasks: &LiveTasks, view: &View<'_>) {
+pub fn set_placement(plan: &mut Plan, source: &Plan, known_tasks: &LiveTasks, view: &View<'_>) {
     let live_movable = LiveTasks::from_movable(&view.observation.tasks);
     let online = view.topology.online();
     plan.affinity.retain(|task, _| !known_tasks.tasks.contains(task));
     plan.weights.retain(|task, _| !known_tasks.tasks.contains(task));
-    let allowed =
-        from.affinity.iter().filter(|(task, cpus)| live_movable.tasks.contains(task) && cpus.intersects(&online));
-    plan.affinity.extend(allowed.map(|(task, cpus)| (*task, cpus.clone())));
-    let weights = from.weights.iter().filter(|(task, _)| live_movable.tasks.contains(task));
+    let affinity =
+        source.affinity.iter().filter(|(task, cpus)| live_movable.tasks.contains(task) && cpus.intersects(&online));
+    plan.affinity.extend(affinity.map(|(task, cpus)| (*task, cpus.clone())));
+    let weights = source.weights.iter().filter(|(task, _)| live_movable.tasks.contains(task));
     plan.weights.extend(weights.map(|(task, weight)| (*task, *weight)));
-    plan.gangs = gangs_of(&from.gangs, &live_movable);
-    let whole = |schedule: &GangSchedule| schedule.cpus.is_subset(&online) && seats_are_inside(schedule);
-    plan.gangs.retain(|schedule| whole(schedule) && no_task_starves(schedule, &plan.affinity, &live_movable, &online));
+    plan.gangs = gangs_of(&source.gangs, &live_movable);
+    let is_complete = |schedule: &GangSchedule| schedule.cpus.is_subset(&online) && seats_are_inside(schedule);
+    plan.gangs.retain(|schedule| is_complete(schedule) && no_task_starves(schedule, &plan.affinity, &live_movable, &online));
     plan.shares = shares_of(
-        &from.shares,
+        &source.shares,
         &LiveTasks { tasks: LiveTasks::from_samples(&view.observation.tasks).tasks, ..live_movable },
     );
 }
@@ -120,28 +120,28 @@ fn seats_are_inside(schedule: &GangSchedule) -> bool {
 /// Does every task that may run only on the gangs' CPUs have a turn in one of the gangs?
 fn no_task_starves(
     schedule: &GangSchedule,
-    allowed: &std::collections::BTreeMap<TaskId, CpuSet>,
-    there: &LiveTasks,
+    affinity: &std::collections::BTreeMap<TaskId, CpuSet>,
+    live_tasks: &LiveTasks,
     online: &CpuSet,
 ) -> bool {
     let has_turn = |task: &TaskId| schedule.gangs.iter().any(|gang| gang.members.iter().any(|(id, _)| id == task));
-    there.tasks.iter().all(|task| {
-        let may = allowed.get(task).unwrap_or(online).intersection(online);
+    live_tasks.tasks.iter().all(|task| {
+        let may = affinity.get(task).unwrap_or(online).intersection(online);
         has_turn(task) || !may.is_subset(&schedule.cpus)
     })
 }
 
 /// Does `to` differ from `from` only by fewer partitions, members of partitions and turns?
-pub fn only_releases(from: &Plan, to: &Plan, live_tasks: &LiveTasks) -> bool {
-    let without = |plan: &Plan| Plan { gangs: Vec::new(), shares: Vec::new(), ..plan.clone() };
-    let (gangs, shares) = (gangs_of(&from.gangs, live_tasks), shares_of(&from.shares, live_tasks));
+pub fn only_releases(old_plan: &Plan, new_plan: &Plan, live_tasks: &LiveTasks) -> bool {
+    let without_division = |plan: &Plan| Plan { gangs: Vec::new(), shares: Vec::new(), ..plan.clone() };
+    let (gangs, shares) = (gangs_of(&old_plan.gangs, live_tasks), shares_of(&old_plan.shares, live_tasks));
     let is_part = |share: &CacheShare| {
-        shares.iter().any(|whole| {
-            (whole.cache, &whole.units) == (share.cache, &share.units)
-                && share.members.iter().all(|member| whole.members.contains(member))
+        shares.iter().any(|old_share| {
+            (old_share.cache, &old_share.units) == (share.cache, &share.units)
+                && share.members.iter().all(|member| old_share.members.contains(member))
         })
     };
-    same_placement(&without(from), &without(to), live_tasks)
-        && gangs_of(&to.gangs, live_tasks).iter().all(|schedule| gangs.contains(schedule))
-        && shares_of(&to.shares, live_tasks).iter().all(is_part)
+    same_placement(&without_division(old_plan), &without_division(new_plan), live_tasks)
+        && gangs_of(&new_plan.gangs, live_tasks).iter().all(|schedule| gangs.contains(schedule))
+        && shares_of(&new_plan.shares, live_tasks).iter().all(is_part)
 }

@@ -73,9 +73,9 @@ pub struct Verifier<P> {
 
 /// A proposed change that is being measured.
 struct OpenChange {
-    terms: Box<ProposedChange>,
-    before: Plan,
-    new: Plan,
+    change: Box<ProposedChange>,
+    previous_plan: Plan,
+    new_plan: Plan,
     /// The trial; `None` if the change is monitored.
     trial: Option<Trial>,
     phases: TaskPhases,
@@ -86,13 +86,13 @@ type TaskPhases = Vec<(TaskId, u32)>;
 
 impl OpenChange {
     fn verdict(&self, outcome: VerificationOutcome, is_kept: bool) -> ChangeVerdict {
-        let [of_old, of_new] = &self.terms.forecasts;
-        let (plan, forecast) = if is_kept { (&self.new, of_new) } else { (&self.before, of_old) };
+        let [of_old, of_new] = &self.change.forecasts;
+        let (plan, forecast) = if is_kept { (&self.new_plan, of_new) } else { (&self.previous_plan, of_old) };
         ChangeVerdict {
             outcome,
             plan: plan.clone(),
             forecast: Some(forecast.clone()).filter(|_| outcome != VerificationOutcome::Interrupted),
-            forecast_gain: Some(self.terms.forecast_gain),
+            forecast_gain: Some(self.change.forecast_gain),
             measured: self.trial.as_ref().and_then(Trial::estimate),
         }
     }
@@ -130,8 +130,8 @@ impl Verdicts for PlanVerdicts {
     }
 
     fn excludes(&self, plan: &Plan, instead: &Plan, view: &View<'_>) -> bool {
-        let present = LiveTasks::from_samples(&view.observation.tasks);
-        self.cooldown.exclusion_end(plan, instead, &present, view.topology, view.observation.window).is_some()
+        let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
+        self.cooldown.exclusion_end(plan, instead, &live_tasks, view.topology, view.observation.window).is_some()
     }
 
     fn is_paused(&self, window: u64) -> bool {
@@ -196,7 +196,7 @@ impl<P> Verifier<P> {
         if is_measured {
             self.continue_trial(view, reasons);
         }
-        let monitored = self.open.as_ref().filter(|open| open.trial.is_none()).map(|open| open.terms.as_ref());
+        let monitored = self.open.as_ref().filter(|open| open.trial.is_none()).map(|open| open.change.as_ref());
         let rules = Judge { config, is_guarded: self.guard.is_some(), monitored };
         let Some(history) = &mut self.history else { return false };
         match rules.judge(history, view, comparison) {
@@ -224,7 +224,7 @@ impl<P> Verifier<P> {
             self.end_open_change(verdict, view);
             return;
         }
-        let message = open.trial.as_mut().and_then(|trial| trial.add(view.observation, &open.terms));
+        let message = open.trial.as_mut().and_then(|trial| trial.add(view.observation, &open.change));
         let Some(text) = message else { return };
         let is_faster = text == SequentialVerdict::Faster;
         let outcome = if is_faster { VerificationOutcome::Faster } else { VerificationOutcome::NotFaster };
@@ -232,9 +232,9 @@ impl<P> Verifier<P> {
         let windows = open.trial.as_ref().map(|trial| trial.windows);
         reasons.extend(explain::explain_verdict(&verdict, windows, view));
         if !is_faster {
-            let known = LiveTasks::from_samples(&view.observation.tasks);
-            let new = open.new.clone();
-            self.record_failure(&new, &known, view);
+            let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
+            let failed_plan = open.new_plan.clone();
+            self.record_failure(&failed_plan, &live_tasks, view);
         }
         self.end_open_change(verdict, view);
     }
@@ -245,7 +245,7 @@ impl<P> Verifier<P> {
         let Some(open) = self.open.take() else { return };
         if open.trial.is_some() && verdict.outcome != VerificationOutcome::Faster {
             self.home_restorer =
-                HomeRestorer::after_failure(&open.terms.old, &open.before, &open.terms.old.affinity, view);
+                HomeRestorer::after_failure(&open.change.old, &open.previous_plan, &open.change.old.affinity, view);
         }
         self.verdicts.latest = Some(verdict);
     }
@@ -261,40 +261,40 @@ impl<P> Verifier<P> {
     }
 
     /// Puts a plan on cooldown, and pauses the policy. Returns the number of windows of the cooldown.
-    fn record_failure(&mut self, plan: &Plan, known: &LiveTasks, view: &View<'_>) -> u64 {
+    fn record_failure(&mut self, plan: &Plan, live_tasks: &LiveTasks, view: &View<'_>) -> u64 {
         let (window, windows) = (view.observation.window, self.config().cooldown_windows.into());
         let cooldown = &mut self.verdicts.cooldown;
-        let cooldown_windows = cooldown.record_failure(plan, known, view.topology, window, windows);
+        let cooldown_windows = cooldown.record_failure(plan, live_tasks, view.topology, window, windows);
         let reference = self.history.as_ref().map(|history| &history.reference.plan);
-        if !reference.is_some_and(|reference| only_releases(reference, plan, known)) {
+        if !reference.is_some_and(|reference| only_releases(reference, plan, live_tasks)) {
             self.verdicts.cooldown.pause(window, windows);
         }
         cooldown_windows
     }
 
     /// Returns to the reference.
-    fn roll_back(&mut self, worse: &Regression, view: &View<'_>, reasons: &mut Vec<Reason>) {
-        let known = self.history.as_ref().map(|history| history.deciding_tasks().clone()).unwrap_or_default();
-        let cooldown_windows = self.record_failure(view.previous_plan, &known, view);
+    fn roll_back(&mut self, regression: &Regression, view: &View<'_>, reasons: &mut Vec<Reason>) {
+        let deciding_tasks = self.history.as_ref().map(|history| history.deciding_tasks().clone()).unwrap_or_default();
+        let cooldown_windows = self.record_failure(view.previous_plan, &deciding_tasks, view);
         let open = self.open.take();
         let Some(history) = &mut self.history else { return };
-        history.revert(worse.in_total);
+        history.revert(regression.in_total);
         let PlanRecord { plan: reference, tasks: knew, homes, .. } = &history.reference;
         let mut plan = view.previous_plan.clone();
         set_placement(&mut plan, reference, knew, view);
         self.home_restorer = HomeRestorer::after_failure(view.previous_plan, &plan, homes, view);
-        let mut reason = explain::rollback(worse, cooldown_windows, view);
+        let mut reason = explain::rollback(regression, cooldown_windows, view);
         if self.home_restorer.is_some() {
             reason.text += "; tasks return to their earlier caches";
         }
         reasons.push(reason);
-        let old_forecast = open.as_ref().map(|open| open.terms.forecasts[0].clone());
+        let old_forecast = open.as_ref().map(|open| open.change.forecasts[0].clone());
         let verdict = ChangeVerdict {
             outcome: VerificationOutcome::Slower,
             plan,
-            forecast: old_forecast.filter(|_| !worse.in_total),
-            forecast_gain: open.map(|open| open.terms.forecast_gain),
-            measured: worse.measured,
+            forecast: old_forecast.filter(|_| !regression.in_total),
+            forecast_gain: open.map(|open| open.change.forecast_gain),
+            measured: regression.measured,
         };
         reasons.extend(explain::explain_verdict(&verdict, None, view));
         self.verdicts.latest = Some(verdict);
@@ -310,8 +310,8 @@ impl<P> Verifier<P> {
         is_rolled_back: bool,
     ) -> Decision {
         let verification = std::mem::take(&mut decision.verification);
-        let present = LiveTasks::from_samples(&view.observation.tasks);
-        if is_rolled_back || self.hold_back(&mut decision, &verification, &present, view) {
+        let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
+        if is_rolled_back || self.hold_back(&mut decision, &verification, &live_tasks, view) {
             if let Some(history) = self.history.as_ref().filter(|_| is_rolled_back) {
                 set_placement(&mut decision.plan, &history.reference.plan, &history.reference.tasks, view);
             }
@@ -327,24 +327,24 @@ impl<P> Verifier<P> {
         self.open = match verification {
             Verification::Proposed(terms) => Some(OpenChange {
                 trial: Trial::from_method(terms.method),
-                terms,
-                before: verdict.as_ref().map_or(view.previous_plan, |verdict| &verdict.plan).clone(),
-                new: decision.plan.clone(),
+                change: terms,
+                previous_plan: verdict.as_ref().map_or(view.previous_plan, |verdict| &verdict.plan).clone(),
+                new_plan: decision.plan.clone(),
                 phases: phases(view),
             }),
             Verification::Pending => self.open.take(),
             _ => None,
         };
         if let Some((open, trial)) = self.open.as_ref().and_then(|open| Some((open, open.trial.as_ref()?))) {
-            let [of_old, of_new] = &open.terms.forecasts;
+            let [of_old, of_new] = &open.change.forecasts;
             let (leg, forecast): (&Plan, &Forecast) =
-                if trial.is_new() { (&open.new, of_new) } else { (&open.terms.old, of_old) };
-            set_placement(&mut decision.plan, leg, &present, view);
+                if trial.is_new() { (&open.new_plan, of_new) } else { (&open.change.old, of_old) };
+            set_placement(&mut decision.plan, leg, &live_tasks, view);
             decision.forecast = Some(forecast.clone());
             self.comparison = PlanComparison::Trial;
         }
         let is_measured = |verdict: &ChangeVerdict| {
-            verdict.outcome == VerificationOutcome::Faster && same_placement(&verdict.plan, &decision.plan, &present)
+            verdict.outcome == VerificationOutcome::Faster && same_placement(&verdict.plan, &decision.plan, &live_tasks)
         };
         if verdict.as_ref().is_some_and(is_measured) && self.open.is_none() {
             self.comparison = PlanComparison::Measured;
@@ -362,7 +362,7 @@ impl<P> Verifier<P> {
         &mut self,
         decision: &mut Decision,
         verification: &Verification,
-        present: &LiveTasks,
+        live_tasks: &LiveTasks,
         view: &View<'_>,
     ) -> bool {
         let Some((config, history)) = self.guard.zip(self.history.as_ref()) else { return false };
@@ -370,23 +370,23 @@ impl<P> Verifier<P> {
         if *verification == Verification::Pending {
             return false;
         }
-        let missing =
+        let missing_windows =
             if config.waits_for_reference { history.missing_windows(config.trial_windows as usize) } else { None };
-        let missing = missing.filter(|_| !same_placement(&decision.plan, view.previous_plan, present));
-        let PlanRecord { plan: reference, tasks: knew, .. } = &history.reference;
+        let missing_windows = missing_windows.filter(|_| !same_placement(&decision.plan, view.previous_plan, live_tasks));
+        let PlanRecord { plan: reference, tasks: known_tasks, .. } = &history.reference;
         let window = view.observation.window;
         let refusal =
             || self.verdicts.cooldown.refuses(&decision.plan, reference, &history.known_tasks(), view.topology, window);
-        let (reason, plan, of) = if let Some(missing) = missing {
-            let text = format!("no change yet: {missing} more measured windows are needed for a comparison");
-            (text, view.previous_plan, present)
+        let (reason, plan, concerned_tasks) = if let Some(missing_windows) = missing_windows {
+            let text = format!("no change yet: {missing_windows} more measured windows are needed for a comparison");
+            (text, view.previous_plan, live_tasks)
         } else if let Some(refusal) = refusal() {
-            (refusal.describe(), reference, knew)
+            (refusal.describe(), reference, known_tasks)
         } else {
             return false;
         };
         decision.reasons = vec![explain::hold_reason(reason)];
-        set_placement(&mut decision.plan, plan, of, view);
+        set_placement(&mut decision.plan, plan, concerned_tasks, view);
         self.verdicts.latest = Some(ChangeVerdict {
             outcome: VerificationOutcome::Refused,
             plan: decision.plan.clone(),

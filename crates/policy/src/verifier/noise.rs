@@ -21,20 +21,20 @@ pub struct Difference {
 
 /// Returns the median of `after` minus that of the last `latest` of `before`; all of `before` is used for the noise.
 /// `None` if either has fewer than two windows.
-pub fn difference(before: &[f64], after: &[f64], latest: usize) -> Option<Difference> {
-    if before.len() < 2 || after.len() < 2 {
+pub fn difference(values_before: &[f64], values_after: &[f64], latest: usize) -> Option<Difference> {
+    if values_before.len() < 2 || values_after.len() < 2 {
         return None;
     }
-    let recent = &before[before.len() - latest.clamp(2, before.len())..];
-    let degrees_of_freedom = (before.len() + after.len() - 2) as f64;
-    let variance = (squares(before) + squares(after)) / degrees_of_freedom;
-    let alike = autocorrelation(before, after);
-    let counts_less = (1.0 + alike) / (1.0 - alike);
+    let recent = &values_before[values_before.len() - latest.clamp(2, values_before.len())..];
+    let degrees_of_freedom = (values_before.len() + values_after.len() - 2) as f64;
+    let variance = (squares(values_before) + squares(values_after)) / degrees_of_freedom;
+    let correlation = autocorrelation(values_before, values_after);
+    let counts_less = (1.0 + correlation) / (1.0 - correlation);
     // The variance of a median is pi/2 times that of the mean.
     let of_medians = std::f64::consts::FRAC_PI_2 * variance * counts_less;
     Some(Difference {
-        value: median(after) - median(recent),
-        standard_error: libm::sqrt(of_medians * (1.0 / recent.len() as f64 + 1.0 / after.len() as f64)),
+        value: median(values_after) - median(recent),
+        standard_error: libm::sqrt(of_medians * (1.0 / recent.len() as f64 + 1.0 / values_after.len() as f64)),
         degrees_of_freedom,
     })
 }
@@ -65,16 +65,16 @@ pub fn median(values: &[f64]) -> f64 {
 
 /// Returns the autocorrelation of successive windows, corrected for the subtracted mean (Kendall 1954); 0 if there are
 /// too few.
-fn autocorrelation(before: &[f64], after: &[f64]) -> f64 {
-    let count = (before.len() + after.len()) as f64;
-    if before.len() < MIN_AUTOCORRELATION_WINDOWS {
+fn autocorrelation(values_before: &[f64], values_after: &[f64]) -> f64 {
+    let count = (values_before.len() + values_after.len()) as f64;
+    if values_before.len() < MIN_AUTOCORRELATION_WINDOWS {
         return 0.0;
     }
     let products = |values: &[f64]| {
         let mean = mean(values);
         values.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>()
     };
-    let autocorrelation = (products(before) + products(after)) / (squares(before) + squares(after));
+    let autocorrelation = (products(values_before) + products(values_after)) / (squares(values_before) + squares(values_after));
     let corrected = autocorrelation + (1.0 + 3.0 * autocorrelation) / count;
     if corrected.is_finite() { corrected.clamp(0.0, MAX_AUTOCORRELATION) } else { 0.0 }
 }
@@ -112,9 +112,9 @@ mod tests {
             (0.0025, 23.0, 3.104),
             (0.05, 5.0, 2.015),
         ];
-        for (probability, degrees, wanted) in table {
+        for (probability, degrees, expected) in table {
             let bound = student_bound(probability, degrees);
-            assert!((bound / wanted - 1.0).abs() < 0.01, "{probability} {degrees}: {bound}, {wanted} by the table");
+            assert!((bound / expected - 1.0).abs() < 0.01, "{probability} {degrees}: {bound}, {expected} by the table");
         }
     }
 
@@ -143,9 +143,9 @@ mod tests {
     /// Does a pause in one window leave the difference unchanged?
     #[test]
     fn a_pause_changes_nothing() {
-        let before = [1.0, 1.1, 0.9, 1.0, 1.0];
-        let estimate = difference(&before, &[1.0, -9.0, 1.1, 0.9, 1.0], 5).unwrap();
+        let values_before = [1.0, 1.1, 0.9, 1.0, 1.0];
+        let estimate = difference(&values_before, &[1.0, -9.0, 1.1, 0.9, 1.0], 5).unwrap();
         assert_eq!(estimate.value, 0.0);
-        assert_eq!(difference(&before, &[1.0], 5), None);
+        assert_eq!(difference(&values_before, &[1.0], 5), None);
     }
 }

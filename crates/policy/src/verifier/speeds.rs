@@ -42,8 +42,8 @@ impl ProcessPhase {
     }
 
     /// Is the program in the same phase in both, or in a recurring phase of the same kind?
-    pub fn is_like(self, other: ProcessPhase) -> bool {
-        self.number == other.number || self.kind.is_some() && self.kind == other.kind
+    pub fn is_like(self, other_phase: ProcessPhase) -> bool {
+        self.number == other_phase.number || self.kind.is_some() && self.kind == other_phase.kind
     }
 }
 
@@ -112,8 +112,8 @@ fn log_over_solo(threads: &[&TaskSample], view: &View<'_>) -> Option<f64> {
     let solo = threads.iter().find_map(|thread| view.profiles.get(&thread.task)?.rates.solo_instr_per_cycle)?;
     let (mut instructions, mut cycles) = (0.0, 0.0);
     for thread in threads {
-        let counted = thread.counts.get(CounterEvent::Instructions).zip(thread.counts.get(CounterEvent::Cycles));
-        let (some_instructions, some_cycles) = counted.unwrap_or((0.0, 0.0));
+        let thread_counts = thread.counts.get(CounterEvent::Instructions).zip(thread.counts.get(CounterEvent::Cycles));
+        let (some_instructions, some_cycles) = thread_counts.unwrap_or((0.0, 0.0));
         instructions += some_instructions;
         cycles += some_cycles;
     }
@@ -127,7 +127,7 @@ fn incoming_per_instr(threads: &[&TaskSample], view: &View<'_>) -> Option<[f64; 
     for thread in threads.iter().filter(|thread| thread.has_run()) {
         let accesses = incoming_accesses(&thread.counts, level)?;
         instructions += thread.counts.get(CounterEvent::Instructions)?;
-        sums.iter_mut().zip(accesses).for_each(|(sum, more)| *sum += more);
+        sums.iter_mut().zip(accesses).for_each(|(sum, addend)| *sum += addend);
     }
     (instructions > 0.0).then(|| sums.map(|sum| sum / instructions))
 }

@@ -35,8 +35,8 @@ type RotationSignature = (u32, u64, Vec<(u32, Vec<(TaskId, bool)>)>);
 struct CanonicalContext {
     online: bool,
     hertz: Option<u64>,
-    allowed: Vec<TaskId>,
-    turns: Vec<RotationSignature>,
+    allowed_tasks: Vec<TaskId>,
+    rotations: Vec<RotationSignature>,
     /// Gangs and tasks that must have this CPU.
     seats: Vec<(usize, TaskId)>,
     /// Shares by ways of the caches above.
@@ -118,7 +118,7 @@ impl CanonicalPlan {
         let weight = |task: &TaskId| plan.weights.get(task).map(|weight| (*task, weight.to_bits()));
         let cpu_count = |task: &TaskId| plan.affinity.get(task).map(|cpus| (*task, cpus.count()));
         CanonicalPlan {
-            nodes: nodes.into_iter().map(|(node, found)| (node, found.strip_numbers())).collect(),
+            nodes: nodes.into_iter().map(|(node, signature)| (node, signature.strip_numbers())).collect(),
             // A weight of one is the default.
             weights: live_tasks
                 .tasks
@@ -133,9 +133,9 @@ impl CanonicalPlan {
 }
 
 fn sort_items<T: Ord>(items: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut all: Vec<T> = items.into_iter().collect();
-    all.sort_unstable();
-    all
+    let mut sorted_items: Vec<T> = items.into_iter().collect();
+    sorted_items.sort_unstable();
+    sorted_items
 }
 
 fn signature_of(cache: &Cache) -> CacheSignature {
@@ -145,8 +145,8 @@ fn signature_of(cache: &Cache) -> CacheSignature {
 /// A plan, by CPU.
 #[derive(Default)]
 struct PlanByCpu {
-    allowed: BTreeMap<u32, Vec<TaskId>>,
-    turns: BTreeMap<u32, Vec<RotationSignature>>,
+    allowed_tasks: BTreeMap<u32, Vec<TaskId>>,
+    rotations: BTreeMap<u32, Vec<RotationSignature>>,
     seats: BTreeMap<u32, Vec<(usize, TaskId)>>,
     shares: BTreeMap<u32, Vec<(CacheLevel, ShareSignature)>>,
     colors: Vec<(Option<CacheSignature>, ShareSignature)>,
@@ -158,7 +158,7 @@ impl PlanByCpu {
         // Tasks are sorted, so the tasks of each CPU are sorted too.
         for task in &live_tasks.tasks {
             for cpu in plan.affinity.get(task).into_iter().flat_map(IndexSet::iter) {
-                by_cpu.allowed.entry(cpu).or_default().push(*task);
+                by_cpu.allowed_tasks.entry(cpu).or_default().push(*task);
             }
         }
         gangs_of(&plan.gangs, live_tasks).iter().for_each(|schedule| by_cpu.take_turns(schedule));
@@ -167,13 +167,13 @@ impl PlanByCpu {
             let members = sort_items(share.members);
             match &share.units {
                 Units::Colors { allowed, migration: moving } => {
-                    let moving = match moving {
+                    let migration_rank = match moving {
                         PageMigration::Never => 0,
                         PageMigration::Lazy => 1,
                         PageMigration::HotFirst => 2,
                         PageMigration::All => 3,
                     };
-                    by_cpu.colors.push((cache.map(signature_of), (members, Some(moving), allowed.iter().collect())));
+                    by_cpu.colors.push((cache.map(signature_of), (members, Some(migration_rank), allowed.iter().collect())));
                 }
                 Units::Ways { mask } => {
                     let Some(cache) = cache else { continue };
@@ -198,8 +198,8 @@ impl PlanByCpu {
             gangs.push((gang.slices, sort_items(gang.members.iter().map(|(task, cpu)| (*task, cpu.is_some())))));
         }
         for cpu in schedule.cpus.iter() {
-            let turns = (schedule.cpus.count(), schedule.slice_ns, gangs.clone());
-            self.turns.entry(cpu).or_default().push(turns);
+            let signature = (schedule.cpus.count(), schedule.slice_ns, gangs.clone());
+            self.rotations.entry(cpu).or_default().push(signature);
         }
     }
 
@@ -210,8 +210,8 @@ impl PlanByCpu {
         CanonicalContext {
             online,
             hertz,
-            allowed: items_at_cpu(&self.allowed, cpu),
-            turns: items_at_cpu(&self.turns, cpu),
+            allowed_tasks: items_at_cpu(&self.allowed_tasks, cpu),
+            rotations: items_at_cpu(&self.rotations, cpu),
             seats: items_at_cpu(&self.seats, cpu),
             shares: items_at_cpu(&self.shares, cpu),
         }

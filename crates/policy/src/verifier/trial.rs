@@ -31,10 +31,10 @@ impl WorkTotals {
     }
 
     /// Returns the speed of a process relative to another side, by the best measure that both have.
-    fn relative_to(&self, other: &WorkTotals, process: ProcessId) -> Option<f64> {
+    fn relative_to(&self, other_side: &WorkTotals, process: ProcessId) -> Option<f64> {
         WorkMetric::BEST_FIRST.into_iter().find_map(|work| {
-            let (own_total, other_total) = (self.work.get(&(process, work))?, other.work.get(&(process, work))?);
-            let ratio = (own_total / self.elapsed_ns) / (other_total / other.elapsed_ns);
+            let (own_total, other_total) = (self.work.get(&(process, work))?, other_side.work.get(&(process, work))?);
+            let ratio = (own_total / self.elapsed_ns) / (other_total / other_side.elapsed_ns);
             (ratio.is_finite() && ratio > 0.0).then_some(ratio)
         })
     }
@@ -43,17 +43,17 @@ impl WorkTotals {
 /// Returns the logarithm of the objective after a change over that before it, from the ratio of each process's speeds.
 /// A process without a ratio does not count.
 pub fn log_ratio(change: &ProposedChange, ratio: impl Fn(ProcessId) -> Option<f64>) -> Option<f64> {
-    let changed: Vec<(f64, f64)> =
+    let changed_speeds: Vec<(f64, f64)> =
         change.speeds.iter().filter_map(|&(process, speed)| Some((speed, ratio(process)?))).collect();
-    if changed.is_empty() {
+    if changed_speeds.is_empty() {
         return None;
     }
     let value = |speeds: &mut dyn Iterator<Item = f64>| match change.objective {
         SpeedObjective::Slowest => speeds.fold(f64::INFINITY, f64::min),
         SpeedObjective::Sum => speeds.sum(),
     };
-    let now = value(&mut changed.iter().map(|(speed, ratio)| speed * ratio));
-    let ratio = now / value(&mut changed.iter().map(|(speed, _)| *speed));
+    let now = value(&mut changed_speeds.iter().map(|(speed, ratio)| speed * ratio));
+    let ratio = now / value(&mut changed_speeds.iter().map(|(speed, _)| *speed));
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
 }
 
@@ -115,15 +115,15 @@ impl Trial {
             self.settling -= 1;
             return None;
         }
-        let before = self.blocks.is_new();
-        self.sides[usize::from(before)].add(observation);
+        let is_new_side = self.blocks.is_new();
+        self.sides[usize::from(is_new_side)].add(observation);
         self.in_leg += 1;
         if self.in_leg < self.leg_windows {
             return None;
         }
         self.in_leg = 0;
         let is_block_complete = self.blocks.next_leg();
-        if self.blocks.is_new() != before {
+        if self.blocks.is_new() != is_new_side {
             self.settling = self.warmup_windows;
         }
         if !is_block_complete {
@@ -144,17 +144,17 @@ mod tests {
     use cachemate_core::test_support::observation;
     use cachemate_core::{CounterEvent, EventCount, EventCounts, Plan, WindowLength};
 
-    fn seen(instructions: u64) -> Observation {
-        let mut seen = observation(0, 2);
-        seen.span.elapsed_ns = 1_000;
-        for task in &mut seen.tasks {
+    fn observation_with(instructions: u64) -> Observation {
+        let mut observation = observation(0, 2);
+        observation.span.elapsed_ns = 1_000;
+        for task in &mut observation.tasks {
             task.counts = EventCounts(vec![EventCount {
                 event: CounterEvent::Instructions,
                 count: instructions,
                 enabled_share: 1.0,
             }]);
         }
-        seen
+        observation
     }
     /// Does a trial find a gain that exists, and find none if there is none?
     #[test]
@@ -168,12 +168,12 @@ mod tests {
                 forecast_gain: 0.05,
                 min_gain: 0.01,
                 objective: SpeedObjective::Sum,
-                speeds: seen(1).tasks.iter().map(|task| (task.process, 0.5)).collect(),
+                speeds: observation_with(1).tasks.iter().map(|task| (task.process, 0.5)).collect(),
             };
             let mut trial = Trial::from_method(method).unwrap();
             (0..400).find_map(|window| {
-                let more = if trial.is_new() { gain } else { 0 };
-                trial.add(&seen(1_000_000 + 10_000 * more + 100 * (window * 7919 % 13)), &change)
+                let gain_percent = if trial.is_new() { gain } else { 0 };
+                trial.add(&observation_with(1_000_000 + 10_000 * gain_percent + 100 * (window * 7919 % 13)), &change)
             })
         };
         assert_eq!(run(5), Some(SequentialVerdict::Faster));

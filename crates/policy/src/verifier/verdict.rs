@@ -86,10 +86,10 @@ impl GuardVerdict {
         let bound = student_bound(FALSE_ALARMS, degrees) * standard_error;
         let minimum = libm::log1p(-min_loss.min(0.99));
         let all_slower = mean_log_ratio < -bound && mean_log_ratio < minimum;
-        let lost =
-            |than: f64| changes.iter().filter(move |change| change.log_ratio < than && change.is_sure(changes.len()));
-        let lost_most = lost(libm::log1p(-HARMED_FROM))
-            .reduce(|most, change| if change.log_ratio < most.log_ratio { change } else { most });
+        let losers_below =
+            |bound_below: f64| changes.iter().filter(move |change| change.log_ratio < bound_below && change.is_sure(changes.len()));
+        let lost_most = losers_below(libm::log1p(-HARMED_FROM))
+            .reduce(|largest_loss, change| if change.log_ratio < largest_loss.log_ratio { change } else { largest_loss });
         let not_made_up_for = lost_most.is_some() && sure_value(changes, objective) <= ALIKE;
         let floors_broken: i64 = changes.iter().map(|change| change.floor).map(GoalChange::newly_broken).sum();
         let is_harmful = floors_broken > 0 || floors_broken == 0 && not_made_up_for;
@@ -98,7 +98,7 @@ impl GuardVerdict {
             is_harmful,
             mean_log_ratio,
             standard_error,
-            any_process_lost: lost(minimum).next().is_some(),
+            any_process_lost: losers_below(minimum).next().is_some(),
             harmed: lost_most.map(|change| (change.process, change.log_ratio)),
             floors_broken,
             proxies: proxies(changes),
@@ -145,9 +145,9 @@ fn noisy_mean(changes: &[ProcessChange]) -> (f64, f64, f64) {
     let mean = changes.iter().zip(&weights).map(|(change, weight)| weight * change.clamped_log_ratio()).sum();
     let parts = changes.iter().zip(&weights).map(|(change, weight)| (weight * change.standard_error).powi(2));
     let (mut variance, mut of_variance) = (0.0, 0.0);
-    for (part, change) in parts.zip(changes) {
-        variance += part;
-        of_variance += part * part / change.degrees_of_freedom;
+    for (variance_share, change) in parts.zip(changes) {
+        variance += variance_share;
+        of_variance += variance_share * variance_share / change.degrees_of_freedom;
     }
     let degrees = if of_variance > 0.0 { variance * variance / of_variance } else { f64::MAX };
     (mean, libm::sqrt(variance), degrees)
@@ -158,16 +158,16 @@ fn weights(changes: &[ProcessChange], factor: impl Fn(&ProcessChange) -> f64) ->
     let mut weights: Vec<f64> = changes.iter().map(|change| change.priority * factor(change)).collect();
     let total: f64 = weights.iter().sum();
     for change in changes {
-        let is_same_user = |other: &ProcessChange| other.user == change.user;
+        let is_same_user = |process_change: &ProcessChange| process_change.user == change.user;
         let user_weight: f64 =
-            changes.iter().zip(&weights).filter(|(other, _)| is_same_user(other)).map(|(_, weight)| weight).sum();
+            changes.iter().zip(&weights).filter(|(process_change, _)| is_same_user(process_change)).map(|(_, weight)| weight).sum();
         // At most one user can have more than half.
         if user_weight > total / 2.0 && user_weight < total {
             let fewer = (total - user_weight) / user_weight;
             changes
                 .iter()
                 .zip(&mut weights)
-                .filter(|(other, _)| is_same_user(other))
+                .filter(|(process_change, _)| is_same_user(process_change))
                 .for_each(|(_, weight)| *weight *= fewer);
             break;
         }

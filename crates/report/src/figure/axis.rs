@@ -61,12 +61,12 @@ impl<'a> AxisLayout<'a> {
     pub fn new(axis: &'a Axis, values: impl Iterator<Item = f64>, pixels: (f64, f64), zero: bool) -> Self {
         let logarithmic = axis.scale != AxisScale::Linear;
         // Beyond this, differences and quotients of the ends would not be finite.
-        let usable = |value: &f64| value.abs() < 1e150 && (!logarithmic || *value > 1e-150);
+        let is_usable = |value: &f64| value.abs() < 1e150 && (!logarithmic || *value > 1e-150);
         let (mut low, mut high) = axis.range.unwrap_or_else(|| {
-            let named = axis.names.iter().map(|(at, _)| *at);
+            let named_positions = axis.names.iter().map(|(position, _)| *position);
             values
-                .chain(named)
-                .filter(usable)
+                .chain(named_positions)
+                .filter(is_usable)
                 .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
         });
         if !low.is_finite() || !high.is_finite() || (logarithmic && low <= 0.0) {
@@ -88,8 +88,8 @@ impl<'a> AxisLayout<'a> {
             _ => libm::log2(value / self.low) / libm::log2(self.high / self.low),
         };
         let share = if share.is_nan() { 0.0 } else { share };
-        let (from, to) = self.pixels;
-        from + share.clamp(0.0, 1.0) * (to - from)
+        let (first_pixel, last_pixel) = self.pixels;
+        first_pixel + share.clamp(0.0, 1.0) * (last_pixel - first_pixel)
     }
 
     pub fn contains(&self, value: f64) -> bool {
@@ -100,7 +100,7 @@ impl<'a> AxisLayout<'a> {
     /// Positions and labels of the ticks, ascending.
     pub fn ticks(&self) -> Vec<(f64, String)> {
         if !self.axis.names.is_empty() {
-            return self.axis.names.iter().filter(|(at, _)| self.contains(*at)).cloned().collect();
+            return self.axis.names.iter().filter(|(position, _)| self.contains(*position)).cloned().collect();
         }
         match self.axis.scale {
             AxisScale::Linear => self.linear_ticks(),
@@ -160,12 +160,12 @@ fn settle_linear(low: f64, high: f64, zero: bool) -> (f64, f64) {
 }
 
 /// The smallest number of the form 1, 2, 2.5 or 5 times a power of ten that is at least `least`.
-fn nice_step(least: f64) -> f64 {
-    if !(least.is_finite() && least > 0.0) {
+fn nice_step(min_step: f64) -> f64 {
+    if !(min_step.is_finite() && min_step > 0.0) {
         return 1.0;
     }
-    let power = libm::pow(10.0, libm::floor(libm::log10(least)));
-    let factor = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().find(|step| step * power >= least * (1.0 - 1e-9));
+    let power = libm::pow(10.0, libm::floor(libm::log10(min_step)));
+    let factor = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().find(|step| step * power >= min_step * (1.0 - 1e-9));
     factor.unwrap_or(10.0) * power
 }
 

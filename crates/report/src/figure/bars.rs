@@ -61,7 +61,7 @@ impl BarChart {
 
     /// All levels that must be inside the y axis.
     fn levels(&self) -> Vec<f64> {
-        let mut levels: Vec<f64> = self.references.iter().map(|(_, at)| *at).collect();
+        let mut levels: Vec<f64> = self.references.iter().map(|(_, level)| *level).collect();
         for group in &self.groups {
             let values = group.bars.iter().filter_map(|bar| bar.value);
             if self.stacked {
@@ -101,9 +101,9 @@ impl BarChart {
         }
         let group_width = (right - left) / self.groups.len().max(1) as f64;
         for (index, group) in self.groups.iter().enumerate() {
-            let from = left + index as f64 * group_width;
-            self.group(&mut svg, &y, group, from, group_width);
-            let middle = from + group_width / 2.0;
+            let group_left = left + index as f64 * group_width;
+            self.group(&mut svg, &y, group, group_left, group_width);
+            let middle = group_left + group_width / 2.0;
             match leaning {
                 true => svg.draw_text_leaning("n", (middle + 5.0, bottom + 15.0), &group.name),
                 false => svg.text("n", (middle, bottom + 17.0), Anchor::Middle, &group.name),
@@ -117,9 +117,9 @@ impl BarChart {
         svg
     }
 
-    fn group(&self, svg: &mut Svg, y: &AxisLayout<'_>, group: &BarGroup, from: f64, group_width: f64) {
+    fn group(&self, svg: &mut Svg, y: &AxisLayout<'_>, group: &BarGroup, group_left: f64, group_width: f64) {
         let inner = (group_width * 0.78).min(90.0);
-        let start = from + (group_width - inner) / 2.0;
+        let start = group_left + (group_width - inner) / 2.0;
         let wide = if self.stacked { inner } else { inner / group.bars.len().max(1) as f64 };
         let (mut above, mut below) = (0.0, 0.0);
         for (index, bar) in group.bars.iter().enumerate() {

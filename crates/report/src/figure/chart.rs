@@ -279,13 +279,13 @@ impl ChartLayout<'_> {
 
     /// Draws a label at the top, on the side of `x` that has more room.
     fn draw_beside(&mut self, x: f64, label: &str) {
-        let fits = x + 6.0 + text_width(label) < self.right;
-        let (at, anchor) = if fits { (x + 5.0, Anchor::Start) } else { (x - 5.0, Anchor::End) };
-        self.svg.text("n m k", (at, self.top + 12.0), anchor, label);
+        let has_room = x + 6.0 + text_width(label) < self.right;
+        let (text_x, anchor) = if has_room { (x + 5.0, Anchor::Start) } else { (x - 5.0, Anchor::End) };
+        self.svg.text("n m k", (text_x, self.top + 12.0), anchor, label);
     }
 
     fn spread(&mut self, series: &Series, color: usize) {
-        let with: Vec<(f64, f64, f64)> = series
+        let spread_points: Vec<(f64, f64, f64)> = series
             .points
             .iter()
             .filter(|p| p.x.is_finite())
@@ -295,16 +295,16 @@ impl ChartLayout<'_> {
             .collect();
         let slot = color % COLORS;
         if series.spread == IntervalStyle::Whiskers || series.mark == Mark::Points {
-            for (x, low, high) in with {
+            for (x, low, high) in spread_points {
                 let class = format!("l s{slot}");
                 self.svg.line(&class, (x, low), (x, high));
                 self.svg.line(&class, (x - 4.0, low), (x + 4.0, low));
                 self.svg.line(&class, (x - 4.0, high), (x + 4.0, high));
             }
-        } else if with.iter().any(|(_, low, high)| (low - high).abs() > 0.3) {
-            let there = with.iter().map(|(x, _, high)| (*x, *high));
-            let back = with.iter().rev().map(|(x, low, _)| (*x, *low));
-            let area: Vec<(f64, f64)> = there.chain(back).collect();
+        } else if spread_points.iter().any(|(_, low, high)| (low - high).abs() > 0.3) {
+            let upper_edge = spread_points.iter().map(|(x, _, high)| (*x, *high));
+            let lower_edge = spread_points.iter().rev().map(|(x, low, _)| (*x, *low));
+            let area: Vec<(f64, f64)> = upper_edge.chain(lower_edge).collect();
             self.svg.path(&format!("b f{slot}"), &area, true);
         }
     }
@@ -320,17 +320,17 @@ impl ChartLayout<'_> {
             }
         }
         let drawn = series.points.iter().filter(|p| p.x.is_finite() && p.y.is_finite());
-        let dense = series.points.len() > MAX_DOTS;
+        let is_dense = series.points.len() > MAX_DOTS;
         for point in drawn {
-            let at = (self.x.position(point.x), self.y.position(point.y));
+            let position = (self.x.position(point.x), self.y.position(point.y));
             let title = || point.title.clone().unwrap_or_else(|| point_title(&series.name, point));
             if series.mark == Mark::Points {
-                self.svg.circle(&format!("f{slot}"), at, if dense { 2.0 } else { 4.0 }, &title());
-            } else if !dense {
+                self.svg.circle(&format!("f{slot}"), position, if is_dense { 2.0 } else { 4.0 }, &title());
+            } else if !is_dense {
                 if series.points.len() <= 40 {
-                    self.svg.circle(&format!("f{slot}"), at, 2.4, "");
+                    self.svg.circle(&format!("f{slot}"), position, 2.4, "");
                 }
-                self.svg.circle("h", at, 8.0, &title());
+                self.svg.circle("h", position, 8.0, &title());
             }
         }
     }
@@ -338,11 +338,11 @@ impl ChartLayout<'_> {
     fn polyline(&self, run: &[ChartPoint], mark: Mark) -> Vec<(f64, f64)> {
         let mut line = Vec::with_capacity(run.len());
         for point in run {
-            let at = (self.x.position(point.x), self.y.position(point.y));
-            if let (Mark::Steps, Some(&(_, before))) = (mark, line.last()) {
-                line.push((at.0, before));
+            let position = (self.x.position(point.x), self.y.position(point.y));
+            if let (Mark::Steps, Some(&(_, previous_y))) = (mark, line.last()) {
+                line.push((position.0, previous_y));
             }
-            line.push(at);
+            line.push(position);
         }
         line
     }

@@ -109,24 +109,24 @@ impl HeatMap {
 
     fn cells(&self, svg: &mut Svg, corner: (f64, f64), cell: (f64, f64)) {
         let values = || self.values.iter().flatten().flatten().filter(|value| value.is_finite());
-        let full = self.full.unwrap_or_else(|| values().fold(0.0, |most: f64, value| most.max(value.abs())));
+        let full_value = self.full.unwrap_or_else(|| values().fold(0.0, |largest_value: f64, value| largest_value.max(value.abs())));
         let shown = |value: f64| self.decimals.map_or_else(|| number(value), |digits| format!("{value:.digits$}"));
         let gap = if self.bare { 0.0 } else { 1.0 };
         let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
         for (row, values) in self.values.iter().enumerate().take(self.rows.len()) {
             for (column, value) in values.iter().enumerate().take(self.columns.len()) {
-                let at = (corner.0 + column as f64 * cell.0, corner.1 + row as f64 * cell.1);
+                let cell_corner = (corner.0 + column as f64 * cell.0, corner.1 + row as f64 * cell.1);
                 let extent = (cell.0 - gap, cell.1 - gap);
                 let pair = format!("{} / {}", self.rows[row], self.columns[column]);
                 let Some(value) = value.filter(|value| value.is_finite()) else {
-                    svg.rect("g", at, extent, None, &pair);
+                    svg.rect("g", cell_corner, extent, None, &pair);
                     if !self.bare {
-                        let middle = (at.0 + cell.0 / 2.0, at.1 + cell.1 / 2.0 + 4.5);
+                        let middle = (cell_corner.0 + cell.0 / 2.0, cell_corner.1 + cell.1 / 2.0 + 4.5);
                         svg.text("m n", middle, Anchor::Middle, "–");
                     }
                     continue;
                 };
-                let strength = if full > 0.0 { (value.abs() / full).min(1.0) } else { 0.0 };
+                let strength = if full_value > 0.0 { (value.abs() / full_value).min(1.0) } else { 0.0 };
                 let strength = if self.by_root { strength.sqrt() } else { strength };
                 let class = match (self.shade, value < 0.0) {
                     (Shade::Grey, _) => "grey",
@@ -136,10 +136,10 @@ impl HeatMap {
                 // A minimum opacity keeps the cells of a quiet matrix visible.
                 let opacity = if self.bare { strength } else { 0.05 + 0.95 * strength };
                 let title = format!("{pair}: {}{unit}", shown(value));
-                svg.rect(class, at, extent, Some(opacity), &title);
+                svg.rect(class, cell_corner, extent, Some(opacity), &title);
                 if !self.bare {
                     let text_class = if opacity > 0.72 { "n inv" } else { "n" };
-                    let middle = (at.0 + cell.0 / 2.0, at.1 + cell.1 / 2.0 + 4.5);
+                    let middle = (cell_corner.0 + cell.0 / 2.0, cell_corner.1 + cell.1 / 2.0 + 4.5);
                     svg.text(text_class, middle, Anchor::Middle, &shown(value));
                 }
             }

@@ -98,8 +98,8 @@ impl Svg {
         self.body.push('\n');
     }
 
-    pub fn line(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
-        let (x1, y1, x2, y2) = (px(from.0), px(from.1), px(to.0), px(to.1));
+    pub fn line(&mut self, class: &str, start: (f64, f64), end: (f64, f64)) {
+        let (x1, y1, x2, y2) = (px(start.0), px(start.1), px(end.0), px(end.1));
         self.push(format_args!(r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#));
     }
 
@@ -133,22 +133,22 @@ impl Svg {
         self.push(format_args!(r#"<circle class="{class}" cx="{x}" cy="{y}" r="{r}">{inside}</circle>"#));
     }
 
-    pub fn text(&mut self, class: &str, at: (f64, f64), anchor: Anchor, text: &str) {
-        let (x, y, anchor, text) = (px(at.0), px(at.1), anchor.attribute(), escape(text));
+    pub fn text(&mut self, class: &str, point: (f64, f64), anchor: Anchor, text: &str) {
+        let (x, y, anchor, text) = (px(point.0), px(point.1), anchor.attribute(), escape(text));
         self.push(format_args!(r#"<text class="{class}" x="{x}" y="{y}"{anchor}>{text}</text>"#));
     }
 
     /// A text that reads upward, centered on its point.
-    pub fn draw_text_upwards(&mut self, class: &str, at: (f64, f64), text: &str) {
-        let (x, y, text) = (px(at.0), px(at.1), escape(text));
+    pub fn draw_text_upwards(&mut self, class: &str, point: (f64, f64), text: &str) {
+        let (x, y, text) = (px(point.0), px(point.1), escape(text));
         self.push(format_args!(
             r#"<text class="{class}" text-anchor="middle" transform="translate({x} {y}) rotate(-90)">{text}</text>"#
         ));
     }
 
     /// A slanted text, for long names under columns; it ends at its point.
-    pub fn draw_text_leaning(&mut self, class: &str, at: (f64, f64), text: &str) {
-        let (x, y, text) = (px(at.0), px(at.1), escape(text));
+    pub fn draw_text_leaning(&mut self, class: &str, point: (f64, f64), text: &str) {
+        let (x, y, text) = (px(point.0), px(point.1), escape(text));
         self.push(format_args!(
             r#"<text class="{class}" text-anchor="end" transform="translate({x} {y}) rotate(-35)">{text}</text>"#
         ));
@@ -168,9 +168,9 @@ impl Svg {
     pub fn standalone(self) -> String {
         let Drawing(inline) = self.inline();
         // The first line is the opening tag, by construction above.
-        let (open, rest) = inline.split_once('\n').unwrap_or((&inline, ""));
+        let (opening_tag, content) = inline.split_once('\n').unwrap_or((&inline, ""));
         format!(
-            "{open}\n<style>{}</style>\n<rect width=\"100%\" height=\"100%\" style=\"fill:var(--paper)\"/>\n{rest}",
+            "{opening_tag}\n<style>{}</style>\n<rect width=\"100%\" height=\"100%\" style=\"fill:var(--paper)\"/>\n{content}",
             super::STYLE
         )
     }

@@ -77,12 +77,12 @@ impl TimelineChart {
             let y = top + index as f64 * LANE;
             svg.text("n", (left - 8.0, y + LANE / 2.0 + 4.0), Anchor::End, &lane.name);
             for span in &lane.spans {
-                let (from, to) = (x.position(span.from), x.position(span.to));
+                let (start_x, end_x) = (x.position(span.from), x.position(span.to));
                 let name = if span.title.is_empty() { self.kinds.get(span.kind) } else { Some(&span.title) };
                 let name = name.map_or("", String::as_str);
                 let title = format!("{}: {name}, {} to {}", lane.name, number(span.from), number(span.to));
                 let class = format!("f{}", span.kind % COLORS);
-                svg.rect(&class, (from, y + 3.0), ((to - from).max(0.8), LANE - 6.0), None, &title);
+                svg.rect(&class, (start_x, y + 3.0), ((end_x - start_x).max(0.8), LANE - 6.0), None, &title);
             }
         }
         for (label, index) in &self.marks {

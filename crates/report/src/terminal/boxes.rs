@@ -9,18 +9,18 @@ use crate::text::{format_fixed, number};
 pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
     let boxes: Vec<Vec<String>> = plan.caches.iter().map(|cache| render_box(cache, &plan.unit, paint)).collect();
     let mut text = String::new();
-    let mut rest = &boxes[..];
-    while let Some(first) = rest.first() {
-        let mut used = width(&first[0]);
+    let mut remaining_boxes = &boxes[..];
+    while let Some(first) = remaining_boxes.first() {
+        let mut used_width = width(&first[0]);
         let mut used_count = 1;
         while let Some(next) =
-            rest.get(used_count).map(|lines| width(&lines[0])).filter(|w| used + 2 + w <= paint.width)
+            remaining_boxes.get(used_count).map(|lines| width(&lines[0])).filter(|w| used_width + 2 + w <= paint.width)
         {
-            used += 2 + next;
+            used_width += 2 + next;
             used_count += 1;
         }
-        text.push_str(&join_side_by_side(&rest[..used_count]));
-        rest = &rest[used_count..];
+        text.push_str(&join_side_by_side(&remaining_boxes[..used_count]));
+        remaining_boxes = &remaining_boxes[used_count..];
     }
     text.push_str(&paint.style_bold("why"));
     text.push('\n');
@@ -71,11 +71,11 @@ fn join_side_by_side(boxes: &[Vec<String>]) -> String {
 }
 
 /// Words wrapped to the width, with the first line less indented than the rest.
-fn indent(words: &str, to: usize) -> String {
+fn indent(words: &str, width_limit: usize) -> String {
     let mut text = String::new();
     let mut line = " ".to_string();
     for word in words.split_whitespace() {
-        if width(&line) + 1 + width(word) > to.max(40) {
+        if width(&line) + 1 + width(word) > width_limit.max(40) {
             text.push_str(&line);
             text.push('\n');
             line = "   ".to_string();
@@ -126,9 +126,9 @@ mod tests {
             slowdown,
             reason: reason.into(),
         };
-        let cache = |at: u32, programs| CacheAssignment {
-            cache: format!("L2 #{at}"),
-            cpus: format!("{}-{}", 2 * at, 2 * at + 1),
+        let cache = |index: u32, programs| CacheAssignment {
+            cache: format!("L2 #{index}"),
+            cpus: format!("{}-{}", 2 * index, 2 * index + 1),
             programs,
         };
         let plan = PlanResult {

@@ -40,16 +40,16 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
     let (Some(low), Some(high)) = (points().map(|p| p.0).min(), points().map(|p| p.0).max()) else {
         return String::new();
     };
-    let most = points().map(|p| p.1).fold(0.0, f64::max);
-    let most = if most > 0.0 { most } else { 1.0 };
-    let labels: Vec<String> = (0..=ROWS / 4).map(|index| number(most * index as f64 / (ROWS / 4) as f64)).collect();
+    let largest_value = points().map(|p| p.1).fold(0.0, f64::max);
+    let largest_value = if largest_value > 0.0 { largest_value } else { 1.0 };
+    let labels: Vec<String> = (0..=ROWS / 4).map(|index| number(largest_value * index as f64 / (ROWS / 4) as f64)).collect();
     let gutter = labels.iter().map(String::len).max().unwrap_or(0) + 1;
     let columns = paint.width.saturating_sub(gutter + 3).clamp(16, 72);
     let mut canvas = Canvas { columns, cells: vec![(0, 0); columns * ROWS] };
     let span = libm::log2(high as f64 / low as f64);
     let place = |bytes: f64| if span > 0.0 { libm::log2(bytes / low as f64) / span } else { 0.5 };
     for (series, line) in lines.iter().enumerate() {
-        draw(&mut canvas, series, line, &place, most);
+        draw(&mut canvas, series, line, &place, largest_value);
     }
     let mut text = format!("{}\n", paint.style_faint(y_label));
     for row in 0..ROWS {
@@ -69,17 +69,17 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
     text
 }
 
-fn draw(canvas: &mut Canvas, series: usize, line: &CurveLine, place: &dyn Fn(f64) -> f64, most: f64) {
+fn draw(canvas: &mut Canvas, series: usize, line: &CurveLine, place: &dyn Fn(f64) -> f64, largest_value: f64) {
     let (wide, high) = ((canvas.columns * 2 - 1) as f64, (ROWS * 4 - 1) as f64);
-    let spot = |bytes: f64, value: f64| (place(bytes) * wide, high - (value / most).clamp(0.0, 1.0) * high);
+    let spot = |bytes: f64, value: f64| (place(bytes) * wide, high - (value / largest_value).clamp(0.0, 1.0) * high);
     let usable: Vec<(u64, f64)> = line.points.iter().copied().filter(|p| p.0 > 0 && p.1.is_finite()).collect();
     for pair in usable.windows(2) {
-        let (from, to) = (spot(pair[0].0 as f64, pair[0].1), spot(pair[1].0 as f64, pair[1].1));
-        let steps = (to.0 - from.0).abs().max((to.1 - from.1).abs()).ceil().max(1.0) as usize;
+        let (start, end) = (spot(pair[0].0 as f64, pair[0].1), spot(pair[1].0 as f64, pair[1].1));
+        let steps = (end.0 - start.0).abs().max((end.1 - start.1).abs()).ceil().max(1.0) as usize;
         for step in 0..=steps {
             let share = step as f64 / steps as f64;
-            let x = from.0 + share * (to.0 - from.0);
-            let y = from.1 + share * (to.1 - from.1);
+            let x = start.0 + share * (end.0 - start.0);
+            let y = start.1 + share * (end.1 - start.1);
             canvas.dot((x + 0.5) as usize, (y + 0.5) as usize, series);
         }
     }
@@ -134,24 +134,24 @@ fn size_axis(gutter: usize, columns: usize, low: u64, high: u64, place: &dyn Fn(
 /// Names in lines of at most `width` columns.
 fn wrap(names: Vec<String>, width: usize) -> String {
     let mut text = String::new();
-    let mut used = 0;
+    let mut used_width = 0;
     for name in names {
         let needs = crate::table::width(&name) + 2;
-        if used > 0 && used + needs > width {
+        if used_width > 0 && used_width + needs > width {
             text.push('\n');
-            used = 0;
+            used_width = 0;
         }
-        text.push_str(if used == 0 { " " } else { "  " });
+        text.push_str(if used_width == 0 { " " } else { "  " });
         text.push_str(&name);
-        used += needs;
+        used_width += needs;
     }
     text + "\n"
 }
 
 /// Values as blocks of eight heights, from zero to `most`; a blank for `None`.
-pub fn sparkline(values: &[Option<f64>], most: f64) -> String {
+pub fn sparkline(values: &[Option<f64>], max_value: f64) -> String {
     let block = |value: f64| {
-        let eighth = if most > 0.0 { (value / most * 8.0).clamp(0.0, 8.0) } else { 0.0 };
+        let eighth = if max_value > 0.0 { (value / max_value * 8.0).clamp(0.0, 8.0) } else { 0.0 };
         ['▁', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'][(eighth + 0.5) as usize]
     };
     values.iter().map(|value| value.filter(|v| v.is_finite()).map_or(' ', block)).collect()

@@ -15,7 +15,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     let percent = matrix.unit == "percent";
     let shown = |value: f64| if percent { format!("{value:.1}") } else { number(value) };
     let values = || matrix.values.iter().flatten().flatten().copied().filter(|value| value.is_finite());
-    let most = values().fold(0.0, f64::max);
+    let largest_value = values().fold(0.0, f64::max);
     let names = matrix.names.iter().map(|name| width(name)).max().unwrap_or(0);
     let head = shorten_names(&matrix.names, 9);
     let cell = values().map(|v| shown(v).len() + 2).chain(head.iter().map(|n| width(n) + 1)).max().unwrap_or(4);
@@ -31,7 +31,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
         text.push(' ');
         for column in 0..matrix.names.len() {
             let value = matrix.values.get(row).and_then(|values| values.get(column)).copied().flatten();
-            text.push_str(&render_cell(value.filter(|v| v.is_finite()).map(|v| (shown(v), v / most)), cell, paint));
+            text.push_str(&render_cell(value.filter(|v| v.is_finite()).map(|v| (shown(v), v / largest_value)), cell, paint));
         }
         text.truncate(text.trim_end_matches(' ').len());
         text.push('\n');
@@ -56,12 +56,12 @@ fn render_cell(value: Option<(String, f64)>, cell: usize, paint: Paint) -> Strin
 }
 
 /// Names truncated to `most` characters if all of them stay distinct, otherwise the full names.
-fn shorten_names(names: &[String], most: usize) -> Vec<String> {
-    let cut: Vec<String> = names.iter().map(|name| name.chars().take(most).collect()).collect();
-    let mut seen = cut.clone();
-    seen.sort();
-    seen.dedup();
-    if seen.len() == names.len() { cut } else { names.to_vec() }
+fn shorten_names(names: &[String], max_chars: usize) -> Vec<String> {
+    let short_names: Vec<String> = names.iter().map(|name| name.chars().take(max_chars).collect()).collect();
+    let mut distinct_names = short_names.clone();
+    distinct_names.sort();
+    distinct_names.dedup();
+    if distinct_names.len() == names.len() { short_names } else { names.to_vec() }
 }
 
 #[cfg(test)]

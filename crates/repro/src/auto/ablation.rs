@@ -25,11 +25,11 @@ const DEFAULT: usize = 0;
 const WHOLE: usize = 1;
 
 fn contender_list() -> Vec<AutoContender> {
-    let whole =
+    let baselines =
         [AutoContender::new("default", "default", "window_ns = 1000000000"), AutoContender::new("auto", "auto", "")];
-    let without =
+    let ablated =
         PARTS.map(|(title, parameter)| AutoContender::new(title, "auto", &format!("ablate = [\"{parameter}\"]")));
-    whole.into_iter().chain(without).collect()
+    baselines.into_iter().chain(ablated).collect()
 }
 
 /// Gain of the whole policy over a contender, in percent: the mean over machine seeds.
@@ -69,9 +69,9 @@ fn figure(mixes: &[AutoMix]) -> ResultFigure {
         let gains: Vec<f64> = mixes.iter().map(|mix| gain_over(mix, contender)).collect();
         ChartBar { value: Some(mean(&gains)), interval: Some(bounds(&gains)) }
     };
-    let group = |(part, (title, _)): (usize, &(&str, &str))| BarGroup {
+    let group = |(index, (title, _)): (usize, &(&str, &str))| BarGroup {
         name: (*title).to_string(),
-        bars: vec![bar(WHOLE + 1 + part)],
+        bars: vec![bar(WHOLE + 1 + index)],
     };
     let drawing = BarChart {
         title: "Gain lost without a part of auto".to_string(),

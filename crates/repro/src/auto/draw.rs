@@ -91,14 +91,14 @@ impl Measures {
 }
 
 struct MixGenerator<'a> {
-    on: &'a Measures,
+    measures: &'a Measures,
     generator: SplitMix64,
 }
 
 /// Number of points of a profile.
 const SIZES: u32 = 64;
 /// Maximum number of tasks: larger machines stay partly idle.
-const TASKS_AT_MOST: usize = 16;
+const MAX_TASKS: usize = 16;
 
 impl MixGenerator<'_> {
     fn draw_between(&mut self, low: f64, high: f64) -> f64 {
@@ -107,11 +107,11 @@ impl MixGenerator<'_> {
 
     /// A phase from its fills per instruction by resident bytes; `overlap` fills share one memory latency.
     fn phase(&mut self, fills: impl Fn(f64) -> f64, overlap: f64, base_cycles: f64) -> ProgramPhase {
-        let on = self.on;
+        let measures = self.measures;
         let point = |at: u32| {
-            let size_bytes = on.cache_bytes * f64::from(at) / f64::from(SIZES);
+            let size_bytes = measures.cache_bytes * f64::from(at) / f64::from(SIZES);
             let fills = fills(size_bytes);
-            let stall = fills * on.latency_cycles * overlap;
+            let stall = fills * measures.latency_cycles * overlap;
             SizePoint {
                 size_bytes,
                 cycles_per_instr: base_cycles + stall,
@@ -142,13 +142,13 @@ impl MixGenerator<'_> {
     /// A program that reuses a working set of this share of the cache, or two of them, and slows down with a smaller
     /// share.
     fn draw_keeper(&mut self, share: f64) -> ProgramPhase {
-        let bytes = share * self.on.cache_bytes;
+        let bytes = share * self.measures.cache_bytes;
         let (rate, hot) = (self.draw_between(0.004, 0.02), self.draw_between(0.1, 0.5));
-        let (part, base) = (self.draw_between(0.0, 0.6), self.draw_between(0.5, 1.2));
+        let (hot_weight, base) = (self.draw_between(0.0, 0.6), self.draw_between(0.5, 1.2));
         let overlap = self.draw_between(0.4, 1.0);
-        let missing = |held: f64, needed: f64| (1.0 - held / needed).max(0.0);
-        let fills = move |held: f64| {
-            let two = part * missing(held, hot * bytes) + (1.0 - part) * missing(held, bytes);
+        let missing = |occupancy: f64, needed: f64| (1.0 - occupancy / needed).max(0.0);
+        let fills = move |occupancy: f64| {
+            let two = hot_weight * missing(occupancy, hot * bytes) + (1.0 - hot_weight) * missing(occupancy, bytes);
             rate * two + 1e-6
         };
         self.phase(fills, overlap, base)
@@ -164,8 +164,8 @@ impl MixGenerator<'_> {
     /// A program that hardly uses the cache.
     fn draw_quiet(&mut self) -> ProgramPhase {
         let (rate, base) = (self.draw_between(1e-5, 2e-4), self.draw_between(0.4, 1.5));
-        let bytes = 0.02 * self.on.cache_bytes;
-        self.phase(move |held| rate * (1.0 - held / bytes).max(0.0) + 1e-7, 0.7, base)
+        let bytes = 0.02 * self.measures.cache_bytes;
+        self.phase(move |occupancy| rate * (1.0 - occupancy / bytes).max(0.0) + 1e-7, 0.7, base)
     }
 
     /// A program of `threads` threads that read and write one region.
@@ -173,7 +173,7 @@ impl MixGenerator<'_> {
         let share = self.draw_between(0.05, 0.2);
         let mut phase = self.draw_keeper(share);
         let (reads, writes) = (self.draw_between(0.002, 0.006), self.draw_between(0.0005, 0.002));
-        let bytes = self.draw_between(0.02, 0.1) * self.on.cache_bytes;
+        let bytes = self.draw_between(0.02, 0.1) * self.measures.cache_bytes;
         phase.sharing = vec![RegionUse { region: number, bytes, reads_per_instr: reads, writes_per_instr: writes }];
         IntervalJob { threads, ..job(&format!("sharers-{number}"), phase) }
     }
@@ -184,7 +184,7 @@ impl MixGenerator<'_> {
     }
 
     /// A mix of `keepers` programs that reuse data and `streams` streams.
-    fn draw_both(&mut self, keepers: usize, share: (f64, f64), streams: usize) -> Vec<IntervalJob> {
+    fn draw_keepers_and_streams(&mut self, keepers: usize, share: (f64, f64), streams: usize) -> Vec<IntervalJob> {
         let mut jobs = Vec::new();
         for index in 0..keepers {
             let share = self.draw_between(share.0, share.1);
@@ -199,9 +199,9 @@ impl MixGenerator<'_> {
     }
 
     fn mix(&mut self, family: MixFamily, length_ns: u64) -> Vec<IntervalJob> {
-        let on = self.on;
-        let tasks = on.cores().min(TASKS_AT_MOST);
-        let cores = on.cores_per_cache as f64;
+        let measures = self.measures;
+        let tasks = measures.cores().min(MAX_TASKS);
+        let cores = measures.cores_per_cache as f64;
         match family {
             MixFamily::Null => {
                 let kind = self.generator.draw_below(3);
@@ -215,17 +215,17 @@ impl MixGenerator<'_> {
                 };
                 (0..tasks).map(|at| make(self, at)).collect()
             }
-            MixFamily::Contention => self.draw_both(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2),
+            MixFamily::Contention => self.draw_keepers_and_streams(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2),
             MixFamily::Space => {
-                let streams = on.caches.min(tasks / 2).max(1);
-                self.draw_both(tasks - streams, (0.4 / cores, 1.2 / cores), streams)
+                let streams = measures.caches.min(tasks / 2).max(1);
+                self.draw_keepers_and_streams(tasks - streams, (0.4 / cores, 1.2 / cores), streams)
             }
             MixFamily::Overcommitted => {
-                let cpus = on.cpus.min(TASKS_AT_MOST);
-                self.draw_both(cpus, (0.5 / cores, 0.95 / cores), cpus)
+                let cpus = measures.cpus.min(MAX_TASKS);
+                self.draw_keepers_and_streams(cpus, (0.5 / cores, 0.95 / cores), cpus)
             }
             MixFamily::Floors => {
-                let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / cores, 1.2 / cores), tasks / 2);
+                let mut jobs = self.draw_keepers_and_streams(tasks - tasks / 2, (0.3 / cores, 1.2 / cores), tasks / 2);
                 let goal = Goal { max_slowdown: Some(0.15), ..Goal::default() };
                 if let Some(first) = jobs.iter_mut().find(|job| job.name.starts_with("keeper")) {
                     first.goal = Some(goal);
@@ -234,8 +234,8 @@ impl MixGenerator<'_> {
             }
             MixFamily::Sharing => {
                 // Quiet programs come first, so that the threads of a process do not happen to fill a cache exactly.
-                let threads = on.cores_per_cache.min(4);
-                let first = 1 + self.generator.draw_below(on.cores_per_cache as u64 - 1) as usize;
+                let threads = measures.cores_per_cache.min(4);
+                let first = 1 + self.generator.draw_below(measures.cores_per_cache as u64 - 1) as usize;
                 let processes = (tasks.saturating_sub(first) / threads).max(1);
                 let mut jobs: Vec<IntervalJob> =
                     (0..first).map(|at| job(&format!("quiet-{at}"), self.draw_quiet())).collect();
@@ -248,11 +248,11 @@ impl MixGenerator<'_> {
                 jobs
             }
             MixFamily::Crossed => {
-                let threads = on.cores_per_cache.clamp(2, 3) as u32;
+                let threads = measures.cores_per_cache.clamp(2, 3) as u32;
                 let clusters = (tasks / 2 / threads as usize).max(1) as u32;
                 let rest_threads = tasks.saturating_sub((clusters * threads) as usize);
                 let mut jobs: Vec<IntervalJob> = (0..clusters).map(|number| self.sharers(number, threads)).collect();
-                jobs.extend(self.draw_both(
+                jobs.extend(self.draw_keepers_and_streams(
                     rest_threads - rest_threads / 2,
                     (0.3 / cores, 1.2 / cores),
                     rest_threads / 2,
@@ -260,14 +260,14 @@ impl MixGenerator<'_> {
                 self.shuffle_jobs(jobs)
             }
             MixFamily::Phased => {
-                let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2);
+                let mut jobs = self.draw_keepers_and_streams(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2);
                 for job in &mut jobs {
                     self.add_phases(job, length_ns);
                 }
                 jobs
             }
             MixFamily::Arrivals => {
-                let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2);
+                let mut jobs = self.draw_keepers_and_streams(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2);
                 for job in jobs.iter_mut().skip(tasks / 2) {
                     job.start_ns = self.generator.draw_below(length_ns / 2);
                 }
@@ -278,16 +278,16 @@ impl MixGenerator<'_> {
 
     /// Makes the job alternate between two behaviors.
     fn add_phases(&mut self, job: &mut IntervalJob, length_ns: u64) {
-        let other = if job.name.starts_with("stream") { self.draw_quiet() } else { self.stream() };
-        let instr_per_s = self.on.hertz;
+        let other_phase = if job.name.starts_with("stream") { self.draw_quiet() } else { self.stream() };
+        let instr_per_s = self.measures.hertz;
         let first = job.program.phases[0].clone();
-        let mut stretch = |phase: ProgramPhase| {
+        let mut with_length = |phase: ProgramPhase| {
             let seconds = self.draw_between(0.1, 0.3) * length_ns as f64 / 1e9;
             let cycles = phase.points.last().map_or(1.0, |point| point.cycles_per_instr);
             ProgramPhase { instructions: Some(seconds * instr_per_s / cycles), ..phase }
         };
         let program = std::sync::Arc::make_mut(&mut job.program);
-        program.phases = vec![stretch(first), stretch(other)];
+        program.phases = vec![with_length(first), with_length(other_phase)];
         program.repeats_from = Some(0);
     }
 }
@@ -306,17 +306,17 @@ fn job(name: &str, phase: ProgramPhase) -> IntervalJob {
 
 /// The programs of one mix; `None` if the machine has no data cache, or the family does not apply to it.
 pub fn mix(machine: &MachineSpec, family: MixFamily, seed: u64, length_ns: u64) -> Option<Vec<IntervalJob>> {
-    let on = Measures::from_machine(machine)?;
+    let measures = Measures::from_machine(machine)?;
     let divides = machine.pages.colors.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());
     let useless = match family {
         MixFamily::Space => !divides,
-        MixFamily::Sharing | MixFamily::Crossed => on.caches < 2 || on.cores_per_cache < 2,
-        MixFamily::Contention | MixFamily::Phased | MixFamily::Arrivals => on.cores() < 2,
-        MixFamily::Overcommitted => on.cores_per_cache < 2,
+        MixFamily::Sharing | MixFamily::Crossed => measures.caches < 2 || measures.cores_per_cache < 2,
+        MixFamily::Contention | MixFamily::Phased | MixFamily::Arrivals => measures.cores() < 2,
+        MixFamily::Overcommitted => measures.cores_per_cache < 2,
         MixFamily::Floors | MixFamily::Null => false,
     };
     let mut draw =
-        MixGenerator { on: &on, generator: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)) };
+        MixGenerator { measures: &measures, generator: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)) };
     (!useless).then(|| draw.mix(family, length_ns))
 }
 

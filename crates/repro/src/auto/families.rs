@@ -15,14 +15,14 @@ const MACHINE_SEEDS: u64 = 3;
 
 /// The compared policies, the default first and `auto` last.
 pub fn contender_list() -> Vec<AutoContender> {
-    let only =
+    let mechanism_only =
         |title: &'static str, mechanisms: &str| AutoContender::new(title, "auto", &format!("disable = [{mechanisms}]"));
     vec![
         AutoContender::new("default", "default", "window_ns = 1000000000"),
-        only("only placement", "\"sharing\", \"space\", \"gangs\""),
-        only("only sharing", "\"placement\", \"space\", \"gangs\""),
-        only("only space", "\"placement\", \"sharing\", \"gangs\""),
-        only("only gangs", "\"placement\", \"sharing\", \"space\""),
+        mechanism_only("only placement", "\"sharing\", \"space\", \"gangs\""),
+        mechanism_only("only sharing", "\"placement\", \"space\", \"gangs\""),
+        mechanism_only("only space", "\"placement\", \"sharing\", \"gangs\""),
+        mechanism_only("only gangs", "\"placement\", \"sharing\", \"space\""),
         AutoContender::new("dio", "dio", ""),
         AutoContender::new("thread-clustering", "thread-clustering", ""),
         AutoContender::new("cache-sizing", "cache-sizing", "window_ns = 1000000000"),
@@ -32,7 +32,7 @@ pub fn contender_list() -> Vec<AutoContender> {
 }
 
 /// The rows of [`contender_list`] that are single mechanisms.
-pub fn singles() -> std::ops::Range<usize> {
+pub fn single_mechanisms() -> std::ops::Range<usize> {
     1..contender_list().len() - 1
 }
 
@@ -62,9 +62,9 @@ pub enum ScoreKind {
 
 impl ContenderScore {
     /// Gain over another contender, in percent; in points for the worst slowdown, where less is better.
-    pub fn gain_over(&self, other: &Self, kind: ScoreKind) -> f64 {
+    pub fn gain_over(&self, other: &Self, score_kind: ScoreKind) -> f64 {
         let percent = |a: f64, b: f64| 100.0 * (a / b - 1.0);
-        match kind {
+        match score_kind {
             ScoreKind::WeightedSpeedup => percent(self.weighted_speedup, other.weighted_speedup),
             ScoreKind::HarmonicMean => percent(self.harmonic_mean, other.harmonic_mean),
             ScoreKind::Throughput => percent(self.instr_per_s, other.instr_per_s),
@@ -85,19 +85,19 @@ pub struct AutoMix {
 
 impl AutoMix {
     /// Gain of one contender over another, in percent, for the machine seeds that score.
-    pub fn gains(&self, contender: usize, over: usize) -> Vec<f64> {
-        self.gains_by(ScoreKind::WeightedSpeedup, contender, over)
+    pub fn gains(&self, contender: usize, baseline: usize) -> Vec<f64> {
+        self.gains_by(ScoreKind::WeightedSpeedup, contender, baseline)
     }
 
     /// The same gain by another measure.
-    pub fn gains_by(&self, kind: ScoreKind, contender: usize, over: usize) -> Vec<f64> {
-        self.did.iter().skip(1).map(|did| did[contender].gain_over(&did[over], kind)).collect()
+    pub fn gains_by(&self, score_kind: ScoreKind, contender: usize, baseline: usize) -> Vec<f64> {
+        self.did.iter().skip(1).map(|did| did[contender].gain_over(&did[baseline], score_kind)).collect()
     }
 
     /// The single mechanism that was best on the first machine seed.
     pub fn best_single(&self) -> usize {
         let value = |index: usize| self.did[0][index].weighted_speedup;
-        singles().reduce(|a, b| if value(b) > value(a) { b } else { a }).unwrap_or(0)
+        single_mechanisms().reduce(|a, b| if value(b) > value(a) { b } else { a }).unwrap_or(0)
     }
 }
 
@@ -116,11 +116,11 @@ struct SoloCourse {
 impl SoloCourse {
     /// Speed relative to solo speed at equal work: the solo time for these instructions over the time that they took.
     fn speed(&self, instr_per_s: f64, seconds: f64) -> f64 {
-        let done = instr_per_s * seconds;
-        let next = self.course.partition_point(|&(_, instructions)| instructions < done);
+        let work_done = instr_per_s * seconds;
+        let next = self.course.partition_point(|&(_, instructions)| instructions < work_done);
         let Some(&(to_s, to)) = self.course.get(next) else { return instr_per_s / self.instr_per_s };
         let (from_s, from) = if next == 0 { (0.0, 0.0) } else { self.course[next - 1] };
-        let along = if to > from { (done - from) / (to - from) } else { 0.0 };
+        let along = if to > from { (work_done - from) / (to - from) } else { 0.0 };
         (from_s + along * (to_s - from_s)) / seconds
     }
 }
@@ -169,7 +169,7 @@ pub fn run_all(
         None => MACHINES.iter().map(|name| load(name)).collect::<Result<_, _>>()?,
     };
     let length_ns = context.pick(300, 900) * 1_000_000_000;
-    let mut all = Vec::new();
+    let mut scored_mixes = Vec::new();
     for machine in &machines {
         for family in FAMILIES {
             for nth in 0..mixes {
@@ -185,11 +185,11 @@ pub fn run_all(
                     Ok(score_run(&jobs, &alone, &outcome, length_ns))
                 })?;
                 let did = did.chunks(contenders.len()).map(<[ContenderScore]>::to_vec).collect();
-                all.push(AutoMix { family, machine: machine.name.clone(), seed, did });
+                scored_mixes.push(AutoMix { family, machine: machine.name.clone(), seed, did });
             }
         }
     }
-    Ok(all)
+    Ok(scored_mixes)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
 use super::bounds::bounds;
 use super::draw::{FAMILIES, MixFamily};
-use super::families::{AutoMix, ScoreKind, contender_list, run_all, singles};
+use super::families::{AutoMix, ScoreKind, contender_list, run_all, single_mechanisms};
 use super::run::AutoContender;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
@@ -26,8 +26,8 @@ fn finding(
 }
 
 /// Mean over the machine seeds that score.
-fn gain(mix: &AutoMix, over: usize) -> f64 {
-    mean(&mix.gains(contender_list().len() - 1, over))
+fn gain(mix: &AutoMix, baseline: usize) -> f64 {
+    mean(&mix.gains(contender_list().len() - 1, baseline))
 }
 
 /// Lower bound of the geometric mean of gains in percent.
@@ -47,7 +47,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 
 /// All findings.
 fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Finding>, ReproError> {
-    let all: Vec<&AutoMix> = mixes.iter().collect();
+    let all_mixes: Vec<&AutoMix> = mixes.iter().collect();
     let family_mixes = |family: MixFamily| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();
     let best = |mix: &AutoMix| gain(mix, mix.best_single());
     let mut findings = vec![
@@ -56,7 +56,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             "weighted speed-up over the default, mean over all mixes",
             "%",
             ResultTarget::Shown,
-            mean(&gains_over(&all, |mix| gain(mix, 0))),
+            mean(&gains_over(&all_mixes, |mix| gain(mix, 0))),
             context,
         )
         .points(points(mixes))
@@ -66,7 +66,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             "against the best single mechanism of each mix in hindsight: lower 95 % bound",
             "%",
             minimum_target(-1.0),
-            lower_bound(&gains_over(&all, best)),
+            lower_bound(&gains_over(&all_mixes, best)),
             context,
         ),
         finding(
@@ -77,7 +77,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             lower_bound(&gains_over(&family_mixes(MixFamily::Crossed), best)),
             context,
         ),
-        below_default(context, mixes),
+        below_default_finding(context, mixes),
         finding(
             "AUTO-5",
             "where nothing is to be gained, over the default: lower 95 % bound",
@@ -88,18 +88,18 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
         ),
     ];
     findings.push(floors(context, &family_mixes(MixFamily::Floors)));
-    findings.push(behind_finding(context, "worst slowdown over the default's, largest over mixes", &all));
+    findings.push(slower_than_default(context, "worst slowdown over the default's, largest over mixes", &all_mixes));
     findings.extend(FAMILIES.iter().flat_map(|&family| family_findings(context, family, &family_mixes(family))));
-    findings.extend(baselines(context, &all));
+    findings.extend(baselines(context, &all_mixes));
     Ok(findings)
 }
 
 /// Points by which the worst-off job is slower than under the default.
-fn behind_finding(context: &ExperimentContext<'_>, subject: &str, mixes: &[&AutoMix]) -> Finding {
+fn slower_than_default(context: &ExperimentContext<'_>, subject: &str, mixes: &[&AutoMix]) -> Finding {
     let auto = contender_list().len() - 1;
     let points = |mix: &AutoMix| mean(&mix.gains_by(ScoreKind::WorstSlowdown, auto, 0));
-    let most = gains_over(mixes, points).into_iter().fold(f64::NEG_INFINITY, f64::max);
-    finding("AUTO-7", subject, "points", ResultTarget::AtMost { target: 2.0, paper_best: None }, most, context)
+    let max_points = gains_over(mixes, points).into_iter().fold(f64::NEG_INFINITY, f64::max);
+    finding("AUTO-7", subject, "points", ResultTarget::AtMost { target: 2.0, paper_best: None }, max_points, context)
 }
 
 /// The findings of one family, by kind: against the best single mechanism in hindsight, and against the default.
@@ -109,14 +109,14 @@ fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[
     }
     let (auto, name) = (contender_list().len() - 1, family.name());
     let against_best =
-        |kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(kind, auto, mix.best_single()))));
-    let against_default = |kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(kind, auto, 0))));
+        |score_kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(score_kind, auto, mix.best_single()))));
+    let against_default = |score_kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(score_kind, auto, 0))));
     let target = if family == MixFamily::Crossed { 2.0 } else { -1.0 };
     let label = |metric_title: &str| format!("{name}: {metric_title}: lower 95 % bound");
     let weighted = label("weighted speed-up against the best single mechanism in hindsight");
     let mut findings = vec![
         finding("AUTO-8", &weighted, "%", minimum_target(target), against_best(ScoreKind::WeightedSpeedup), context),
-        behind_finding(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
+        slower_than_default(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
     ];
     let minimum = if family == MixFamily::Null { -0.5 } else { -1.0 };
     let title = label("weighted speed-up over the default");
@@ -128,12 +128,12 @@ fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[
         against_default(ScoreKind::WeightedSpeedup),
         context,
     ));
-    for (kind, metric) in [(ScoreKind::HarmonicMean, "harmonic mean of speeds"), (ScoreKind::Throughput, "throughput")]
+    for (score_kind, metric) in [(ScoreKind::HarmonicMean, "harmonic mean of speeds"), (ScoreKind::Throughput, "throughput")]
     {
         let title = label(&format!("{metric} over the default"));
-        findings.push(finding("AUTO-9", &title, "%", ResultTarget::Shown, against_default(kind), context));
+        findings.push(finding("AUTO-9", &title, "%", ResultTarget::Shown, against_default(score_kind), context));
         let title = label(&format!("{metric} against the best single mechanism in hindsight"));
-        findings.push(finding("AUTO-9", &title, "%", ResultTarget::Shown, against_best(kind), context));
+        findings.push(finding("AUTO-9", &title, "%", ResultTarget::Shown, against_best(score_kind), context));
     }
     findings
 }
@@ -151,12 +151,12 @@ fn baselines(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding
             context,
         )
     };
-    let all = contender_list();
-    all[..all.len() - 1].iter().enumerate().map(against).collect()
+    let contenders = contender_list();
+    contenders[..contenders.len() - 1].iter().enumerate().map(against).collect()
 }
 
 /// A mix fails if its one-sided upper bound is below -1 %.
-fn below_default(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding {
+fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding {
     let auto = contender_list().len() - 1;
     let fails = |mix: &&AutoMix| bounds(&mix.gains(auto, 0)).1 < -1.0;
     let failing: Vec<&AutoMix> = mixes.iter().filter(fails).collect();
@@ -174,8 +174,8 @@ fn below_default(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding 
 fn floors(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
     let auto = contender_list().len() - 1;
     let kept_floors = |mix: &AutoMix, at: usize| {
-        let all: Vec<f64> = mix.did.iter().skip(1).filter_map(|did| did[at].floors_kept).collect();
-        mean(&all)
+        let kept_shares: Vec<f64> = mix.did.iter().skip(1).filter_map(|did| did[at].floors_kept).collect();
+        mean(&kept_shares)
     };
     let feasible: Vec<&&AutoMix> =
         mixes.iter().filter(|mix| (0..=auto).any(|at| kept_floors(mix, at) >= 0.99)).collect();
@@ -214,7 +214,7 @@ fn figure(mixes: &[AutoMix]) -> ResultFigure {
             interval: (!values.is_empty()).then(|| bounds(&values)),
         }
     };
-    let shown: Vec<usize> = singles().chain([contender_list().len() - 1]).collect();
+    let shown: Vec<usize> = single_mechanisms().chain([contender_list().len() - 1]).collect();
     let group = |family: &MixFamily| BarGroup {
         name: family.name().to_string(),
         bars: shown.iter().map(|&at| mean_gain(at, family)).collect(),

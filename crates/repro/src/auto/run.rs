@@ -55,7 +55,7 @@ pub fn run(
     contender: &AutoContender,
     seed: u64,
     length_ns: u64,
-    mut each: impl FnMut(&WindowRecord),
+    mut on_window: impl FnMut(&WindowRecord),
 ) -> Result<ContenderRun, ReproError> {
     let options = Options { seed, length_ns: Some(length_ns), ..Options::default() };
     let wrong = failed(contender.title);
@@ -76,7 +76,7 @@ pub fn run(
     pipeline
         .run(simulated, |_, record| {
             books.add(&record.observation, length_ns);
-            each(&record);
+            on_window(&record);
             true
         })
         .map_err(failed(contender.title))?;
@@ -109,23 +109,23 @@ impl InstructionTotals {
 
     fn add(&mut self, observation: &Observation, length_ns: u64) {
         self.records += 1;
-        let mut here = vec![0.0; self.names.len()];
+        let mut window_instr = vec![0.0; self.names.len()];
         for task in &observation.tasks {
             if !self.taken.contains(&task.task) {
                 self.taken.push(task.task);
             }
-            let known = self.job_of.get(&task.process).copied();
-            let named = || self.names.iter().position(|name| *name == task.name);
-            let Some(job) = known.or_else(named) else { continue };
+            let process_job = self.job_of.get(&task.process).copied();
+            let named_job = || self.names.iter().position(|name| *name == task.name);
+            let Some(job) = process_job.or_else(named_job) else { continue };
             self.job_of.insert(task.process, job);
-            here[job] += task.counts.get(CounterEvent::Instructions).unwrap_or(0.0);
+            window_instr[job] += task.counts.get(CounterEvent::Instructions).unwrap_or(0.0);
         }
-        self.instructions.iter_mut().zip(&here).for_each(|(sum, more)| *sum += more);
+        self.instructions.iter_mut().zip(&window_instr).for_each(|(sum, added)| *sum += added);
         let end_ns = observation.span.start_ns + observation.span.elapsed_ns;
         self.course.push((end_ns as f64 / 1e9, self.instructions.iter().sum()));
         if observation.span.start_ns > length_ns / 2 {
             let seconds = observation.span.elapsed_ns.max(1) as f64 / 1e9;
-            self.windows.push(here.into_iter().map(|instructions| instructions / seconds).collect());
+            self.windows.push(window_instr.into_iter().map(|instructions| instructions / seconds).collect());
         }
     }
 

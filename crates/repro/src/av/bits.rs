@@ -54,8 +54,8 @@ pub(super) fn own_mean_vectors(activity: &TaskActivity) -> [IndexSet; 6] {
     vectors(activity, |_| ActivityThreshold::MeanTimes(1.0))
 }
 
-fn vectors(activity: &TaskActivity, above: impl Fn(usize) -> ActivityThreshold) -> [IndexSet; 6] {
-    std::array::from_fn(|cell| activity_vector(&activity[cell / 2], activity_kind(cell), above(cell)))
+fn vectors(activity: &TaskActivity, threshold_of: impl Fn(usize) -> ActivityThreshold) -> [IndexSet; 6] {
+    std::array::from_fn(|cell| activity_vector(&activity[cell / 2], activity_kind(cell), threshold_of(cell)))
 }
 
 fn events(count: &SuperSetCount, kind: activity::ActivityKind) -> u64 {
@@ -67,11 +67,11 @@ fn events(count: &SuperSetCount, kind: activity::ActivityKind) -> u64 {
 
 /// Combines several consecutive samples into one.
 pub(super) fn combine_samples<'a>(samples: impl IntoIterator<Item = &'a TaskActivity>) -> Option<TaskActivity> {
-    samples.into_iter().cloned().reduce(|mut sum, more| {
+    samples.into_iter().cloned().reduce(|mut sum, sample| {
         for level in 0..LEVELS.len() {
-            for (sum, more) in sum[level].iter_mut().zip(&more[level]) {
-                sum.accesses += more.accesses;
-                sum.misses += more.misses;
+            for (sum, count) in sum[level].iter_mut().zip(&sample[level]) {
+                sum.accesses += count.accesses;
+                sum.misses += count.misses;
             }
         }
         sum

@@ -108,16 +108,16 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     if !context.quick {
         // Does the result depend on the scale?
         let second = SampleLength { scale: 20, ..length };
-        let again = all_mixes(context, &context.seeds[..1], &second)?;
-        let over = format!("mean of {} mixes, first seed", again.len());
+        let rerun_mixes = all_mixes(context, &context.seeds[..1], &second)?;
+        let label = format!("mean of {} mixes, first seed", rerun_mixes.len());
         for (index, (name, _, _)) in SCHEDULERS.iter().enumerate() {
-            let gains: Vec<f64> = again.iter().map(|mix| mix.by[index].ipc_gain).collect();
+            let gains: Vec<f64> = rerun_mixes.iter().map(|mix| mix.by[index].ipc_gain).collect();
             let series = format!("IPC gain, %, scale 1/{}: {name}", second.scale);
-            findings[0].points.push(DataPoint::over_values(series, &over, &[mean(&gains)]));
+            findings[0].points.push(DataPoint::over_values(series, &label, &[mean(&gains)]));
         }
-        let best: Vec<f64> = again.iter().map(|mix| mix.oracle.ipc_gain).collect();
+        let best: Vec<f64> = rerun_mixes.iter().map(|mix| mix.oracle.ipc_gain).collect();
         let series = format!("IPC gain, %, scale 1/{}: best pairing", second.scale);
-        findings[0].points.push(DataPoint::over_values(series, &over, &[mean(&best)]));
+        findings[0].points.push(DataPoint::over_values(series, &label, &[mean(&best)]));
     }
     Ok(findings.into_iter().map(|finding| finding.time_scale(length.scale as f64)).collect())
 }
@@ -142,7 +142,7 @@ fn all_mixes(
             run_request::solo_run(&Workload { jobs: vec![job(program, at, seed)], ..workload(&[], seed, length)? })
         })?;
         let solo_of =
-            |(at, program): (usize, &&str)| jobs.iter().position(|other| *other == (*program, at)).map(|n| alone[n]);
+            |(at, program): (usize, &&str)| jobs.iter().position(|listed| *listed == (*program, at)).map(|n| alone[n]);
         mixes.extend(context.run_all_stored(
             module_path!(),
             &items,
@@ -229,7 +229,7 @@ fn mix(
     let work: Vec<InstructionRange> = alone.iter().map(|(work, _)| *work).collect();
     let solo: Vec<f64> = alone.iter().map(|(_, rates)| rates.instr_per_cycle).collect();
     let base = run_scheduled(&workload, &work, ROUND_ROBIN.0, ROUND_ROBIN.1)?;
-    let by = SCHEDULERS
+    let gains = SCHEDULERS
         .iter()
         .map(|(_, policy, parameters)| {
             gains_against(&run_scheduled(&workload, &work, policy, parameters)?, &base, &solo)
@@ -245,7 +245,7 @@ fn mix(
     let (best, worst) = (pairings.iter().max_by(by_gain), pairings.iter().min_by(by_gain));
     let nothing = || ReproError::Failed("AV-3".to_string(), "no pairing".to_string());
     let (oracle, worst) = (*best.ok_or_else(nothing)?, *worst.ok_or_else(nothing)?);
-    Ok(FourJobMix { seed, nth, by, oracle, worst_pairing_gain: worst.ipc_gain })
+    Ok(FourJobMix { seed, nth, by: gains, oracle, worst_pairing_gain: worst.ipc_gain })
 }
 
 fn gains_against(run: &WorkRun, base: &WorkRun, solo: &[f64]) -> Result<RoundRobinGains, ReproError> {
@@ -256,7 +256,7 @@ fn gains_against(run: &WorkRun, base: &WorkRun, solo: &[f64]) -> Result<RoundRob
     let speeds = |worked: &WorkRun| worked.rates.iter().map(|rates| rates.instr_per_cycle).collect::<Vec<f64>>();
     let gain = Comparison::compare_rates(&run.rates, &base.rates).ok_or_else(starved)?;
     let scored = |worked: &WorkRun| SpeedupScores::from_rates(&speeds(worked), solo).ok_or_else(starved);
-    let (new, old): (SpeedupScores, SpeedupScores) = (scored(run)?, scored(base)?);
+    let (run_scores, base_scores): (SpeedupScores, SpeedupScores) = (scored(run)?, scored(base)?);
     let kick_outs = |results: &RunResults| {
         let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
         results.level(CacheLevel::L2).map_or(0.0, |l2| l2.inter_task as f64 / instructions.max(1) as f64)
@@ -268,21 +268,21 @@ fn gains_against(run: &WorkRun, base: &WorkRun, solo: &[f64]) -> Result<RoundRob
         mix: percent(gain.mix_gain),
         contention: percent(gain.contention_gain),
         busy: percent(gain.busy_gain),
-        weighted_speedup_gain: percent(new.weighted_speedup / old.weighted_speedup - 1.0),
-        worst_slowdown: new.worst_slowdown / old.worst_slowdown,
+        weighted_speedup_gain: percent(run_scores.weighted_speedup / base_scores.weighted_speedup - 1.0),
+        worst_slowdown: run_scores.worst_slowdown / base_scores.worst_slowdown,
         brought_in: mean_moves(&run.decisions),
     })
 }
 
 /// Jobs per sample that did not run in the previous one, according to the plans' first gangs.
 fn mean_moves(decisions: &[Decision]) -> f64 {
-    let running = |decision: &Decision| -> Vec<TaskId> {
+    let running_tasks = |decision: &Decision| -> Vec<TaskId> {
         let gang = decision.plan.gangs.first().and_then(|schedule| schedule.gangs.first());
         gang.map_or_else(Vec::new, |gang| gang.members.iter().map(|(task, _)| *task).collect())
     };
-    let sets: Vec<Vec<TaskId>> = decisions.iter().map(running).collect();
-    let new = |two: &[Vec<TaskId>]| two[1].iter().filter(|task| !two[0].contains(task)).count();
-    sets.windows(2).map(new).sum::<usize>() as f64 / sets.len().max(1) as f64
+    let sets: Vec<Vec<TaskId>> = decisions.iter().map(running_tasks).collect();
+    let newcomers = |pair: &[Vec<TaskId>]| pair[1].iter().filter(|task| !pair[0].contains(task)).count();
+    sets.windows(2).map(newcomers).sum::<usize>() as f64 / sets.len().max(1) as f64
 }
 
 fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Finding> {
@@ -391,9 +391,9 @@ fn figure(mixes: &[FourJobMix]) -> ResultFigure {
         FigureBar { value: point.value, interval: point.low.zip(point.high) }
     };
     let group = |nth: usize| {
-        let by = |index: usize| bar(values_of(mixes, nth, |mix| mix.by[index].ipc_gain));
+        let policy_bar = |index: usize| bar(values_of(mixes, nth, |mix| mix.by[index].ipc_gain));
         let best = bar(values_of(mixes, nth, |mix| mix.oracle.ipc_gain));
-        let bars = (0..SCHEDULERS.len()).map(by).chain([best, FigureBar::from(MIXES[nth].2)]).collect();
+        let bars = (0..SCHEDULERS.len()).map(policy_bar).chain([best, FigureBar::from(MIXES[nth].2)]).collect();
         BarGroup { name: MIXES[nth].0.join("."), bars }
     };
     let series = SCHEDULERS.iter().map(|(name, _, _)| *name).chain(["best pairing", "paper"]);

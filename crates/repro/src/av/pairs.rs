@@ -95,7 +95,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             module_path!(),
             &items,
             |item| format!("{item:?} {seed} {length:?}"),
-            |&(a, b)| pair(&length, seed, a, b, &thresholds),
+            |&(a, b)| run_pair(&length, seed, a, b, &thresholds),
         )?);
     }
     let scale = length.scale as f64;
@@ -134,7 +134,7 @@ fn thresholds(context: &ExperimentContext<'_>, length: &PairLength, seed: u64) -
     Ok(FORMS.iter().map(of_form).collect())
 }
 
-fn pair(length: &PairLength, seed: u64, a: usize, b: usize, of_forms: &[Thresholds]) -> Result<PairRun, ReproError> {
+fn run_pair(length: &PairLength, seed: u64, a: usize, b: usize, of_forms: &[Thresholds]) -> Result<PairRun, ReproError> {
     let name = format!("{}+{}", PROGRAMS[a], PROGRAMS[b]);
     let workload = workload(vec![job(a, seed, 0), job(b, seed, 1)], seed, length.scale)?;
     let by_set = sample_by_set(workload.clone(), length.warm_up, length.kept)?.0;
@@ -150,20 +150,20 @@ fn pair(length: &PairLength, seed: u64, a: usize, b: usize, of_forms: &[Threshol
     for ((_, form), thresholds) in FORMS.iter().zip(of_forms).skip(1) {
         otherwise.push(cells(&form_super_sets(&by_set, *form), |activity| thresholds.vectors(activity)));
     }
-    let moved = std::array::from_fn(|cell| {
+    let deviations = std::array::from_fn(|cell| {
         let bits = samples.iter().map(|sample| shared_bits(sample, &|activity| thresholds.vectors(activity))[cell]);
         let bits: Vec<f64> = bits.collect();
         let middle = mean(&bits);
         mean(&bits.iter().map(|bits| (bits - middle) * (bits - middle)).collect::<Vec<f64>>()).sqrt()
     });
     let cells = cells(&samples, |activity| thresholds.vectors(activity));
-    Ok(PairRun { seed, name, instr_per_cycle, cells, moved, otherwise, l2 })
+    Ok(PairRun { seed, name, instr_per_cycle, cells, moved: deviations, otherwise, l2 })
 }
 
 /// Bits that are set in the vectors of both tasks.
 fn shared_bits(sample: &ActivitySample, vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6]) -> [f64; 6] {
-    let (first, other) = (vectors(&sample.tasks[0]), vectors(&sample.tasks[1]));
-    std::array::from_fn(|cell| f64::from(overlap(&first[cell], &other[cell])))
+    let (first, second) = (vectors(&sample.tasks[0]), vectors(&sample.tasks[1]));
+    std::array::from_fn(|cell| f64::from(overlap(&first[cell], &second[cell])))
 }
 
 fn cells(samples: &[ActivitySample], vectors: impl Fn(&TaskActivity) -> [IndexSet; 6]) -> Cells {
@@ -215,19 +215,19 @@ fn correlate_means(
 /// Ratio of the L2 miss slope to the steepest of the others, seed by seed.
 fn steepness(slopes: &[Vec<f64>]) -> Vec<f64> {
     let at = |seed: usize| {
-        let others =
+        let other_slopes =
             slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS).map(|(_, slopes)| slopes[seed].abs());
-        slopes[L2_MISS][seed].abs() / others.filter(|slope| slope.is_finite()).fold(0.0, f64::max)
+        slopes[L2_MISS][seed].abs() / other_slopes.filter(|slope| slope.is_finite()).fold(0.0, f64::max)
     };
     (0..slopes[L2_MISS].len()).map(at).collect()
 }
 
 /// How much further IPC falls per shared L2 miss bit than per bit of any other vector, seed by seed: "a large negative
 /// slope is desirable" (AV 2.3), so that a rise, however steep, is no rival.
-fn further_fall(slopes: &[Vec<f64>]) -> Vec<f64> {
+fn excess_steepness(slopes: &[Vec<f64>]) -> Vec<f64> {
     let at = |seed: usize| {
-        let others = slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS).map(|(_, slopes)| slopes[seed]);
-        others.fold(f64::INFINITY, f64::min) - slopes[L2_MISS][seed]
+        let other_slopes = slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS).map(|(_, slopes)| slopes[seed]);
+        other_slopes.fold(f64::INFINITY, f64::min) - slopes[L2_MISS][seed]
     };
     (0..slopes[L2_MISS].len()).map(at).collect()
 }
@@ -235,28 +235,28 @@ fn further_fall(slopes: &[Vec<f64>]) -> Vec<f64> {
 /// Slopes within pairs, averaged as the paper averages them; other readings are points.
 fn correlation(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Finding> {
     let slope = |line: &FittedLine| line.slope;
-    let within: Vec<Vec<f64>> =
+    let slopes_within: Vec<Vec<f64>> =
         (0..6).map(|cell| average_over_seeds(context, pairs, |pair| pair.cells[cell].1, slope)).collect();
     let over_all: Vec<Vec<f64>> = (0..6).map(|cell| values_over_pairs(context, pairs, cell)).collect();
-    let between: Vec<Vec<f64>> =
+    let slopes_between: Vec<Vec<f64>> =
         (0..6).map(|cell| correlate_means(context, pairs, |pair| pair.cells[cell].0, slope)).collect();
-    let down = ResultTarget::AtMost { target: 0.0, paper_best: Some(-0.151) };
+    let falling_target = ResultTarget::AtMost { target: 0.0, paper_best: Some(-0.151) };
     let further = ResultTarget::AtLeast { target: 0.0, paper_best: Some(0.128) };
     let with_seed =
         |values: &[f64]| -> Vec<(u64, f64)> { context.seeds.iter().copied().zip(values.to_vec()).collect() };
     let title = "slope of IPC over shared bits of the L2 miss vectors, within a pair, mean of all 45";
     let paper = "-0.151 (r² 0.331)";
-    let mut first = Finding::new("AV-1", title, paper, "IPC per bit", down, &with_seed(&over_all[L2_MISS]));
+    let mut first = Finding::new("AV-1", title, paper, "IPC per bit", falling_target, &with_seed(&over_all[L2_MISS]));
     let title = "how much further IPC falls per shared L2 miss bit than per bit of any other vector, mean of all 45";
     let paper = "0.128 (-0.151 against -0.023 of D-cache miss)";
-    let mut second = Finding::new("AV-1", title, paper, "IPC per bit", further, &with_seed(&further_fall(&over_all)));
-    first.points = table_points(context, pairs, &within, &between);
+    let mut second = Finding::new("AV-1", title, paper, "IPC per bit", further, &with_seed(&excess_steepness(&over_all)));
+    first.points = table_points(context, pairs, &slopes_within, &slopes_between);
     first.note = describe_fit(context, pairs);
-    first.figures = vec![slopes_figure(&over_all, &between), scatter(context, pairs)];
+    first.figures = vec![slopes_figure(&over_all, &slopes_between), scatter(context, pairs)];
     let readings = [
         ("of all 45", &over_all),
-        ("of the pairs that have one", &within),
-        ("one line between the 45 pairs", &between),
+        ("of the pairs that have one", &slopes_within),
+        ("one line between the 45 pairs", &slopes_between),
     ];
     second.points = readings
         .map(|(reading, slopes)| DataPoint::over_values("absolute slope over the others'", reading, &steepness(slopes)))
@@ -283,28 +283,28 @@ fn describe_fit(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
 /// Variation of the overlap within a pair and between pairs, per level: the possible source of a slope.
 fn describe_steepness(context: &ExperimentContext<'_>, pairs: &[PairRun], absolute: &[f64]) -> String {
     let spread = |cell: usize| {
-        let within = mean(&pairs.iter().map(|pair| pair.moved[cell]).collect::<Vec<f64>>());
+        let deviation_within = mean(&pairs.iter().map(|pair| pair.moved[cell]).collect::<Vec<f64>>());
         let means: Vec<f64> = pairs_of_seed(pairs, context.seeds[0]).map(|pair| pair.cells[cell].0).collect();
         let middle = mean(&means);
-        let between = mean(&means.iter().map(|bits| (bits - middle) * (bits - middle)).collect::<Vec<f64>>()).sqrt();
-        format!("{} {within:.2} and {between:.1}", CELLS[cell])
+        let deviation_between = mean(&means.iter().map(|bits| (bits - middle) * (bits - middle)).collect::<Vec<f64>>()).sqrt();
+        format!("{} {deviation_within:.2} and {deviation_between:.1}", CELLS[cell])
     };
-    let all: Vec<String> = (0..6).map(spread).collect();
+    let spreads: Vec<String> = (0..6).map(spread).collect();
     format!(
         "In absolute terms, rising slopes included, the slope is {:.2} times the steepest of the others (Table 1: 1.39). \
          Standard deviation of the shared bits, within a pair over its samples and between the 45 pairs: {}. Where the \
          overlap hardly moves within a pair, its slope is that of a few samples, and a bit stands for a change of phase \
          of the whole program rather than for one super set more in conflict.",
         mean(absolute),
-        all.join(", ")
+        spreads.join(", ")
     )
 }
 
 fn table_points(
     context: &ExperimentContext<'_>,
     pairs: &[PairRun],
-    within: &[Vec<f64>],
-    between: &[Vec<f64>],
+    slopes_within: &[Vec<f64>],
+    slopes_between: &[Vec<f64>],
 ) -> Vec<DataPoint> {
     let (slope, r_squared): (fn(&FittedLine) -> f64, fn(&FittedLine) -> f64) =
         (|line| line.slope, |line| line.r_squared);
@@ -313,8 +313,8 @@ fn table_points(
         let mut put = |series: &str, values: &[f64]| points.push(DataPoint::over_values(series, *name, values));
         put("slope, paper", &[PAPER[cell].0]);
         put("slope within pairs, all 45", &values_over_pairs(context, pairs, cell));
-        put("slope within pairs", &within[cell]);
-        put("slope between pairs", &between[cell]);
+        put("slope within pairs", &slopes_within[cell]);
+        put("slope between pairs", &slopes_between[cell]);
         put("r², paper", &[PAPER[cell].1]);
         put("r² within pairs", &average_over_seeds(context, pairs, |pair| pair.cells[cell].1, r_squared));
         put("r² between pairs", &correlate_means(context, pairs, |pair| pair.cells[cell].0, r_squared));
@@ -323,10 +323,10 @@ fn table_points(
             lines.filter(|line| line.r_squared > 0.5).count() as f64
         };
         put("pairs with r² above 0.5", &context.seeds.iter().map(strong).collect::<Vec<f64>>());
-        for (other, threshold) in other_readings().enumerate() {
-            let lines = average_over_seeds(context, pairs, |pair| pair.otherwise[other][cell].1, slope);
+        for (reading, threshold) in other_readings().enumerate() {
+            let lines = average_over_seeds(context, pairs, |pair| pair.otherwise[reading][cell].1, slope);
             put(&format!("slope within pairs, {threshold}"), &lines);
-            let line = correlate_means(context, pairs, |pair| pair.otherwise[other][cell].0, slope);
+            let line = correlate_means(context, pairs, |pair| pair.otherwise[reading][cell].0, slope);
             put(&format!("slope between pairs, {threshold}"), &line);
         }
     }
@@ -339,13 +339,13 @@ fn table_points(
     points
 }
 
-fn slopes_figure(within: &[Vec<f64>], between: &[Vec<f64>]) -> ResultFigure {
+fn slopes_figure(slopes_within: &[Vec<f64>], slopes_between: &[Vec<f64>]) -> ResultFigure {
     let bar = |slopes: &[f64]| {
         let ends = DataPoint::over_values("", "", slopes);
         FigureBar { value: ends.value, interval: ends.low.zip(ends.high) }
     };
     let group = |(cell, name): (usize, &&str)| {
-        let bars = vec![bar(&within[cell]), bar(&between[cell]), FigureBar::from(PAPER[cell].0)];
+        let bars = vec![bar(&slopes_within[cell]), bar(&slopes_between[cell]), FigureBar::from(PAPER[cell].0)];
         BarGroup { name: name.to_string(), bars }
     };
     let bars = BarChart {
@@ -377,8 +377,8 @@ fn scatter(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> ResultFigure {
 fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding; 2] {
     let share = |pair: &PairRun| 100.0 * pair.l2.inter_task as f64 / pair.l2.misses.max(1) as f64;
     let not_cold = |pair: &PairRun| {
-        let again = pair.l2.misses - pair.l2.cold;
-        if again > 0 { 100.0 * pair.l2.inter_task as f64 / again as f64 } else { f64::NAN }
+        let warm_misses = pair.l2.misses - pair.l2.cold;
+        if warm_misses > 0 { 100.0 * pair.l2.inter_task as f64 / warm_misses as f64 } else { f64::NAN }
     };
     let cold = mean(
         &pairs.iter().map(|pair| 100.0 * pair.l2.cold as f64 / pair.l2.misses.max(1) as f64).collect::<Vec<f64>>(),
@@ -387,21 +387,21 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
         let shares = pairs_of_seed(pairs, seed).map(not_cold).filter(|share| share.is_finite());
         (seed, mean(&shares.collect::<Vec<f64>>()))
     };
-    let again: Vec<(u64, f64)> = context.seeds.iter().map(again_per_seed).collect();
+    let warm_shares: Vec<(u64, f64)> = context.seeds.iter().map(again_per_seed).collect();
     let per_seed = |&seed: &u64| (seed, mean(&pairs_of_seed(pairs, seed).map(share).collect::<Vec<f64>>()));
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(per_seed).collect();
     let percent = |count: u64, pair: &PairRun| 100.0 * count as f64 / pair.l2.references.max(1) as f64;
     let (mut points, mut groups) = (Vec::new(), Vec::new());
     for pair in pairs_of_seed(pairs, context.seeds[0]) {
-        let of_name = || pairs.iter().filter(|other| other.name == pair.name);
-        let over = |value: &dyn Fn(&PairRun) -> f64| of_name().map(value).collect::<Vec<f64>>();
+        let of_name = || pairs.iter().filter(|run| run.name == pair.name);
+        let values_of = |value: &dyn Fn(&PairRun) -> f64| of_name().map(value).collect::<Vec<f64>>();
         points.push(DataPoint::over_values(
             "L2 miss ratio, %",
             &pair.name,
-            &over(&|pair| percent(pair.l2.misses, pair)),
+            &values_of(&|pair| percent(pair.l2.misses, pair)),
         ));
-        points.push(DataPoint::over_values("inter-thread share of misses, %", &pair.name, &over(&share)));
-        points.push(DataPoint::over_values("inter-thread share without cold misses, %", &pair.name, &over(&not_cold)));
+        points.push(DataPoint::over_values("inter-thread share of misses, %", &pair.name, &values_of(&share)));
+        points.push(DataPoint::over_values("inter-thread share without cold misses, %", &pair.name, &values_of(&not_cold)));
         let parts = [pair.l2.inter_task, pair.l2.own + pair.l2.coherence, pair.l2.cold];
         let bars = parts.map(|count| FigureBar::from(percent(count, pair))).to_vec();
         groups.push(BarGroup { name: pair.name.clone(), bars });
@@ -422,7 +422,7 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
         "more than 30 %",
         "%",
         ResultTarget::AtLeast { target: 30.0, paper_best: None },
-        &again,
+        &warm_shares,
     )
     .points(points)
     .with_note(format!(
@@ -451,9 +451,9 @@ mod tests {
     #[test]
     fn the_papers_slopes_yield_the_papers_figures() {
         let slopes = PAPER.map(|(slope, _)| vec![slope]);
-        assert!((further_fall(&slopes)[0] - 0.128).abs() < 1e-9);
+        assert!((excess_steepness(&slopes)[0] - 0.128).abs() < 1e-9);
         assert!((steepness(&slopes)[0] - 1.385).abs() < 1e-3);
         let without_fall = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6].map(|slope| vec![slope]);
-        assert!(further_fall(&without_fall)[0] < 0.0);
+        assert!(excess_steepness(&without_fall)[0] < 0.0);
     }
 }

@@ -60,10 +60,10 @@ pub(super) fn sample_by_set(
             .find(|cache| cache.level == level)
             .map(|cache| cache.size_bytes / u64::from(cache.ways * cache.line_bytes))
     };
-    let missing = || failed(MACHINE)("a level that the paper watches is missing");
+    let level_error = || failed(MACHINE)("a level that the paper watches is missing");
     let mut counts = [0; 3];
     for (count, level) in counts.iter_mut().zip(LEVELS) {
-        *count = sets(level).ok_or_else(missing)? as u32;
+        *count = sets(level).ok_or_else(level_error)? as u32;
     }
     sample_with_options(workload, warm_up, sample_count, counts)
 }

@@ -83,15 +83,15 @@ fn predictability(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Find
     let mut points = Vec::new();
     for &seed in &context.seeds {
         let of_seed = || runs.iter().filter(|run| run.seed == seed);
-        let all = of_seed().flat_map(|run| &run.samples).map(|sample| &sample.tasks[0]);
-        let thresholds = Thresholds::mean_of(all);
+        let activities = of_seed().flat_map(|run| &run.samples).map(|sample| &sample.tasks[0]);
+        let thresholds = Thresholds::mean_of(activities);
         let programs: Vec<(&str, PredictionRates)> =
             of_seed().map(|run| (run.program.0, score_predictions(&run.samples, thresholds))).collect();
         by_seed.push(std::array::from_fn(|cell| {
-            let over = |value: &dyn Fn(&PredictionRates) -> Option<f64>| {
+            let mean_over = |value: &dyn Fn(&PredictionRates) -> Option<f64>| {
                 mean(&programs.iter().filter_map(|(_, predicted)| value(predicted)).collect::<Vec<f64>>())
             };
-            (over(&|predicted| predicted.by_last_value[cell]), over(&|predicted| predicted.zero[cell]))
+            (mean_over(&|predicted| predicted.by_last_value[cell]), mean_over(&|predicted| predicted.zero[cell]))
         }));
         if seed == context.seeds[0] {
             for (program, predicted) in &programs {
@@ -105,7 +105,7 @@ fn predictability(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Find
     };
     let mut groups = Vec::new();
     for (cell, name) in CELLS.iter().enumerate() {
-        let (last, zero) = (cell_values(cell, |both| both.0), cell_values(cell, |both| both.1));
+        let (last, zero) = (cell_values(cell, |pair| pair.0), cell_values(cell, |pair| pair.1));
         points.push(DataPoint::over_values("last value", *name, &last));
         points.push(DataPoint::over_values("always zero", *name, &zero));
         points.push(DataPoint::over_values("last value, paper", *name, &[PAPER[cell]]));
@@ -120,9 +120,9 @@ fn predictability(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Find
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("av-2-predictability", &bars);
-    let mean_of = |cells: &[(f64, f64); 6]| mean(&cells.map(|both| both.0));
+    let mean_of = |cells: &[(f64, f64); 6]| mean(&cells.map(|pair| pair.0));
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(by_seed.iter().map(mean_of)).collect();
-    let zero = mean(&by_seed.iter().map(|cells| mean(&cells.map(|both| both.1))).collect::<Vec<f64>>());
+    let zero = mean(&by_seed.iter().map(|cells| mean(&cells.map(|pair| pair.1))).collect::<Vec<f64>>());
     Finding::new(
         "AV-2",
         "bits of the next 100 M-cycle vector that the last one predicts, mean of the six cells",
@@ -171,9 +171,9 @@ fn concentration<'a>(samples: impl Iterator<Item = &'a Vec<SuperSetCount>>) -> O
     let share = |sample: &Vec<SuperSetCount>| {
         let mut counts: Vec<u64> = sample.iter().map(|super_set| super_set.accesses).collect();
         counts.sort_unstable_by(|a, b| b.cmp(a));
-        let all: u64 = counts.iter().sum();
+        let total: u64 = counts.iter().sum();
         let top: u64 = counts.iter().take(counts.len() / 4).sum();
-        (all > 0).then(|| 100.0 * top as f64 / all as f64)
+        (total > 0).then(|| 100.0 * top as f64 / total as f64)
     };
     let shares: Vec<f64> = samples.filter_map(share).collect();
     (!shares.is_empty()).then(|| mean(&shares))

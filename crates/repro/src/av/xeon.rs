@@ -166,8 +166,8 @@ fn compare(
     let by_default = run_managed(&workload, "default", "", Vec::new())?;
     let vectors = run_managed(&workload, "activity-vector", "form = \"advice\"\n", profiles.clone())?;
     let bounded = |&bound: &&'static str| {
-        let own = format!("form = \"advice\"\nmax_lag_samples = {bound}\n");
-        Ok((Name(bound), summarize_run(&run_managed(&workload, "activity-vector", &own, profiles.clone())?)?))
+        let parameters = format!("form = \"advice\"\nmax_lag_samples = {bound}\n");
+        Ok((Name(bound), summarize_run(&run_managed(&workload, "activity-vector", &parameters, profiles.clone())?)?))
     };
     let bounded = length.bounds.iter().map(bounded).collect::<Result<_, ReproError>>()?;
     let counters = run_managed(&workload, "counter-driven", "form = \"advice\"\n", profiles.clone())?;
@@ -193,11 +193,11 @@ fn profile(recorded: &ProgramRecord) -> Profile {
     profile
 }
 
-fn run_managed(workload: &Workload, policy: &str, own: &str, profiles: Vec<Profile>) -> Result<ManagedRun, ReproError> {
+fn run_managed(workload: &Workload, policy: &str, parameters: &str, profiles: Vec<Profile>) -> Result<ManagedRun, ReproError> {
     let ns = workload.machine.os.time_slice_ns;
     let oracle = ProfilerConfig::Oracle { profiles };
     let config =
-        workload.pipeline(policy, &format!("window_ns = {ns}\n{own}"), vec![oracle], WindowLength::Time { ns });
+        workload.pipeline(policy, &format!("window_ns = {ns}\n{parameters}"), vec![oracle], WindowLength::Time { ns });
     workload.run_managed(build_pipeline(config)?)
 }
 
@@ -221,24 +221,24 @@ fn summarize_run(run: &ManagedRun) -> Result<WorkloadRun, ReproError> {
     })
 }
 
-fn choices(run: &ManagedRun, shared: impl Fn(usize, usize) -> u32) -> PairingCounts {
+fn choices(run: &ManagedRun, shared_bits: impl Fn(usize, usize) -> u32) -> PairingCounts {
     let mut counts = PairingCounts::default();
     for record in &run.records {
         let alive = || record.observation.tasks.iter().filter(|task| !task.exited);
         let index = |task: TaskId| task.0 as usize;
-        let running: Vec<usize> = alive().filter(|task| task.cpu.is_some()).map(|task| index(task.task)).collect();
-        let waiting: Vec<usize> = alive().filter(|task| task.cpu.is_none()).map(|task| index(task.task)).collect();
-        let [one, other] = running[..] else { continue };
-        let bits = shared(one, other);
+        let running_jobs: Vec<usize> = alive().filter(|task| task.cpu.is_some()).map(|task| index(task.task)).collect();
+        let waiting_jobs: Vec<usize> = alive().filter(|task| task.cpu.is_none()).map(|task| index(task.task)).collect();
+        let [one, other] = running_jobs[..] else { continue };
+        let bits = shared_bits(one, other);
         // Counted from the side of either context.
         for stays in [one, other] {
-            let better = waiting.iter().filter(|&&task| shared(stays, task) < bits).count() as u32;
+            let better_count = waiting_jobs.iter().filter(|&&task| shared_bits(stays, task) < bits).count() as u32;
             counts.good += u32::from(bits < GOOD_BELOW);
             counts.moderate += u32::from((GOOD_BELOW..=BAD_ABOVE).contains(&bits));
             if bits > BAD_ABOVE {
                 counts.bad += 1;
-                counts.bad_with_better += u32::from(better > 0);
-                counts.better_at_bad += better;
+                counts.bad_with_better += u32::from(better_count > 0);
+                counts.better_at_bad += better_count;
             }
         }
     }
@@ -262,9 +262,9 @@ fn values_over_workloads(runs: &[XeonRun], series: &str, metric: impl Fn(&XeonRu
 }
 
 fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
-    let all = |choices: &PairingCounts| f64::from(choices.good + choices.moderate + choices.bad);
-    let bad = move |run: &XeonRun| 100.0 * f64::from(run.choices.bad) / all(&run.choices);
-    let good = move |run: &XeonRun| 100.0 * f64::from(run.choices.good) / all(&run.choices);
+    let choice_count = |choices: &PairingCounts| f64::from(choices.good + choices.moderate + choices.bad);
+    let bad_share = move |run: &XeonRun| 100.0 * f64::from(run.choices.bad) / choice_count(&run.choices);
+    let good_share = move |run: &XeonRun| 100.0 * f64::from(run.choices.good) / choice_count(&run.choices);
     let with_better = |run: &XeonRun| 100.0 * f64::from(run.choices.bad_with_better) / f64::from(run.choices.bad);
     let how_many = |run: &XeonRun| f64::from(run.choices.better_at_bad) / f64::from(run.choices.bad);
     let choice = |run: &XeonRun| 100.0 * run.by_default.choice_share;
@@ -274,9 +274,9 @@ fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findi
         "30 to 40 %",
         "%",
         ResultTarget::Shown,
-        &per_seed(context, runs, bad),
+        &per_seed(context, runs, bad_share),
     );
-    let better = Finding::new(
+    let better_finding = Finding::new(
         "AV-4",
         "of the bad picks: a waiting job would have shared fewer bits",
         "about 85 %",
@@ -292,8 +292,8 @@ fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findi
         ResultTarget::AtLeast { target: 45.0, paper_best: None },
         &per_seed(context, runs, choice),
     );
-    let points = [values_over_workloads(runs, "bad, %", bad), values_over_workloads(runs, "good, %", good)].concat();
-    let more = [
+    let points = [values_over_workloads(runs, "bad, %", bad_share), values_over_workloads(runs, "good, %", good_share)].concat();
+    let better_points = [
         values_over_workloads(runs, "with a better one, %", with_better),
         values_over_workloads(runs, "better ones", how_many),
     ];
@@ -302,7 +302,7 @@ fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findi
             "Bad is above 16 of 32 shared bits, good below 8; the paper does not state its limits. Looked at once a slice, \
              from the side of either context.",
         ),
-        better.points(more.concat()),
+        better_finding.points(better_points.concat()),
         calls.points(values_over_workloads(runs, "calls with a choice, %", choice)).with_note(
             "There are no system tasks here, which made up the rest of the paper's calls: what is left are calls after jobs have ended.",
         ),
@@ -310,8 +310,8 @@ fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findi
 }
 
 /// Change of each job's finish time in percent, ascending.
-fn delays(new: &WorkloadRun, old: &WorkloadRun) -> Vec<f64> {
-    let mut delays: Vec<f64> = new.ends.iter().zip(&old.ends).map(|(new, old)| 100.0 * (new / old - 1.0)).collect();
+fn delays(new: &WorkloadRun, baseline: &WorkloadRun) -> Vec<f64> {
+    let mut delays: Vec<f64> = new.ends.iter().zip(&baseline.ends).map(|(end, baseline_end)| 100.0 * (end / baseline_end - 1.0)).collect();
     delays.sort_by(f64::total_cmp);
     delays
 }
@@ -371,23 +371,23 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("av-5-finish-times", &bars);
-    let more =
+    let gain_points =
         [values_over_workloads(runs, "IPC gain, %", speed), values_over_workloads(runs, "L2 misses saved, %", misses)];
     let note = "Advice changes the order of turns and no job's share of time: a job may be taken before another as long as it is \
                 at most a slice ahead of it, and no job that is a sample behind the others is passed over.";
-    vec![worst.points(points).figure(figure), gain.points(more.concat()).with_note(note)]
+    vec![worst.points(points).figure(figure), gain.points(gain_points.concat()).with_note(note)]
 }
 
 /// Late finish times and IPC gains under other bounds, over all workloads and seeds.
 fn other_bounds(runs: &[XeonRun]) -> Vec<DataPoint> {
     let bounds = runs.first().map_or(&[][..], |run| &run.bounded);
     let bound_points = |(nth, (bound, _)): (usize, &(Name, WorkloadRun))| {
-        let over = |metric: &dyn Fn(&XeonRun, &WorkloadRun) -> f64| {
+        let mean_over = |metric: &dyn Fn(&XeonRun, &WorkloadRun) -> f64| {
             let value = |run: &XeonRun| metric(run, &run.bounded[nth].1);
             mean(&runs.iter().map(value).collect::<Vec<f64>>())
         };
-        let delay = over(&|run, finished| last_delay(&delays(finished, &run.by_default)));
-        let speed = over(&|run, finished| 100.0 * (run.by_default.cycles / finished.cycles - 1.0));
+        let delay = mean_over(&|run, finished| last_delay(&delays(finished, &run.by_default)));
+        let speed = mean_over(&|run, finished| 100.0 * (run.by_default.cycles / finished.cycles - 1.0));
         let at = format!("{bound} samples");
         [("late finish time, %, by bound", delay), ("IPC gain, %, by bound", speed)]
             .map(|(series, value)| DataPoint::over_values(series, &at, &[value]))

@@ -12,20 +12,20 @@ const BALANCE_SET: &str = "locations = 500\nreplacement = \"lru\"\nslice_ns = 10
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &[48, 96, 192, 384]);
-    let policy = papers();
+    let policy = paper_policy();
     let literal = cells(context, ThreadMix::Spec2000, &policy, sizes)?;
-    let mut all = points(NAME, &literal, sizes);
+    let mut all_points = points(NAME, &literal, sizes);
     let fair = cells(context, ThreadMix::Spec2000, &NiagaraPolicy::BalanceSet(BALANCE_SET.to_string()), sizes)?;
-    all.extend(points(FAIR, &fair, sizes));
+    all_points.extend(points(FAIR, &fair, sizes));
     if !context.quick {
-        all.extend(sensitivity::variations(context, ThreadMix::Spec2000, &policy, &[])?);
+        all_points.extend(sensitivity::variations(context, ThreadMix::Spec2000, &policy, &[])?);
         let composed = NiagaraPolicy::BalanceSet(format!("{BALANCE_SET}group_model = \"composed\""));
-        all.extend(points("composed", &cells(context, ThreadMix::Spec2000, &composed, &[192])?, &[192]));
-        let other = cells(context, ThreadMix::Casc, &policy, sizes)?;
-        all.extend(points("balance sets on CASC's 18 threads", &other, sizes));
+        all_points.extend(points("composed", &cells(context, ThreadMix::Spec2000, &composed, &[192])?, &[192]));
+        let casc_cells = cells(context, ThreadMix::Casc, &policy, sizes)?;
+        all_points.extend(points("balance sets on CASC's 18 threads", &casc_cells, sizes));
     }
     let (swept, sweep) = values_over_bandwidth(context, ThreadMix::Spec2000, &policy, "bs-3-bandwidth", NAME)?;
-    all.extend(swept);
+    all_points.extend(swept);
     let scale = SCALE as f64;
     let defaults: Vec<u64> = context.pick(&[96, 384][..], &[48, 96, 192, 384, 768][..]).to_vec();
     let mut by_size = Vec::new();
@@ -68,7 +68,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     .time_scale(scale);
     let mut findings = vec![bs_2];
     for (form, cells) in [(NAME, &literal), (FAIR, &fair)] {
-        findings.extend(throughput_and_misses(form, cells, sizes, &all));
+        findings.extend(throughput_and_misses(form, cells, sizes, &all_points));
     }
     findings[1].figures.push(sweep);
     findings.push(doubled_cache_finding(context, sizes, &policy)?);
@@ -80,14 +80,14 @@ const NAME: &str = "balance sets";
 /// Our form: turns that give threads time as evenly as the threshold allows.
 const FAIR: &str = "balance sets with fair turns";
 
-fn papers() -> NiagaraPolicy {
+fn paper_policy() -> NiagaraPolicy {
     NiagaraPolicy::BalanceSet(format!("{BALANCE_SET}rotation = \"uniform\"\n"))
 }
 
 /// BS-3 and BS-4 for one form.
-fn throughput_and_misses(form: &str, cells: &[Cell], sizes: &[u64], all: &[DataPoint]) -> [Finding; 2] {
+fn throughput_and_misses(form: &str, cells: &[Cell], sizes: &[u64], all_points: &[DataPoint]) -> [Finding; 2] {
     let (gain, misses) = (METRICS[0].1, METRICS[7].1);
-    let series = ["throughput gain %", "of which mix %", "of which contention %"].map(|part| format!("{form}: {part}"));
+    let series = ["throughput gain %", "of which mix %", "of which contention %"].map(|title| format!("{form}: {title}"));
     let series: Vec<&str> = series.iter().map(String::as_str).collect();
     let name = if form == NAME { "bs-3-throughput" } else { "bs-3-throughput-fair-turns" };
     let bs_3 = Finding::new(
@@ -104,8 +104,8 @@ fn throughput_and_misses(form: &str, cells: &[Cell], sizes: &[u64], all: &[DataP
         shortfall(means(cells, sizes, gain).into_iter(), |value| value >= 27.0),
         splits(cells, sizes)
     ))
-    .figure(size_chart(name, "Gain of balance sets and what it is made of", "%", all, &series))
-    .points(all.to_vec())
+    .figure(size_chart(name, "Gain of balance sets and what it is made of", "%", all_points, &series))
+    .points(all_points.to_vec())
     .time_scale(SCALE as f64);
     let bs_4 = Finding::new(
         "BS-4",
@@ -117,7 +117,7 @@ fn throughput_and_misses(form: &str, cells: &[Cell], sizes: &[u64], all: &[DataP
     )
     .require_every_seed()
     .with_note(shortfall(means(cells, sizes, misses).into_iter(), |value| value <= -25.0))
-    .points(all.to_vec())
+    .points(all_points.to_vec())
     .time_scale(SCALE as f64);
     [bs_3, bs_4]
 }
@@ -129,7 +129,7 @@ fn doubled_cache_finding(
     policy: &NiagaraPolicy,
 ) -> Result<Finding, ReproError> {
     let mut per_seed = Vec::new();
-    let mut ahead: Vec<(u64, f64)> = Vec::new();
+    let mut leads: Vec<(u64, f64)> = Vec::new();
     for &seed in &context.seeds {
         let setting = |kb: u64| NiagaraSetting { mix: ThreadMix::Spec2000, ..NiagaraSetting::new(kb, seed, context) };
         let gains = context.run_all(sizes, |&kb| {
@@ -137,9 +137,9 @@ fn doubled_cache_finding(
             Ok(100.0 * (new.instructions_per_cycle() / twice.instructions_per_cycle() - 1.0))
         })?;
         per_seed.push((seed, gains.iter().copied().fold(f64::INFINITY, f64::min)));
-        ahead.extend(sizes.iter().copied().zip(gains));
+        leads.extend(sizes.iter().copied().zip(gains));
     }
-    let values = |kb: u64| ahead.iter().filter(|(at, _)| *at == kb).map(|(_, gain)| *gain).collect::<Vec<f64>>();
+    let values = |kb: u64| leads.iter().filter(|(at, _)| *at == kb).map(|(_, gain)| *gain).collect::<Vec<f64>>();
     let points: Vec<DataPoint> = sizes
         .iter()
         .map(|&kb| {

@@ -27,8 +27,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         workload.unmanaged_run()
     })?;
     let values = |value: fn(&RunResults) -> Option<f64>, kb: u64, seed: Option<u64>| -> Vec<f64> {
-        let wanted = |(at, by, _): &(u64, u64, &str)| *at == kb && seed.is_none_or(|seed| seed == *by);
-        settings.iter().zip(&runs).filter(|(s, _)| wanted(s)).filter_map(|(_, run)| value(run)).collect()
+        let is_selected = |(at, run_seed, _): &(u64, u64, &str)| *at == kb && seed.is_none_or(|seed| seed == *run_seed);
+        settings.iter().zip(&runs).filter(|(s, _)| is_selected(s)).filter_map(|(_, run)| value(run)).collect()
     };
     let ipc: fn(&RunResults) -> Option<f64> = |run| Some(run.instructions_per_cycle());
     let misses: fn(&RunResults) -> Option<f64> =

@@ -56,7 +56,7 @@ struct RatioPair {
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct ModelCase {
     replacement: ReplacementPolicy,
-    by: ReplacementModel,
+    model: ReplacementModel,
     kb: u64,
     seed: u64,
 }
@@ -66,9 +66,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let replacements =
         [(ReplacementPolicy::Random, ReplacementModel::Random), (ReplacementPolicy::Lru, ReplacementModel::Lru)];
     let mut cases = Vec::new();
-    for (replacement, by) in replacements {
+    for (replacement, model) in replacements {
         for &kb in sizes {
-            cases.extend(context.seeds.iter().map(|&seed| ModelCase { replacement, by, kb, seed }));
+            cases.extend(context.seeds.iter().map(|&seed| ModelCase { replacement, model, kb, seed }));
         }
     }
     let pairs = context.run_all_stored(
@@ -86,7 +86,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     )?;
     let estimates: Vec<(ModelCase, Vec<RatioPair>)> = cases.into_iter().zip(pairs).collect();
     let names = ["StatCache on random replacement", "StatStack on LRU"];
-    Ok(replacements.iter().zip(names).map(|(&(_, by), name)| finding(context, &estimates, sizes, by, name)).collect())
+    Ok(replacements.iter().zip(names).map(|(&(_, model), name)| finding(context, &estimates, sizes, model, name)).collect())
 }
 
 fn finding(
@@ -97,11 +97,11 @@ fn finding(
     name: &str,
 ) -> Finding {
     let pairs_of = |form: &'static str, seed: Option<u64>, kb: Option<u64>| -> Vec<&RatioPair> {
-        let wanted = |case: &ModelCase| {
-            case.by == by && seed.is_none_or(|seed| seed == case.seed) && kb.is_none_or(|kb| kb == case.kb)
+        let is_selected = |case: &ModelCase| {
+            case.model == by && seed.is_none_or(|seed| seed == case.seed) && kb.is_none_or(|kb| kb == case.kb)
         };
-        let all = estimates.iter().filter(|(case, _)| wanted(case)).flat_map(|(_, pairs)| pairs);
-        all.filter(|pair| pair.form.0 == form).collect()
+        let selected_pairs = estimates.iter().filter(|(case, _)| is_selected(case)).flat_map(|(_, pairs)| pairs);
+        selected_pairs.filter(|pair| pair.form.0 == form).collect()
     };
     let mut points = Vec::new();
     for form in FORMS {
@@ -149,16 +149,16 @@ fn bias(pairs: &[&RatioPair]) -> f64 {
     mean(&pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0)).collect::<Vec<f64>>())
 }
 
-fn shared_ratios(at_rates: &[ReuseAtRate<'_>], lines: u64, by: ReplacementModel) -> Result<Vec<f64>, ReproError> {
-    let shared = match by {
+fn shared_ratios(at_rates: &[ReuseAtRate<'_>], lines: u64, model: ReplacementModel) -> Result<Vec<f64>, ReproError> {
+    let shared_model = match model {
         ReplacementModel::Random => random_at_rates(at_rates, lines),
         ReplacementModel::Lru => lru_at_rates(at_rates, lines),
     };
-    Ok(shared.ok_or_else(|| failed("BS-5")("a member made no accesses"))?.miss_ratios)
+    Ok(shared_model.ok_or_else(|| failed("BS-5")("a member made no accesses"))?.miss_ratios)
 }
 
-fn solo_ratio(times: &ReuseTimes, lines: u64, by: ReplacementModel) -> Result<f64, ReproError> {
-    let ratio = match by {
+fn solo_ratio(times: &ReuseTimes, lines: u64, model: ReplacementModel) -> Result<f64, ReproError> {
+    let ratio = match model {
         ReplacementModel::Random => statcache::miss_ratio(times, lines),
         ReplacementModel::Lru => statstack::miss_ratio(times, lines),
     };
@@ -189,9 +189,9 @@ fn group(
     let warm = workload.clone().with_length(WARM_UP_CYCLES, MEASURED_CYCLES).unmanaged_run()?;
     let mut pairs = judge(case, &workload, &warm, (WARM_UP_CYCLES, MEASURED_CYCLES))?;
     // As long as a probe's rows settle and are measured.
-    let short = (100_000, 2_000_000);
-    let cold = workload.clone().with_length(short.0, short.1).unmanaged_run()?;
-    let of_cold = judge(case, &workload, &cold, short)?;
+    let short_cycles = (100_000, 2_000_000);
+    let cold = workload.clone().with_length(short_cycles.0, short_cycles.1).unmanaged_run()?;
+    let of_cold = judge(case, &workload, &cold, short_cycles)?;
     pairs.extend(
         of_cold.into_iter().filter(|pair| pair.form.0 == EXACT).map(|pair| RatioPair { form: Name(COLD), ..pair }),
     );
@@ -206,33 +206,33 @@ fn judge(
     cycles: (u64, u64),
 ) -> Result<Vec<RatioPair>, ReproError> {
     let lines = (case.kb << 10) / LINE_BYTES;
-    let stretch = |(job, task): (&WorkloadJob, &cachemate_sim::results::TaskResults)| {
+    let read_reuse = |(job, task): (&WorkloadJob, &cachemate_sim::results::TaskResults)| {
         // The speed is assumed to have been the same before.
         let history_instr = (u128::from(task.instructions) * u128::from(cycles.0) / u128::from(cycles.1)) as u64;
         read(job, InstructionSpan { history_instr, instr: task.instructions }, LOCATIONS)
     };
     let reuse_by_job: Vec<ReuseTimesByFilter> =
-        workload.jobs.iter().zip(&run_results.tasks).map(stretch).collect::<Result<_, _>>()?;
+        workload.jobs.iter().zip(&run_results.tasks).map(read_reuse).collect::<Result<_, _>>()?;
     let refs: Vec<f64> =
         run_results.tasks.iter().map(references).collect::<Option<_>>().ok_or_else(|| failed("BS-5")("no L2"))?;
     let all_refs: f64 = refs.iter().sum();
-    let measured = 100.0 * ratio(run_results).ok_or_else(|| failed("BS-5")("the cache had no references"))?;
+    let measured_percent = 100.0 * ratio(run_results).ok_or_else(|| failed("BS-5")("the cache had no references"))?;
     // Times are counted in accesses of their own kind, and so are rates; misses are relative to references of the L2.
     let composed =
         |value: &dyn Fn(&ReuseTimesByFilter) -> (&ReuseTimes, f64), as_fast: bool| -> Result<f64, ReproError> {
-            let accesses: Vec<f64> = reuse_by_job.iter().map(|stretch| value(stretch).1).collect();
+            let accesses: Vec<f64> = reuse_by_job.iter().map(|reuse| value(reuse).1).collect();
             let rate = |index: usize| if as_fast { mean(&accesses) } else { accesses[index] };
             let at_rates: Vec<ReuseAtRate<'_>> =
-                reuse_by_job.iter().enumerate().map(|(index, stretch)| (value(stretch).0, rate(index))).collect();
-            let ratios = shared_ratios(&at_rates, lines, case.by)?;
+                reuse_by_job.iter().enumerate().map(|(index, reuse)| (value(reuse).0, rate(index))).collect();
+            let ratios = shared_ratios(&at_rates, lines, case.model)?;
             Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / all_refs)
         };
-    let part = (lines / CONTEXTS as u64).max(1);
-    let on_part = |(stretch, refs): (&ReuseTimesByFilter, &f64)| {
-        Ok(100.0 * solo_ratio(&stretch.watched, part, case.by)? * stretch.all.accesses / refs)
+    let share_lines = (lines / CONTEXTS as u64).max(1);
+    let on_part = |(reuse, refs): (&ReuseTimesByFilter, &f64)| {
+        Ok(100.0 * solo_ratio(&reuse.watched, share_lines, case.model)? * reuse.all.accesses / refs)
     };
     let average = reuse_by_job.iter().zip(&refs).map(on_part).collect::<Result<Vec<f64>, ReproError>>()?;
-    let pair = |form, expected| RatioPair { form: Name(form), measured, expected };
+    let pair = |form, expected| RatioPair { form: Name(form), measured: measured_percent, expected };
     Ok(vec![
         pair(WATCHED, composed(&|s| (&s.watched, s.all.accesses), false)?),
         pair(EXACT, composed(&|s| (&s.all.times, s.all.accesses), false)?),
@@ -256,12 +256,12 @@ fn time_shared_ratios(context: &ExperimentContext<'_>, case: &ModelCase) -> Resu
     let records = measure_groups(workload, request)?;
     let reuse = reuse_times(&records, case)?;
     let did = sums_by_task(&records, true);
-    let missing = || failed("BS-5")("a member was not measured");
+    let missing_error = || failed("BS-5")("a member was not measured");
     let pair = |(members, sum): (&Vec<TaskId>, &MissSums)| {
         let reuse_at_rate = |task: &TaskId| Some((reuse.get(task)?, did.get(task).map(|sum| sum.references / sum.ns)?));
         let at_rates: Vec<ReuseAtRate<'_>> =
-            members.iter().map(reuse_at_rate).collect::<Option<_>>().ok_or_else(missing)?;
-        let ratios = shared_ratios(&at_rates, (case.kb << 10) / LINE_BYTES, case.by)?;
+            members.iter().map(reuse_at_rate).collect::<Option<_>>().ok_or_else(missing_error)?;
+        let ratios = shared_ratios(&at_rates, (case.kb << 10) / LINE_BYTES, case.model)?;
         let misses: f64 = ratios.iter().zip(&at_rates).map(|(ratio, (_, rate))| ratio * rate).sum();
         let expected = 100.0 * misses / at_rates.iter().map(|(_, rate)| rate).sum::<f64>();
         Ok(RatioPair { form: Name(BEFORE), measured: sum.rate(), expected })
@@ -272,7 +272,7 @@ fn time_shared_ratios(context: &ExperimentContext<'_>, case: &ModelCase) -> Resu
 fn reuse_times(records: &[WindowRecord], case: &ModelCase) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::Reuse {
         level: CacheLevel::L2,
-        replacement: case.by,
+        replacement: case.model,
         line_bytes: LINE_BYTES,
         sizes_bytes: vec![case.kb << 10],
         includes_code: true,

@@ -45,8 +45,8 @@ pub struct CountedReuse {
 
 impl CountedReuse {
     /// Records a touch of a line whose last touch was at that time.
-    fn touch(&mut self, last: &mut Option<u64>, measured: bool) {
-        if measured {
+    fn touch(&mut self, last: &mut Option<u64>, is_measured: bool) {
+        if is_measured {
             self.times.add(last.map(|last| self.now - last - 1));
             self.accesses += 1.0;
         }
@@ -85,7 +85,7 @@ struct LastTouch {
 }
 
 struct StretchReader {
-    stretch: ReuseTimesByFilter,
+    reuse: ReuseTimesByFilter,
     sampler: ReuseSampler,
     last: HashMap<u64, LastTouch>,
     l1_data: QuarterL1,
@@ -95,41 +95,41 @@ struct StretchReader {
 }
 
 impl StretchReader {
-    fn touch(&mut self, line: u64, data: bool, passes: bool, measured: bool) {
+    fn touch(&mut self, line: u64, data: bool, passes: bool, is_measured: bool) {
         let last = self.last.entry(line).or_default();
-        self.stretch.all.touch(&mut last.all, measured);
+        self.reuse.all.touch(&mut last.all, is_measured);
         if data {
-            self.stretch.data.touch(&mut last.data, measured);
+            self.reuse.data.touch(&mut last.data, is_measured);
         }
         if passes {
-            self.stretch.behind.touch(&mut last.behind, measured);
+            self.reuse.behind.touch(&mut last.behind, is_measured);
         }
-        if measured {
+        if is_measured {
             self.sampler.touch(line);
         }
     }
 
-    fn read(&mut self, access: Access, measured: bool) {
+    fn read(&mut self, access: Access, is_measured: bool) {
         let mut remaining = access.instructions();
         while remaining > 0 {
             let line = self.next_code / CODE_LINE_BYTES;
             if line != self.fetched {
                 self.fetched = line;
                 let passes = !self.l1_code.access(line, true);
-                self.touch(self.next_code / LINE_BYTES, false, passes, measured);
+                self.touch(self.next_code / LINE_BYTES, false, passes, is_measured);
             }
-            let here = (CODE_LINE_BYTES - self.next_code % CODE_LINE_BYTES).div_ceil(INSTRUCTION_BYTES).min(remaining);
-            self.next_code += here * INSTRUCTION_BYTES;
-            remaining -= here;
+            let line_instr = (CODE_LINE_BYTES - self.next_code % CODE_LINE_BYTES).div_ceil(INSTRUCTION_BYTES).min(remaining);
+            self.next_code += line_instr * INSTRUCTION_BYTES;
+            remaining -= line_instr;
         }
         let line = access.address() / LINE_BYTES;
         // Lines of 16 bytes; stores write through and bring nothing in.
         match access.kind() {
             AccessKind::Load => {
                 let passes = !self.l1_data.access(access.address() / 16, true);
-                self.touch(line, true, passes, measured);
+                self.touch(line, true, passes, is_measured);
             }
-            AccessKind::Store => self.touch(line, true, true, measured),
+            AccessKind::Store => self.touch(line, true, true, is_measured),
             AccessKind::Jump => (self.next_code, self.fetched) = (access.address(), u64::MAX),
             AccessKind::Compute => {}
         }
@@ -144,7 +144,7 @@ pub fn read(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<
     let one_in = (span.instr / 3 / u64::from(locations)).max(1) as u32;
     let none = || CountedReuse::default();
     let mut reader = StretchReader {
-        stretch: ReuseTimesByFilter { all: none(), data: none(), behind: none(), watched: ReuseTimes::new() },
+        reuse: ReuseTimesByFilter { all: none(), data: none(), behind: none(), watched: ReuseTimes::new() },
         sampler: ReuseSampler::new(one_in, job.seed),
         last: HashMap::new(),
         l1_data: QuarterL1::new(128),
@@ -152,21 +152,21 @@ pub fn read(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<
         next_code: 0,
         fetched: u64::MAX,
     };
-    let (mut past, mut batch) = (0, Vec::new());
-    while past < span.history_instr + span.instr {
+    let (mut passed_instr, mut batch) = (0, Vec::new());
+    while passed_instr < span.history_instr + span.instr {
         batch.clear();
         source.next_batch(&mut batch);
         if batch.is_empty() {
             return Err(failed(&job.name)("the program ended within the stretch"));
         }
         for &access in &batch {
-            reader.read(access, past >= span.history_instr);
-            past += access.instructions();
+            reader.read(access, passed_instr >= span.history_instr);
+            passed_instr += access.instructions();
         }
     }
-    let mut stretch = reader.stretch;
-    stretch.watched = reader.sampler.finish();
-    Ok(stretch)
+    let mut reuse = reader.reuse;
+    reuse.watched = reader.sampler.finish();
+    Ok(reuse)
 }
 
 #[cfg(test)]
@@ -177,14 +177,14 @@ mod tests {
     #[test]
     fn a_stretch_knows_every_reuse() {
         let span = InstructionSpan { history_instr: 600_000, instr: 600_000 };
-        let stretch = read(&WorkloadJob::new("twolf", 3), span, 20_000).unwrap();
-        assert!(stretch.all.accesses > stretch.data.accesses && stretch.data.accesses > stretch.behind.accesses * 0.5);
-        assert_eq!(stretch.all.times.samples(), stretch.all.accesses);
-        let short = |times: &ReuseTimes| {
+        let reuse = read(&WorkloadJob::new("twolf", 3), span, 20_000).unwrap();
+        assert!(reuse.all.accesses > reuse.data.accesses && reuse.data.accesses > reuse.behind.accesses * 0.5);
+        assert_eq!(reuse.all.times.samples(), reuse.all.accesses);
+        let short_share = |times: &ReuseTimes| {
             times.buckets().filter(|bucket| bucket.high < 1_000).map(|bucket| bucket.weight).sum::<f64>()
                 / times.samples()
         };
-        assert!((short(&stretch.all.times) - short(&stretch.watched)).abs() < 0.03);
-        assert!(short(&stretch.all.times) > short(&stretch.behind.times));
+        assert!((short_share(&reuse.all.times) - short_share(&reuse.watched)).abs() < 0.03);
+        assert!(short_share(&reuse.all.times) > short_share(&reuse.behind.times));
     }
 }

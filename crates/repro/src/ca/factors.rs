@@ -24,11 +24,11 @@ const SWEEP: [(&str, f64); 3] =
     [("the machine as described", 1.0), ("two thirds of the bandwidth", 2.0 / 3.0), ("half of the bandwidth", 0.5)];
 
 /// The machine with this fraction of its bandwidth.
-fn narrow_memory(memory: &MemorySpec, part: f64) -> String {
+fn narrow_memory(memory: &MemorySpec, share: f64) -> String {
     let bus = memory
         .package_bus_bytes_per_cycle
-        .map_or(String::new(), |bytes| format!("&memory.package_bus_bytes_per_cycle={}", bytes * part));
-    format!("{MACHINE}?memory.bytes_per_cycle={}{bus}", memory.bytes_per_cycle * part)
+        .map_or(String::new(), |bytes| format!("&memory.package_bus_bytes_per_cycle={}", bytes * share));
+    format!("{MACHINE}?memory.bytes_per_cycle={}{bus}", memory.bytes_per_cycle * share)
 }
 
 fn lengths(context: &ExperimentContext<'_>) -> (u64, u64) {
@@ -39,19 +39,19 @@ fn lengths(context: &ExperimentContext<'_>) -> (u64, u64) {
 fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -> Result<Vec<DataPoint>, ReproError> {
     let (seed, (warm_up, measured)) = (context.seeds[0], lengths(context));
     let mut points = Vec::new();
-    for (series, part) in SWEEP {
+    for (series, share) in SWEEP {
         context.report_progress(&format!("{series}, seed {seed}"));
-        let bench = CoRunBench::load(&narrow_memory(memory, part), seed, warm_up, measured)?;
+        let bench = CoRunBench::load(&narrow_memory(memory, share), seed, warm_up, measured)?;
         let cpus = caches(&bench.machine.topology())?[0].clone();
         let suffers = context.run_all(names, |name| {
-            let (program, other) = (WorkloadJob::new(name, seed), WorkloadJob::new(interfering(name), seed + 50));
-            let beside = bench.run(&[(program.clone(), cpus[0]), (other, cpus[1])])?[0].instr_per_cycle;
-            Ok(100.0 * (bench.solo_rates(&program)?.instr_per_cycle / beside - 1.0))
+            let (program, co_runner) = (WorkloadJob::new(name, seed), WorkloadJob::new(interfering(name), seed + 50));
+            let speed_beside = bench.run(&[(program.clone(), cpus[0]), (co_runner, cpus[1])])?[0].instr_per_cycle;
+            Ok(100.0 * (bench.solo_rates(&program)?.instr_per_cycle / speed_beside - 1.0))
         })?;
         let at = |name: &&str| format!("{name}, {series}");
         points
-            .extend(names.iter().zip(&suffers).map(|(name, &lost)| DataPoint::over_values("total", at(name), &[lost])));
-        let losing = suffers.iter().filter(|lost| **lost >= LOSES_PERCENT).count() as f64;
+            .extend(names.iter().zip(&suffers).map(|(name, &slowdown)| DataPoint::over_values("total", at(name), &[slowdown])));
+        let losing = suffers.iter().filter(|slowdown| **slowdown >= LOSES_PERCENT).count() as f64;
         points.push(DataPoint::over_values("programs that lose 45 % or more", series, &[losing]));
     }
     Ok(points)
@@ -101,11 +101,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let point =
             |(name, &bytes): (&&str, &f64)| DataPoint::over_values("demand bytes a cycle of the pair", *name, &[bytes]);
         points.extend(names.iter().zip(&pairs).map(point));
-        let most = pairs.iter().copied().fold(0.0, f64::max);
+        let max_bytes = pairs.iter().copied().fold(0.0, f64::max);
         let bus = memory.package_bus_bytes_per_cycle.unwrap_or(memory.bytes_per_cycle);
         let room = format!("{bus} of the bus and {} of memory", memory.bytes_per_cycle);
         note += &format!(
-            " Demand misses of a pair on one cache, without prefetching, take {most:.2} bytes a cycle at most, of {room}. \
+            " Demand misses of a pair on one cache, without prefetching, take {max_bytes:.2} bytes a cycle at most, of {room}. \
              The points show less bandwidth."
         );
     }
@@ -126,25 +126,25 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 }
 
 /// The slowdown of every program and its parts, over seeds.
-fn part_points(names: &[&str], found: &[Vec<Decomposition>]) -> Vec<DataPoint> {
+fn part_points(names: &[&str], decompositions: &[Vec<Decomposition>]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (program, name) in names.iter().enumerate() {
         let per_seed = |value: &dyn Fn(&Decomposition) -> Option<f64>| -> Vec<f64> {
-            found.iter().filter_map(|seed| value(&seed[program])).collect()
+            decompositions.iter().filter_map(|seed| value(&seed[program])).collect()
         };
         points.push(DataPoint::over_values("total", *name, &per_seed(&|d| Some(d.total_slowdown_percent))));
-        for part in 0..found[0][program].parts.len() {
-            let series = &found[0][program].parts[part].cause;
-            let values = per_seed(&|d| d.parts.get(part).map(|part| part.slowdown_percent));
+        for index in 0..decompositions[0][program].parts.len() {
+            let series = &decompositions[0][program].parts[index].cause;
+            let values = per_seed(&|d| d.parts.get(index).map(|part| part.slowdown_percent));
             points.push(DataPoint::over_values(series, *name, &values));
         }
     }
     points
 }
 
-fn describe_losers(names: &[&str], found: &[Vec<Decomposition>]) -> String {
+fn describe_losers(names: &[&str], decompositions: &[Vec<Decomposition>]) -> String {
     let total = |program: usize| -> f64 {
-        found.iter().map(|seed| seed[program].total_slowdown_percent).sum::<f64>() / found.len() as f64
+        decompositions.iter().map(|seed| seed[program].total_slowdown_percent).sum::<f64>() / decompositions.len() as f64
     };
     let losing: Vec<&str> =
         (0..names.len()).filter(|&program| total(program) >= LOSES_PERCENT).map(|program| names[program]).collect();
@@ -156,15 +156,15 @@ fn describe_losers(names: &[&str], found: &[Vec<Decomposition>]) -> String {
     )
 }
 
-fn draw_parts(names: &[&str], found: &[Vec<Decomposition>]) -> BarChart {
-    let part = |program: usize, at: usize| {
-        let values = found.iter().filter_map(|seed| seed[program].parts.get(at).map(|part| part.slowdown_percent));
-        values.sum::<f64>() / found.len() as f64
+fn draw_parts(names: &[&str], decompositions: &[Vec<Decomposition>]) -> BarChart {
+    let mean_part = |program: usize, at: usize| {
+        let values = decompositions.iter().filter_map(|seed| seed[program].parts.get(at).map(|part| part.slowdown_percent));
+        values.sum::<f64>() / decompositions.len() as f64
     };
-    let series: Vec<String> = found[0][0].parts.iter().map(|part| part.cause.clone()).collect();
+    let series: Vec<String> = decompositions[0][0].parts.iter().map(|part| part.cause.clone()).collect();
     let group = |program: usize| BarGroup {
         name: names[program].to_string(),
-        bars: (0..series.len()).map(|at| part(program, at).into()).collect(),
+        bars: (0..series.len()).map(|at| mean_part(program, at).into()).collect(),
     };
     BarChart {
         title: "Where the slowdown beside milc comes from".into(),

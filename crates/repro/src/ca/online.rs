@@ -116,12 +116,12 @@ impl Testbed {
             Some(config) => steered::run_together_under(&workload, &work, config)?,
         };
         if let Some((job, _)) = jobs.iter().zip(&run.rates).find(|(_, rates)| !rates.finished) {
-            let why = format!(
+            let message = format!(
                 "under '{}' it did not finish its work in {} times the time",
                 source.name(),
                 work::GIVES_UP_AFTER_TIMES
             );
-            return Err(failed(&job.name)(why));
+            return Err(failed(&job.name)(message));
         }
         let times = self.slowdowns_from_speeds(jobs, run.rates.iter().map(|rates| rates.instr_per_cycle))?;
         let moves = run.results.tasks.iter().map(|task| task.migrations).sum::<u64>() as f64;
@@ -140,12 +140,12 @@ impl Testbed {
 
     fn policy_config(
         &self,
-        by: PlacementSource,
+        source: PlacementSource,
         workload: &Workload,
         matrix: Option<&[Vec<f64>]>,
     ) -> Result<PipelineConfig, ReproError> {
         let last = workload.machine.last_level().ok_or_else(|| failed("machine")("no cache to share"))?.level;
-        let profilers = match by {
+        let profilers = match source {
             PlacementSource::Di | PlacementSource::DiWhole => {
                 let profile = |job: &WorkloadJob| solo::profile(job, &workload.machine, self.profile_accesses);
                 let profiles = workload.jobs.iter().map(profile).collect::<Result<_, _>>()?;
@@ -157,14 +157,14 @@ impl Testbed {
             }
             _ => Vec::new(),
         };
-        let parameters = match (by, matrix) {
+        let parameters = match (source, matrix) {
             (PlacementSource::DiWhole, _) => "recorded_on = \"whole\"".to_string(),
             (PlacementSource::DioReads, _) => "counted = \"memory-reads\"".to_string(),
             (_, Some(matrix)) => format!("slowdowns = {matrix:?}"),
             _ => String::new(),
         };
         let first = WindowLength::Cycles { cycles: WINDOW_CYCLES };
-        Ok(workload.pipeline(by.name(), &parameters, profilers, first))
+        Ok(workload.pipeline(source.name(), &parameters, profilers, first))
     }
 }
 
@@ -175,8 +175,8 @@ fn coscheduled(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[TaskResults
     };
     let home = |task: &TaskResults| (0..caches.len()).max_by_key(|&index| cycles_on(task, &caches[index]));
     let programs_on_cache = |at: usize| {
-        let here = jobs.iter().zip(tasks).filter(|(_, task)| home(task) == Some(at));
-        here.map(|(job, _)| job.kernel.as_str()).collect::<Vec<&str>>().join(" + ")
+        let residents = jobs.iter().zip(tasks).filter(|(_, task)| home(task) == Some(at));
+        residents.map(|(job, _)| job.kernel.as_str()).collect::<Vec<&str>>().join(" + ")
     };
     (0..caches.len()).map(programs_on_cache).collect::<Vec<String>>().join(", ")
 }
@@ -199,8 +199,8 @@ fn shuffle_arrivals(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
 
 /// The slowdowns of the jobs' programs, in the jobs' order.
 fn pair_costs_by_job(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
-    let place = |job: &WorkloadJob| WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
-    let seats = jobs.iter().map(place).collect::<Vec<usize>>();
+    let seat_of = |job: &WorkloadJob| WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
+    let seats = jobs.iter().map(seat_of).collect::<Vec<usize>>();
     matrix.pair_costs(&seats).cost
 }
 
@@ -221,10 +221,10 @@ pub(super) fn four_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding>
     let mut findings = four_core_findings(context, &workloads, &outcomes);
     if !context.quick {
         context.report_progress(&format!("the same at a time scale of 1/{SECOND_SCALE}, first seed"));
-        let again = figures_at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
+        let rerun = figures_at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
         for &workload in &workloads {
             for (name, pick) in SERIES {
-                let values = values_of_workload(&again, workload, pick);
+                let values = values_of_workload(&rerun, workload, pick);
                 let series = format!("{name}, scale 1/{SECOND_SCALE}");
                 findings[0].points.push(DataPoint::over_values(series, workload_name(workload), &values));
             }
@@ -261,18 +261,18 @@ fn figures_at_scale(
     context.run_all(&requests, |&(workload, seed)| Ok((workload, workload_figures(&testbed, workload, seed)?)))
 }
 
-fn values_of_workload(found: &[(usize, WorkloadFigures)], workload: usize, pick: FigureGetter) -> Vec<f64> {
-    found.iter().filter(|(other, _)| *other == workload).map(|(_, four)| pick(four)).collect()
+fn values_of_workload(figures: &[(usize, WorkloadFigures)], workload: usize, pick: FigureGetter) -> Vec<f64> {
+    figures.iter().filter(|(run_workload, _)| *run_workload == workload).map(|(_, four)| pick(four)).collect()
 }
 
 fn four_core_findings(
     context: &ExperimentContext<'_>,
     workloads: &[usize],
-    found: &[(usize, WorkloadFigures)],
+    scale_figures: &[(usize, WorkloadFigures)],
 ) -> Vec<Finding> {
     let (mut points, mut groups) = (Vec::new(), Vec::new());
     for &workload in workloads {
-        let values = SERIES.map(|(name, pick)| (name, values_of_workload(found, workload, pick)));
+        let values = SERIES.map(|(name, pick)| (name, values_of_workload(scale_figures, workload, pick)));
         let bars = values[..DRAWN].iter().map(|(_, values)| mean(values).into()).collect();
         groups.push(BarGroup { name: workload_name(workload), bars });
         points
@@ -290,7 +290,7 @@ fn four_core_findings(
                 same instructions of each program, after the policy's first window and a refill of the caches. \
                 Programs arrive in an order drawn from the seed; the policies begin with what the default scheduler made \
                 of it. Moves = tasks that went to another CPU; a swap is two.";
-    let missed = found.iter().filter(|(_, four)| four.di_whole > 2.0 || four.dio > 2.0);
+    let missed = scale_figures.iter().filter(|(_, four)| four.di_whole > 2.0 || four.dio > 2.0);
     let missed: Vec<String> =
         missed.map(|(workload, four)| format!("{}: {}", workload_name(*workload), four.summary)).collect();
     let note = match missed.is_empty() {
@@ -300,7 +300,7 @@ fn four_core_findings(
     // The worst workload, seed by seed.
     let worst = |pick: FigureGetter| -> Vec<(u64, f64)> {
         let of_seed = |seed: usize| {
-            let values = workloads.iter().map(|&workload| values_of_workload(found, workload, pick)[seed]);
+            let values = workloads.iter().map(|&workload| values_of_workload(scale_figures, workload, pick)[seed]);
             values.fold(f64::NEG_INFINITY, f64::max)
         };
         context.seeds.iter().enumerate().map(|(index, &seed)| (seed, of_seed(index))).collect()
@@ -343,8 +343,8 @@ fn workload_figures(room: &Testbed, workload: usize, seed: u64) -> Result<Worklo
     let options = SimOptions { seed, ..room.bench.options.clone() };
     let mut schedules: Vec<(f64, String)> = Vec::new();
     for partner in 1..4 {
-        let others: Vec<usize> = (1..4).filter(|&other| other != partner).collect();
-        let order = [0, partner, others[0], others[1]];
+        let remaining_jobs: Vec<usize> = (1..4).filter(|&index| index != partner).collect();
+        let order = [0, partner, remaining_jobs[0], remaining_jobs[1]];
         let pinned: Vec<(WorkloadJob, CpuId)> =
             order.iter().zip(&cpus).map(|(&job, &cpu)| (jobs[job].clone(), cpu)).collect();
         let ordered_jobs: Vec<WorkloadJob> = pinned.iter().map(|(job, _)| job.clone()).collect();
@@ -358,16 +358,16 @@ fn workload_figures(room: &Testbed, workload: usize, seed: u64) -> Result<Worklo
     let best_pairs = &schedules[0].1;
     let schedules: Vec<f64> = schedules.iter().map(|(time, _)| *time).collect();
     let (best, worst) = (schedules[0], schedules[2]);
-    let by = |by: PlacementSource| room.slowdowns(by, &jobs, None, seed);
-    let (di, whole, dio, reads) = (
-        by(PlacementSource::Di)?,
-        by(PlacementSource::DiWhole)?,
-        by(PlacementSource::Dio)?,
-        by(PlacementSource::DioReads)?,
+    let slowdowns_under = |source: PlacementSource| room.slowdowns(source, &jobs, None, seed);
+    let (di, di_whole, dio, reads) = (
+        slowdowns_under(PlacementSource::Di)?,
+        slowdowns_under(PlacementSource::DiWhole)?,
+        slowdowns_under(PlacementSource::Dio)?,
+        slowdowns_under(PlacementSource::DioReads)?,
     );
-    let describe_scheme = |name: &str, found: &Slowdowns| {
-        let above = percent_above(mean(&found.times), best);
-        format!("{name} {above:.1} % above with {} after {} moves", found.coscheduled, found.moves)
+    let describe_scheme = |name: &str, slowdowns: &Slowdowns| {
+        let excess = percent_above(mean(&slowdowns.times), best);
+        format!("{name} {excess:.1} % above with {} after {} moves", slowdowns.coscheduled, slowdowns.moves)
     };
     let next = percent_above(schedules[1], best);
     Ok(WorkloadFigures {
@@ -377,7 +377,7 @@ fn workload_figures(room: &Testbed, workload: usize, seed: u64) -> Result<Worklo
             describe_scheme("DIO", &dio),
             describe_scheme("DIO by reads", &reads)
         ),
-        di_whole: percent_above(mean(&whole.times), best),
+        di_whole: percent_above(mean(&di_whole.times), best),
         di: percent_above(mean(&di.times), best),
         dio: percent_above(mean(&dio.times), best),
         dio_reads: percent_above(mean(&reads.times), best),
@@ -404,15 +404,15 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
             // Both copies of a program share one row; running beside the other copy costs the same as beside itself.
             let matrix = CoRunMatrix::measure(context, &room.bench, &jobs(workload, 1, 1), true)?;
             let requests: Vec<(u64, PlacementSource)> =
-                context.seeds.iter().flat_map(|&seed| policies.map(|by| (seed, by))).collect();
-            let times = context.run_all(&requests, |&(seed, by)| {
+                context.seeds.iter().flat_map(|&seed| policies.map(|source| (seed, source))).collect();
+            let times = context.run_all(&requests, |&(seed, source)| {
                 let jobs = shuffle_arrivals(&programs, seed);
-                let known = (by == PlacementSource::Optimal).then(|| pair_costs_by_job(&matrix, workload, &jobs));
-                Ok(mean(&room.slowdowns(by, &jobs, known.as_deref(), seed)?.times))
+                let pair_costs = (source == PlacementSource::Optimal).then(|| pair_costs_by_job(&matrix, workload, &jobs));
+                Ok(mean(&room.slowdowns(source, &jobs, pair_costs.as_deref(), seed)?.times))
             })?;
             for of_seed in times.chunks(policies.len()) {
-                for (nth, &by) in policies.iter().enumerate().skip(1) {
-                    gains.entry((index, workload, by)).or_default().push(percent_above(of_seed[0], of_seed[nth]));
+                for (nth, &source) in policies.iter().enumerate().skip(1) {
+                    gains.entry((index, workload, source)).or_default().push(percent_above(of_seed[0], of_seed[nth]));
                 }
             }
         }
@@ -432,41 +432,41 @@ fn eight_core_findings(
         let policies = [PlacementSource::DiWhole, PlacementSource::Dio, PlacementSource::Optimal];
         let mut groups = Vec::new();
         for &workload in workloads {
-            let values = policies.map(|by| gains[&(at, workload, by)].clone());
+            let values = policies.map(|source| gains[&(at, workload, source)].clone());
             groups.push(BarGroup {
                 name: workload_name(workload),
                 bars: values.iter().map(|v| mean(v).into()).collect(),
             });
-            let named = policies.iter().zip(&values);
-            let place = format!("{machine}, {}", workload_name(workload));
-            points.extend(named.map(|(by, values)| DataPoint::over_values(by.name(), place.clone(), values)));
+            let by_source = policies.iter().zip(&values);
+            let label = format!("{machine}, {}", workload_name(workload));
+            points.extend(by_source.map(|(source, values)| DataPoint::over_values(source.name(), label.clone(), values)));
         }
         let figure = BarChart {
             title: format!("Mean speed-up over the default scheduler, {machine}"),
             y: Axis::linear("percent"),
-            series: policies.map(|by| by.name().to_string()).to_vec(),
+            series: policies.map(|source| source.name().to_string()).to_vec(),
             groups,
             ..BarChart::default()
         };
         figures.push(ResultFigure::bars(format!("ca-7-{machine}"), &figure));
     }
     // The gains of all workloads for one seed, machine and policy.
-    let gains_of = |seed: usize, at: usize, by: PlacementSource| -> Vec<f64> {
-        workloads.iter().map(|&workload| gains[&(at, workload, by)][seed]).collect()
+    let gains_of = |seed: usize, at: usize, source: PlacementSource| -> Vec<f64> {
+        workloads.iter().map(|&workload| gains[&(at, workload, source)][seed]).collect()
     };
-    let mean_of = |at: usize, by: PlacementSource, workload: usize| mean(&gains[&(at, workload, by)]);
+    let mean_of = |at: usize, source: PlacementSource, workload: usize| mean(&gains[&(at, workload, source)]);
     let online = [PlacementSource::DiWhole, PlacementSource::Dio];
-    let all = 0..machines.len();
-    let each =
-        |by: PlacementSource| all.clone().flat_map(move |at| workloads.iter().map(move |&workload| (at, by, workload)));
-    let means: Vec<f64> = online.iter().flat_map(|&by| each(by)).map(|(at, by, w)| mean_of(at, by, w)).collect();
+    let machine_indices = 0..machines.len();
+    let cases_of =
+        |source: PlacementSource| machine_indices.clone().flat_map(move |at| workloads.iter().map(move |&workload| (at, source, workload)));
+    let means: Vec<f64> = online.iter().flat_map(|&source| cases_of(source)).map(|(at, source, w)| mean_of(at, source, w)).collect();
     let best = means.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let minimum = means.iter().copied().fold(f64::INFINITY, f64::min);
-    let ratios: Vec<f64> = all
+    let ratios: Vec<f64> = machine_indices
         .clone()
         .map(|at| {
-            let over_seeds = |by: PlacementSource| {
-                mean(&(0..context.seeds.len()).map(|seed| mean(&gains_of(seed, at, by))).collect::<Vec<f64>>())
+            let over_seeds = |source: PlacementSource| {
+                mean(&(0..context.seeds.len()).map(|seed| mean(&gains_of(seed, at, source))).collect::<Vec<f64>>())
             };
             100.0 * over_seeds(PlacementSource::Dio).min(over_seeds(PlacementSource::DiWhole))
                 / over_seeds(PlacementSource::Optimal)
@@ -524,15 +524,15 @@ pub(super) fn run_to_run_findings(context: &ExperimentContext<'_>) -> Result<Vec
         context.report_progress(&format!("{}, {orders} orders of arrival", workload_name(workload)));
         let programs = jobs(workload, 2, 1);
         let requests: Vec<(u64, PlacementSource)> =
-            seeds.iter().flat_map(|&seed| policies.iter().map(move |&by| (seed, by))).collect();
-        let by_run = context.run_all(&requests, |&(seed, by)| {
+            seeds.iter().flat_map(|&seed| policies.iter().map(move |&source| (seed, source))).collect();
+        let by_run = context.run_all(&requests, |&(seed, source)| {
             let jobs = shuffle_arrivals(&programs, seed);
-            let slowdowns = room.slowdowns(by, &jobs, None, seed)?.times;
+            let slowdowns = room.slowdowns(source, &jobs, None, seed)?.times;
             Ok(jobs.into_iter().map(|job| job.name).zip(slowdowns).collect::<Vec<(String, f64)>>())
         })?;
-        for ((_, by), slowdowns) in requests.iter().zip(by_run) {
+        for ((_, source), slowdowns) in requests.iter().zip(by_run) {
             for (name, slowdown) in slowdowns {
-                times.entry((workload, name, *by)).or_default().push(slowdown);
+                times.entry((workload, name, *source)).or_default().push(slowdown);
             }
         }
     }
@@ -553,26 +553,26 @@ fn findings_by_program(
     let mut points = Vec::new();
     let mut deviations: BTreeMap<PlacementSource, Vec<f64>> = BTreeMap::new();
     let mut best_gains: BTreeMap<PlacementSource, f64> = BTreeMap::new();
-    let most = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
-    for ((workload, name, by), values) in times {
-        let place = format!("{}, {name}", workload_name(*workload));
+    let maximum = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+    for ((workload, name, source), values) in times {
+        let label = format!("{}, {name}", workload_name(*workload));
         let deviation = deviation_percent(values);
-        deviations.entry(*by).or_default().push(deviation);
-        points.push(DataPoint::over_values(format!("run time over alone, {}", by.name()), place.clone(), values));
-        points.push(DataPoint::over_values(format!("deviation, {}, %", by.name()), place.clone(), &[deviation]));
-        if *by != PlacementSource::Default {
+        deviations.entry(*source).or_default().push(deviation);
+        points.push(DataPoint::over_values(format!("run time over alone, {}", source.name()), label.clone(), values));
+        points.push(DataPoint::over_values(format!("deviation, {}, %", source.name()), label.clone(), &[deviation]));
+        if *source != PlacementSource::Default {
             let default = &times[&(*workload, name.clone(), PlacementSource::Default)];
-            let gain = percent_above(most(default), most(values));
-            let best = best_gains.entry(*by).or_insert(f64::NEG_INFINITY);
+            let gain = percent_above(maximum(default), maximum(values));
+            let best = best_gains.entry(*source).or_insert(f64::NEG_INFINITY);
             *best = best.max(gain);
             points.push(DataPoint::over_values(
-                format!("worst case over the default's, {}, %", by.name()),
-                place,
+                format!("worst case over the default's, {}, %", source.name()),
+                label,
                 &[gain],
             ));
         }
     }
-    let ratio = |by: PlacementSource| 100.0 * mean(&deviations[&by]) / mean(&deviations[&PlacementSource::Default]);
+    let ratio = |source: PlacementSource| 100.0 * mean(&deviations[&source]) / mean(&deviations[&PlacementSource::Default]);
     let finding = |title: String, paper: &str, target: ResultTarget, value: f64| {
         let mut finding = Finding::new("CA-8", &title, paper, "%", target, &[(seeds[0], value)]);
         finding.seeds = seeds.to_vec();
@@ -580,13 +580,13 @@ fn findings_by_program(
     };
     let target = ResultTarget::AtMost { target: 50.0, paper_best: None };
     let mut findings = Vec::new();
-    for &by in policies {
-        let name = by.name().to_uppercase();
+    for &source in policies {
+        let name = source.name().to_uppercase();
         let title =
             format!("{name}'s deviation of single programs' run times over the default's, {} orders", seeds.len());
-        findings.push(finding(title, "far lower", target, ratio(by)));
+        findings.push(finding(title, "far lower", target, ratio(source)));
         let title = format!("{name}: a single program's worst case over the default's, greatest gain");
-        findings.push(finding(title, "up to 2x", ResultTarget::Shown, best_gains[&by]));
+        findings.push(finding(title, "up to 2x", ResultTarget::Shown, best_gains[&source]));
     }
     findings[0].points = points;
     findings[0].note =
@@ -605,13 +605,13 @@ mod tests {
     fn orders_of_arrival_hold_everybody_once() {
         let programs = jobs(1, 2, 1);
         let names = |jobs: &[WorkloadJob]| jobs.iter().map(|job| job.name.clone()).collect::<Vec<String>>();
-        let (first, other) = (names(&shuffle_arrivals(&programs, 1)), names(&shuffle_arrivals(&programs, 2)));
-        assert_ne!(first, other);
+        let (first, second) = (names(&shuffle_arrivals(&programs, 1)), names(&shuffle_arrivals(&programs, 2)));
+        assert_ne!(first, second);
         let sorted = |mut names: Vec<String>| {
             names.sort();
             names
         };
-        assert_eq!(sorted(first), sorted(other));
+        assert_eq!(sorted(first), sorted(second));
         assert_eq!(sorted(names(&programs)).len(), 8);
     }
 }

@@ -26,7 +26,7 @@ struct SchemeInputs {
 }
 
 fn gather(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproError> {
-    let mut all = Vec::new();
+    let mut inputs = Vec::new();
     for &seed in &context.seeds {
         let (warm_up, measured) =
             context.pick_of_three((2_000_000, 1_000_000), (12_000_000, 6_000_000), (25_000_000, 15_000_000));
@@ -47,9 +47,9 @@ fn gather(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproErr
         };
         let profiles = profiles.map(with_speed).collect();
         let cache = SharedCache::from_machine(&bench.machine).ok_or_else(|| failed("pairs-04")("no shared cache"))?;
-        all.push(SchemeInputs { matrix, profiles, intensive, cache });
+        inputs.push(SchemeInputs { matrix, profiles, intensive, cache });
     }
-    Ok(all)
+    Ok(inputs)
 }
 
 /// CA-1, CA-4 and CA-5.
@@ -57,17 +57,17 @@ pub(super) fn compare(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, R
     let evidence = gather(context)?;
     let mut findings = vec![optimal_finding(context, &evidence)?];
     findings.extend(gain_by_make_up(context, &evidence));
-    findings.push(order(context, &evidence));
+    findings.push(order_finding(context, &evidence));
     Ok(findings)
 }
 
 /// All choices of `of` programs.
 fn choices(programs: usize, size: usize) -> Vec<Vec<usize>> {
-    let chosen = |set: u32| (0..programs).filter(|index| set >> index & 1 == 1).collect::<Vec<usize>>();
-    (0u32..1 << programs).filter(|set| set.count_ones() as usize == size).map(chosen).collect()
+    let members_of = |set: u32| (0..programs).filter(|index| set >> index & 1 == 1).collect::<Vec<usize>>();
+    (0u32..1 << programs).filter(|set| set.count_ones() as usize == size).map(members_of).collect()
 }
 
-fn part(costs: &PairCosts, members: &[usize]) -> Vec<Vec<f64>> {
+fn sub_matrix(costs: &PairCosts, members: &[usize]) -> Vec<Vec<f64>> {
     members.iter().map(|&i| members.iter().map(|&j| costs.cost[i][j]).collect()).collect()
 }
 
@@ -82,22 +82,22 @@ fn excess_over_optimal(evidence: &SchemeInputs, cores: usize) -> Result<Vec<(Str
             by_scheme.push((scheme.name().to_string(), costs));
         }
     }
-    let measured = evidence.matrix.costs();
+    let measured_costs = evidence.matrix.costs();
     let seats = Seats { cpus_per_cache: vec![2; cores / 2] };
-    let mut above: Vec<Vec<f64>> = vec![Vec::new(); by_scheme.len() + 2];
+    let mut excess: Vec<Vec<f64>> = vec![Vec::new(); by_scheme.len() + 2];
     for workload in choices(evidence.profiles.len(), cores) {
-        let truth = part(&measured, &workload);
+        let truth = sub_matrix(&measured_costs, &workload);
         let percent = |total: f64| 100.0 * total / cores as f64;
         let best = percent(solvers::best(&truth, &seats).total);
         for (row, (_, costs)) in by_scheme.iter().enumerate() {
-            let chosen = solvers::best(&part(costs, &workload), &seats).seating;
-            above[row].push(percent(chosen.total(&truth)) - best);
+            let chosen_seating = solvers::best(&sub_matrix(costs, &workload), &seats).seating;
+            excess[row].push(percent(chosen_seating.total(&truth)) - best);
         }
-        above[by_scheme.len()].push(percent(solvers::random(&truth, &seats, 1).mean) - best);
-        above[by_scheme.len() + 1].push(percent(solvers::worst(&truth, &seats).total) - best);
+        excess[by_scheme.len()].push(percent(solvers::random(&truth, &seats, 1).mean) - best);
+        excess[by_scheme.len() + 1].push(percent(solvers::worst(&truth, &seats).total) - best);
     }
     let names = by_scheme.into_iter().map(|(name, _)| name).chain(["random".to_string(), "worst".to_string()]);
-    Ok(names.zip(above).map(|(name, values)| (name, mean(&values))).collect())
+    Ok(names.zip(excess).map(|(name, values)| (name, mean(&values))).collect())
 }
 
 fn optimal_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Result<Finding, ReproError> {
@@ -165,7 +165,7 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     for (seed, evidence) in evidence.iter().enumerate() {
         let (intensive, costs) = (&evidence.intensive, evidence.matrix.costs());
         for workload in choices(evidence.profiles.len(), 4) {
-            let truth = part(&costs, &workload);
+            let truth = sub_matrix(&costs, &workload);
             let time = |total: f64| 1.0 + total / 4.0;
             let gain = time(solvers::worst(&truth, &seats).total) / time(solvers::best(&truth, &seats).total) - 1.0;
             let heavy = workload.iter().filter(|&&program| intensive[program]).count();
@@ -174,8 +174,8 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     }
     let mut points = Vec::new();
     for heavy in 0..5 {
-        let all: Vec<f64> = gains.iter().flat_map(|seed| seed[heavy].clone()).collect();
-        points.push(DataPoint::over_values("mean, least and greatest gain", format!("{heavy} intensive of 4"), &all));
+        let all_gains: Vec<f64> = gains.iter().flat_map(|seed| seed[heavy].clone()).collect();
+        points.push(DataPoint::over_values("mean, least and greatest gain", format!("{heavy} intensive of 4"), &all_gains));
     }
     let ratio = |seed: &Vec<Vec<f64>>| {
         // NaN if no workload has this number, which `max` ignores.
@@ -195,7 +195,7 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
         ..BarChart::default()
     };
     let greatest = |seed: &Vec<Vec<f64>>| seed.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
-    let most: Vec<(u64, f64)> = context.seeds.iter().copied().zip(gains.iter().map(greatest)).collect();
+    let max_gains: Vec<(u64, f64)> = context.seeds.iter().copied().zip(gains.iter().map(greatest)).collect();
     let description = "mean gain of workloads with two intensive and two quiet programs over that of the next make-up";
     let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
     let first = Finding::new("CA-4", description, "two and two gain most", "ratio", target, &ratios)
@@ -205,23 +205,23 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
         )
         .figure(ResultFigure::bars("ca-4-make-up", &figure));
     let description = "greatest gain of the optimal over the worst schedule of four programs";
-    vec![first, Finding::new("CA-4", description, "25 %; least below 1 %", "%", ResultTarget::Shown, &most)]
+    vec![first, Finding::new("CA-4", description, "25 %; least below 1 %", "%", ResultTarget::Shown, &max_gains)]
 }
 
-fn order(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding {
+fn order_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding {
     let mut points = Vec::new();
-    let mut changed = Vec::new();
+    let mut changed_pairs = Vec::new();
     let names = &evidence[0].matrix.names;
     let rows = |pick: &dyn Fn(&CoRunMatrix, usize) -> f64, at: usize| -> Vec<f64> {
         evidence.iter().map(|evidence| pick(&evidence.matrix, at)).collect()
     };
     let alone = |matrix: &CoRunMatrix, at: usize| matrix.alone[at].misses_per_kilo_instr;
-    let most = |matrix: &CoRunMatrix, at: usize| {
+    let max_mpki = |matrix: &CoRunMatrix, at: usize| {
         matrix.beside[at].iter().map(|rates| rates.misses_per_kilo_instr).fold(alone(matrix, at), f64::max)
     };
     for (at, name) in names.iter().enumerate() {
         points.push(DataPoint::over_values("alone", name, &rows(&alone, at)));
-        points.push(DataPoint::over_values("most beside any other", name, &rows(&most, at)));
+        points.push(DataPoint::over_values("most beside any other", name, &rows(&max_mpki, at)));
     }
     let mut pairs: Vec<String> = Vec::new();
     for evidence in evidence {
@@ -229,13 +229,13 @@ fn order(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding 
         let mut swaps = 0;
         for i in 0..names.len() {
             for j in 0..names.len() {
-                if alone(matrix, i) > alone(matrix, j) && most(matrix, i) < most(matrix, j) {
+                if alone(matrix, i) > alone(matrix, j) && max_mpki(matrix, i) < max_mpki(matrix, j) {
                     swaps += 1;
                     pairs.push(format!("{} and {}", names[i], names[j]));
                 }
             }
         }
-        changed.push(f64::from(swaps));
+        changed_pairs.push(f64::from(swaps));
     }
     pairs.sort();
     pairs.dedup();
@@ -245,9 +245,9 @@ fn order(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding 
         series: vec!["alone".into(), "most".into()],
         groups: points
             .chunks(2)
-            .map(|both| BarGroup {
-                name: both[0].at.clone(),
-                bars: both.iter().map(|point| point.value.unwrap_or(f64::NAN).into()).collect(),
+            .map(|pair| BarGroup {
+                name: pair[0].at.clone(),
+                bars: pair.iter().map(|point| point.value.unwrap_or(f64::NAN).into()).collect(),
             })
             .collect(),
         ..BarChart::default()
@@ -263,12 +263,12 @@ fn order(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding 
         decimals: Some(0),
         ..HeatMap::default()
     };
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(changed).collect();
+    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(changed_pairs).collect();
     let description = "pairs of programs whose order by miss rate alone differs from that by the most beside another";
-    let all = names.len() * (names.len() - 1) / 2;
+    let pair_count = names.len() * (names.len() - 1) / 2;
     let note = match pairs.is_empty() {
-        true => format!("None of {all} pairs changes."),
-        false => format!("Of {all} pairs: {}.", pairs.join(", ")),
+        true => format!("None of {pair_count} pairs changes."),
+        false => format!("Of {all: pair_count} pairs: {}.", pairs.join(", ")),
     };
     let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
     Finding::new("CA-5", description, "two pairs of 45 may exchange places", "pairs", target, &per_seed)
@@ -302,18 +302,18 @@ pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec
         DataPoint::over_values("solver", "worst", &[percent(worst.total)]),
         DataPoint::over_values("solver", "random", &[percent(solvers::random(cost, &seats, 1).mean)]),
     ];
-    let mut off = (percent(best.total) - SCHEDULES[1].1).abs().max((percent(worst.total) - SCHEDULES[0].1).abs());
+    let mut deviation = (percent(best.total) - SCHEDULES[1].1).abs().max((percent(worst.total) - SCHEDULES[0].1).abs());
     for (index, (beside, published)) in SCHEDULES.into_iter().enumerate() {
-        let others: Vec<usize> = (1..4).filter(|&other| other != index + 1).collect();
-        let mean = percent(table.costs.mutual_cost(0, index + 1) + table.costs.mutual_cost(others[0], others[1]));
-        off = off.max((mean - published).abs());
+        let other_pair: Vec<usize> = (1..4).filter(|&program| program != index + 1).collect();
+        let mean = percent(table.costs.mutual_cost(0, index + 1) + table.costs.mutual_cost(other_pair[0], other_pair[1]));
+        deviation = deviation.max((mean - published).abs());
         points.push(DataPoint::over_values("mean slowdown", format!("mcf beside {beside}"), &[mean]));
     }
     let pairs: Vec<String> = best.seating.by_cache.iter().map(|cache| describe_cache(cache, &table.names)).collect();
     let target = ResultTarget::AtMost { target: 1e-9, paper_best: None };
     let title = "greatest difference between the published means of the three schedules and the solver's";
     let paper = "2.3075, 2.325 and 21.995 %; best mcf + gamess and milc + namd";
-    let finding = Finding::new("CA-3", title, paper, "percentage points", target, &[(0, off)]);
+    let finding = Finding::new("CA-3", title, paper, "percentage points", target, &[(0, deviation)]);
     Ok(vec![finding.points(points).with_note(format!("Best: {}.", pairs.join(" and ")))])
 }
 

@@ -14,44 +14,44 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
-    let better = cells(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), sizes)?;
+    let better_cells = cells(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), sizes)?;
     let literal = cells(context, ThreadMix::Casc, &NiagaraPolicy::literal(), sizes)?;
-    let mut all = points("casc", &better, sizes);
-    all.extend(points(LITERAL, &literal, sizes));
+    let mut all_points = points("casc", &better_cells, sizes);
+    all_points.extend(points(LITERAL, &literal, sizes));
     let (bound, bound_words) = sensitivity::gain_bound(context, sizes)?;
-    all.extend(bound);
+    all_points.extend(bound);
     if !context.quick {
         let phases = [("following phases", NiagaraPolicy::following_phases())];
-        all.extend(sensitivity::variations(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), &phases)?);
-        all.extend(points(
+        all_points.extend(sensitivity::variations(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), &phases)?);
+        all_points.extend(points(
             "one greedy thread at a time",
             &cells(context, ThreadMix::Casc, &NiagaraPolicy::OneGreedy, sizes)?,
             sizes,
         ));
-        all.extend(sweep(context)?);
+        all_points.extend(sweep(context)?);
     }
     let (swept, figure) =
         values_over_bandwidth(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), "casc-2-bandwidth", "casc")?;
-    all.extend(swept);
-    let mut findings = misses_and_throughput("casc", &better, sizes, &all, &bound_words).to_vec();
+    all_points.extend(swept);
+    let mut findings = misses_and_throughput("casc", &better_cells, sizes, &all_points, &bound_words).to_vec();
     findings[1].figures.push(figure);
-    findings.extend(misses_and_throughput(LITERAL, &literal, sizes, &all, &bound_words));
-    findings.push(twice_cache_finding(context, sizes, &better)?);
-    findings.extend(fairness(context, sizes, &better)?);
+    findings.extend(misses_and_throughput(LITERAL, &literal, sizes, &all_points, &bound_words));
+    findings.push(twice_cache_finding(context, sizes, &better_cells)?);
+    findings.extend(fairness(context, sizes, &better_cells)?);
     Ok(findings)
 }
 
 const LITERAL: &str = "casc as the paper has it";
 
 /// CASC-1 and CASC-2 for one form.
-fn misses_and_throughput(form: &str, cells: &[Cell], sizes: &[u64], all: &[DataPoint], bound: &str) -> [Finding; 2] {
+fn misses_and_throughput(form: &str, cells: &[Cell], sizes: &[u64], all_points: &[DataPoint], bound: &str) -> [Finding; 2] {
     let (misses, gain) = (METRICS[7].1, METRICS[0].1);
     let series = |parts: &[&str]| parts.iter().map(|part| format!("{form}: {part}")).collect::<Vec<String>>();
     let chart = |name: &str, title: &str, y: &str, parts: &[&str]| {
         let series = series(parts);
         let series: Vec<&str> = series.iter().map(String::as_str).collect();
         let name = if form == LITERAL { format!("{name}-literal") } else { name.to_string() };
-        size_chart(&name, title, y, all, &series)
+        size_chart(&name, title, y, all_points, &series)
     };
     let casc_1 = Finding::new(
         "CASC-1",
@@ -69,9 +69,9 @@ fn misses_and_throughput(form: &str, cells: &[Cell], sizes: &[u64], all: &[DataP
         "misses per 100 references",
         &["L2 miss ratio, default %", "L2 miss ratio %"],
     ))
-    .points(all.to_vec())
+    .points(all_points.to_vec())
     .time_scale(SCALE as f64);
-    let short = shortfall(means(cells, sizes, gain).into_iter(), |value| value >= 28.0);
+    let shortfall_note = shortfall(means(cells, sizes, gain).into_iter(), |value| value >= 28.0);
     let casc_2 = Finding::new(
         "CASC-2",
         &format!("{form}: instructions per second against the default scheduler, at the size where they grow least"),
@@ -81,14 +81,14 @@ fn misses_and_throughput(form: &str, cells: &[Cell], sizes: &[u64], all: &[DataP
         &worst_by_seed(cells, gain, f64::min),
     )
     .require_every_seed()
-    .with_note(format!("{short} {}. {bound}.", splits(cells, sizes)))
+    .with_note(format!("{shortfall_note} {}. {bound}.", splits(cells, sizes)))
     .figure(chart(
         "casc-2-throughput",
         "Throughput gain of CASC and what it is made of",
         "%",
         &["throughput gain %", "of which mix %", "of which contention %", "weighted speed-up change %"],
     ))
-    .points(all.to_vec())
+    .points(all_points.to_vec())
     .time_scale(SCALE as f64);
     [casc_1, casc_2]
 }
@@ -98,12 +98,12 @@ fn sweep(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> 
     let base = NiagaraSetting::new(192, context.seeds[0], context);
     let settings = [112, 200, 300]
         .map(|cycles| (format!("memory {cycles} cycles"), NiagaraSetting { memory_cycles: Some(cycles), ..base }));
-    let measured = context.run_all(&settings, |(name, setting)| {
+    let results = context.run_all(&settings, |(name, setting)| {
         context.report_progress(&format!("sweep, {name}"));
         measure(setting, &NiagaraPolicy::better_policy(""))
     })?;
     let mut points = Vec::new();
-    for ((name, _), measured) in settings.iter().zip(&measured) {
+    for ((name, _), measured) in settings.iter().zip(&results) {
         for (metric, value) in METRICS {
             points.push(DataPoint::over_values(format!("sweep at 192 KB: {metric}"), name.clone(), &[value(measured)]));
         }
@@ -112,13 +112,13 @@ fn sweep(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> 
 }
 
 /// CASC-3: hit rate compared with that of the default on a cache of twice the size.
-fn twice_cache_finding(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> Result<Finding, ReproError> {
-    let on_twice = context.run_all(better, |cell| {
+fn twice_cache_finding(context: &ExperimentContext<'_>, sizes: &[u64], better_cells: &[Cell]) -> Result<Finding, ReproError> {
+    let on_twice = context.run_all(better_cells, |cell| {
         context.report_progress(&format!("default at {} KB, seed {}", 2 * cell.l2_kb, cell.seed));
         let default = run_mix(&NiagaraSetting::new(2 * cell.l2_kb, cell.seed, context), &NiagaraPolicy::Default)?;
         ratio(&default).ok_or_else(|| failed("default")("no references"))
     })?;
-    let ahead: Vec<(u64, u64, f64)> = better
+    let leads: Vec<(u64, u64, f64)> = better_cells
         .iter()
         .zip(&on_twice)
         .map(|(cell, twice)| (cell.l2_kb, cell.seed, 100.0 * (twice - cell.measured.miss_ratio)))
@@ -127,13 +127,13 @@ fn twice_cache_finding(context: &ExperimentContext<'_>, sizes: &[u64], better: &
         .seeds
         .iter()
         .map(|&seed| {
-            let minimum = ahead.iter().filter(|(_, own_seed, _)| *own_seed == seed).map(|(_, _, points)| *points);
+            let minimum = leads.iter().filter(|(_, own_seed, _)| *own_seed == seed).map(|(_, _, points)| *points);
             (seed, minimum.fold(f64::INFINITY, f64::min))
         })
         .collect();
     let point = |&size: &u64| {
         let values: Vec<f64> =
-            ahead.iter().filter(|(own_size, _, _)| *own_size == size).map(|(_, _, points)| *points).collect();
+            leads.iter().filter(|(own_size, _, _)| *own_size == size).map(|(_, _, points)| *points).collect();
         DataPoint::over_values(
             "hit rate of CASC over the default's on twice the cache, points",
             format!("{size} KB"),
@@ -159,9 +159,9 @@ fn twice_cache_finding(context: &ExperimentContext<'_>, sizes: &[u64], better: &
 
 /// Every size, with the spread of run times limited to that of the default scheduler.
 fn cells_bounded_at(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Vec<Cell>, ReproError> {
-    let all: Vec<(u64, u64)> =
+    let settings: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();
-    context.run_all(&all, |&(l2_kb, seed)| {
+    context.run_all(&settings, |&(l2_kb, seed)| {
         context.report_progress(&format!("spread bound to the default's at {l2_kb} KB, seed {seed}"));
         let setting = NiagaraSetting::new(l2_kb, seed, context);
         let default = measure(&setting, &NiagaraPolicy::Default)?.default_variation;
@@ -171,20 +171,20 @@ fn cells_bounded_at(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Ve
 }
 
 /// CASC-6: the spread of run times, and gain against fairness.
-fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec<Finding>, ReproError> {
+fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better_cells: &[Cell]) -> Result<Vec<Finding>, ReproError> {
     let variation = METRICS[12].1;
-    let minimum = better.iter().map(|cell| cell.measured.least_share).fold(f64::INFINITY, f64::min);
+    let minimum = better_cells.iter().map(|cell| cell.measured.least_share).fold(f64::INFINITY, f64::min);
     let spread = Finding::new(
         "CASC-6",
         "standard deviation of run times over their mean, at the worst size",
         "90 % with CASC, 43 % with the default scheduler; no thread starved",
         "%",
         ResultTarget::AtMost { target: 90.0, paper_best: None },
-        &worst_by_seed(better, variation, f64::max),
+        &worst_by_seed(better_cells, variation, f64::max),
     )
     .require_every_seed()
     .with_note(format!("The thread with the least CPU time has {:.2} of the mean.", minimum))
-    .points(points("casc", better, sizes))
+    .points(points("casc", better_cells, sizes))
     .time_scale(SCALE as f64);
     let size = *sizes.last().unwrap_or(&768);
     let of_sizes = cells_bounded_at(context, sizes)?;
@@ -198,22 +198,22 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> 
     }
     let at_defaults = worst_by_seed(&of_sizes, METRICS[8].1, f64::min);
     let mut points = points("bound to the default's spread", &of_sizes, sizes);
-    let here = of_sizes.into_iter().filter(|cell| cell.l2_kb == size);
-    curve.extend(here.map(|cell| ("the default's".to_string(), cell.measured)));
+    let cells_at_size = of_sizes.into_iter().filter(|cell| cell.l2_kb == size);
+    curve.extend(cells_at_size.map(|cell| ("the default's".to_string(), cell.measured)));
     let mut names: Vec<String> = curve.iter().map(|(name, _)| name.clone()).collect();
     names.dedup();
     for (metric, value) in METRICS {
         for name in &names {
             let values: Vec<f64> =
-                curve.iter().filter(|(owner, _)| owner == name).map(|(_, measured)| value(measured)).collect();
+                curve.iter().filter(|(owner, _)| owner == name).map(|(_, result)| value(result)).collect();
             points.push(DataPoint::over_values(format!("bound on the spread: {metric}"), name.clone(), &values));
         }
     }
-    let chart_point = |(_, measured): &(String, NiagaraResult)| {
-        ChartPoint::new(100.0 * measured.variation, 100.0 * measured.gain.throughput_gain)
+    let chart_point = |(_, result): &(String, NiagaraResult)| {
+        ChartPoint::new(100.0 * result.variation, 100.0 * result.gain.throughput_gain)
     };
     let speedup_point =
-        |(_, measured): &(String, NiagaraResult)| ChartPoint::new(100.0 * measured.variation, METRICS[8].1(measured));
+        |(_, result): &(String, NiagaraResult)| ChartPoint::new(100.0 * result.variation, METRICS[8].1(result));
     let mark = Mark::Points;
     let chart = Chart {
         title: format!("Gain against fairness at {size} KB"),

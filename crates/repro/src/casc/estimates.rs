@@ -135,19 +135,19 @@ const LITERAL: usize = 4;
 
 fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<EstimateErrors, ReproError> {
     let records = measure_rows(context, setting, LONGEST_ROW_NS)?;
-    let (own, solved) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
+    let (own_ratios, solved_ratios) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
     let truth = solo_ratios(setting)?;
-    let ids: Vec<TaskId> = own.keys().copied().collect();
+    let ids: Vec<TaskId> = own_ratios.keys().copied().collect();
     let rate = |rates_of: &BTreeMap<TaskId, f64>| ids.iter().map(|task| rates_of[task]).collect::<Vec<f64>>();
-    let right = [rate(&own), rate(&solved)].map(|rates| same_side_count(&rates, &truth));
-    let mut estimates = form_errors(&records, &own, &solved)?;
+    let same_side_counts = [rate(&own_ratios), rate(&solved_ratios)].map(|rates| same_side_count(&rates, &truth));
+    let mut estimates = form_errors(&records, &own_ratios, &solved_ratios)?;
     for (name, rows_ns) in OTHER_ROWS {
         let records = measure_rows(context, setting, rows_ns)?;
-        let (own, solved) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
-        let better = form_errors(&records, &own, &solved)?.into_iter().next();
-        estimates.extend(better.map(|(_, worst, mean)| (Name(name), worst, mean)));
+        let (own_ratios, solved_ratios) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
+        let better_estimate = form_errors(&records, &own_ratios, &solved_ratios)?.into_iter().next();
+        estimates.extend(better_estimate.map(|(_, worst, mean)| (Name(name), worst, mean)));
     }
-    Ok(EstimateErrors { errors: estimates, right })
+    Ok(EstimateErrors { errors: estimates, right: same_side_counts })
 }
 
 fn measure_rows(
@@ -164,9 +164,9 @@ fn measure_rows(
     measure_groups(setting.workload(jobs(setting.seed))?, request)
 }
 
-fn same_side_count(found: &[f64], truth: &[f64]) -> u32 {
-    let (a, b) = (mean(found), mean(truth));
-    found.iter().zip(truth).filter(|&(found, truth)| (*found > a) == (*truth > b)).count() as u32
+fn same_side_count(estimates: &[f64], truth: &[f64]) -> u32 {
+    let (a, b) = (mean(estimates), mean(truth));
+    estimates.iter().zip(truth).filter(|&(estimate, truth)| (*estimate > a) == (*truth > b)).count() as u32
 }
 
 /// PCMRs computed from the rows alone.
@@ -186,8 +186,8 @@ fn measured_ratios(records: &[WindowRecord], own_counts: bool) -> Result<BTreeMa
 /// Worst and mean error of each form over the groups.
 fn form_errors(
     records: &[WindowRecord],
-    own: &BTreeMap<TaskId, f64>,
-    solved: &BTreeMap<TaskId, f64>,
+    own_ratios: &BTreeMap<TaskId, f64>,
+    solved_ratios: &BTreeMap<TaskId, f64>,
 ) -> Result<Vec<(Name, f64, f64)>, ReproError> {
     let (groups, in_rows, in_groups) =
         (sums_by_group(records), sums_by_task(records, false), sums_by_task(records, true));
@@ -197,25 +197,25 @@ fn form_errors(
     let refs =
         |sums: &BTreeMap<TaskId, MissSums>, task: &TaskId| sums.get(task).map_or(0.0, |sum| sum.references / sum.ns);
     let weighted = |sums: &BTreeMap<TaskId, MissSums>, rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
-        let all: f64 = members.iter().map(|task| refs(sums, task)).sum();
-        members.iter().map(|task| refs(sums, task) * rate(task)).sum::<f64>() / all
+        let total_refs: f64 = members.iter().map(|task| refs(sums, task)).sum();
+        members.iter().map(|task| refs(sums, task) * rate(task)).sum::<f64>() / total_refs
     };
-    let plain = |rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
+    let unweighted = |rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
         members.iter().map(rate).sum::<f64>() / members.len() as f64
     };
     let rate_of = |rates: &BTreeMap<TaskId, f64>, task: &TaskId| rates.get(task).copied().unwrap_or(f64::NAN);
     let long = |task: &TaskId| in_groups.get(task).map_or(f64::NAN, MissSums::rate);
     type RateModel<'a> = Box<dyn Fn(&[TaskId]) -> f64 + 'a>;
     let forms: [(&'static str, RateModel<'_>); 6] = [
-        ("better", Box::new(|members| weighted(&in_rows, &|task| rate_of(own, task), members))),
+        ("better", Box::new(|members| weighted(&in_rows, &|task| rate_of(own_ratios, task), members))),
         ("better, rates measured in groups", Box::new(|members| weighted(&in_rows, &long, members))),
         (
             "better, references measured in groups",
-            Box::new(|members| weighted(&in_groups, &|task| rate_of(own, task), members)),
+            Box::new(|members| weighted(&in_groups, &|task| rate_of(own_ratios, task), members)),
         ),
         ("better, linearity alone", Box::new(|members| weighted(&in_groups, &long, members))),
-        ("literal", Box::new(|members| plain(&|task| rate_of(solved, task), members))),
-        ("literal, linearity alone", Box::new(|members| plain(&long, members))),
+        ("literal", Box::new(|members| unweighted(&|task| rate_of(solved_ratios, task), members))),
+        ("literal, linearity alone", Box::new(|members| unweighted(&long, members))),
     ];
     let error = |expect: &RateModel<'_>| -> Vec<f64> {
         groups.iter().map(|(members, sum)| 100.0 * (expect(members) / sum.rate() - 1.0).abs()).collect()

@@ -16,8 +16,8 @@ const INPUTS: u64 = 6;
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let size = 192;
     let compare = |setting: &NiagaraSetting, policy: &NiagaraPolicy, name: &str, jobs: &[WorkloadJob]| {
-        let (new, old) = (run_jobs(setting, policy, jobs)?, run_jobs(setting, &NiagaraPolicy::Default, jobs)?);
-        Comparison::compare(&new, &old).ok_or_else(|| failed(name)("a thread never ran"))
+        let (managed, unmanaged) = (run_jobs(setting, policy, jobs)?, run_jobs(setting, &NiagaraPolicy::Default, jobs)?);
+        Comparison::compare(&managed, &unmanaged).ok_or_else(|| failed(name)("a thread never ran"))
     };
     // A threshold of 100 is always met, so no thread is restricted (CASC 5.3.4).
     let measuring = NiagaraPolicy::better_policy("threshold = 1000.0\nremeasure_every_ns = 250000000");
@@ -28,29 +28,29 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let setting = NiagaraSetting::new(size, seed + 1_000_000 * input, context);
         Ok((seed, compare(&setting, &measuring, "all", &jobs(setting.seed))?))
     })?;
-    let mut same = Vec::new();
+    let mut identical_gains = Vec::new();
     for &seed in &context.seeds {
         let setting = NiagaraSetting::new(size, seed, context);
         let identical: Vec<WorkloadJob> = (0..18)
             .map(|index| WorkloadJob { name: format!("twolf-{index}"), ..WorkloadJob::new("twolf", 1_000 * seed) })
             .collect();
-        same.push((seed, compare(&setting, &NiagaraPolicy::better_policy(""), "identical", &identical)?));
+        identical_gains.push((seed, compare(&setting, &NiagaraPolicy::better_policy(""), "identical", &identical)?));
     }
     context.check_not_stopped()?;
-    let values = |value: fn(&Comparison) -> f64, from: &[(u64, Comparison)]| {
-        let of_seed = |seed| from.iter().filter(move |(other, _)| *other == seed).map(|(_, gain)| 100.0 * value(gain));
+    let values = |value: fn(&Comparison) -> f64, gains: &[(u64, Comparison)]| {
+        let of_seed = |seed| gains.iter().filter(move |(gain_seed, _)| *gain_seed == seed).map(|(_, gain)| 100.0 * value(gain));
         context.per_seed(|seed| mean(&of_seed(seed).collect::<Vec<f64>>()))
     };
-    let split = |name: &str, from: &[(u64, Comparison)]| {
+    let split = |name: &str, gains: &[(u64, Comparison)]| {
         let parts: [(&str, fn(&Comparison) -> f64); 4] = [
             ("throughput gain %", |gain| gain.throughput_gain),
             ("of which mix %", |gain| gain.mix_gain),
             ("of which contention %", |gain| gain.contention_gain),
             ("busy gain %", |gain| gain.busy_gain),
         ];
-        let point = |(part, value): (&str, fn(&Comparison) -> f64)| {
-            let values: Vec<f64> = from.iter().map(|(_, gain)| 100.0 * value(gain)).collect();
-            DataPoint::over_values(format!("{name}: {part}"), format!("{size} KB"), &values)
+        let point = |(title, value): (&str, fn(&Comparison) -> f64)| {
+            let values: Vec<f64> = gains.iter().map(|(_, gain)| 100.0 * value(gain)).collect();
+            DataPoint::over_values(format!("{name}: {title}"), format!("{size} KB"), &values)
         };
         parts.map(point).to_vec()
     };
@@ -74,9 +74,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         "no gain, no penalty, \"as we showed in the previous section\" (CASC 5.4.1): in 63 minutes",
         "%",
         ResultTarget::Within { low: -PAPER_RESOLUTION_PERCENT, high: PAPER_RESOLUTION_PERCENT },
-        &values(|gain| gain.throughput_gain, &same),
+        &values(|gain| gain.throughput_gain, &identical_gains),
     )
-    .points(split("identical", &same))
+    .points(split("identical", &identical_gains))
     .time_scale(SCALE as f64);
     Ok(vec![overhead, nothing])
 }

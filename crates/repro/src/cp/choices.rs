@@ -35,25 +35,25 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     // A full run warms up until the L3 is full and every program has passed over its data once (ammp's speed changes
     // for the last time after 45 million cycles). It then measures for as long as the programs' own phases, which no
     // time scale shortens.
-    let pace = context.pick(
+    let scale = context.pick(
         RunScale { scale: 30_000, warm_up_cycles: 6_000_000 },
         RunScale { scale: 2_500, warm_up_cycles: 50_000_000 },
     );
     let controls: &[ProgramPair] = context.pick(&CONTROLS[..1], &CONTROLS);
-    let with = study(context, true, pace)?;
-    let without = study(context, false, pace)?;
-    let [once, again] = controls_twice(context, controls, pace)?;
+    let with_l3 = study(context, true, scale)?;
+    let without_l3 = study(context, false, scale)?;
+    let [once, again] = controls_twice(context, controls, scale)?;
     let mut findings = vec![
-        best_sum(context, &with.by_seed, pace),
-        chosen_sum(context, &with.by_seed, &with.online, "online", pace),
-        chosen_sum(context, &with.by_seed, &vec![with.offline.clone(); context.seeds.len()], "offline", pace),
-        forecast_finding(context, &with.by_seed, &with.expected, pace),
-        recovery_finding(context, &with.by_seed, pace),
-        controls_unaffected(context, &once, &again, pace),
-        stalls_against_misses(context, &with, pace),
+        best_sum(context, &with_l3.by_seed, scale),
+        chosen_sum(context, &with_l3.by_seed, &with_l3.online, "online", scale),
+        chosen_sum(context, &with_l3.by_seed, &vec![with_l3.offline.clone(); context.seeds.len()], "offline", scale),
+        forecast_finding(context, &with_l3.by_seed, &with_l3.expected, scale),
+        recovery_finding(context, &with_l3.by_seed, scale),
+        controls_unaffected(context, &once, &again, scale),
+        stalls_against_misses(context, &with_l3, scale),
     ];
-    findings.extend(online_finding(context, &with, "L3 on", pace));
-    findings.extend(online_finding(context, &without, "L3 off", pace));
+    findings.extend(online_finding(context, &with_l3, "L3 on", scale));
+    findings.extend(online_finding(context, &without_l3, "L3 off", scale));
     Ok(findings)
 }
 
@@ -62,11 +62,11 @@ fn run_pair_solos(
     context: &ExperimentContext<'_>,
     pairs: &[ProgramPair],
     l3: bool,
-    pace: RunScale,
+    scale: RunScale,
     seed: u64,
 ) -> Result<Vec<[SoloWork; 2]>, ReproError> {
     let programs: Vec<_> = pairs.iter().flat_map(|&pair| inputs(pair, seed)).collect();
-    let solos = solos(context, &programs, l3, pace, seed)?;
+    let solos = solos(context, &programs, l3, scale, seed)?;
     Ok(solos.chunks(2).map(|both| [both[0], both[1]]).collect())
 }
 
@@ -74,11 +74,11 @@ fn run_pair_solos(
 fn controls_twice(
     context: &ExperimentContext<'_>,
     pairs: &[ProgramPair],
-    pace: RunScale,
+    scale: RunScale,
 ) -> Result<[Vec<Vec<MeasuredPair>>; 2], ReproError> {
     let mut twice = [Vec::new(), Vec::new()];
     for &seed in &context.seeds {
-        let alone = run_pair_solos(context, pairs, true, pace, seed)?;
+        let alone = run_pair_solos(context, pairs, true, scale, seed)?;
         for (other_frames, into) in [0, 500].into_iter().zip(&mut twice) {
             let to_request = |(&pair, &alone): (&ProgramPair, &[SoloWork; 2])| PairRequest {
                 pair,
@@ -88,30 +88,30 @@ fn controls_twice(
                 splits: BTreeSet::new(),
             };
             let requests: Vec<PairRequest> = pairs.iter().zip(&alone).map(to_request).collect();
-            into.push(measure_pairs(context, &requests, true, pace)?);
+            into.push(measure_pairs(context, &requests, true, scale)?);
         }
     }
     Ok(twice)
 }
 
-fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<SplitStudy, ReproError> {
+fn study(context: &ExperimentContext<'_>, l3: bool, scale: RunScale) -> Result<SplitStudy, ReproError> {
     let splits: Vec<u32> = context.pick_of_three(vec![4], vec![4, 12], (1..COLORS).collect());
-    let few: &[ProgramPair] = if l3 { &PAIRS[2..3] } else { &PAIRS[4..5] };
-    let pairs: &[ProgramPair] = context.pick(few, &PAIRS);
+    let quick_pairs: &[ProgramPair] = if l3 { &PAIRS[2..3] } else { &PAIRS[4..5] };
+    let pairs: &[ProgramPair] = context.pick(quick_pairs, &PAIRS);
     let colors: Vec<u32> =
         context.pick_of_three(vec![1, 8, COLORS], vec![1, 4, 8, 12, 14, COLORS], (1..=COLORS).collect());
     let solos: Vec<Vec<[SoloWork; 2]>> = context
         .seeds
         .iter()
-        .map(|&seed| run_pair_solos(context, pairs, l3, pace, seed))
+        .map(|&seed| run_pair_solos(context, pairs, l3, scale, seed))
         .collect::<Result<_, ReproError>>()?;
     let seed = context.seeds[0];
     let programs: Vec<_> =
         pairs.iter().zip(&solos[0]).flat_map(|(&pair, &alone)| inputs(pair, seed).into_iter().zip(alone)).collect();
-    let mut alone = alone_by_colors(context, &programs, &colors, l3, pace, seed)?.into_iter();
+    let mut alone = alone_by_colors(context, &programs, &colors, l3, scale, seed)?.into_iter();
     let alone: Vec<[ColorCurves; 2]> = std::iter::from_fn(|| Some([alone.next()?, alone.next()?])).collect();
     let expect = |(&pair, alone): (&ProgramPair, &[ColorCurves; 2])| -> Result<Option<PairForecast>, ReproError> {
-        Ok(expected(&pair_on_chip(pair, l3, pace, seed, 0)?, [&alone[0].space, &alone[1].space]))
+        Ok(expected(&pair_on_chip(pair, l3, scale, seed, 0)?, [&alone[0].space, &alone[1].space]))
     };
     let expected: Vec<Option<PairForecast>> = pairs.iter().zip(&alone).map(expect).collect::<Result<_, _>>()?;
     let now: Vec<PairRequest> = pairs
@@ -119,48 +119,48 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
         .zip(&solos[0])
         .map(|(&pair, &alone)| PairRequest { pair, seed, other_frames: 0, alone, splits: BTreeSet::new() })
         .collect();
-    let now = measure_pairs(context, &now, l3, pace)?;
-    let chosen = |(forecast, now): (&Option<PairForecast>, &MeasuredPair)| {
+    let now = measure_pairs(context, &now, l3, scale)?;
+    let choose_split = |(forecast, now): (&Option<PairForecast>, &MeasuredPair)| {
         forecast.and_then(|forecast| forecast.choose(now.shared_speedup()))
     };
-    let offline: Vec<Option<u32>> = expected.iter().zip(&now).map(chosen).collect();
+    let offline: Vec<Option<u32>> = expected.iter().zip(&now).map(choose_split).collect();
     let runs: Vec<(u64, ProgramPair)> =
         context.seeds.iter().flat_map(|&seed| pairs.iter().map(move |&pair| (seed, pair))).collect();
     let entries = context.pick(40_000, 163_840);
     // A trial on a machine with an L3 takes up to 250 windows.
     let windows = context.pick_of_three(40, 160, 500);
-    let chosen = context.run_all_stored(
+    let chosen_splits = context.run_all_stored(
         module_path!(),
         &runs,
-        |item| format!("{item:?} {l3} {pace:?} {entries} {windows}"),
+        |item| format!("{item:?} {l3} {scale:?} {entries} {windows}"),
         |&(seed, pair)| {
             context.report_progress(&format!("{} online, seed {seed}", name(pair)));
-            choose_online(&pair_on_chip(pair, l3, pace, seed, 0)?, entries, pace, windows)
+            choose_online(&pair_on_chip(pair, l3, scale, seed, 0)?, entries, scale, windows)
         },
     )?;
-    let online: Vec<Vec<Option<u32>>> = chosen.chunks(pairs.len()).map(<[Option<u32>]>::to_vec).collect();
+    let online: Vec<Vec<Option<u32>>> = chosen_splits.chunks(pairs.len()).map(<[Option<u32>]>::to_vec).collect();
     let mut requests = Vec::new();
     for (by_seed, &seed) in solos.iter().zip(&context.seeds) {
-        for (index, (&pair, &both)) in pairs.iter().zip(by_seed).enumerate() {
+        for (index, (&pair, &solo_pair)) in pairs.iter().zip(by_seed).enumerate() {
             // Every chosen split is measured, in addition to the given ones.
-            let mut all: BTreeSet<u32> = splits.iter().copied().collect();
-            all.extend(KINDS.iter().map(|(_, curve)| least_sum([curve(&alone[index][0]), curve(&alone[index][1])])));
-            all.extend(offline[index].iter().chain(online.iter().filter_map(|chosen| chosen[index].as_ref())));
-            requests.push(PairRequest { pair, seed, other_frames: 0, alone: both, splits: all });
+            let mut all_splits: BTreeSet<u32> = splits.iter().copied().collect();
+            all_splits.extend(KINDS.iter().map(|(_, curve)| split_of_min_sum([curve(&alone[index][0]), curve(&alone[index][1])])));
+            all_splits.extend(offline[index].iter().chain(online.iter().filter_map(|splits_of_seed| splits_of_seed[index].as_ref())));
+            requests.push(PairRequest { pair, seed, other_frames: 0, alone: solo_pair, splits: all_splits });
         }
     }
-    let measured = measure_pairs(context, &requests, l3, pace)?;
-    let by_seed = measured.chunks(pairs.len()).map(<[MeasuredPair]>::to_vec).collect();
+    let measured_pairs = measure_pairs(context, &requests, l3, scale)?;
+    let by_seed = measured_pairs.chunks(pairs.len()).map(<[MeasuredPair]>::to_vec).collect();
     Ok(SplitStudy { by_seed, alone, expected, offline, online })
 }
 
 /// Colors of the first program after this many windows; `None` = left shared. A split still on trial at the end does
 /// not count: the result is that of the last verdict, or the split at the end if there was no verdict.
-fn choose_online(workload: &Workload, entries: u64, pace: RunScale, windows: u64) -> Result<Option<u32>, ReproError> {
-    let by = sizing(workload, entries, pace.warm_up_cycles, WINDOW_CYCLES, "");
-    let lasting = workload.clone().with_length(0, pace.warm_up_cycles + windows * WINDOW_CYCLES);
+fn choose_online(workload: &Workload, entries: u64, scale: RunScale, windows: u64) -> Result<Option<u32>, ReproError> {
+    let config = sizing(workload, entries, scale.warm_up_cycles, WINDOW_CYCLES, "");
+    let lasting = workload.clone().with_length(0, scale.warm_up_cycles + windows * WINDOW_CYCLES);
     let (mut judged, mut shares) = (false, Vec::new());
-    run_under(lasting.build_machine()?, build_pipeline(by)?, |_, record| {
+    run_under(lasting.build_machine()?, build_pipeline(config)?, |_, record| {
         let verdict = record.decision.reasons.iter().any(|reason| reason.kind == ReasonKind::TrialVerdict);
         if verdict || !judged {
             shares = record.decision.plan.shares;
@@ -195,16 +195,16 @@ pub(crate) fn sizing(
     let parameters =
         format!("window_ns = {window_ns}\ntrace_entries = {entries}\ntrace_budget_ns = {budget_ns}\n{parameters}");
     let window = WindowLength::Cycles { cycles: from_cycle.max(window_cycles) * workload.options.scale };
-    let mut by = decision_by(workload, "cache-sizing", &parameters, window);
+    let mut config = decision_by(workload, "cache-sizing", &parameters, window);
     let l2 = workload.machine.caches.iter().find(|cache| cache.level == CacheLevel::L2);
     let (size_bytes, ways) = l2.map_or((0, 0), |cache| (cache.size_bytes, cache.ways));
     let cache = TracedCache { level: CacheLevel::L2, size_bytes, colors: COLORS, ways, points: COLORS };
-    by.profilers.push(ProfilerConfig::MissTrace { cache, follows_thesis: false });
-    by
+    config.profilers.push(ProfilerConfig::MissTrace { cache, follows_thesis: false });
+    config
 }
 
 /// The split with the least sum of two curves (thesis equation 5.3).
-fn least_sum(curves: [Vec<f64>; 2]) -> u32 {
+fn split_of_min_sum(curves: [Vec<f64>; 2]) -> u32 {
     let claims = curves.map(|costs| UnitClaim { costs, min_units: 1 });
     allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs")[0]
 }
@@ -229,15 +229,15 @@ const KINDS: [(&str, CurveGetter); 4] = [
     ("misses per cycle", |alone| per_cycle(&alone.space.misses_per_kilo_instr, alone)),
 ];
 
-fn stalls_against_misses(context: &ExperimentContext<'_>, study: &SplitStudy, pace: RunScale) -> Finding {
+fn stalls_against_misses(context: &ExperimentContext<'_>, study: &SplitStudy, scale: RunScale) -> Finding {
     let mut points = Vec::new();
     let mut by_kind: Vec<Vec<f64>> = Vec::new();
     for (kind, curve) in KINDS {
         let mut by_seed = vec![Vec::new(); study.by_seed.len()];
         for (index, alone) in study.alone.iter().enumerate() {
-            let first = least_sum([curve(&alone[0]), curve(&alone[1])]);
+            let first = split_of_min_sum([curve(&alone[0]), curve(&alone[1])]);
             let values: Vec<f64> = study.by_seed.iter().map(|pairs| gain(&pairs[index], Some(first))).collect();
-            by_seed.iter_mut().zip(&values).for_each(|(all, &value)| all.push(value));
+            by_seed.iter_mut().zip(&values).for_each(|(seed_gains, &value)| seed_gains.push(value));
             let split = format!("{first}:{}", COLORS - first);
             points.push(DataPoint::over_values(
                 kind,
@@ -267,23 +267,23 @@ fn stalls_against_misses(context: &ExperimentContext<'_>, study: &SplitStudy, pa
         &per_seed,
     )
     .points(points)
-    .time_scale(pace.scale as f64)
+    .time_scale(scale.scale as f64)
     .with_note(note)
 }
 
 /// RM-4: the distance of the online choice from the best one, and the share of the offline gain that it reaches.
-fn online_finding(context: &ExperimentContext<'_>, study: &SplitStudy, where_: &str, pace: RunScale) -> Vec<Finding> {
+fn online_finding(context: &ExperimentContext<'_>, study: &SplitStudy, where_: &str, scale: RunScale) -> Vec<Finding> {
     let best = |pair: &MeasuredPair| {
         let splits = pair.splits.iter().map(|(first, _)| gain(pair, Some(*first)));
         // Leaving the cache shared is a choice too, which gains and loses nothing.
         splits.fold(0.0, f64::max)
     };
-    let near = |index: usize| {
+    let near_count = |index: usize| {
         let pairs = &study.by_seed[index];
-        let within = |(pair, &first): (&MeasuredPair, &Option<u32>)| {
+        let is_near_best = |(pair, &first): (&MeasuredPair, &Option<u32>)| {
             (1.0 + best(pair) / 100.0) / (1.0 + gain(pair, first) / 100.0) - 1.0 <= 0.01
         };
-        pairs.iter().zip(&study.online[index]).filter(|both| within(*both)).count() as f64
+        pairs.iter().zip(&study.online[index]).filter(|pair_choice| is_near_best(*pair_choice)).count() as f64
     };
     let share = |index: usize| {
         let pairs = &study.by_seed[index];
@@ -308,10 +308,10 @@ fn online_finding(context: &ExperimentContext<'_>, study: &SplitStudy, where_: &
             "splits 9:7, 9:7, 14:2 online against 14:2, 15:1, 13:3 offline",
             "pairs",
             ResultTarget::AtLeast { target: requested_count, paper_best: None },
-            &per_seed(&near),
+            &per_seed(&near_count),
         )
         .points(points)
-        .time_scale(pace.scale as f64)
+        .time_scale(scale.scale as f64)
         .with_note(
             "Objective everywhere: the sum of speeds over those alone. Online: traced while the pair shares the cache, sized \
              by the policy, cycles by the stall per miss measured meanwhile; judged by the measured runs at that split. \
@@ -326,7 +326,7 @@ fn online_finding(context: &ExperimentContext<'_>, study: &SplitStudy, where_: &
             ResultTarget::AtLeast { target: 90.0, paper_best: Some(100.0) },
             &per_seed(&share),
         )
-        .time_scale(pace.scale as f64)
+        .time_scale(scale.scale as f64)
         .with_note("Where the offline choices lose in the mean: 100 if the online ones lose no more, else 0."),
     ]
 }
@@ -340,15 +340,15 @@ fn choice_points(
     let mut points = Vec::new();
     let mut groups = Vec::new();
     for (index, pair) in study.by_seed[0].iter().enumerate() {
-        let over = |value: &dyn Fn(usize) -> f64| (0..study.by_seed.len()).map(value).collect::<Vec<f64>>();
-        let online = over(&|seed| gain(&study.by_seed[seed][index], study.online[seed][index]));
-        let offline = over(&|seed| gain(&study.by_seed[seed][index], study.offline[index]));
-        let all = over(&|seed| best(&study.by_seed[seed][index]));
+        let over_seeds = |value: &dyn Fn(usize) -> f64| (0..study.by_seed.len()).map(value).collect::<Vec<f64>>();
+        let online = over_seeds(&|seed| gain(&study.by_seed[seed][index], study.online[seed][index]));
+        let offline = over_seeds(&|seed| gain(&study.by_seed[seed][index], study.offline[index]));
+        let best_gains = over_seeds(&|seed| best(&study.by_seed[seed][index]));
         let name = name(pair.pair);
         points.push(DataPoint::over_values("online", format!("{name} {}", split(study.online[0][index])), &online));
         points.push(DataPoint::over_values("offline", format!("{name} {}", split(study.offline[index])), &offline));
-        points.push(DataPoint::over_values("best of all", name.clone(), &all));
-        groups.push(BarGroup { name, bars: vec![mean(&online).into(), mean(&offline).into(), mean(&all).into()] });
+        points.push(DataPoint::over_values("best of all", name.clone(), &best_gains));
+        groups.push(BarGroup { name, bars: vec![mean(&online).into(), mean(&offline).into(), mean(&best_gains).into()] });
     }
     let bars = BarChart {
         title: format!("Weighted speed-up over sharing, {where_}"),
@@ -378,8 +378,8 @@ mod tests {
     /// Does the least sum of two curves follow thesis equation 5.3?
     #[test]
     fn the_least_sum_follows_the_thesis() {
-        let steep: Vec<f64> = (1..=16).map(|held| 160.0 / f64::from(held)).collect();
-        assert_eq!(least_sum([steep.clone(), vec![5.0; 16]]), 15);
-        assert_eq!(least_sum([steep.clone(), steep]), 8);
+        let steep: Vec<f64> = (1..=16).map(|colors| 160.0 / f64::from(colors)).collect();
+        assert_eq!(split_of_min_sum([steep.clone(), vec![5.0; 16]]), 15);
+        assert_eq!(split_of_min_sum([steep.clone(), steep]), 8);
     }
 }

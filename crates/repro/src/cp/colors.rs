@@ -28,10 +28,10 @@ impl ColorCurve {
     fn rises(&self) -> Vec<(u32, f64)> {
         let rise = |index: usize| {
             let (fewer, more) = (self.values_over_seeds(index - 1), self.values_over_seeds(index));
-            let by = mean(&more) / mean(&fewer) - 1.0;
+            let growth = mean(&more) / mean(&fewer) - 1.0;
             let slowest_before = fewer.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let beyond = by > NOISE && more.iter().all(|&time| time > slowest_before);
-            beyond.then_some((self.colors[index], by))
+            let is_above_noise = growth > NOISE && more.iter().all(|&time| time > slowest_before);
+            is_above_noise.then_some((self.colors[index], growth))
         };
         (1..self.colors.len()).filter_map(rise).collect()
     }
@@ -50,8 +50,8 @@ pub(super) fn cycles_for(
     workload.options.warm_up = Some(RunLimit::Instructions(WARM_UP_INSTRUCTIONS));
     workload.options.ends = Some(RunLimit::Instructions(instructions));
     let results = workload.planned_run(&fixed_plan(&workload, &[format!("0-{}", colors - 1)])?)?;
-    let done: u64 = results.tasks.iter().map(|task| task.instructions).sum();
-    Ok(results.elapsed_cycles as f64 * instructions as f64 / done.max(1) as f64)
+    let instr_done: u64 = results.tasks.iter().map(|task| task.instructions).sum();
+    Ok(results.elapsed_cycles as f64 * instructions as f64 / instr_done.max(1) as f64)
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
@@ -74,8 +74,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         cycles_for(program, count, INSTRUCTIONS / scale, scale, seed)
     })?;
     let mut rows = cycles.chunks(colors.len()).map(|row| {
-        let all = row[row.len() - 1];
-        row.iter().map(|cycles| cycles / all).collect::<Vec<f64>>()
+        let all_colors_cycles = row[row.len() - 1];
+        row.iter().map(|cycles| cycles / all_colors_cycles).collect::<Vec<f64>>()
     });
     let curve = |&program: &&'static str| {
         let by_seed = rows.by_ref().take(context.seeds.len()).collect();
@@ -88,12 +88,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 fn finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -> Finding {
     let rises: Vec<String> = curves
         .iter()
-        .flat_map(|curve| curve.rises().into_iter().map(|(colors, by)| (curve.program, colors, by)))
-        .map(|(program, colors, by)| format!("{program} at {colors} colors (+{:.1} %)", 100.0 * by))
+        .flat_map(|curve| curve.rises().into_iter().map(|(colors, growth)| (curve.program, colors, growth)))
+        .map(|(program, colors, growth)| format!("{program} at {colors} colors (+{:.1} %)", 100.0 * growth))
         .collect();
     let count = rises.len() as f64;
     let per_seed = context.per_seed(|_| count);
-    let named = if rises.is_empty() { "none".to_string() } else { rises.join(", ") };
+    let rise_list = if rises.is_empty() { "none".to_string() } else { rises.join(", ") };
     let points = curves.iter().flat_map(|curve| {
         let point = |index: usize| {
             DataPoint::over_values(curve.program, curve.colors[index].to_string(), &curve.values_over_seeds(index))
@@ -102,7 +102,7 @@ fn finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -
     });
     let note = format!(
         "A rise counts above {:.0} % where the ranges over seeds do not overlap; seeds give the frames anew, the program \
-         is the same. Mapping conflicts left: {named}. 20·10^9 instructions at the time scale, after \
+         is the same. Mapping conflicts left: {rise_list}. 20·10^9 instructions at the time scale, after \
          3·10^6 of warm-up: the L3 of programs larger than a few megabytes is still filling.",
         100.0 * NOISE
     );
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn colors_limit_a_program() {
         let single = cycles_for("twolf", 1, 400_000, 50_000, 1).unwrap();
-        let all = cycles_for("twolf", 16, 400_000, 50_000, 1).unwrap();
-        assert!(single > all, "{single} with one color, {all} with sixteen");
+        let all_colors = cycles_for("twolf", 16, 400_000, 50_000, 1).unwrap();
+        assert!(single > all_colors, "{single} with one color, {all_colors} with sixteen");
     }
 }

@@ -49,10 +49,10 @@ fn slow_down(
     pair: ProgramPair,
     alone: [SoloWork; 2],
     way: CacheMode,
-    pace: RunScale,
+    scale: RunScale,
     seed: u64,
 ) -> Result<[f64; 2], ReproError> {
-    let mut workload = pair_on_chip(pair, true, pace, seed, 0)?;
+    let mut workload = pair_on_chip(pair, true, scale, seed, 0)?;
     let config = match way {
         CacheMode::Shared => None,
         CacheMode::Sized { objective, floor, ways } => {
@@ -84,7 +84,7 @@ fn divide_in_ways(workload: &mut Workload) {
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let pace = context.pick(
+    let scale = context.pick(
         RunScale { scale: 30_000, warm_up_cycles: 12_000_000 },
         RunScale { scale: 15_000, warm_up_cycles: 12_000_000 },
     );
@@ -92,46 +92,46 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut by_seed = Vec::new();
     for &seed in &context.seeds {
         let programs: Vec<_> = pairs.iter().flat_map(|&pair| inputs(pair, seed)).collect();
-        let solos = solos(context, &programs, true, pace, seed)?;
+        let solos = solos(context, &programs, true, scale, seed)?;
         let runs: Vec<(usize, CacheMode)> =
             (0..pairs.len()).flat_map(|at| WAYS.iter().map(move |&(_, way)| (at, way))).collect();
         by_seed.push(context.run_all(&runs, |&(at, way)| {
             context.report_progress(&format!("{}+{}, {way:?}, seed {seed}", pairs[at].0, pairs[at].1));
-            slow_down(pairs[at], [solos[2 * at], solos[2 * at + 1]], way, pace, seed)
+            slow_down(pairs[at], [solos[2 * at], solos[2 * at + 1]], way, scale, seed)
         })?);
     }
-    Ok(vec![finding(context, pairs, &by_seed, pace)])
+    Ok(vec![finding(context, pairs, &by_seed, scale)])
 }
 
 fn finding(
     context: &ExperimentContext<'_>,
     pairs: &[ProgramPair],
     by_seed: &[Vec<[f64; 2]>],
-    pace: RunScale,
+    scale: RunScale,
 ) -> Finding {
-    let measured = |seed: &[[f64; 2]], at: usize, way: usize| seed[at * WAYS.len() + way];
+    let slowdowns_of = |seed: &[[f64; 2]], at: usize, way: usize| seed[at * WAYS.len() + way];
     let floors = || WAYS.iter().enumerate().filter(|(_, (_, way))| matches!(way, CacheMode::Sized { floor: true, .. }));
     let worst = |seed: &[[f64; 2]]| {
-        let all = floors().flat_map(|(way, _)| (0..pairs.len()).map(move |at| measured(seed, at, way)[0]));
-        all.fold(f64::NEG_INFINITY, f64::max)
+        let slowdowns = floors().flat_map(|(way, _)| (0..pairs.len()).map(move |at| slowdowns_of(seed, at, way)[0]));
+        slowdowns.fold(f64::NEG_INFINITY, f64::max)
     };
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().zip(by_seed).map(|(&seed, all)| (seed, worst(all))).collect();
+    let per_seed: Vec<(u64, f64)> = context.seeds.iter().zip(by_seed).map(|(&seed, rows)| (seed, worst(rows))).collect();
     let (mut points, mut groups, mut costs) = (Vec::new(), Vec::new(), Vec::new());
     for (at, pair) in pairs.iter().enumerate() {
         for (way, (name, _)) in WAYS.iter().enumerate() {
-            let over = |which: usize| by_seed.iter().map(|seed| measured(seed, at, way)[which]).collect::<Vec<f64>>();
+            let values_of = |program: usize| by_seed.iter().map(|seed| slowdowns_of(seed, at, way)[program]).collect::<Vec<f64>>();
             points.push(DataPoint::over_values(
                 format!("{} (has the floor), % slower than alone", pair.0),
                 *name,
-                &over(0),
+                &values_of(0),
             ));
-            points.push(DataPoint::over_values(format!("{} beside it", pair.1), *name, &over(1)));
-            let bars = vec![mean(&over(0)).into(), mean(&over(1)).into()];
+            points.push(DataPoint::over_values(format!("{} beside it", pair.1), *name, &values_of(1)));
+            let bars = vec![mean(&values_of(0)).into(), mean(&values_of(1)).into()];
             groups.push(BarGroup { name: format!("{}+{}: {name}", pair.0, pair.1), bars });
         }
         for (way, (name, _)) in floors() {
-            let beside = |way: usize| mean(&by_seed.iter().map(|seed| measured(seed, at, way)[1]).collect::<Vec<_>>());
-            costs.push(format!("{} {:+.1} points ({name})", pair.1, beside(way) - beside(0)));
+            let mean_beside = |way: usize| mean(&by_seed.iter().map(|seed| slowdowns_of(seed, at, way)[1]).collect::<Vec<_>>());
+            costs.push(format!("{} {:+.1} points ({name})", pair.1, mean_beside(way) - mean_beside(0)));
         }
     }
     let bars = BarChart {
@@ -151,7 +151,7 @@ fn finding(
         &per_seed,
     )
     .points(points)
-    .time_scale(pace.scale as f64)
+    .time_scale(scale.scale as f64)
     .with_note(format!(
         "Sized online from traces. What the floors cost those beside them, against sharing: {}. Logs hold fetches of code: vortex' data \
          hardly asks for space, its code does (alone: 19 % slower with 4 of 16 colors, 4 % with 8).",
@@ -167,8 +167,8 @@ mod tests {
     /// Is the machine with ways a valid machine, and do its shares consist of ways?
     #[test]
     fn the_machine_with_ways_can_be_built() {
-        let pace = RunScale { scale: 60_000, warm_up_cycles: 0 };
-        let mut workload = pair_on_chip(("vortex", "art"), true, pace, 1, 0).unwrap();
+        let scale = RunScale { scale: 60_000, warm_up_cycles: 0 };
+        let mut workload = pair_on_chip(("vortex", "art"), true, scale, 1, 0).unwrap();
         divide_in_ways(&mut workload);
         workload.machine.check().unwrap();
         let topology = workload.machine.topology();

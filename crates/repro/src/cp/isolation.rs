@@ -19,12 +19,12 @@ fn gain_points(by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (index, pair) in by_seed[0].iter().enumerate() {
         for (place, (first, _)) in pair.splits.iter().enumerate() {
-            for which in 0..2 {
+            for side in 0..2 {
                 let values: Vec<f64> = by_seed
                     .iter()
-                    .map(|seed| percent(seed[index].gains(&seed[index].splits[place].1)[which]))
+                    .map(|seed| percent(seed[index].gains(&seed[index].splits[place].1)[side]))
                     .collect();
-                let program = [pair.pair.0, pair.pair.1][which];
+                let program = [pair.pair.0, pair.pair.1][side];
                 let series = format!("{}: {program}", name(pair.pair));
                 points.push(DataPoint::over_values(series, format!("{first}:{}", COLORS - first), &values));
             }
@@ -33,21 +33,21 @@ fn gain_points(by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
     points
 }
 
-pub(super) fn best_sum(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredPair>], pace: RunScale) -> Finding {
+pub(super) fn best_sum(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredPair>], scale: RunScale) -> Finding {
     // One split per pair for all seeds: the mean over seeds, not the best of each.
     let sum = |seed: &[MeasuredPair], at: usize, place: usize| percent(seed[at].sum(&seed[at].splits[place].1));
     let mut best = (0, 0, f64::NEG_INFINITY);
     for (at, pair) in by_seed[0].iter().enumerate() {
         for place in 0..pair.splits.len() {
-            let over: Vec<f64> = by_seed.iter().map(|seed| sum(seed, at, place)).collect();
-            if mean(&over) > best.2 {
-                best = (at, place, mean(&over));
+            let sums: Vec<f64> = by_seed.iter().map(|seed| sum(seed, at, place)).collect();
+            if mean(&sums) > best.2 {
+                best = (at, place, mean(&sums));
             }
         }
     }
     let pair = &by_seed[0][best.0];
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(by_seed).map(|(&seed, all)| (seed, sum(all, best.0, best.1))).collect();
+        context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, sum(pairs, best.0, best.1))).collect();
     let note = format!(
         "Best: {} at {}:{}. The paper's 17 % came from a partition that leaked (frames of other colors after MaxTry); \
          here none leaks. Programs are timed over the same work in every run: what each does alone in {} million cycles \
@@ -55,8 +55,8 @@ pub(super) fn best_sum(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredP
         name(pair.pair),
         pair.splits[best.1].0,
         COLORS - pair.splits[best.1].0,
-        pace.measured_cycles() / 1_000_000,
-        pace.warm_up_cycles / 1_000_000,
+        scale.measured_cycles() / 1_000_000,
+        scale.warm_up_cycles / 1_000_000,
     );
     let mut finding = Finding::new(
         "CP-2",
@@ -67,7 +67,7 @@ pub(super) fn best_sum(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredP
         &per_seed,
     )
     .points(gain_points(by_seed))
-    .time_scale(pace.scale as f64)
+    .time_scale(scale.scale as f64)
     .with_note(note);
     for pair in 0..by_seed[0].len() {
         finding = finding.figure(pair_figure(by_seed, pair));
@@ -77,15 +77,15 @@ pub(super) fn best_sum(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredP
 
 fn pair_figure(by_seed: &[Vec<MeasuredPair>], index: usize) -> ResultFigure {
     let pair = &by_seed[0][index];
-    let series = |which: usize| {
+    let series = |side: usize| {
         let point = |(place, (first, _)): (usize, &(u32, [f64; 2]))| {
             let values: Vec<f64> =
-                by_seed.iter().map(|seed| percent(seed[index].gains(&seed[index].splits[place].1)[which])).collect();
+                by_seed.iter().map(|seed| percent(seed[index].gains(&seed[index].splits[place].1)[side])).collect();
             let low = values.iter().copied().fold(f64::INFINITY, f64::min);
             let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             ChartPoint { interval: Some((low, high)), ..ChartPoint::new(f64::from(*first), mean(&values)) }
         };
-        let name = [pair.pair.0, pair.pair.1][which].to_string();
+        let name = [pair.pair.0, pair.pair.1][side].to_string();
         Series { name, points: pair.splits.iter().enumerate().map(point).collect(), ..Series::default() }
     };
     let chart = Chart {
@@ -103,32 +103,32 @@ fn pair_figure(by_seed: &[Vec<MeasuredPair>], index: usize) -> ResultFigure {
 pub(super) fn chosen_sum(
     context: &ExperimentContext<'_>,
     by_seed: &[Vec<MeasuredPair>],
-    chosen: &[Vec<Option<u32>>],
-    by: &str,
-    pace: RunScale,
+    chosen_splits: &[Vec<Option<u32>>],
+    method: &str,
+    scale: RunScale,
 ) -> Finding {
     let sum = |pair: &MeasuredPair, first| pair.rates_at(first).map_or(f64::NAN, |rates| percent(pair.sum(&rates)));
-    let worst = |(pairs, chosen): (&Vec<MeasuredPair>, &Vec<Option<u32>>)| {
-        pairs.iter().zip(chosen).map(|(pair, &first)| sum(pair, first)).fold(f64::INFINITY, f64::min)
+    let worst = |(pairs, seed_choices): (&Vec<MeasuredPair>, &Vec<Option<u32>>)| {
+        pairs.iter().zip(seed_choices).map(|(pair, &first)| sum(pair, first)).fold(f64::INFINITY, f64::min)
     };
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(by_seed.iter().zip(chosen).map(worst)).map(|(&seed, worst)| (seed, worst)).collect();
-    let points = by_seed[0].iter().zip(&chosen[0]).enumerate().map(|(index, (pair, &first))| {
+        context.seeds.iter().zip(by_seed.iter().zip(chosen_splits).map(worst)).map(|(&seed, worst)| (seed, worst)).collect();
+    let points = by_seed[0].iter().zip(&chosen_splits[0]).enumerate().map(|(index, (pair, &first))| {
         let values: Vec<f64> =
-            by_seed.iter().zip(chosen).map(|(seed, chosen)| sum(&seed[index], chosen[index])).collect();
+            by_seed.iter().zip(chosen_splits).map(|(seed, seed_choices)| sum(&seed[index], seed_choices[index])).collect();
         let at = first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
         DataPoint::over_values(name(pair.pair), at, &values)
     });
     Finding::new(
         "CP-2",
-        &format!("worst sum of gains of the chosen splits, {by}"),
+        &format!("worst sum of gains of the chosen splits, {method}"),
         "not given; the best splits were found by trying all",
         "%",
         ResultTarget::AtLeast { target: -1.0, paper_best: None },
         &per_seed,
     )
     .points(points.collect())
-    .time_scale(pace.scale as f64)
+    .time_scale(scale.scale as f64)
     .with_note(
         "For weighted speed-up; a pair stays shared (0) where less than 1 % is expected of dividing. Offline: by the exact \
          solver from curves of each program alone under the first seed, against a measured run of the pair sharing; judged \
@@ -141,33 +141,33 @@ pub(super) fn chosen_sum(
 pub(super) fn recovery_finding(
     context: &ExperimentContext<'_>,
     by_seed: &[Vec<MeasuredPair>],
-    pace: RunScale,
+    scale: RunScale,
 ) -> Finding {
     let best = |pairs: &[MeasuredPair]| {
-        let all = pairs.iter().flat_map(MeasuredPair::recovered_shares);
-        all.map(|(_, _, share)| percent(share)).fold(f64::NEG_INFINITY, f64::max)
+        let shares = pairs.iter().flat_map(MeasuredPair::recovered_shares);
+        shares.map(|(_, _, share)| percent(share)).fold(f64::NEG_INFINITY, f64::max)
     };
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, best(pairs))).collect();
-    let all: Vec<f64> =
+    let all_shares: Vec<f64> =
         by_seed.iter().flatten().flat_map(MeasuredPair::recovered_shares).map(|(_, _, share)| share).collect();
     let mut points = Vec::new();
     let mut groups = Vec::new();
     for (index, pair) in by_seed[0].iter().enumerate() {
-        for which in 0..2 {
-            let own_program = [pair.pair.0, pair.pair.1][which];
-            let over = |rates: fn(&MeasuredPair) -> [f64; 2]| -> Vec<f64> {
-                by_seed.iter().map(|seed| rates(&seed[index])[which] / seed[index].alone[which]).collect()
+        for side in 0..2 {
+            let own_program = [pair.pair.0, pair.pair.1][side];
+            let relative_rates = |rates: fn(&MeasuredPair) -> [f64; 2]| -> Vec<f64> {
+                by_seed.iter().map(|seed| rates(&seed[index])[side] / seed[index].alone[side]).collect()
             };
-            let (shared, best) = (over(|pair| pair.shared), over(|pair| pair.best().1));
+            let (shared_rates, best) = (relative_rates(|pair| pair.shared), relative_rates(|pair| pair.best().1));
             groups.push(BarGroup {
                 name: format!("{own_program} ({})", name(pair.pair)),
-                bars: vec![mean(&shared).into(), mean(&best).into()],
+                bars: vec![mean(&shared_rates).into(), mean(&best).into()],
             });
             points.push(DataPoint::over_values(
                 "shared, over alone",
                 format!("{}: {own_program}", name(pair.pair)),
-                &shared,
+                &shared_rates,
             ));
             points.push(DataPoint::over_values(
                 "best split, over alone",
@@ -188,8 +188,8 @@ pub(super) fn recovery_finding(
     let note = format!(
         "Of {} programs (over seeds) that sharing slows by 5 % or more, the best split by sum of gains recovers {:.0} % in the \
          mean; a program that pays for its partner counts with less than nothing.",
-        all.len(),
-        percent(mean(&all)),
+        all_shares.len(),
+        percent(mean(&all_shares)),
     );
     Finding::new(
         "CP-3",
@@ -200,7 +200,7 @@ pub(super) fn recovery_finding(
         &per_seed,
     )
     .points(points)
-    .time_scale(pace.scale as f64)
+    .time_scale(scale.scale as f64)
     .with_note(note)
     .figure(figure)
 }
@@ -210,22 +210,22 @@ pub(super) fn forecast_finding(
     context: &ExperimentContext<'_>,
     by_seed: &[Vec<MeasuredPair>],
     expected: &[Option<PairForecast>],
-    pace: RunScale,
+    scale: RunScale,
 ) -> Finding {
     let sum = |speeds: [f64; 2]| speeds.iter().sum::<f64>();
     // Weighted speed-up: shared, and at the best split according to the curves.
-    let off = |pair: &MeasuredPair, forecast: &PairForecast| {
-        let shared = percent(sum(forecast.shared) / pair.weighted_speedup(&pair.shared) - 1.0);
+    let forecast_error = |pair: &MeasuredPair, forecast: &PairForecast| {
+        let shared_error = percent(sum(forecast.shared) / pair.weighted_speedup(&pair.shared) - 1.0);
         let split = pair
             .rates_at(Some(forecast.first))
             .map(|rates| percent(sum(forecast.split) / pair.weighted_speedup(&rates) - 1.0));
-        [Some(shared), split]
+        [Some(shared_error), split]
     };
     let (mut points, mut wrong) = (Vec::new(), 0);
     for (index, forecast) in expected.iter().enumerate() {
         let Some(forecast) = forecast else { continue };
-        for (which, series) in ["sharing", "best split by curves"].into_iter().enumerate() {
-            let values: Vec<f64> = by_seed.iter().filter_map(|seed| off(&seed[index], forecast)[which]).collect();
+        for (side, series) in ["sharing", "best split by curves"].into_iter().enumerate() {
+            let values: Vec<f64> = by_seed.iter().filter_map(|seed| forecast_error(&seed[index], forecast)[side]).collect();
             if !values.is_empty() {
                 points.push(DataPoint::over_values(
                     format!("forecast over measured, {series}, %"),
@@ -250,9 +250,9 @@ pub(super) fn forecast_finding(
         .iter()
         .zip(by_seed)
         .map(|(&seed, pairs)| {
-            let both =
-                pairs.iter().zip(expected).filter_map(|(pair, forecast)| Some(off(pair, forecast.as_ref()?)[0]?.abs()));
-            (seed, mean(&both.collect::<Vec<_>>()))
+            let errors =
+                pairs.iter().zip(expected).filter_map(|(pair, forecast)| Some(forecast_error(pair, forecast.as_ref()?)[0]?.abs()));
+            (seed, mean(&errors.collect::<Vec<_>>()))
         })
         .collect();
     Finding::new(
@@ -264,7 +264,7 @@ pub(super) fn forecast_finding(
         &per_seed,
     )
     .points(points)
-    .time_scale(pace.scale as f64)
+    .time_scale(scale.scale as f64)
     .with_note(format!(
         "From curves of each program alone under the first seed. Of {} pairs {wrong} were divided where every split is worse \
          than sharing by more than 1 %, or left shared where one is better by more.",
@@ -276,29 +276,29 @@ pub(super) fn controls_unaffected(
     context: &ExperimentContext<'_>,
     by_seed: &[Vec<MeasuredPair>],
     other_frames: &[Vec<MeasuredPair>],
-    pace: RunScale,
+    scale: RunScale,
 ) -> Finding {
-    let slowed = |pair: &MeasuredPair, which: usize| percent(1.0 - pair.shared[which] / pair.alone[which]);
+    let slowed = |pair: &MeasuredPair, side: usize| percent(1.0 - pair.shared[side] / pair.alone[side]);
     let worst = |pairs: &[MeasuredPair]| {
-        let all = pairs.iter().flat_map(|pair| [slowed(pair, 0), slowed(pair, 1)]);
-        all.map(f64::abs).fold(0.0, f64::max)
+        let slowdowns = pairs.iter().flat_map(|pair| [slowed(pair, 0), slowed(pair, 1)]);
+        slowdowns.map(f64::abs).fold(0.0, f64::max)
     };
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, worst(pairs))).collect();
     let (mut points, mut noise, mut affected): (Vec<DataPoint>, f64, Vec<String>) = (Vec::new(), 0.0, Vec::new());
     for (index, pair) in by_seed[0].iter().enumerate() {
-        for which in 0..2 {
-            let program = [pair.pair.0, pair.pair.1][which];
-            let over =
-                |runs: &[Vec<MeasuredPair>]| runs.iter().map(|seed| slowed(&seed[index], which)).collect::<Vec<f64>>();
-            let (values, again) = (over(by_seed), over(other_frames));
-            noise = values.iter().zip(&again).map(|(a, b)| (a - b).abs()).fold(noise, f64::max);
+        for side in 0..2 {
+            let program = [pair.pair.0, pair.pair.1][side];
+            let slowdowns_over =
+                |runs: &[Vec<MeasuredPair>]| runs.iter().map(|seed| slowed(&seed[index], side)).collect::<Vec<f64>>();
+            let (values, rerun) = (slowdowns_over(by_seed), slowdowns_over(other_frames));
+            noise = values.iter().zip(&rerun).map(|(a, b)| (a - b).abs()).fold(noise, f64::max);
             let label = format!("{}: {program}", name(pair.pair));
             if mean(&values).abs() > 1.0 {
-                affected.push(format!("{program} beside {} {:.1} %", [pair.pair.1, pair.pair.0][which], mean(&values)));
+                affected.push(format!("{program} beside {} {:.1} %", [pair.pair.1, pair.pair.0][side], mean(&values)));
             }
             points.push(DataPoint::over_values("slowed by sharing, %", label.clone(), &values));
-            points.push(DataPoint::over_values("the same in other frames, %", label, &again));
+            points.push(DataPoint::over_values("the same in other frames, %", label, &rerun));
         }
     }
     let affected = if affected.is_empty() { "none".to_string() } else { affected.join(", ") };
@@ -311,7 +311,7 @@ pub(super) fn controls_unaffected(
         &per_seed,
     )
     .points(points)
-    .time_scale(pace.scale as f64)
+    .time_scale(scale.scale as f64)
     .with_note(format!(
         "Slowed by more than 1 %: {affected}. The same programs in other frames differ by {noise:.1} points at most, so \
          that more is no noise of placement. It is space (docs/results/index.md, CP-3): these programs are no negative controls, as \

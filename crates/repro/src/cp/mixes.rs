@@ -60,8 +60,8 @@ pub(crate) fn draw(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
 /// The best partition of all colors for weighted speed-up, as contiguous index lists.
 fn best_shares(alone: &[&ColorCurves]) -> Vec<String> {
     let claim = |alone: &&ColorCurves| {
-        let all = alone.space.whole_cycles();
-        UnitClaim { costs: alone.space.cycles_per_instr.iter().map(|cycles| -all / cycles).collect(), min_units: 1 }
+        let whole_cycles = alone.space.whole_cycles();
+        UnitClaim { costs: alone.space.cycles_per_instr.iter().map(|cycles| -whole_cycles / cycles).collect(), min_units: 1 }
     };
     let claims: Vec<UnitClaim> = alone.iter().map(claim).collect();
     let deal = allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("at most eight programs on sixteen colors");
@@ -76,11 +76,11 @@ fn best_shares(alone: &[&ColorCurves]) -> Vec<String> {
 fn run_mix(
     programs: &[usize],
     alone: &BTreeMap<usize, (SoloWork, ColorCurves)>,
-    pace: RunScale,
+    scale: RunScale,
     seed: u64,
 ) -> Result<SizedMix, ReproError> {
     let jobs = programs.iter().map(|&index| job(PROGRAMS[index], 1)).collect();
-    let workload = chip_setup(jobs, programs.len() as u32, true, pace, seed)?;
+    let workload = chip_setup(jobs, programs.len() as u32, true, scale, seed)?;
     let members: Vec<&(SoloWork, ColorCurves)> = programs.iter().map(|index| &alone[index]).collect();
     let solo: Vec<f64> = members.iter().map(|(solo, _)| solo.rate).collect();
     let work: Vec<InstructionRange> = members.iter().map(|(solo, _)| solo.work).collect();
@@ -109,7 +109,7 @@ fn run_mix(
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     // In a full run, a trial finishes before the programs' work begins, and the work is as long as their phases.
-    let pace = context.pick(
+    let scale = context.pick(
         RunScale { scale: 30_000, warm_up_cycles: 24_000_000 },
         RunScale { scale: 5_000, warm_up_cycles: 48_000_000 },
     );
@@ -130,40 +130,40 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         (0..PROGRAMS.len()).filter(|index| mixes.iter().any(|(_, programs)| programs.contains(index))).collect();
     let programs: Vec<ProgramInput> = needed.iter().map(|&index| (PROGRAMS[index], 1)).collect();
     let seed = context.seeds[0];
-    let solos = solos(context, &programs, true, pace, seed)?;
-    let both: Vec<(ProgramInput, SoloWork)> = programs.iter().copied().zip(solos.iter().copied()).collect();
-    let curves = alone_by_colors(context, &both, &colors, true, pace, seed)?;
+    let solos = solos(context, &programs, true, scale, seed)?;
+    let solo_inputs: Vec<(ProgramInput, SoloWork)> = programs.iter().copied().zip(solos.iter().copied()).collect();
+    let curves = alone_by_colors(context, &solo_inputs, &colors, true, scale, seed)?;
     let alone: BTreeMap<usize, (SoloWork, ColorCurves)> =
         needed.into_iter().zip(solos.into_iter().zip(curves)).collect();
-    let all = context.run_all(&mixes, |(seed, programs)| {
+    let sized_mixes = context.run_all(&mixes, |(seed, programs)| {
         context.report_progress(&format!("{} programs, seed {}", programs.len(), *seed));
-        run_mix(programs, &alone, pace, *seed)
+        run_mix(programs, &alone, scale, *seed)
     })?;
-    Ok(findings(context, &mixes, &all, pace))
+    Ok(findings(context, &mixes, &sized_mixes, scale))
 }
 
 fn findings(
     context: &ExperimentContext<'_>,
     mixes: &[(u64, Vec<usize>)],
-    all: &[SizedMix],
-    pace: RunScale,
+    sized_mixes: &[SizedMix],
+    scale: RunScale,
 ) -> Vec<Finding> {
     let per_seed = |metric: &dyn Fn(&[&SizedMix]) -> f64| -> Vec<(u64, f64)> {
         let seeds = context.seeds.iter().map(|&seed| {
-            let own: Vec<&SizedMix> =
-                mixes.iter().zip(all).filter(|((at, _), _)| *at == seed).map(|(_, mix)| mix).collect();
-            (seed, own)
+            let seed_mixes: Vec<&SizedMix> =
+                mixes.iter().zip(sized_mixes).filter(|((at, _), _)| *at == seed).map(|(_, mix)| mix).collect();
+            (seed, seed_mixes)
         });
-        seeds.filter(|(_, own)| !own.is_empty()).map(|(seed, own)| (seed, metric(&own))).collect()
+        seeds.filter(|(_, seed_mixes)| !seed_mixes.is_empty()).map(|(seed, seed_mixes)| (seed, metric(&seed_mixes))).collect()
     };
     let mean_of = |mixes: &[&SizedMix], metric: fn(&SizedMix) -> f64| {
         mean(&mixes.iter().map(|mix| metric(mix)).collect::<Vec<_>>())
     };
-    let worst = all.iter().map(SizedMix::gain).fold(f64::INFINITY, f64::min);
-    let worst_short = all.iter().map(SizedMix::short_of_best).fold(f64::NEG_INFINITY, f64::max);
-    let worse = all.iter().filter(|mix| mix.gain() < -1.0).map(|mix| format!("{} ({:+.1} %)", mix.name(), mix.gain()));
+    let worst = sized_mixes.iter().map(SizedMix::gain).fold(f64::INFINITY, f64::min);
+    let worst_short = sized_mixes.iter().map(SizedMix::short_of_best).fold(f64::NEG_INFINITY, f64::max);
+    let worse = sized_mixes.iter().filter(|mix| mix.gain() < -1.0).map(|mix| format!("{} ({:+.1} %)", mix.name(), mix.gain()));
     let worse: Vec<String> = worse.collect();
-    let points = all.iter().flat_map(|mix| {
+    let points = sized_mixes.iter().flat_map(|mix| {
         let gain = |value: f64| [100.0 * (value / mix.shared - 1.0)];
         [
             DataPoint::over_values("online", format!("{} [{}]", mix.name(), mix.online_shares), &gain(mix.online)),
@@ -175,10 +175,10 @@ fn findings(
         "{} mixes of four and eight from twelve programs, one chip with as many cores, objective weighted speed-up, L3 on. \
          Best = the better of sharing and of the exact solver's sizes from curves of each program alone, as measured. Worst \
          gain {worst:+.1} %, farthest from the best {worst_short:.1} %. Worse than -1 %: {}.",
-        all.len(),
+        sized_mixes.len(),
         if worse.is_empty() { "none".to_string() } else { worse.join(", ") },
     );
-    let scaled = |finding: Finding| finding.time_scale(pace.scale as f64);
+    let scaled = |finding: Finding| finding.time_scale(scale.scale as f64);
     vec![
         scaled(
             Finding::new(
@@ -187,11 +187,11 @@ fn findings(
                 "not in the papers",
                 "%",
                 ResultTarget::AtMost { target: 2.0, paper_best: None },
-                &per_seed(&|own| mean_of(own, SizedMix::short_of_best)),
+                &per_seed(&|seed_mixes| mean_of(seed_mixes, SizedMix::short_of_best)),
             )
             .points(points)
             .with_note(note)
-            .figure(figure(all)),
+            .figure(figure(sized_mixes)),
         ),
         scaled(Finding::new(
             "MULTI",
@@ -199,7 +199,7 @@ fn findings(
             "not in the papers",
             "%",
             ResultTarget::AtLeast { target: 0.0, paper_best: None },
-            &per_seed(&|own| mean_of(own, SizedMix::gain)),
+            &per_seed(&|seed_mixes| mean_of(seed_mixes, SizedMix::gain)),
         )),
         scaled(Finding::new(
             "MULTI",
@@ -213,9 +213,9 @@ fn findings(
     ]
 }
 
-fn figure(all: &[SizedMix]) -> ResultFigure {
+fn figure(sized_mixes: &[SizedMix]) -> ResultFigure {
     let series = |count: usize| {
-        let counted = all.iter().filter(|mix| mix.programs.len() == count);
+        let counted = sized_mixes.iter().filter(|mix| mix.programs.len() == count);
         let point = |mix: &SizedMix| ChartPoint {
             title: Some(mix.name()),
             ..ChartPoint::new(100.0 * (mix.offline / mix.shared - 1.0), mix.gain())

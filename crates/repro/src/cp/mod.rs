@@ -95,12 +95,12 @@ pub(crate) fn chip_setup(
     jobs: Vec<WorkloadJob>,
     cores: u32,
     l3: bool,
-    pace: RunScale,
+    scale: RunScale,
     seed: u64,
 ) -> Result<Workload, ReproError> {
     let mut workload =
-        Workload::from_machine_name(CHIP, jobs, seed)?.with_length(pace.warm_up_cycles, pace.measured_cycles());
-    workload.options = SimOptions { scale: pace.scale, ..workload.options };
+        Workload::from_machine_name(CHIP, jobs, seed)?.with_length(scale.warm_up_cycles, scale.measured_cycles());
+    workload.options = SimOptions { scale: scale.scale, ..workload.options };
     let spec = &mut workload.machine;
     spec.cores_per_package = cores;
     spec.caches
@@ -129,14 +129,14 @@ const TOLD_CYCLES: u64 = 50_000;
 /// A policy that gives each program its colors, in order, from the start on.
 pub(crate) fn fixed_plan(workload: &Workload, shares: &[String]) -> Result<FixedPlan, ReproError> {
     let topology = workload.machine.topology();
-    let shared = topology.last_level_caches().next().ok_or_else(|| failed(CHIP)("no cache to share"))?;
+    let shared_cache = topology.last_level_caches().next().ok_or_else(|| failed(CHIP)("no cache to share"))?;
     let mut plan = Plan::idle(WindowLength::Time { ns: nominal_ns(workload, TOLD_CYCLES) });
     for (number, colors) in (0u32..).zip(shares) {
         let allowed: IndexSet = colors.parse().map_err(failed("colors"))?;
         plan.shares.push(CacheShare {
             group: GroupId(number),
             members: vec![ShareMember::Process(ProcessId(number))],
-            cache: shared.id,
+            cache: shared_cache.id,
             units: Units::Colors { allowed, migration: PageMigration::All },
         });
     }
@@ -176,8 +176,8 @@ mod tests {
     /// partitions?
     #[test]
     fn a_fixed_split_is_the_run_of_the_policy_that_states_it() {
-        let pace = RunScale { scale: 60_000, warm_up_cycles: 300_000 };
-        let workload = chip_setup(vec![job("mcf", 1), job("art", 2)], 2, true, pace, 1).unwrap();
+        let scale = RunScale { scale: 60_000, warm_up_cycles: 300_000 };
+        let workload = chip_setup(vec![job("mcf", 1), job("art", 2)], 2, true, scale, 1).unwrap();
         let works = [InstructionRange { from_instr: 40_000.0, to_instr: 200_000.0 }; 2];
         let plan = fixed_plan(&workload, &split(4)).unwrap();
         let fixed = work::measure_joint(&workload, &works, Some(&plan)).unwrap();

@@ -101,12 +101,12 @@ pub(crate) fn solos(
     context: &ExperimentContext<'_>,
     programs: &[ProgramInput],
     l3: bool,
-    pace: RunScale,
+    scale: RunScale,
     seed: u64,
 ) -> Result<Vec<SoloWork>, ReproError> {
     context.run_all(programs, |&(program, input)| {
         context.report_progress(&format!("{program} alone, seed {seed}"));
-        let (work, rates) = run_request::solo_run(&chip_setup(vec![job(program, input)], 2, l3, pace, seed)?)?;
+        let (work, rates) = run_request::solo_run(&chip_setup(vec![job(program, input)], 2, l3, scale, seed)?)?;
         Ok(SoloWork { rate: rates.instr_per_cycle, work })
     })
 }
@@ -143,7 +143,7 @@ pub(crate) fn measure_pairs(
     context: &ExperimentContext<'_>,
     requests: &[PairRequest],
     l3: bool,
-    pace: RunScale,
+    scale: RunScale,
 ) -> Result<Vec<MeasuredPair>, ReproError> {
     let modes = |request: &PairRequest| -> Vec<PairMode> {
         std::iter::once(PairMode::Shared).chain(request.splits.iter().map(|&first| PairMode::Split(first))).collect()
@@ -152,28 +152,28 @@ pub(crate) fn measure_pairs(
         requests.iter().flat_map(|request| modes(request).into_iter().map(move |run| (request, run))).collect();
     let answers = context.run_all(&runs, |&(request, run)| {
         context.report_progress(&format!("{}+{} {run:?}, seed {}", request.pair.0, request.pair.1, request.seed));
-        run_one(&pair_on_chip(request.pair, l3, pace, request.seed, request.other_frames)?, run, request.alone)
+        run_one(&pair_on_chip(request.pair, l3, scale, request.seed, request.other_frames)?, run, request.alone)
     })?;
     let mut answers = answers.into_iter();
     let mut next = || answers.next().expect("one answer to each run, in their order");
-    let measured = requests.iter().map(|request| MeasuredPair {
+    let measured_pairs = requests.iter().map(|request| MeasuredPair {
         pair: request.pair,
         alone: request.alone.map(|solo| solo.rate),
         shared: next(),
         splits: request.splits.iter().map(|&first| (first, next())).collect(),
     });
-    Ok(measured.collect())
+    Ok(measured_pairs.collect())
 }
 
 pub(crate) fn pair_on_chip(
     pair: ProgramPair,
     l3: bool,
-    pace: RunScale,
+    scale: RunScale,
     seed: u64,
     other_frames: u64,
 ) -> Result<Workload, ReproError> {
     let jobs = inputs(pair, seed).map(|(program, input)| job(program, input)).to_vec();
-    chip_setup(jobs, 2, l3, pace, seed + other_frames)
+    chip_setup(jobs, 2, l3, scale, seed + other_frames)
 }
 
 /// A program alone with each number of colors.
@@ -189,32 +189,32 @@ pub(crate) fn alone_by_colors(
     programs: &[(ProgramInput, SoloWork)],
     colors: &[u32],
     l3: bool,
-    pace: RunScale,
+    scale: RunScale,
     seed: u64,
 ) -> Result<Vec<ColorCurves>, ReproError> {
     let runs: Vec<((ProgramInput, SoloWork), u32)> =
         programs.iter().flat_map(|&program| colors.iter().map(move |&colors| (program, colors))).collect();
     let answers = context.run_all(&runs, |&(((program, input), solo), colors)| {
         context.report_progress(&format!("{program} alone with {colors} colors, seed {seed}"));
-        let workload = chip_setup(vec![job(program, input)], 2, l3, pace, seed)?;
+        let workload = chip_setup(vec![job(program, input)], 2, l3, scale, seed)?;
         let plan = fixed_plan(&workload, &[format!("0-{}", colors - 1)])?;
         let rates = run_request::joint_run(&workload, &[solo.work], Some(&plan))?.rates[0];
         Ok([rates.misses_per_kilo_instr, 1.0 / rates.instr_per_cycle, rates.data_stalls_per_kilo_instr])
     })?;
-    Ok(answers.chunks(colors.len()).map(|row| fill_in(colors, row)).collect())
+    Ok(answers.chunks(colors.len()).map(|row| interpolate_curves(colors, row)).collect())
 }
 
 /// Values for every number of colors, interpolated linearly between the measured ones.
-fn fill_in(colors: &[u32], row: &[[f64; 3]]) -> ColorCurves {
-    let at = |held: u32, which: usize| {
-        let next = colors.partition_point(|&measured| measured < held).min(colors.len() - 1);
-        let before = next.saturating_sub(usize::from(colors[next] > held));
-        let along = f64::from(held.saturating_sub(colors[before])) / f64::from((colors[next] - colors[before]).max(1));
-        row[before][which] + along.min(1.0) * (row[next][which] - row[before][which])
+fn interpolate_curves(colors: &[u32], row: &[[f64; 3]]) -> ColorCurves {
+    let at = |color_count: u32, metric: usize| {
+        let next = colors.partition_point(|&measured| measured < color_count).min(colors.len() - 1);
+        let previous = next.saturating_sub(usize::from(colors[next] > color_count));
+        let along = f64::from(color_count.saturating_sub(colors[previous])) / f64::from((colors[next] - colors[previous]).max(1));
+        row[previous][metric] + along.min(1.0) * (row[next][metric] - row[previous][metric])
     };
-    let all = |which: usize| (1..=COLORS).map(|held| at(held, which)).collect::<Vec<f64>>();
-    let space = DemandCurve { misses_per_kilo_instr: all(0), cycles_per_instr: all(1) };
-    ColorCurves { space, stalls_per_kilo_instr: all(2) }
+    let metric_curve = |metric: usize| (1..=COLORS).map(|color_count| at(color_count, metric)).collect::<Vec<f64>>();
+    let space = DemandCurve { misses_per_kilo_instr: metric_curve(0), cycles_per_instr: metric_curve(1) };
+    ColorCurves { space, stalls_per_kilo_instr: metric_curve(2) }
 }
 
 /// Forecast for a pair from the curves of each program alone; speeds are relative to solo runs on the whole cache.
@@ -250,9 +250,9 @@ pub(super) fn expected(workload: &Workload, spaces: [&DemandCurve; 2]) -> Option
     let profile = |(at, space): (usize, &&DemandCurve)| (TaskId(at as u32), space.to_profile(level, bytes));
     let profiles: Profiles = spaces.iter().enumerate().map(profile).collect();
     let predictor = miss_penalty_of_machine(&workload.machine);
-    let shared = forecast_of(&topology, &profiles, &predictor, &Plan::idle(WindowLength::Time { ns: 1 }));
-    let speed = |at: u32| Some(1.0 / (1.0 + shared.tasks.get(&TaskId(at))?.degradation?.value));
-    let at = |which: usize| -claims[which].costs[deal[which] as usize - 1];
+    let shared_forecast = forecast_of(&topology, &profiles, &predictor, &Plan::idle(WindowLength::Time { ns: 1 }));
+    let speed = |at: u32| Some(1.0 / (1.0 + shared_forecast.tasks.get(&TaskId(at))?.degradation?.value));
+    let at = |side: usize| -claims[side].costs[deal[side] as usize - 1];
     Some(PairForecast { shared: [speed(0)?, speed(1)?], first: deal[0], split: [at(0), at(1)] })
 }
 
@@ -260,7 +260,7 @@ pub(super) fn expected(workload: &Workload, spaces: [&DemandCurve; 2]) -> Option
 mod tests {
     use super::*;
 
-    fn measured() -> MeasuredPair {
+    fn measured_pair() -> MeasuredPair {
         MeasuredPair {
             pair: ("a", "b"),
             alone: [1.0, 0.5],
@@ -272,7 +272,7 @@ mod tests {
     /// Do gains, the best split and the recovered share equal those of a pair computed manually?
     #[test]
     fn gains_of_a_pair_worked_by_hand() {
-        let pair = measured();
+        let pair = measured_pair();
         assert_eq!(pair.best().0, 12);
         let gains = pair.gains(&pair.best().1);
         assert!((gains[0] - 0.2).abs() < 1e-12 && (gains[1] + 0.02).abs() < 1e-12);
@@ -285,8 +285,8 @@ mod tests {
     #[test]
     fn space_goes_to_whom_it_speeds_up() {
         let workload = chip_setup(Vec::new(), 2, true, RunScale { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();
-        let flat = fill_in(&[1, 16], &[[10.0, 2.0, 0.0]; 2]);
-        let steep = fill_in(&[1, 8, 16], &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]]);
+        let flat = interpolate_curves(&[1, 16], &[[10.0, 2.0, 0.0]; 2]);
+        let steep = interpolate_curves(&[1, 8, 16], &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]]);
         let chosen = |a: &ColorCurves, b: &ColorCurves, shared: f64| {
             expected(&workload, [&a.space, &b.space]).unwrap().choose(shared)
         };
@@ -299,7 +299,7 @@ mod tests {
     /// Do lines between measured numbers of colors pass through the measured points?
     #[test]
     fn measured_points_are_kept() {
-        let alone = fill_in(&[1, 4, 16], &[[8.0, 2.0, 90.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]);
+        let alone = interpolate_curves(&[1, 4, 16], &[[8.0, 2.0, 90.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]);
         assert_eq!(alone.space.misses_per_kilo_instr[..5], [8.0, 6.0, 4.0, 2.0, 2.0]);
         assert_eq!((alone.space.units(), alone.space.whole_cycles()), (16, 1.0));
         assert_eq!(alone.stalls_per_kilo_instr[..4], [90.0, 60.0, 30.0, 0.0]);

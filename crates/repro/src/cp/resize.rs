@@ -58,9 +58,9 @@ fn run_swapping(
         ),
         None => format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-7'] }}]"),
     };
-    let by =
+    let pipeline =
         build_pipeline(decision_by(workload, "static-partition", &parameters, WindowLength::Cycles { cycles: 1_000 }))?;
-    let run = workload.run_managed(by)?;
+    let run = workload.run_managed(pipeline)?;
     Ok((run.results, run.records))
 }
 
@@ -85,8 +85,8 @@ fn pages_copied(records: &[WindowRecord], from_ns: u64) -> f64 {
             continue;
         }
         let task = pair[1].observation.tasks.iter().find(|task| task.process == process);
-        let known = task.and_then(|task| task.pages_per_color.as_ref());
-        pages += known.map_or(0, |known| cachemate_policy::partition::units::pages_to_move(known, &after));
+        let pages_per_color = task.and_then(|task| task.pages_per_color.as_ref());
+        pages += pages_per_color.map_or(0, |per_color| cachemate_policy::partition::units::pages_to_move(per_color, &after));
     }
     pages as f64
 }
@@ -109,7 +109,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let intervals: Vec<u64> = context.pick(vec![4, 8], vec![4, 8, 16]).into_iter().map(|times| times * once).collect();
     let runs: Vec<(u64, u64)> =
         context.seeds.iter().flat_map(|&seed| intervals.iter().map(move |&interval| (seed, interval))).collect();
-    let all = context.run_all_stored(
+    let costs = context.run_all_stored(
         module_path!(),
         &runs,
         |item| format!("{item:?} {footprint_bytes}"),
@@ -118,7 +118,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             measure_lost_work(&workload(footprint_bytes, interval, seed)?, interval)
         },
     )?;
-    let by_seed: Vec<&[ResizeCost]> = all.chunks(intervals.len()).collect();
+    let by_seed: Vec<&[ResizeCost]> = costs.chunks(intervals.len()).collect();
     let ways = context.run_all_stored(
         module_path!(),
         &context.seeds,
@@ -129,15 +129,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 }
 
 fn computed_finding(context: &ExperimentContext<'_>, intervals: &[u64], by_seed: &[&[ResizeCost]]) -> Finding {
-    let off = |lost: &ResizeCost| 100.0 * (lost.measured / lost.computed - 1.0).abs();
+    let percent_off = |lost: &ResizeCost| 100.0 * (lost.measured / lost.computed - 1.0).abs();
     let per_seed: Vec<(u64, f64)> = context
         .seeds
         .iter()
         .zip(by_seed)
-        .map(|(&seed, all)| (seed, mean(&all.iter().map(off).collect::<Vec<_>>())))
+        .map(|(&seed, costs)| (seed, mean(&costs.iter().map(percent_off).collect::<Vec<_>>())))
         .collect();
     let values = |index: usize, value: fn(&ResizeCost) -> f64| {
-        by_seed.iter().map(|all| 100.0 * value(&all[index])).collect::<Vec<f64>>()
+        by_seed.iter().map(|costs| 100.0 * value(&costs[index])).collect::<Vec<f64>>()
     };
     let mut points = Vec::new();
     let mut series = vec![
@@ -146,8 +146,8 @@ fn computed_finding(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
     ];
     for (index, &interval) in intervals.iter().enumerate() {
         let ms = interval as f64 / 1.5e6;
-        let both = [values(index, |lost| lost.measured), values(index, |lost| lost.computed)];
-        for (series, values) in series.iter_mut().zip(&both) {
+        let value_rows = [values(index, |lost| lost.measured), values(index, |lost| lost.computed)];
+        for (series, values) in series.iter_mut().zip(&value_rows) {
             points.push(DataPoint::over_values(series.name.clone(), format!("{ms:.0} ms"), values));
             series.points.push(ChartPoint::new(ms, mean(values)));
         }
@@ -157,7 +157,7 @@ fn computed_finding(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
     let longest = intervals.len() - 1;
     let one_percent_ms = intervals[longest] as f64 / 1.5e6 * mean(&values(longest, |lost| lost.measured));
     // All pages of the program, as copied at each swap.
-    let copied = mean(&by_seed.iter().map(|all| all[longest].computed).collect::<Vec<_>>());
+    let copied = mean(&by_seed.iter().map(|costs| costs[longest].computed).collect::<Vec<_>>());
     let megabytes = copied * intervals[longest] as f64 / MOVE_PAGE_CYCLES * PAGE_BYTES / (1 << 20) as f64;
     let chart = Chart {
         title: "Throughput lost by swapping halves of the cache".to_string(),
@@ -199,11 +199,11 @@ fn ways_of_moving(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Resu
 
 fn ways_finding(context: &ExperimentContext<'_>, ways: &[Vec<f64>]) -> Finding {
     let points = WAYS.iter().enumerate().map(|(index, way)| {
-        let values: Vec<f64> = ways.iter().map(|lost| 100.0 * lost[index]).collect();
+        let values: Vec<f64> = ways.iter().map(|losses| 100.0 * losses[index]).collect();
         DataPoint::over_values("throughput lost, %", *way, &values)
     });
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(ways).map(|(&seed, lost)| (seed, 100.0 * (lost[0] - lost[2]))).collect();
+        context.seeds.iter().zip(ways).map(|(&seed, losses)| (seed, 100.0 * (losses[0] - losses[2]))).collect();
     Finding::new(
         "CP-6",
         "throughput that moving pages lazily saves over moving all, at the shortest interval",
@@ -232,7 +232,7 @@ mod tests {
         let (_, records) = run_swapping(&workload, interval, Some("all")).unwrap();
         let pages = pages_copied(&records, ns(&workload, workload.warm_up_cycles));
         assert!(pages >= 40.0 * SWAPS as f64, "{pages} pages in {SWAPS} swaps");
-        let lost = measure_lost_work(&workload, interval).unwrap();
-        assert!(lost.measured > 0.0 && lost.computed > 0.05, "{lost:?}");
+        let cost = measure_lost_work(&workload, interval).unwrap();
+        assert!(cost.measured > 0.0 && cost.computed > 0.05, "{cost:?}");
     }
 }

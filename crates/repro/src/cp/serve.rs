@@ -29,7 +29,7 @@ struct ServiceLengths {
     window_cycles: u64,
     warm_up: u64,
     /// Windows with two clients, and then with four.
-    each: u64,
+    windows_per_phase: u64,
 }
 
 /// A client that arrives late.
@@ -57,7 +57,7 @@ fn workload(seed: u64, lengths: ServiceLengths) -> Result<Workload, ReproError> 
     let mut workload =
         chip_setup(vec![served], CLIENTS as u32, true, RunScale { scale: SCALE, warm_up_cycles: 0 }, seed)?;
     workload.warm_up_cycles = lengths.warm_up * lengths.window_cycles;
-    workload.measured_cycles = 2 * lengths.each * lengths.window_cycles;
+    workload.measured_cycles = 2 * lengths.windows_per_phase * lengths.window_cycles;
     Ok(workload)
 }
 
@@ -67,11 +67,11 @@ fn machine(workload: &Workload, late_cycle: u64) -> Result<SimMachine, ReproErro
     let late_ns = late_cycle * 1_000 / (workload.machine.hertz / 1_000_000);
     let maker = move |_: u32| {
         let threads = kernels::program(&job.kernel, job.seed, &job.options).expect("a program of the table");
-        let late = |(at, source): (usize, Box<dyn AccessSource>)| -> Box<dyn AccessSource> {
+        let start_client = |(at, source): (usize, Box<dyn AccessSource>)| -> Box<dyn AccessSource> {
             let sleeps_ns = (at >= FIRST_CLIENTS && late_ns > 0).then_some(late_ns);
             Box::new(DelayedClient { source, sleeps_ns })
         };
-        threads.into_iter().enumerate().map(late).collect()
+        threads.into_iter().enumerate().map(start_client).collect()
     };
     let length = |cycles| Some(cachemate_sim::machine::RunLimit::Cycles(cycles));
     let options = SimOptions {
@@ -102,8 +102,8 @@ pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
         .filter(|task| has_run(&task.on_cpu_ns))
         .filter_map(|task| task.progress)
         .collect();
-    let held = record.observation.applied.shares.first();
-    let colors = held.map_or(COLORS, |held| match &held.share.units {
+    let first_share = record.observation.applied.shares.first();
+    let colors = first_share.map_or(COLORS, |active_share| match &active_share.share.units {
         cachemate_core::Units::Colors { allowed, .. } => allowed.count(),
         cachemate_core::Units::Ways { mask } => mask.count(),
     });
@@ -115,15 +115,15 @@ pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
     })
 }
 
-fn windows(machine: SimMachine, by: PipelineConfig, from_window: u64) -> Result<Vec<ServiceWindow>, ReproError> {
-    let mut all = Vec::new();
-    run_under(machine, build_pipeline(by)?, |_, record| {
-        all.push(record);
+fn windows(machine: SimMachine, config: PipelineConfig, from_window: u64) -> Result<Vec<ServiceWindow>, ReproError> {
+    let mut records = Vec::new();
+    run_under(machine, build_pipeline(config)?, |_, record| {
+        records.push(record);
         true
     })
     .map_err(failed("windows"))?;
     // The first record belongs to the short window before the first plan.
-    Ok(all.iter().skip(1 + from_window as usize).filter_map(service_window).collect())
+    Ok(records.iter().skip(1 + from_window as usize).filter_map(service_window).collect())
 }
 
 fn window_ns(workload: &Workload, lengths: ServiceLengths) -> u64 {
@@ -137,12 +137,12 @@ fn first_window() -> WindowLength {
 /// Work per second of each client with a static share, after the warm-up.
 fn static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients: usize) -> Result<f64, ReproError> {
     let workload = workload(seed, lengths)?;
-    let late = if clients == CLIENTS { 0 } else { u64::MAX >> 20 };
+    let late_ns = if clients == CLIENTS { 0 } else { u64::MAX >> 20 };
     let parameters =
         format!("window_ns = {}\nsteps = [{{ shares = ['0-{}'] }}]", window_ns(&workload, lengths), colors - 1);
-    let by = decision_by(&workload, "static-partition", &parameters, first_window());
-    let seen = windows(machine(&workload, late)?, by, lengths.warm_up)?;
-    Ok(mean(&seen.iter().map(|seen| seen.rate_per_s).collect::<Vec<_>>()))
+    let config = decision_by(&workload, "static-partition", &parameters, first_window());
+    let service_windows = windows(machine(&workload, late_ns)?, config, lengths.warm_up)?;
+    Ok(mean(&service_windows.iter().map(|window| window.rate_per_s).collect::<Vec<_>>()))
 }
 
 /// The managed run and both static ones, window by window.
@@ -158,7 +158,7 @@ pub(crate) struct ServiceRun {
     pub static_large: Vec<ServiceWindow>,
 }
 
-fn story(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<ServiceRun, ReproError> {
+fn run_service(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<ServiceRun, ReproError> {
     let small = sizes[0];
     let level = LEVEL * static_rate(seed, lengths, small, FIRST_CLIENTS)?;
     let mut large = None;
@@ -170,11 +170,11 @@ fn story(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<ServiceRun
     let reachable = large.is_some();
     let large = large.unwrap_or(COLORS);
     let workload = workload(seed, lengths)?;
-    let halfway = workload.warm_up_cycles + lengths.each * lengths.window_cycles;
+    let halfway = workload.warm_up_cycles + lengths.windows_per_phase * lengths.window_cycles;
     let window_ns = window_ns(&workload, lengths);
     let follow = |name: &str, parameters: &str| {
-        let by = decision_by(&workload, name, parameters, first_window());
-        windows(machine(&workload, halfway)?, by, lengths.warm_up)
+        let config = decision_by(&workload, name, parameters, first_window());
+        windows(machine(&workload, halfway)?, config, lengths.warm_up)
     };
     let fixed = |colors: u32| {
         follow("static-partition", &format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-{}'] }}]", colors - 1))
@@ -193,7 +193,7 @@ fn story(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<ServiceRun
 
 impl ServiceRun {
     pub fn missed_windows(&self, windows: &[ServiceWindow]) -> Vec<bool> {
-        windows.iter().map(|seen| seen.rate_per_s < self.level).collect()
+        windows.iter().map(|window| window.rate_per_s < self.level).collect()
     }
     /// Windows that miss the level, except those that detected the miss (the share grew right after) and those in which
     /// pages were still being copied.
@@ -206,16 +206,16 @@ impl ServiceRun {
         (0..missed.len()).filter(|&index| missed[index] && !excused(index)).count()
     }
     /// Mean rate with four clients relative to the level, minus one, in percent.
-    pub fn off_level(&self, windows: &[ServiceWindow]) -> f64 {
-        let four = windows.iter().filter(|seen| seen.clients == CLIENTS).map(|seen| seen.rate_per_s);
+    pub fn level_deviation(&self, windows: &[ServiceWindow]) -> f64 {
+        let four = windows.iter().filter(|window| window.clients == CLIENTS).map(|window| window.rate_per_s);
         100.0 * (mean(&four.collect::<Vec<_>>()) / self.level - 1.0)
     }
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let lengths = context.pick(
-        ServiceLengths { window_cycles: 400_000, warm_up: 10, each: 8 },
-        ServiceLengths { window_cycles: 1_000_000, warm_up: 20, each: 20 },
+        ServiceLengths { window_cycles: 400_000, warm_up: 10, windows_per_phase: 8 },
+        ServiceLengths { window_cycles: 1_000_000, warm_up: 20, windows_per_phase: 20 },
     );
     let sizes: Vec<u32> = context.pick(vec![1, 2, 4, 16], vec![1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]);
     let stories = context.run_all_stored(
@@ -224,37 +224,37 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |seed| format!("{seed} {lengths:?} {sizes:?}"),
         |&seed| {
             context.report_progress(&format!("clients 2 to 4, seed {seed}"));
-            story(seed, lengths, &sizes)
+            run_service(seed, lengths, &sizes)
         },
     )?;
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(&stories).map(|(&seed, story)| (seed, story.unexcused_count() as f64)).collect();
-    let over = |value: fn(&ServiceRun) -> f64| stories.iter().map(value).collect::<Vec<f64>>();
+    let over_runs = |value: fn(&ServiceRun) -> f64| stories.iter().map(value).collect::<Vec<f64>>();
     let count =
-        |story: &ServiceRun| story.missed_windows(&story.managed).iter().filter(|missed| **missed).count() as f64;
+        |service_run: &ServiceRun| service_run.missed_windows(&service_run.managed).iter().filter(|missed| **missed).count() as f64;
     let first = &stories[0];
     let points = vec![
         DataPoint::over_values(
             "rate of four clients over the level, %",
             format!("static {}", first.small),
-            &over(|story| story.off_level(&story.static_small)),
+            &over_runs(|story| story.level_deviation(&story.static_small)),
         ),
         DataPoint::over_values(
             "rate of four clients over the level, %",
             "resized",
-            &over(|story| story.off_level(&story.managed)),
+            &over_runs(|story| story.level_deviation(&story.managed)),
         ),
         DataPoint::over_values(
             "rate of four clients over the level, %",
             format!("static {}", first.large),
-            &over(|story| story.off_level(&story.static_large)),
+            &over_runs(|story| story.level_deviation(&story.static_large)),
         ),
-        DataPoint::over_values("colors", "static small", &over(|story| f64::from(story.small))),
-        DataPoint::over_values("colors", "static large", &over(|story| f64::from(story.large))),
+        DataPoint::over_values("colors", "static small", &over_runs(|story| f64::from(story.small))),
+        DataPoint::over_values("colors", "static large", &over_runs(|story| f64::from(story.large))),
         DataPoint::over_values(
             "colors, mean over the run",
             "resized",
-            &over(|story| mean(&story.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<_>>())),
+            &over_runs(|story| mean(&story.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<_>>())),
         ),
     ];
     let note = format!(
@@ -264,7 +264,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
          {} colors and up four clients reach the level{}.",
         first.level,
         first.managed.len(),
-        mean(&over(count)),
+        mean(&over_runs(count)),
         first.large,
         if stories.iter().all(|story| story.reachable) { "" } else { " (not under every seed, whatever the share)" },
     );
@@ -284,11 +284,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     ])
 }
 
-pub(crate) fn figure(story: &ServiceRun, name: &str) -> ResultFigure {
+pub(crate) fn figure(service_run: &ServiceRun, name: &str) -> ResultFigure {
     let series = |name: &str, windows: &[ServiceWindow]| {
-        let point = |(at, seen): (usize, &ServiceWindow)| ChartPoint {
-            title: Some(format!("{} colors, {} clients", seen.colors, seen.clients)),
-            ..ChartPoint::new(at as f64, seen.rate_per_s / story.level)
+        let point = |(at, window): (usize, &ServiceWindow)| ChartPoint {
+            title: Some(format!("{} colors, {} clients", window.colors, window.clients)),
+            ..ChartPoint::new(at as f64, window.rate_per_s / service_run.level)
         };
         let points = windows.iter().enumerate().map(point).collect();
         Series { name: name.to_string(), points, mark: Mark::Steps, ..Series::default() }
@@ -298,9 +298,9 @@ pub(crate) fn figure(story: &ServiceRun, name: &str) -> ResultFigure {
         x: Axis::linear("window"),
         y: Axis::linear("over the level"),
         series: vec![
-            series(&format!("static, {} colors", story.small), &story.static_small),
-            series("resized", &story.managed),
-            series(&format!("static, {} colors", story.large), &story.static_large),
+            series(&format!("static, {} colors", service_run.small), &service_run.static_small),
+            series("resized", &service_run.managed),
+            series(&format!("static, {} colors", service_run.large), &service_run.static_large),
         ],
         references: vec![ReferenceLine::Y { label: "level".to_string(), at: 1.0 }],
         ..Chart::default()
@@ -315,16 +315,16 @@ mod tests {
     /// Are only those windows excused that detected the miss or were still copying?
     #[test]
     fn detection_and_copying_are_excused_and_nothing_else() {
-        let seen =
+        let window_at =
             |rate_per_s: f64, colors: u32, moving: bool| ServiceWindow { clients: 4, rate_per_s, colors, moving };
         let managed = vec![
-            seen(1.1, 1, false),
-            seen(0.9, 1, false),
-            seen(0.8, 2, true),
-            seen(0.9, 2, false),
-            seen(1.0, 2, false),
+            window_at(1.1, 1, false),
+            window_at(0.9, 1, false),
+            window_at(0.8, 2, true),
+            window_at(0.9, 2, false),
+            window_at(1.0, 2, false),
         ];
-        let story = ServiceRun {
+        let service_run = ServiceRun {
             level: 1.0,
             reachable: true,
             small: 1,
@@ -333,22 +333,22 @@ mod tests {
             static_small: Vec::new(),
             static_large: Vec::new(),
         };
-        assert_eq!(story.unexcused_count(), 1);
+        assert_eq!(service_run.unexcused_count(), 1);
     }
 
     /// Do the late clients arrive halfway, and not earlier?
     #[test]
     fn late_clients_come_halfway() {
-        let lengths = ServiceLengths { window_cycles: 100_000, warm_up: 1, each: 2 };
+        let lengths = ServiceLengths { window_cycles: 100_000, warm_up: 1, windows_per_phase: 2 };
         let workload = workload(1, lengths).unwrap();
-        let by = decision_by(
+        let config = decision_by(
             &workload,
             "static-partition",
             &format!("window_ns = {}\nsteps = [{{ shares = ['0-7'] }}]", window_ns(&workload, lengths)),
             first_window(),
         );
-        let seen = windows(machine(&workload, 300_000).unwrap(), by, lengths.warm_up).unwrap();
-        let clients: Vec<usize> = seen.iter().map(|seen| seen.clients).collect();
+        let service_windows = windows(machine(&workload, 300_000).unwrap(), config, lengths.warm_up).unwrap();
+        let clients: Vec<usize> = service_windows.iter().map(|window| window.clients).collect();
         assert_eq!((clients.first(), clients.last()), (Some(&2), Some(&4)), "{clients:?}");
     }
 }

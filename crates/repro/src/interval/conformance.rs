@@ -46,20 +46,20 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let windows = context.pick(500, 10_000);
     let seed = context.seeds.first().copied().unwrap_or(1);
     // One after another, because memory is measured for the whole process.
-    let mut all = Vec::new();
+    let mut behaviors = Vec::new();
     for entry in policies::ENTRIES {
         context.check_not_stopped()?;
         context.report_progress(&format!("INTERVAL-1: {}, {windows} windows", entry.name));
-        all.push(compare_behavior(entry.name, windows, seed, &|| context.check_not_stopped().is_ok())?);
+        behaviors.push(compare_behavior(entry.name, windows, seed, &|| context.check_not_stopped().is_ok())?);
         context.check_not_stopped()?;
     }
-    Ok(findings(&all, seed))
+    Ok(findings(&behaviors, seed))
 }
 
-fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
-    let most = |metric: &dyn Fn(&PolicyBehavior) -> f64| all.iter().map(metric).fold(0.0, f64::max);
+fn findings(behaviors: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
+    let maximum = |metric: &dyn Fn(&PolicyBehavior) -> f64| behaviors.iter().map(metric).fold(0.0, f64::max);
     let points = |series: &str, metric: &dyn Fn(&PolicyBehavior) -> f64| -> Vec<DataPoint> {
-        all.iter().map(|behavior| DataPoint::over_values(series, behavior.policy, &[metric(behavior)])).collect()
+        behaviors.iter().map(|behavior| DataPoint::over_values(series, behavior.policy, &[metric(behavior)])).collect()
     };
     let waits = |behavior: &PolicyBehavior| behavior.longest_wait_seconds;
     let changes = |behavior: &PolicyBehavior| behavior.changes as f64 / behavior.hours;
@@ -70,14 +70,14 @@ fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
         Finding::new("INTERVAL-1", title, "none: ours", unit, target, &[(seed, value)])
     };
     let at_most = |target: f64| ResultTarget::AtMost { target, paper_best: None };
-    let windows = all.iter().map(|behavior| behavior.windows).min().unwrap_or(0);
-    let note = format!("{} policies, {windows} windows each, on the interval machine at nominal time", all.len());
+    let windows = behaviors.iter().map(|behavior| behavior.windows).min().unwrap_or(0);
+    let note = format!("{} policies, {windows} windows each, on the interval machine at nominal time", behaviors.len());
     vec![
         finding(
             "longest time that any policy keeps a task from running",
             "s",
             at_most(STARVES_NS as f64 / 1e9),
-            most(&waits),
+            maximum(&waits),
         )
         .points([points("longest wait", &waits), points("least share", &|behavior| behavior.least_share)].concat())
         .with_note(note.clone()),
@@ -85,7 +85,7 @@ fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
             "plans that change something, of all windows, worst policy",
             "%",
             ResultTarget::Shown,
-            most(&per_window),
+            maximum(&per_window),
         )
         .points([points("changes an hour", &changes), points("changes, % of windows", &per_window)].concat())
         .with_note(note.clone()),
@@ -93,11 +93,11 @@ fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
             "resident memory gained after the first fifth of the windows, worst policy",
             "MiB",
             at_most(8.0),
-            most(&grown),
+            maximum(&grown),
         )
         .points(points("gained", &grown))
         .with_note(note.clone()),
-        finding("processor time of a window, machine included, worst policy", "ms", ResultTarget::Shown, most(&cost))
+        finding("processor time of a window, machine included, worst policy", "ms", ResultTarget::Shown, maximum(&cost))
             .points(points("a window", &cost))
             .with_note(note),
     ]
@@ -113,17 +113,17 @@ fn compare_behavior(
     let options = Options { seed, ..Options::default() };
     let mut machine = IntervalMachine::new(&spec, options, jobs(&spec, seed)).map_err(failed("machine"))?;
     let config = PolicyConfig { name: policy.to_string(), parameters: String::new(), seed };
-    let by = pipeline(&machine, &spec, config, false)?;
-    machine.set_first_window(by.config().first_window);
+    let policy_pipeline = pipeline(&machine, &spec, config, false)?;
+    machine.set_first_window(policy_pipeline.config().first_window);
     let mut watch = WaitMonitor::default();
-    let (mut count, mut changes, mut before, mut resident) = (0, 0, None, None);
+    let (mut count, mut changes, mut previous_plan, mut resident) = (0, 0, None, None);
     let began = cpu_seconds();
-    let machine = by
+    let machine = policy_pipeline
         .run(machine, |_, record| {
             count += 1;
             watch.observe(&record.observation, spec.cpus());
-            changes += u64::from(before.as_ref().is_some_and(|before| differs(before, &record.decision.plan)));
-            before = Some(record.decision.plan);
+            changes += u64::from(previous_plan.as_ref().is_some_and(|previous| differs(previous, &record.decision.plan)));
+            previous_plan = Some(record.decision.plan);
             if count == windows / 5 {
                 resident = resident_bytes();
             }
@@ -138,7 +138,7 @@ fn compare_behavior(
         longest_wait_seconds: watch.longest_ns as f64 / 1e9,
         least_share: watch.least_share(),
         ms_per_window: began.zip(cpu_seconds()).map(|(began, now)| 1e3 * (now - began) / count.max(1) as f64),
-        grown_bytes: resident.zip(resident_bytes()).map(|(before, now)| now - before),
+        grown_bytes: resident.zip(resident_bytes()).map(|(resident_before, now)| now - resident_before),
     })
 }
 
@@ -148,7 +148,7 @@ struct WaitMonitor {
     /// By task: current wait, life, time on a processor, and fair time.
     tasks: BTreeMap<TaskId, (u64, f64, f64, f64)>,
     longest_ns: u64,
-    least: Option<f64>,
+    min_share: Option<f64>,
 }
 
 impl WaitMonitor {
@@ -173,14 +173,14 @@ impl WaitMonitor {
         if let Some((_, life, ran, fair)) = self.tasks.remove(&task)
             && life >= 1e10
         {
-            self.least = Some(self.least.unwrap_or(f64::INFINITY).min(ran / fair));
+            self.min_share = Some(self.min_share.unwrap_or(f64::INFINITY).min(ran / fair));
         }
     }
 
     fn least_share(mut self) -> f64 {
-        let rest: Vec<TaskId> = self.tasks.keys().copied().collect();
-        rest.into_iter().for_each(|task| self.end(task));
-        self.least.unwrap_or(f64::NAN)
+        let remaining: Vec<TaskId> = self.tasks.keys().copied().collect();
+        remaining.into_iter().for_each(|task| self.end(task));
+        self.min_share.unwrap_or(f64::NAN)
     }
 }
 

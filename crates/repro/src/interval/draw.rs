@@ -59,12 +59,12 @@ pub const POOL: [&str; 16] = [
 /// because these programs cannot fill its whole cache within a feasible length of simulation.
 pub fn setups(quick: bool) -> Vec<MachineSetup> {
     let (warm_up_cycles, measured_cycles) = if quick { (4_000_000, 6_000_000) } else { (15_000_000, 15_000_000) };
-    let few = |many: usize, few: usize| if quick { few } else { many };
+    let pick = |full_count: usize, quick_count: usize| if quick { quick_count } else { full_count };
     let common = MachineSetup {
         machine: "opteron-2350",
-        programs: few(9, 5),
-        pairs: few(14, 4),
-        fours: few(8, 2),
+        programs: pick(9, 5),
+        pairs: pick(14, 4),
+        fours: pick(8, 2),
         pairings: 0,
         partitions: 0,
         warm_up_cycles,
@@ -72,20 +72,20 @@ pub fn setups(quick: bool) -> Vec<MachineSetup> {
     };
     vec![
         common,
-        MachineSetup { machine: "xeon-x5365-4", fours: 0, pairings: few(5, 1), ..common },
+        MachineSetup { machine: "xeon-x5365-4", fours: 0, pairings: pick(5, 1), ..common },
         MachineSetup {
             machine: "epyc-7742?caches.l3.size_bytes=4194304",
-            fours: few(5, 1),
-            pairs: few(10, 2),
-            partitions: few(4, 1),
+            fours: pick(5, 1),
+            pairs: pick(10, 2),
+            partitions: pick(4, 1),
             ..common
         },
         MachineSetup {
             machine: "pairs-04",
-            programs: few(8, 4),
+            programs: pick(8, 4),
             fours: 0,
-            pairs: few(8, 2),
-            pairings: few(3, 1),
+            pairs: pick(8, 2),
+            pairings: pick(3, 1),
             ..common
         },
     ]
@@ -171,37 +171,37 @@ pub fn measure(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64)
         names.iter().enumerate().map(|(index, name)| WorkloadJob::new(name, seed * 1_000 + index as u64)).collect();
     context.report_progress(&format!("{}: {} programs alone", setup.machine, jobs.len()));
     let programs = context.run_all(&jobs, |job| profile_job(job, &machine, setup))?;
-    let run = |wanted: &[CoRun]| {
-        context.report_progress(&format!("{}: {} co-runs", setup.machine, wanted.len()));
-        context.run_all(wanted, |run| measure_together(run, &jobs, &programs, &machine, setup))
+    let run = |requested: &[CoRun]| {
+        context.report_progress(&format!("{}: {} co-runs", setup.machine, requested.len()));
+        context.run_all(requested, |run| measure_together(run, &jobs, &programs, &machine, setup))
     };
     let mut runs =
-        half_losing(pairs(&mut generator, setup, &machine), setup.pairs, run, |run| has_loser(run, &programs))?;
+        select_half_losing(pairs(&mut generator, setup, &machine), setup.pairs, run, |run| has_loser(run, &programs))?;
     let losing = runs.iter().filter(|run| has_loser(run, &programs)).map(|run| run.jobs.clone()).collect();
-    runs.extend(run(&larger(&mut generator, setup, &machine, losing))?);
+    runs.extend(run(&larger_runs(&mut generator, setup, &machine, losing))?);
     Ok(MachineTruth { machine: setup.machine.to_string(), programs, runs })
 }
 
 /// Takes `count` of the runs in their order, of which at most half lose nothing (one, if no program loses). If most
 /// lost little, a forecast of no loss would always be nearly right.
-fn half_losing(
+fn select_half_losing(
     candidates: Vec<CoRun>,
     count: usize,
-    mut measured: impl FnMut(&[CoRun]) -> Result<Vec<CoRun>, ReproError>,
+    mut measure_runs: impl FnMut(&[CoRun]) -> Result<Vec<CoRun>, ReproError>,
     loses: impl Fn(&CoRun) -> bool,
 ) -> Result<Vec<CoRun>, ReproError> {
-    let (mut losing, mut others) = (Vec::new(), Vec::new());
-    for some in candidates.chunks(count.max(1)) {
-        if losing.len() + others.len().min(count / 2) >= count {
+    let (mut losing, mut unaffected_runs) = (Vec::new(), Vec::new());
+    for chunk in candidates.chunks(count.max(1)) {
+        if losing.len() + unaffected_runs.len().min(count / 2) >= count {
             break;
         }
-        let (lost, unaffected): (Vec<CoRun>, Vec<CoRun>) = measured(some)?.into_iter().partition(|run| loses(run));
-        losing.extend(lost);
-        others.extend(unaffected);
+        let (losing_runs, unaffected): (Vec<CoRun>, Vec<CoRun>) = measure_runs(chunk)?.into_iter().partition(|run| loses(run));
+        losing.extend(losing_runs);
+        unaffected_runs.extend(unaffected);
     }
-    others.truncate(losing.len().max(1).min(count / 2));
-    losing.truncate(count - others.len());
-    losing.extend(others);
+    unaffected_runs.truncate(losing.len().max(1).min(count / 2));
+    losing.truncate(count - unaffected_runs.len());
+    losing.extend(unaffected_runs);
     Ok(losing)
 }
 
@@ -225,9 +225,9 @@ fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -
     };
     workload.options.seed = job.seed;
     let (work, rates) = run_request::solo_run(&workload)?;
-    let measured = run_request::joint_run(&workload, &[work], None)?;
+    let joint_run = run_request::joint_run(&workload, &[work], None)?;
     let alone =
-        ProgramRate { instr_per_cycle: rates.instr_per_cycle, ..rate(&measured.rates[0], &measured.results.tasks[0]) };
+        ProgramRate { instr_per_cycle: rates.instr_per_cycle, ..rate(&joint_run.rates[0], &joint_run.results.tasks[0]) };
     // A neighbor may take twice as long, while this program keeps running.
     let until_instr = (work.to_instr + 0.5 * (work.to_instr - work.from_instr)) as u64;
     let phase_instr = (until_instr / 48).max(200_000);
@@ -237,11 +237,11 @@ fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -
     Ok(ProfiledProgram { name, seed, profile, work, alone })
 }
 
-fn rate(over_work: &ProgramRates, whole: &TaskResults) -> ProgramRate {
+fn rate(over_work: &ProgramRates, results: &TaskResults) -> ProgramRate {
     ProgramRate {
         instr_per_cycle: over_work.instr_per_cycle,
         misses_per_instr: over_work.misses_per_kilo_instr / 1000.0,
-        queue_cycles_per_instr: whole.stall_cycles.queue / whole.instructions.max(1) as f64,
+        queue_cycles_per_instr: results.stall_cycles.queue / results.instructions.max(1) as f64,
     }
 }
 
@@ -256,15 +256,15 @@ fn programs_beside(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, u32
 
 /// All pairs, in the order of the draw.
 fn pairs(generator: &mut SplitMix64, setup: &MachineSetup, machine: &MachineSpec) -> Vec<CoRun> {
-    let both = |a: usize| (a + 1..setup.programs).map(move |b| [a, b]);
-    let mut all: Vec<[usize; 2]> = (0..setup.programs).flat_map(both).collect();
-    generator.shuffle(&mut all);
-    all.iter_mut().for_each(|pair| generator.shuffle(pair));
-    all.iter().map(|pair| build_co_run(CoRunKind::Pair, programs_beside(pair, machine), Vec::new())).collect()
+    let pairs_of = |a: usize| (a + 1..setup.programs).map(move |b| [a, b]);
+    let mut all_pairs: Vec<[usize; 2]> = (0..setup.programs).flat_map(pairs_of).collect();
+    generator.shuffle(&mut all_pairs);
+    all_pairs.iter_mut().for_each(|pair| generator.shuffle(pair));
+    all_pairs.iter().map(|pair| build_co_run(CoRunKind::Pair, programs_beside(pair, machine), Vec::new())).collect()
 }
 
 /// Groups, pairings and partitions. Partitions are of pairs that lose by sharing, if there are enough.
-fn larger(
+fn larger_runs(
     generator: &mut SplitMix64,
     setup: &MachineSetup,
     machine: &MachineSpec,
@@ -274,17 +274,17 @@ fn larger(
     let per_cache = machine.last_level().map_or(1, |cache| cache.shared_by_cores);
     let contexts = machine.contexts_per_core;
     let ways = machine.last_level().map_or(1, |cache| cache.ways);
-    let mut some = |count: usize| {
+    let mut draw_programs = |count: usize| {
         let mut order: Vec<usize> = (0..setup.programs).collect();
         generator.shuffle(&mut order);
         order.truncate(count);
         order
     };
     for _ in 0..setup.fours {
-        runs.push(build_co_run(CoRunKind::Four, programs_beside(&some(4), machine), Vec::new()));
+        runs.push(build_co_run(CoRunKind::Four, programs_beside(&draw_programs(4), machine), Vec::new()));
     }
     for mix in 0..setup.pairings {
-        let four = some(4);
+        let four = draw_programs(4);
         let second = per_cache * contexts;
         for pairing in [[0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2]] {
             let cpus = [0, contexts, second, second + contexts];
@@ -294,7 +294,7 @@ fn larger(
     }
     let mut losing = losing.into_iter();
     for mix in 0..setup.partitions {
-        let jobs = losing.next().unwrap_or_else(|| programs_beside(&some(2), machine));
+        let jobs = losing.next().unwrap_or_else(|| programs_beside(&draw_programs(2), machine));
         let number = (setup.pairings + mix) as u32;
         runs.push(build_co_run(CoRunKind::Plan(number), jobs.clone(), Vec::new()));
         for first in [ways / 8, ways / 2, ways - ways / 8] {
@@ -345,17 +345,17 @@ fn measure_together(
     let work: Vec<InstructionRange> = run.jobs.iter().map(|&(program, _)| programs[program].work).collect();
     let plan = divides
         .then(|| FixedPlan { plan: ways_plan(machine, run), first_window: WindowLength::Cycles { cycles: 10_000 } });
-    let measured = run_request::joint_run(&workload, &work, plan.as_ref())?;
+    let joint_run = run_request::joint_run(&workload, &work, plan.as_ref())?;
     let narrowest = |node: f64| match machine.memory.package_bus_bytes_per_cycle {
         Some(bus) => (bus * f64::from(machine.packages) / f64::from(machine.memory.nodes)).min(node),
         None => node,
     };
-    let most = narrowest(machine.memory.bytes_per_cycle);
-    let busy = measured.results.memory.iter().map(|node| node.bytes_per_cycle / most).fold(0.0, f64::max);
+    let max_bytes = narrowest(machine.memory.bytes_per_cycle);
+    let max_busy_share = joint_run.results.memory.iter().map(|node| node.bytes_per_cycle / max_bytes).fold(0.0, f64::max);
     Ok(CoRun {
-        busy_share: busy,
-        rates: measured.rates.iter().zip(&measured.results.tasks).map(|(rates, task)| rate(rates, task)).collect(),
-        finished: measured.rates.iter().all(|rates| rates.finished),
+        busy_share: max_busy_share,
+        rates: joint_run.rates.iter().zip(&joint_run.results.tasks).map(|(rates, task)| rate(rates, task)).collect(),
+        finished: joint_run.rates.iter().all(|rates| rates.finished),
         ..run.clone()
     })
 }
@@ -370,17 +370,17 @@ mod tests {
         let run = |number: u32| build_co_run(CoRunKind::Plan(number), Vec::new(), Vec::new());
         let number = |run: &CoRun| if let CoRunKind::Plan(number) = run.kind { number } else { u32::MAX };
         let drawn = |losing: fn(u32) -> bool| {
-            let mut measured = 0;
-            let chosen = half_losing(
+            let mut measured_count = 0;
+            let chosen_runs = select_half_losing(
                 (0..20).map(run).collect(),
                 4,
-                |some| {
-                    measured += some.len();
-                    Ok(some.to_vec())
+                |chunk| {
+                    measured_count += chunk.len();
+                    Ok(chunk.to_vec())
                 },
                 |run| losing(number(run)),
             );
-            (chosen.unwrap().iter().map(number).collect::<Vec<u32>>(), measured)
+            (chosen_runs.unwrap().iter().map(number).collect::<Vec<u32>>(), measured_count)
         };
         assert_eq!(drawn(|_| true), (vec![0, 1, 2, 3], 4));
         assert_eq!(drawn(|number| number % 2 == 1), (vec![1, 3, 0, 2], 4));

@@ -137,8 +137,8 @@ pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> R
     let draws = programs.iter().map(|program| program.draws.len()).max().unwrap_or(1);
     let runs: Vec<Vec<[f64; 4]>> = (0..draws).map(|draw| solve(&machine, programs, draw)).collect::<Result<_, _>>()?;
     let member = |index: usize| {
-        let column = |part: usize| {
-            let mut values: Vec<f64> = runs.iter().map(|run| run[index][part]).collect();
+        let column = |metric: usize| {
+            let mut values: Vec<f64> = runs.iter().map(|run| run[index][metric]).collect();
             values.sort_by(f64::total_cmp);
             values
         };
@@ -193,8 +193,8 @@ pub fn with_error(slowdown: f64) -> Estimate {
 fn with_model_error(sorted: &[f64]) -> Estimate {
     let value = median(sorted);
     let error = |slowdown: f64| NINETY_PERCENT * libm::hypot(ERROR_POINTS, ERROR_SHARE * slowdown.max(0.0));
-    let cut = sorted.len() / 20;
-    let (first, last) = (sorted[cut], sorted[sorted.len() - 1 - cut]);
+    let tail_count = sorted.len() / 20;
+    let (first, last) = (sorted[tail_count], sorted[sorted.len() - 1 - tail_count]);
     // Independent errors add in squares.
     let low = value - libm::hypot(value - first, error(value));
     let high = value + libm::hypot(last - value, error(value));
@@ -230,17 +230,17 @@ fn solve(machine: &MachineSpec, programs: &[&TimedProgram], draw: usize) -> Resu
         slots.push(engine.start(number, [cpu].into_iter().collect()));
     }
     engine.run(START_CYCLES);
-    let before: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.task_totals(slot)).collect();
+    let earlier_totals: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.task_totals(slot)).collect();
     engine.run(START_CYCLES + READ_CYCLES);
-    let rates = |(&slot, before): (&u32, &TaskTotals)| {
+    let rates = |(&slot, earlier): (&u32, &TaskTotals)| {
         let now = engine.task_totals(slot);
-        let count = |part: usize| now.counts[part] - before.counts[part];
-        let instructions = (now.instructions - before.instructions).max(1.0);
-        let cycles = (now.cycles - before.cycles).max(1.0);
+        let count = |counter: usize| now.counts[counter] - earlier.counts[counter];
+        let instructions = (now.instructions - earlier.instructions).max(1.0);
+        let cycles = (now.cycles - earlier.cycles).max(1.0);
         let slowdown = cycles / count(ALONE_CYCLES).max(1.0) - 1.0;
         [slowdown, count(DEMAND) / instructions, count(REFERENCES) / instructions, instructions / cycles]
     };
-    Ok(slots.iter().zip(&before).map(rates).collect())
+    Ok(slots.iter().zip(&earlier_totals).map(rates).collect())
 }
 
 #[cfg(test)]

@@ -88,15 +88,15 @@ pub struct ValidationTruth {
 /// A run that fails, an error of `each`, or the interruption.
 pub fn measure_truth(
     context: &ExperimentContext<'_>,
-    known: Option<ValidationTruth>,
-    mut each: impl FnMut(&ValidationTruth) -> Result<(), ReproError>,
+    known_truth: Option<ValidationTruth>,
+    mut on_bench: impl FnMut(&ValidationTruth) -> Result<(), ReproError>,
 ) -> Result<ValidationTruth, ReproError> {
     let seed = context.seeds[0];
-    let mut truth = known.unwrap_or(ValidationTruth { seed, quick: context.quick, benches: Vec::new() });
+    let mut truth = known_truth.unwrap_or(ValidationTruth { seed, quick: context.quick, benches: Vec::new() });
     for setup in draw::setups(truth.quick) {
         if truth.benches.iter().all(|bench| bench.machine != setup.machine) {
             truth.benches.push(draw::measure(context, &setup, truth.seed)?);
-            each(&truth)?;
+            on_bench(&truth)?;
         }
     }
     Ok(truth)

@@ -64,11 +64,11 @@ impl TimingPrior {
         TimingPrior::new((number as f64 + 0.5) / draws as f64, golden - libm::floor(golden))
     }
 
-    fn new(overlap: f64, other: f64) -> Self {
-        let between = |(low, high): (f64, f64), share: f64| low * libm::pow(high / low, share);
+    fn new(overlap: f64, other_share: f64) -> Self {
+        let interpolate = |(low, high): (f64, f64), share: f64| low * libm::pow(high / low, share);
         TimingPrior {
-            overlapping_misses: between(OVERLAPPING_MISSES, overlap),
-            other_cycles_per_instr: between(OTHER_CYCLES_PER_INSTR, other),
+            overlapping_misses: interpolate(OVERLAPPING_MISSES, overlap),
+            other_cycles_per_instr: interpolate(OTHER_CYCLES_PER_INSTR, other_share),
         }
     }
 }
@@ -96,12 +96,12 @@ pub fn from_file_with(
     let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
     let curve = curve.ok_or_else(|| fail("no LRU curve of all threads in its profile"))?;
     let cache = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
-    let known = curve.points.iter().filter_map(|point| {
+    let known_points = curve.points.iter().filter_map(|point| {
         let misses = point.misses_per_kilo_instr?.value / 1000.0;
         (point.size_bytes > 0).then_some((point.size_bytes as f64, misses))
     });
-    let known: Vec<(f64, f64)> = known.collect();
-    if known.is_empty() {
+    let known_points: Vec<(f64, f64)> = known_points.collect();
+    if known_points.is_empty() {
         return Err(fail("no instruction counts in its profile (cachemate record has them)"));
     }
     let of_profile = file.profile.rates.llc_refs_per_mega_instr.as_ref().map(|refs| refs.value / 1e6);
@@ -116,13 +116,13 @@ pub fn from_file_with(
         let hits = (references - misses).max(0.0);
         1.0 / f64::from(width) + (hits * hit + misses * latency) / overlap
     };
-    let at_full_size = known.iter().rfind(|(size, _)| *size <= cache.size_bytes as f64);
+    let at_full_size = known_points.iter().rfind(|(size, _)| *size <= cache.size_bytes as f64);
     let modeled = cycles(at_full_size.map_or(0.0, |(_, misses)| *misses));
     let alone = file.profile.rates.solo_instr_per_cycle.as_ref().map(|speed| 1.0 / speed.value);
-    let more = alone.map_or(prior.other_cycles_per_instr, |alone| (alone - modeled).max(0.0));
+    let other_cycles = alone.map_or(prior.other_cycles_per_instr, |alone| (alone - modeled).max(0.0));
     let point = |&(size_bytes, misses): &(f64, f64)| SizePoint {
         size_bytes,
-        cycles_per_instr: cycles(misses) + more,
+        cycles_per_instr: cycles(misses) + other_cycles,
         demand_fills_per_instr: misses,
         prefetch_fills_per_instr: 0.0,
         writebacks_per_instr: WRITTEN_BACK_SHARE * misses,
@@ -132,7 +132,7 @@ pub fn from_file_with(
     let phase = ProgramPhase {
         instructions: None,
         references_per_instr: references,
-        points: known.iter().map(point).collect(),
+        points: known_points.iter().map(point).collect(),
         footprint_bytes: None,
         private_levels: Vec::new(),
         sharing: Vec::new(),

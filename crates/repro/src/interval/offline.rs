@@ -88,18 +88,18 @@ fn draw_groups(
     groups: usize,
     cores: usize,
 ) -> Vec<Vec<usize>> {
-    let mut all: Vec<Vec<usize>> = (0..programs).flat_map(|a| (a + 1..programs).map(move |b| vec![a, b])).collect();
-    generator.shuffle(&mut all);
-    all.truncate(pairs);
+    let mut all_groups: Vec<Vec<usize>> = (0..programs).flat_map(|a| (a + 1..programs).map(move |b| vec![a, b])).collect();
+    generator.shuffle(&mut all_groups);
+    all_groups.truncate(pairs);
     for _ in 0..groups {
         let mut order: Vec<usize> = (0..programs).collect();
         generator.shuffle(&mut order);
         order.truncate(cores);
         if order.len() > 2 {
-            all.push(order);
+            all_groups.push(order);
         }
     }
-    all
+    all_groups
 }
 
 /// Predicts, measures and compares co-runs of `recordings`, given by name and file.
@@ -121,17 +121,17 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
         let mut generator = SplitMix64::new(seed ^ 0x0ff1);
         let sets =
             draw_groups(&mut generator, recordings.len(), pairs, if cpus.len() > 2 { groups } else { 0 }, cpus.len());
-        let mut used: Vec<usize> = sets.iter().flatten().copied().collect();
-        used.sort_unstable();
-        used.dedup();
+        let mut used_recordings: Vec<usize> = sets.iter().flatten().copied().collect();
+        used_recordings.sort_unstable();
+        used_recordings.dedup();
         let job = |index: usize| {
             WorkloadJob::from_recording(&recordings[index].0, recordings[index].1.clone(), seed + index as u64)
         };
-        let timed = context.run_here(&used, |&index| {
+        let timed = context.run_here(&used_recordings, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
             TimedProgram::measure(&job(index), &bench.machine)
         })?;
-        let timed_of = |index: usize| &timed[used.iter().position(|&known| known == index).unwrap_or(0)];
+        let timed_of = |index: usize| &timed[used_recordings.iter().position(|&recording| recording == index).unwrap_or(0)];
         let truth = context.run_all(&sets, |set| {
             let names: Vec<&str> = set.iter().map(|&index| recordings[index].0.as_str()).collect();
             context.report_progress(&format!("{name}: {} together", names.join(", ")));
@@ -150,19 +150,19 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
                 .map(|program| Ok(forecast_together(&bench.machine, &[program])?[0].mpki))
                 .collect::<Result<_, ReproError>>()?;
             for (index, forecast) in forecasts.iter().enumerate() {
-                let others = set.iter().enumerate().filter(|(other, _)| *other != index);
-                let measured = alone[index].instr_per_cycle / beside[index].instr_per_cycle - 1.0;
-                let error = 100.0 * (forecast.slowdown.value - measured);
+                let co_runners = set.iter().enumerate().filter(|(position, _)| *position != index);
+                let measured_slowdown = alone[index].instr_per_cycle / beside[index].instr_per_cycle - 1.0;
+                let error = 100.0 * (forecast.slowdown.value - measured_slowdown);
                 let more_measured = beside[index].misses_per_kilo_instr - alone[index].misses_per_kilo_instr;
                 let more_predicted = forecast.mpki - solos[index];
                 // Slowdown for each additional miss, as measured.
-                let price = if more_measured > MIN_MORE_MPKI { 100.0 * measured / more_measured } else { 0.0 };
+                let price = if more_measured > MIN_MORE_MPKI { 100.0 * measured_slowdown / more_measured } else { 0.0 };
                 let composition = (more_predicted - more_measured) * price;
                 tasks.push(OfflineTask {
                     machine: name.to_string(),
                     task: recordings[set[index]].0.clone(),
-                    beside: others.map(|(_, &other)| recordings[other].0.clone()).collect(),
-                    measured_slowdown_percent: 100.0 * measured,
+                    beside: co_runners.map(|(_, &position)| recordings[position].0.clone()).collect(),
+                    measured_slowdown_percent: 100.0 * measured_slowdown,
                     predicted_slowdown_percent: 100.0 * forecast.slowdown.value,
                     low_percent: 100.0 * forecast.slowdown.low,
                     high_percent: 100.0 * forecast.slowdown.high,
@@ -182,7 +182,7 @@ fn score(seed: u64, quick: bool, programs: Vec<String>, runs: usize, tasks: Vec<
     let column = |value: &dyn Fn(&OfflineTask) -> f64| tasks.iter().map(value).collect::<Vec<f64>>();
     let signed = column(&|task| task.predicted_slowdown_percent - task.measured_slowdown_percent);
     let absolute: Vec<f64> = signed.iter().map(|error| error.abs()).collect();
-    let both: Vec<(f64, f64)> =
+    let slowdown_pairs: Vec<(f64, f64)> =
         tasks.iter().map(|task| (task.measured_slowdown_percent, task.predicted_slowdown_percent)).collect();
     let holds = |task: &&OfflineTask| (task.low_percent..=task.high_percent).contains(&task.measured_slowdown_percent);
     OfflineScore {
@@ -195,7 +195,7 @@ fn score(seed: u64, quick: bool, programs: Vec<String>, runs: usize, tasks: Vec<
         p90_error_points: percentile(&absolute, 0.9),
         mean_signed_error_points: mean(&signed),
         error_of_predicting_nothing_points: mean(&column(&|task| task.measured_slowdown_percent.abs())),
-        kendall_tau: tau(&both, 0.0),
+        kendall_tau: tau(&slowdown_pairs, 0.0),
         coverage_percent: 100.0 * tasks.iter().filter(holds).count() as f64 / tasks.len().max(1) as f64,
         error_by_cause_points: OfflineCauses {
             composition: mean(&column(&|task| task.causes.composition.abs())),
@@ -209,15 +209,15 @@ fn score(seed: u64, quick: bool, programs: Vec<String>, runs: usize, tasks: Vec<
 mod tests {
     use super::*;
 
-    fn task(measured: f64, predicted: f64, within: f64) -> OfflineTask {
+    fn task(measured: f64, predicted: f64, margin: f64) -> OfflineTask {
         OfflineTask {
             machine: "m".to_string(),
             task: "a".to_string(),
             beside: vec!["b".to_string()],
             measured_slowdown_percent: measured,
             predicted_slowdown_percent: predicted,
-            low_percent: predicted - within,
-            high_percent: predicted + within,
+            low_percent: predicted - margin,
+            high_percent: predicted + margin,
             causes: OfflineCauses::default(),
         }
     }

@@ -50,9 +50,9 @@ pub fn plan_query(
     question: &WhatIfQuery,
     name: &str,
 ) -> Result<PlannedRun, ReproError> {
-    let (machine, by) = start_query(question, name)?;
+    let (machine, pipeline) = start_query(question, name)?;
     let mut log = Log::default();
-    let machine = by
+    let machine = pipeline
         .run(machine, |machine, record| {
             log.add(machine, record);
             !context.stop.load(Ordering::Relaxed)
@@ -75,7 +75,7 @@ impl Log {
             self.names.entry(seen.task).or_insert_with(|| seen.name.clone());
         }
         let plan = record.decision.plan;
-        let changed = self.last.as_ref().is_some_and(|(_, before)| differs(before, &plan));
+        let plan_changed = self.last.as_ref().is_some_and(|(_, previous_plan)| differs(previous_plan, &plan));
         let reasons: Vec<String> = record
             .decision
             .reasons
@@ -83,15 +83,15 @@ impl Log {
             .map(|reason| describe_reason(reason, |task| self.names.get(task).cloned()))
             .collect();
         // Reasons that are the same in every window are not repeated.
-        if changed || !reasons.is_empty() && self.decisions.last().is_none_or(|last| last.reasons != reasons) {
-            self.decisions.push(PlanReport { seconds: machine.now_ns() as f64 / 1e9, changed, reasons });
+        if plan_changed || !reasons.is_empty() && self.decisions.last().is_none_or(|last| last.reasons != reasons) {
+            self.decisions.push(PlanReport { seconds: machine.now_ns() as f64 / 1e9, changed: plan_changed, reasons });
         }
         self.last = Some((record.observation, plan));
     }
 
     fn into_planned_run(self, policy: &str, machine: &IntervalMachine) -> PlannedRun {
-        let decision = self.last.as_ref().map(|(seen, plan)| {
-            derive_changes(plan, &[], &initial_state(seen, machine), machine.topology(), machine.capabilities())
+        let decision = self.last.as_ref().map(|(observation, plan)| {
+            derive_changes(plan, &[], &initial_state(observation, machine), machine.topology(), machine.capabilities())
         });
         let decision = decision.unwrap_or_default();
         PlannedRun {
@@ -105,9 +105,9 @@ impl Log {
 }
 
 /// The machine with these tasks, before any change.
-fn initial_state(seen: &Observation, machine: &IntervalMachine) -> MachineState {
+fn initial_state(observation: &Observation, machine: &IntervalMachine) -> MachineState {
     let online = machine.topology().online();
-    let here = || seen.tasks.iter().filter(|task| !task.exited);
+    let live_tasks = || observation.tasks.iter().filter(|task| !task.exited);
     let task = |task: &cachemate_core::TaskSample| TaskState {
         task: task.task,
         process: task.process,
@@ -122,13 +122,13 @@ fn initial_state(seen: &Observation, machine: &IntervalMachine) -> MachineState 
     };
     let capabilities = machine.capabilities();
     let colored = capabilities.can(Ability::Colors);
-    let colors = here().filter(|_| colored).map(|task| (task.process, TrackedObject::untouched(None)));
+    let colors = live_tasks().filter(|_| colored).map(|task| (task.process, TrackedObject::untouched(None)));
     let groups = capabilities.partitions.iter().filter_map(|(_, partition)| match partition {
         PartitionSupport::Ways { max_groups, .. } => Some(*max_groups),
         PartitionSupport::Colors { .. } => None,
     });
     MachineState {
-        tasks: here().map(task).collect(),
+        tasks: live_tasks().map(task).collect(),
         colors: colors.collect(),
         limits: ActuationLimits {
             max_classes: groups.min().map(|groups| groups.max(1) - 1),
@@ -163,10 +163,10 @@ mod tests {
         let plan = plan_query(&context, &question, "round-robin").unwrap();
         assert!(plan.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{plan:?}");
         let gave = |reason: &str| {
-            plan.decisions.iter().flat_map(|decision| &decision.reasons).any(|given| given.starts_with(reason))
+            plan.decisions.iter().flat_map(|decision| &decision.reasons).any(|text| text.starts_with(reason))
         };
         assert!(gave("stream goes to CPUs") && gave("reuser goes to CPUs"), "{plan:?}");
-        let idle = plan_query(&context, &question, "default").unwrap();
-        assert!(idle.changes.is_empty() && idle.decisions.is_empty(), "{idle:?}");
+        let idle_run = plan_query(&context, &question, "default").unwrap();
+        assert!(idle_run.changes.is_empty() && idle_run.decisions.is_empty(), "{idle_run:?}");
     }
 }

@@ -88,8 +88,8 @@ impl<'a> PlanTruth<'a> {
     /// A machine without a data cache.
     pub fn solve(&self, plan: StaticPlan) -> Result<SearchedPlan, ReproError> {
         let slowdowns = self.slowdowns(&plan)?;
-        let short = |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
-        let missing = self.jobs.iter().zip(&slowdowns).filter_map(short).sum::<f64>();
+        let shortfall = |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
+        let missing = self.jobs.iter().zip(&slowdowns).filter_map(shortfall).sum::<f64>();
         let mean_speed = mean(&slowdowns.iter().map(|slowdown| 1.0 / (1.0 + slowdown)).collect::<Vec<f64>>());
         Ok(SearchedPlan { plan, slowdowns, missing, mean_speed, keeps_all: missing <= 0.0 })
     }
@@ -104,9 +104,9 @@ impl<'a> PlanTruth<'a> {
         for _ in 1..STARTS {
             let mut cpus = self.cpus.clone();
             generator.shuffle(&mut cpus);
-            let other = self.climb(&cpus, &mut generator)?;
-            if is_better(&other, &best) {
-                best = other;
+            let climbed = self.climb(&cpus, &mut generator)?;
+            if is_better(&climbed, &best) {
+                best = climbed;
             }
         }
         Ok(best)
@@ -141,8 +141,8 @@ impl<'a> PlanTruth<'a> {
             return next;
         }
         let cpu = self.cpus[generator.draw_below(self.cpus.len() as u64) as usize];
-        if let Some(other) = plan.cpu_of.iter().position(|&occupied_cpu| occupied_cpu == cpu) {
-            next.cpu_of[other] = plan.cpu_of[job];
+        if let Some(occupant) = plan.cpu_of.iter().position(|&occupied_cpu| occupied_cpu == cpu) {
+            next.cpu_of[occupant] = plan.cpu_of[job];
         }
         next.cpu_of[job] = cpu;
         // Partitions are lost, because they belong to one placement.
@@ -153,19 +153,19 @@ impl<'a> PlanTruth<'a> {
     /// Run time relative to running alone, minus one, of each job, once caches have filled.
     fn slowdowns(&self, plan: &StaticPlan) -> Result<Vec<f64>, ReproError> {
         let (spec, parts, cpus_each) = (self.spec, self.parts, self.cpus_each);
-        let placed: Vec<(&IntervalJob, u32)> = self.jobs.iter().zip(plan.cpu_of.iter().copied()).collect();
+        let placed_jobs: Vec<(&IntervalJob, u32)> = self.jobs.iter().zip(plan.cpu_of.iter().copied()).collect();
         let mut engine =
             IntervalEngine::new(spec, false).ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
         let mut slots = Vec::new();
-        for &(job, cpu) in &placed {
+        for &(job, cpu) in &placed_jobs {
             let program = engine.add_program((*job.program).clone());
             slots.push(engine.start(program, [cpu].into_iter().collect()));
         }
         let caches = spec.cpus() / cpus_each.max(1);
         for cache in 0..caches {
-            let on_it: Vec<usize> = (0..placed.len()).filter(|&index| placed[index].1 / cpus_each == cache).collect();
-            let own = |index: usize| plan.units.get(index).copied().unwrap_or(0);
-            let used_parts: u32 = on_it.iter().map(|&index| own(index)).sum();
+            let on_it: Vec<usize> = (0..placed_jobs.len()).filter(|&index| placed_jobs[index].1 / cpus_each == cache).collect();
+            let own_units = |index: usize| plan.units.get(index).copied().unwrap_or(0);
+            let used_parts: u32 = on_it.iter().map(|&index| own_units(index)).sum();
             if used_parts == 0 {
                 continue;
             }
@@ -173,9 +173,9 @@ impl<'a> PlanTruth<'a> {
             let mut sizes = vec![lines(parts - used_parts)];
             let mut members_of = Vec::new();
             for &index in &on_it {
-                let group = if own(index) > 0 { sizes.len() } else { 0 };
-                if own(index) > 0 {
-                    sizes.push(lines(own(index)));
+                let group = if own_units(index) > 0 { sizes.len() } else { 0 };
+                if own_units(index) > 0 {
+                    sizes.push(lines(own_units(index)));
                 }
                 members_of.push((slots[index], group as u8));
             }
@@ -183,13 +183,13 @@ impl<'a> PlanTruth<'a> {
             engine.divide(cache as usize, &domains, &sizes, members_of);
         }
         engine.run(SETTLED_CYCLES);
-        let before: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.task_totals(slot)).collect();
+        let earlier_totals: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.task_totals(slot)).collect();
         engine.run(SETTLED_CYCLES + READ_CYCLES);
-        let slowdown = |(&slot, before): (&u32, &TaskTotals)| {
+        let slowdown = |(&slot, earlier): (&u32, &TaskTotals)| {
             let now = engine.task_totals(slot);
-            (now.cycles - before.cycles) / (now.counts[ALONE_CYCLES] - before.counts[ALONE_CYCLES]).max(1.0) - 1.0
+            (now.cycles - earlier.cycles) / (now.counts[ALONE_CYCLES] - earlier.counts[ALONE_CYCLES]).max(1.0) - 1.0
         };
-        Ok(slots.iter().zip(&before).map(slowdown).collect())
+        Ok(slots.iter().zip(&earlier_totals).map(slowdown).collect())
     }
 }
 

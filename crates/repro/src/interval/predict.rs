@@ -30,26 +30,26 @@ pub fn rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -
         |&(program, _): &(usize, u32)| programs[program].work.to_instr / programs[program].alone.instr_per_cycle;
     let longest = run.jobs.iter().map(alone).fold(0.0, f64::max) * GIVES_UP_AFTER_TIMES;
     let mut moments: Vec<(Option<JobMoment>, Option<JobMoment>)> = vec![(None, None); slots.len()];
-    let mut before = vec![TaskTotals::default(); slots.len()];
+    let mut earlier_totals = vec![TaskTotals::default(); slots.len()];
     let mut now = 0.0;
     while moments.iter().any(|(_, end)| end.is_none()) && now < longest {
         engine.run(now + LOOK_CYCLES);
         for (index, &slot) in slots.iter().enumerate() {
             let after = *engine.task_totals(slot);
-            let when = |instr: f64| interpolate_moment(now, &before[index], &after, instr);
+            let when = |instr: f64| interpolate_moment(now, &earlier_totals[index], &after, instr);
             moments[index].0 = moments[index].0.or_else(|| when(works[index].from_instr));
             moments[index].1 = moments[index].1.or_else(|| when(works[index].to_instr));
-            before[index] = after;
+            earlier_totals[index] = after;
         }
         now += LOOK_CYCLES;
     }
     let rate = |(work, moments): (&crate::work::InstructionRange, &(Option<JobMoment>, Option<JobMoment>))| {
-        let (from, to) = moments.0.zip(moments.1)?;
+        let (start, end) = moments.0.zip(moments.1)?;
         let instructions = work.to_instr - work.from_instr;
         Some(ProgramRate {
-            instr_per_cycle: instructions / (to.cycle - from.cycle),
-            misses_per_instr: (to.misses - from.misses) / instructions,
-            queue_cycles_per_instr: (to.queue_cycles - from.queue_cycles) / instructions,
+            instr_per_cycle: instructions / (end.cycle - start.cycle),
+            misses_per_instr: (end.misses - start.misses) / instructions,
+            queue_cycles_per_instr: (end.queue_cycles - start.queue_cycles) / instructions,
         })
     };
     let program_rates: Option<Vec<ProgramRate>> = works.iter().zip(&moments).map(rate).collect();
@@ -66,21 +66,21 @@ struct JobMoment {
 
 /// The moment between two readings, interpolated linearly; `None` = not reached yet, or earlier.
 fn interpolate_moment(now: f64, before: &TaskTotals, after: &TaskTotals, instr: f64) -> Option<JobMoment> {
-    let done = after.instructions - before.instructions;
-    if instr > after.instructions || done <= 0.0 {
+    let instr_done = after.instructions - before.instructions;
+    if instr > after.instructions || instr_done <= 0.0 {
         return None;
     }
-    let share = ((instr - before.instructions) / done).max(0.0);
-    let between = |count: usize| before.counts[count] + share * (after.counts[count] - before.counts[count]);
-    Some(JobMoment { cycle: now + LOOK_CYCLES * share, misses: between(DEMAND), queue_cycles: between(QUEUE_CYCLES) })
+    let share = ((instr - before.instructions) / instr_done).max(0.0);
+    let interpolate = |count: usize| before.counts[count] + share * (after.counts[count] - before.counts[count]);
+    Some(JobMoment { cycle: now + LOOK_CYCLES * share, misses: interpolate(DEMAND), queue_cycles: interpolate(QUEUE_CYCLES) })
 }
 
 fn divide(engine: &mut IntervalEngine, machine: &MachineSpec, run: &CoRun, slots: &[u32]) {
     if run.ways.is_empty() {
         return;
     }
-    let all = machine.last_level().map_or(1, |cache| cache.ways) as f32;
-    let lines = |ways: &u32| engine.capacity_lines() * *ways as f32 / all;
+    let total_ways = machine.last_level().map_or(1, |cache| cache.ways) as f32;
+    let lines = |ways: &u32| engine.capacity_lines() * *ways as f32 / total_ways;
     let parts: Vec<f32> = run.ways.iter().map(lines).collect();
     let domains: Vec<(f32, u8)> = parts.iter().enumerate().map(|(index, &part)| (part, index as u8)).collect();
     let members = slots.iter().enumerate().map(|(index, &slot)| (slot, index as u8)).collect();

@@ -58,16 +58,16 @@ fn options(scenario: &Scenario, spec: &MachineSpec) -> Options {
 }
 
 /// Converts an event; `None` for one without a kind, which no checked scenario has.
-fn machine_event(given: &EventSpec) -> Option<(u64, MachineEvent)> {
-    let outside = given
+fn machine_event(event: &EventSpec) -> Option<(u64, MachineEvent)> {
+    let outside = event
         .external_traffic
         .map(|outside| MachineEvent::Outside { cache: outside.cache, lines_per_second: outside.lines_per_second });
     let shrink =
-        given.resize_cache.map(|shrink| MachineEvent::Shrink { cache: shrink.cache, to_share: shrink.size_share });
-    let separate = given.split_cpus.clone().map(|cpus| MachineEvent::Separate { cpus });
-    let offline = given.offline.map(|cpu| MachineEvent::Offline { cpu });
-    let online = given.online.map(|cpu| MachineEvent::Online { cpu });
-    Some((given.at_ns, outside.or(shrink).or(separate).or(offline).or(online)?))
+        event.resize_cache.map(|shrink| MachineEvent::Shrink { cache: shrink.cache, to_share: shrink.size_share });
+    let separate = event.split_cpus.clone().map(|cpus| MachineEvent::Separate { cpus });
+    let offline = event.offline.map(|cpu| MachineEvent::Offline { cpu });
+    let online = event.online.map(|cpu| MachineEvent::Online { cpu });
+    Some((event.at_ns, outside.or(shrink).or(separate).or(offline).or(online)?))
 }
 
 /// All jobs, in order of mention. Every entry draws from its own generator, so that changing one entry does not change
@@ -97,7 +97,7 @@ pub fn jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob
     for (index, (mix, programs)) in mixes.zip(&programs.of_mixes).enumerate() {
         let mut draws = generator(scenario.programs.len() + index);
         let mut start_ns = mix.start_ns;
-        let weights: Vec<f64> = mix.programs.iter().map(|part| part.weight).collect();
+        let weights: Vec<f64> = mix.programs.iter().map(|entry| entry.weight).collect();
         for copy in 0..mix.count {
             if copy > 0 {
                 start_ns = start_ns.saturating_add(gap_ns(mix.interarrival_ns, &mut draws));
@@ -212,8 +212,8 @@ mod tests {
             let programs = ScenarioPrograms { of_entries: programs(2), of_mixes: Vec::new() };
             let mut machine = machine(&scenario, &spec, &programs).unwrap();
             let mut slowdowns = Vec::new();
-            while let Some(seen) = cachemate_core::Machine::observe(&mut machine).unwrap() {
-                slowdowns.push(machine.slowdown(seen.tasks[0].task).unwrap().0);
+            while let Some(observation) = cachemate_core::Machine::observe(&mut machine).unwrap() {
+                slowdowns.push(machine.slowdown(observation.tasks[0].task).unwrap().0);
             }
             (slowdowns, cachemate_core::Machine::topology(&machine).cpus[3].online, format!("{:?}", machine.results()))
         };

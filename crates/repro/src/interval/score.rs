@@ -109,14 +109,14 @@ pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
                 let mean = |value: fn(&TaskComparison) -> f64| {
                     comparison.iter().map(value).sum::<f64>() / comparison.len() as f64
                 };
-                let both = (mean(|task| task.measured_slowdown_percent), mean(|task| task.predicted_slowdown_percent));
-                plans.entry(mix).or_default().push(both);
+                let mean_pair = (mean(|task| task.measured_slowdown_percent), mean(|task| task.predicted_slowdown_percent));
+                plans.entry(mix).or_default().push(mean_pair);
             }
             tasks.entry(set_name(run).to_string()).or_default().push(comparison);
         }
         mixes.extend(plans.into_values());
     }
-    let mut sets: BTreeMap<String, ErrorSummary> = tasks.iter().map(|(name, runs)| (name.clone(), set(runs))).collect();
+    let mut sets: BTreeMap<String, ErrorSummary> = tasks.iter().map(|(name, runs)| (name.clone(), summarize_runs(runs))).collect();
     if let Some(plans) = sets.get_mut("plans") {
         plans.kendall_tau = tau_within(&mixes);
     }
@@ -134,8 +134,8 @@ fn measure_solo_rates(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec
         rates: Vec::new(),
         finished: true,
     };
-    let each = |program: usize| Ok(predict::rates(machine, &bench.programs, &run(program))?[0]);
-    (0..bench.programs.len()).map(each).collect()
+    let solo_rate = |program: usize| Ok(predict::rates(machine, &bench.programs, &run(program))?[0]);
+    (0..bench.programs.len()).map(solo_rate).collect()
 }
 
 /// The name of a run's set. Plans form one set, so that they can be ranked; of the other runs, those that are
@@ -154,44 +154,44 @@ fn compare(bench: &MachineTruth, run: &CoRun, predicted: &[ProgramRate], alone: 
     let task = |index: usize| {
         let program = run.jobs[index].0;
         let (measured, predicted) = (&run.rates[index], &predicted[index]);
-        let own = &bench.programs[program];
-        let percent = |rate: &ProgramRate| 100.0 * (own.alone.instr_per_cycle / rate.instr_per_cycle - 1.0);
-        let others = run.jobs.iter().enumerate().filter(|(other, _)| *other != index);
+        let profiled = &bench.programs[program];
+        let percent = |rate: &ProgramRate| 100.0 * (profiled.alone.instr_per_cycle / rate.instr_per_cycle - 1.0);
+        let co_runners = run.jobs.iter().enumerate().filter(|(position, _)| *position != index);
         TaskComparison {
             machine: bench.machine.clone(),
             task: name(&run.jobs[index]),
-            beside: others.map(|(_, job)| name(job)).collect(),
+            beside: co_runners.map(|(_, job)| name(job)).collect(),
             measured_slowdown_percent: percent(measured),
             predicted_slowdown_percent: percent(predicted),
             cycles_per_instr_error_percent: 100.0 * (measured.instr_per_cycle / predicted.instr_per_cycle - 1.0),
             busy_share: run.busy_share,
-            causes: causes(own, &alone[program], measured, predicted),
+            causes: causes(profiled, &alone[program], measured, predicted),
         }
     };
     (0..run.jobs.len()).map(task).collect()
 }
 
 /// The parts of one error, computed in cycles per instruction and divided by the solo cycles per instruction.
-fn causes(own: &ProfiledProgram, alone: &ProgramRate, measured: &ProgramRate, predicted: &ProgramRate) -> ErrorCauses {
+fn causes(profiled: &ProfiledProgram, alone: &ProgramRate, measured: &ProgramRate, predicted: &ProgramRate) -> ErrorCauses {
     let cycles = |rate: &ProgramRate| 1.0 / rate.instr_per_cycle;
-    let profile = cycles(alone) - cycles(&own.alone);
-    let composition = (predicted.misses_per_instr - measured.misses_per_instr) * miss_price(own);
-    let measured_queue = measured.queue_cycles_per_instr - own.alone.queue_cycles_per_instr;
+    let profile = cycles(alone) - cycles(&profiled.alone);
+    let composition = (predicted.misses_per_instr - measured.misses_per_instr) * miss_price(profiled);
+    let measured_queue = measured.queue_cycles_per_instr - profiled.alone.queue_cycles_per_instr;
     let bandwidth = predicted.queue_cycles_per_instr - alone.queue_cycles_per_instr - measured_queue;
-    let all = cycles(predicted) - cycles(measured);
-    let points = 100.0 * own.alone.instr_per_cycle;
+    let total_error = cycles(predicted) - cycles(measured);
+    let points = 100.0 * profiled.alone.instr_per_cycle;
     ErrorCauses {
         profile: points * profile,
         composition: points * composition,
         bandwidth: points * bandwidth,
-        overlap: points * (all - profile - composition - bandwidth),
+        overlap: points * (total_error - profile - composition - bandwidth),
     }
 }
 
 /// Cost of an additional miss in cycles, between the smallest and the largest size of the profile's phases.
-fn miss_price(own: &ProfiledProgram) -> f64 {
+fn miss_price(profiled: &ProfiledProgram) -> f64 {
     let (mut cycles, mut misses) = (0.0, 0.0);
-    for phase in &own.profile.phases {
+    for phase in &profiled.profile.phases {
         if let (Some(small), Some(large)) = (phase.points.first(), phase.points.last()) {
             cycles += small.cycles_per_instr - large.cycles_per_instr;
             misses += small.demand_fills_per_instr - large.demand_fills_per_instr;
@@ -200,7 +200,7 @@ fn miss_price(own: &ProfiledProgram) -> f64 {
     if misses > 1e-9 { (cycles / misses).max(0.0) } else { 0.0 }
 }
 
-fn set(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
+fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
     let tasks: Vec<&TaskComparison> = runs.iter().flatten().collect();
     if tasks.is_empty() {
         return ErrorSummary::default();
@@ -271,32 +271,32 @@ pub(super) fn percentile(values: &[f64], share: f64) -> f64 {
 }
 
 /// Kendall's rank correlation over pairs whose first values differ by at least `differ_by`; `None` without such pairs.
-pub(super) fn tau(both: &[(f64, f64)], differ_by: f64) -> Option<f64> {
-    let (agree, all) = agreeing_pairs(both, differ_by);
-    (all > 0).then(|| (2 * agree - all) as f64 / all as f64)
+pub(super) fn tau(value_pairs: &[(f64, f64)], differ_by: f64) -> Option<f64> {
+    let (agree, pair_count) = agreeing_pairs(value_pairs, differ_by);
+    (pair_count > 0).then(|| (2 * agree - pair_count) as f64 / pair_count as f64)
 }
 
-fn agreeing_pairs(both: &[(f64, f64)], differ_by: f64) -> (i64, i64) {
-    let (mut agree, mut all) = (0, 0);
-    for (index, a) in both.iter().enumerate() {
-        for b in &both[index + 1..] {
+fn agreeing_pairs(value_pairs: &[(f64, f64)], differ_by: f64) -> (i64, i64) {
+    let (mut agree, mut pair_count) = (0, 0);
+    for (index, a) in value_pairs.iter().enumerate() {
+        for b in &value_pairs[index + 1..] {
             if (a.0 - b.0).abs() > differ_by {
-                all += 1;
+                pair_count += 1;
                 agree += i64::from((a.0 - b.0) * (a.1 - b.1) > 0.0);
             }
         }
     }
-    (agree, all)
+    (agree, pair_count)
 }
 
 /// Kendall's rank correlation over pairs of plans of one mix only.
 fn tau_within(mixes: &[Vec<(f64, f64)>]) -> Option<f64> {
-    let (mut agree, mut all) = (0, 0);
+    let (mut agree, mut pair_count) = (0, 0);
     for mix in mixes {
         let measures = agreeing_pairs(mix, RANKED_POINTS);
-        (agree, all) = (agree + measures.0, all + measures.1);
+        (agree, pair_count) = (agree + measures.0, pair_count + measures.1);
     }
-    (all > 0).then(|| (2 * agree - all) as f64 / all as f64)
+    (pair_count > 0).then(|| (2 * agree - pair_count) as f64 / pair_count as f64)
 }
 
 #[cfg(test)]

@@ -21,10 +21,10 @@ pub fn times_real_time(explicit: bool, phase_seconds: f64, nominal_seconds: f64)
     let mut engine = host(explicit, phase_seconds)?;
     let hertz = engine.hertz;
     engine.run(2.0 * hertz);
-    let before = (cpu_seconds(), Instant::now());
+    let start_times = (cpu_seconds(), Instant::now());
     engine.run((2.0 + nominal_seconds) * hertz);
-    let wall = before.1.elapsed().as_secs_f64();
-    let used_seconds = before.0.zip(cpu_seconds()).map_or(wall, |(before, now)| now - before);
+    let wall = start_times.1.elapsed().as_secs_f64();
+    let used_seconds = start_times.0.zip(cpu_seconds()).map_or(wall, |(start, now)| now - start);
     Ok(nominal_seconds / used_seconds)
 }
 
@@ -66,9 +66,9 @@ pub fn host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproE
 
 /// A phase whose fills fall to a floor at the size of its working set.
 fn phase(lines: f64, hertz: f64, seconds: f64, uniform: &mut impl FnMut() -> f64) -> ProgramPhase {
-    let (set, most, floor) = (lines * (0.02 + 0.6 * uniform()), 0.001 + 0.01 * uniform(), 0.0002 * uniform());
+    let (working_set, max_fills, floor) = (lines * (0.02 + 0.6 * uniform()), 0.001 + 0.01 * uniform(), 0.0002 * uniform());
     let point = |share: f64| {
-        let fills = floor + most * (1.0 - share * lines / set).max(0.0);
+        let fills = floor + max_fills * (1.0 - share * lines / working_set).max(0.0);
         SizePoint {
             size_bytes: share * lines * 64.0,
             cycles_per_instr: 0.7 + 90.0 * fills,

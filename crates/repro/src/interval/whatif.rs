@@ -59,9 +59,9 @@ pub fn start_query(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachin
     };
     let mut machine =
         IntervalMachine::new(&question.machine, options, question.jobs.clone()).map_err(failed("machine"))?;
-    let by = pipeline(&machine, &question.machine, config, question.guard)?;
-    machine.set_first_window(by.config().first_window);
-    Ok((machine, by))
+    let policy_pipeline = pipeline(&machine, &question.machine, config, question.guard)?;
+    machine.set_first_window(policy_pipeline.config().first_window);
+    Ok((machine, policy_pipeline))
 }
 
 /// Runs the query under one policy of the registry. `name` may carry parameters: `dio` or `dio:TOML`.
@@ -73,10 +73,10 @@ pub fn outcome(
     question: &WhatIfQuery,
     name: &str,
 ) -> Result<PolicyOutcome, ReproError> {
-    let (machine, by) = start_query(question, name)?;
+    let (machine, pipeline) = start_query(question, name)?;
     let mut lines = TimeSeriesRecorder::new(question);
     let mut complete = true;
-    let machine = by
+    let machine = pipeline
         .run(machine, |machine, record| {
             lines.add(machine, &record);
             complete = !context.stop.load(Ordering::Relaxed);
@@ -107,7 +107,7 @@ struct TimeSeriesRecorder {
     from_ns: u64,
     series: TimeSeries,
     decisions: Vec<ReportedDecision>,
-    before: Option<Plan>,
+    previous_plan: Option<Plan>,
     windows: u64,
     /// Programs' time that page moves have taken so far, and that of probes.
     moves_ns: u64,
@@ -139,7 +139,7 @@ impl TimeSeriesRecorder {
                 memory_busy_share: vec![Vec::new(); nodes],
             },
             decisions: Vec::new(),
-            before: None,
+            previous_plan: None,
             windows: 0,
             moves_ns: 0,
             probes_ns: 0,
@@ -153,16 +153,16 @@ impl TimeSeriesRecorder {
         let answers = record.observation.probe_results.iter();
         self.probes_ns += answers.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();
         let elapsed = record.observation.span.elapsed_ns as f64;
-        for seen in &record.observation.tasks {
-            let Some(job) = machine.job_of(seen.task) else { continue };
+        for task in &record.observation.tasks {
+            let Some(job) = machine.job_of(task.task) else { continue };
             let sums = &mut self.now[job];
-            if let Some((slowdown, _)) = machine.slowdown(seen.task) {
+            if let Some((slowdown, _)) = machine.slowdown(task.task) {
                 sums.alone_ns += elapsed / slowdown;
                 sums.ns += elapsed;
             }
-            sums.held_bytes += machine.occupied_bytes(seen.task).iter().sum::<f64>();
+            sums.held_bytes += machine.occupied_bytes(task.task).iter().sum::<f64>();
             sums.seen += 1;
-            let slot = machine.slot_of(seen.task);
+            let slot = machine.slot_of(task.task);
             if let Some(cache) = slot.and_then(|slot| machine.engine().cache_of(slot)) {
                 self.caches_ns[job][cache] += elapsed;
             }
@@ -170,12 +170,12 @@ impl TimeSeriesRecorder {
         for (sum, bytes) in self.memory_bytes.iter_mut().zip(node_bytes(record)) {
             *sum += bytes;
         }
-        let changed = self.before.as_ref().is_some_and(|before| differs(before, &record.decision.plan));
-        if changed {
+        let plan_changed = self.previous_plan.as_ref().is_some_and(|previous| differs(previous, &record.decision.plan));
+        if plan_changed {
             let seconds = machine.now_ns() as f64 / 1e9;
             self.decisions.push(ReportedDecision { seconds, reason: describe_reasons(record, &self.names, machine) });
         }
-        self.before = Some(record.decision.plan.clone());
+        self.previous_plan = Some(record.decision.plan.clone());
         if machine.now_ns() >= self.ends_ns {
             self.close(machine.now_ns());
         }
@@ -191,8 +191,8 @@ impl TimeSeriesRecorder {
             self.series.occupancy_bytes[job].push((sums.seen > 0).then(|| sums.held_bytes / windows));
             let longest = (0..self.caches_ns[job].len())
                 .max_by(|&a, &b| self.caches_ns[job][a].total_cmp(&self.caches_ns[job][b]).then(b.cmp(&a)));
-            let there = longest.filter(|&at| self.caches_ns[job][at] > 0.0);
-            self.series.cache[job].push(there.map(|at| at as u32));
+            let longest_cache = longest.filter(|&at| self.caches_ns[job][at] > 0.0);
+            self.series.cache[job].push(longest_cache.map(|at| at as u32));
             self.caches_ns[job].iter_mut().for_each(|ns| *ns = 0.0);
         }
         for (node, bytes) in self.memory_bytes.iter_mut().enumerate() {
@@ -238,7 +238,7 @@ impl TimeSeriesRecorder {
 
 /// Makes names unique: the second copy becomes `name 2`.
 fn unique(names: Vec<String>) -> Vec<String> {
-    let nth = |index: usize| names[..index].iter().filter(|other| **other == names[index]).count() + 1;
+    let nth = |index: usize| names[..index].iter().filter(|earlier_name| **earlier_name == names[index]).count() + 1;
     (0..names.len())
         .map(|index| if nth(index) > 1 { format!("{} {}", names[index], nth(index)) } else { names[index].clone() })
         .collect()
@@ -283,10 +283,10 @@ pub fn describe_reason(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>
     if text != reason.text || names_listed.is_empty() {
         return text;
     }
-    let more = names_listed.len().saturating_sub(NAMED);
+    let hidden_count = names_listed.len().saturating_sub(NAMED);
     names_listed.truncate(NAMED);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("{text} ({}{more})", names_listed.join(", "))
+    let suffix = if hidden_count > 0 { format!(" and {hidden_count} more") } else { String::new() };
+    format!("{text} ({}{suffix})", names_listed.join(", "))
 }
 
 #[cfg(test)]
@@ -296,7 +296,7 @@ mod tests {
     use super::*;
     use cachemate_interval::{PhasedProgram, closed_form};
 
-    fn question() -> WhatIfQuery {
+    fn test_query() -> WhatIfQuery {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
         let steady = |name: &str, phase| IntervalJob::new(PhasedProgram::steady(name, phase));
@@ -309,16 +309,16 @@ mod tests {
         WhatIfQuery { machine, jobs, length_ns: 120_000_000_000, seed: 1, explicit: false, guard: true }
     }
 
-    fn ran(policy: &str) -> PolicyOutcome {
+    fn policy_outcome(policy: &str) -> PolicyOutcome {
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
-        outcome(&context, &question(), policy).unwrap()
+        outcome(&context, &test_query(), policy).unwrap()
     }
 
     /// Do time lines cover the whole run without a gap, agree with the table, and repeat to the bit?
     #[test]
     fn time_lines_cover_the_run_and_agree_with_the_table() {
-        let run = ran("dio");
+        let run = policy_outcome("dio");
         assert!((run.series.seconds.last().unwrap() - 120.0).abs() < 1e-6);
         assert!(run.series.seconds.len() > 50, "{}", run.series.seconds.len());
         for (job, program) in run.programs.iter().enumerate() {
@@ -328,7 +328,7 @@ mod tests {
         }
         let names: Vec<&str> = run.programs.iter().map(|program| program.name.as_str()).collect();
         assert_eq!(names, ["stream", "reuser", "stream 2", "reuser 2"]);
-        assert_eq!(run, ran("dio"));
+        assert_eq!(run, policy_outcome("dio"));
     }
 
     /// Are program names inserted where the reason has a place for them, and appended if it has none?
@@ -353,7 +353,7 @@ mod tests {
     fn an_unknown_policy_is_named() {
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
-        let error = outcome(&context, &question(), "dioo").unwrap_err().to_string();
+        let error = outcome(&context, &test_query(), "dioo").unwrap_err().to_string();
         assert!(error.contains("dioo"), "{error}");
     }
 }

@@ -92,9 +92,9 @@ pub fn values_over_bandwidth(
     figure: &str,
     name: &str,
 ) -> Result<(Vec<DataPoint>, ResultFigure), ReproError> {
-    let all: Vec<(f64, u64)> =
+    let settings: Vec<(f64, u64)> =
         BANDWIDTHS.iter().flat_map(|&bytes| context.seeds.iter().map(move |&seed| (bytes, seed))).collect();
-    let measured = context.run_all(&all, |&(bytes, seed)| {
+    let results = context.run_all(&settings, |&(bytes, seed)| {
         context.report_progress(&format!("{name}, memory {bytes} bytes a cycle, seed {seed}"));
         measure(
             &NiagaraSetting { mix, bytes_per_cycle: Some(bytes), ..NiagaraSetting::new(192, seed, context) },
@@ -104,8 +104,8 @@ pub fn values_over_bandwidth(
     let mut points = Vec::new();
     for (metric, value) in METRICS {
         for bytes in BANDWIDTHS {
-            let at = all.iter().zip(&measured).filter(|((at, _), _)| *at == bytes);
-            let values: Vec<f64> = at.map(|(_, measured)| value(measured)).collect();
+            let at = settings.iter().zip(&results).filter(|((at, _), _)| *at == bytes);
+            let values: Vec<f64> = at.map(|(_, result)| value(result)).collect();
             points.push(DataPoint::over_values(
                 format!("{name} over bandwidth: {metric}"),
                 format!("{bytes}"),
@@ -143,8 +143,8 @@ pub fn worst_by_seed(cells: &[Cell], metric: Metric, worse: fn(f64, f64) -> f64)
         let values: Vec<f64> =
             cells.iter().filter(|cell| cell.seed == seed).map(|cell| metric(&cell.measured)).collect();
         // If a value is missing at one size, there is no worst value.
-        let whole = values.iter().all(|value| value.is_finite());
-        values.into_iter().reduce(worse).filter(|_| whole).unwrap_or(f64::NAN)
+        let is_complete = values.iter().all(|value| value.is_finite());
+        values.into_iter().reduce(worse).filter(|_| is_complete).unwrap_or(f64::NAN)
     };
     seeds.into_iter().map(|seed| (seed, value(seed))).collect()
 }
@@ -171,9 +171,9 @@ pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series
 
 /// A sentence with the sizes at which a target is missed.
 pub fn shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64) -> bool) -> String {
-    let short: Vec<String> =
+    let short_sizes: Vec<String> =
         at.filter(|&(_, value)| !met(value)).map(|(size, value)| format!("{size} KB ({value:.1} %)")).collect();
-    if short.is_empty() { "Every size meets it.".to_string() } else { format!("Short at {}.", short.join(", ")) }
+    if short_sizes.is_empty() { "Every size meets it.".to_string() } else { format!("Short at {}.", short_sizes.join(", ")) }
 }
 
 /// Means over seeds, by size.
@@ -193,10 +193,10 @@ pub fn splits(cells: &[Cell], sizes: &[u64]) -> String {
         format!("{size} KB: mix {:+.1} %, contention {:+.1} %, busy {:+.1} %", gain(1), gain(2), gain(4))
     };
     let mut words: Vec<String> = sizes.iter().map(split).collect();
-    let idle = cells.iter().filter(|cell| !cell.measured.never_ran.is_empty());
+    let incomplete_cells = cells.iter().filter(|cell| !cell.measured.never_ran.is_empty());
     let cell_text = |cell: &Cell| {
         format!("{} KB, seed {}: never ran: {}", cell.l2_kb, cell.seed, cell.measured.never_ran.join(", "))
     };
-    words.extend(idle.map(cell_text));
+    words.extend(incomplete_cells.map(cell_text));
     words.join("; ")
 }

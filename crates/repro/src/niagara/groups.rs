@@ -35,33 +35,33 @@ pub fn measure_groups(mut workload: Workload, request: GroupRequest) -> Result<V
     workload.measured_cycles = 4_000_000_000;
     let cache = l2(&workload).ok_or_else(|| failed("groups")("no shared cache"))?;
     let policy = GroupProbePolicy {
-        asked: request,
+        request,
         cache,
         seed: workload.options.seed,
         first: Vec::new(),
         open: Vec::new(),
-        then: None,
+        group_probe: None,
     };
     let config = workload.pipeline("first-then-groups", "", Vec::new(), WindowLength::Time { ns: 100_000_000 });
     let pipeline = Pipeline::with_policy(config, Box::new(policy));
     let mut records = Vec::new();
-    let each = |_: &mut _, record: WindowRecord| {
-        let over = record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS && answer.complete);
+    let on_window = |_: &mut _, record: WindowRecord| {
+        let is_complete = record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS && answer.complete);
         records.push(record);
-        !over
+        !is_complete
     };
-    run_under(workload.build_machine()?, pipeline, each).map_err(failed("groups"))?;
+    run_under(workload.build_machine()?, pipeline, on_window).map_err(failed("groups"))?;
     Ok(records)
 }
 
 struct GroupProbePolicy {
-    asked: GroupRequest,
+    request: GroupRequest,
     cache: cachemate_core::CacheId,
     seed: u64,
     first: Vec<ProbeRequest>,
     /// The first probes that have no result yet.
     open: Vec<ProbeId>,
-    then: Option<ProbeRequest>,
+    group_probe: Option<ProbeRequest>,
 }
 
 impl Policy for GroupProbePolicy {
@@ -69,29 +69,29 @@ impl Policy for GroupProbePolicy {
         let mut plan = Plan::idle(WindowLength::Time { ns: 10_000_000 });
         let tasks: Vec<TaskId> = view.observation.tasks.iter().map(|task| task.task).collect();
         if self.first.is_empty() {
-            self.ask_first(&tasks);
+            self.request_first_probes(&tasks);
         }
-        let over =
+        let is_answered =
             |id: &ProbeId| view.observation.probe_results.iter().any(|answer| answer.probe == *id && answer.complete);
-        self.open.retain(|id| !over(id));
-        if self.open.is_empty() && self.then.is_none() {
-            self.then = Some(self.groups(&tasks));
+        self.open.retain(|id| !is_answered(id));
+        if self.open.is_empty() && self.group_probe.is_none() {
+            self.group_probe = Some(self.groups(&tasks));
         }
-        plan.probes = self.then.clone().map_or_else(|| self.first.clone(), |then| vec![then]);
+        plan.probes = self.group_probe.clone().map_or_else(|| self.first.clone(), |probe| vec![probe]);
         Decision::new(plan, Vec::new())
     }
 }
 
 impl GroupProbePolicy {
-    fn ask_first(&mut self, tasks: &[TaskId]) {
+    fn request_first_probes(&mut self, tasks: &[TaskId]) {
         let mut probes = Vec::new();
-        if let Some(rows_ns) = self.asked.rows_ns {
+        if let Some(rows_ns) = self.request.rows_ns {
             for block in tasks.chunks(CONTEXTS + 1) {
-                let without = |out: &TaskId| block.iter().copied().filter(|task| task != out).collect();
-                probes.push(self.rows(block.iter().map(without).collect(), rows_ns));
+                let without_task = |out: &TaskId| block.iter().copied().filter(|task| task != out).collect();
+                probes.push(self.rows(block.iter().map(without_task).collect(), rows_ns));
             }
         }
-        if let Some(locations) = self.asked.locations {
+        if let Some(locations) = self.request.locations {
             probes.extend(tasks.iter().map(|&task| ProbeKind::ReuseTimes { task, locations }));
         }
         let probe = |(at, probe_kind)| ProbeRequest {
@@ -111,8 +111,8 @@ impl GroupProbePolicy {
             shuffled.truncate(CONTEXTS);
             shuffled
         };
-        let groups = (0..self.asked.groups).map(|_| group()).collect();
-        ProbeRequest { id: GROUPS, kind: self.rows(groups, self.asked.group_ns), budget_ns: u64::MAX / 1_000_000_000 }
+        let groups = (0..self.request.groups).map(|_| group()).collect();
+        ProbeRequest { id: GROUPS, kind: self.rows(groups, self.request.group_ns), budget_ns: u64::MAX / 1_000_000_000 }
     }
 
     fn rows(&self, rows: Vec<Vec<TaskId>>, total_ns: u64) -> ProbeKind {

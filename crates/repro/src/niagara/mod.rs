@@ -176,8 +176,8 @@ impl NiagaraPolicy {
     pub fn literal() -> Self {
         NiagaraPolicy::Casc { parameters: "form = \"literal\"\n".to_string(), own_counts: false, phases: false }
     }
-    pub fn better_policy(more: &str) -> Self {
-        let parameters = format!("form = \"better\"\nmax_row_ns = {LONGEST_ROW_NS}\n{more}");
+    pub fn better_policy(extra_parameters: &str) -> Self {
+        let parameters = format!("form = \"better\"\nmax_row_ns = {LONGEST_ROW_NS}\n{extra_parameters}");
         NiagaraPolicy::Casc { parameters, own_counts: true, phases: false }
     }
     pub fn following_phases() -> Self {
@@ -321,14 +321,14 @@ pub fn measure(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<Niaga
 pub fn measure_against(
     setting: &NiagaraSetting,
     policy: &NiagaraPolicy,
-    other: &NiagaraSetting,
+    baseline: &NiagaraSetting,
 ) -> Result<NiagaraResult, ReproError> {
-    let (run, default) = (run(setting, policy)?, run(other, &NiagaraPolicy::Default)?);
+    let (run, default) = (run(setting, policy)?, run(baseline, &NiagaraPolicy::Default)?);
     let solo = solo_speeds(setting)?;
     let (new, old): (&RunResults, &RunResults) = (&run, &default);
     let none = || failed("comparison")("the cache had no references");
-    let idle = [new, old].into_iter().flat_map(|results| &results.tasks).filter(|task| task.instructions == 0);
-    let mut never_ran: Vec<String> = idle.map(|task| task.name.clone()).collect();
+    let idle_tasks = [new, old].into_iter().flat_map(|results| &results.tasks).filter(|task| task.instructions == 0);
+    let mut never_ran: Vec<String> = idle_tasks.map(|task| task.name.clone()).collect();
     never_ran.sort();
     never_ran.dedup();
     // A thread that never ran has no speed, so the mix is reported as not measured.
@@ -349,8 +349,8 @@ pub fn measure_against(
         ContentionBreakdown { issue: not_measured, misses: not_measured, queues: not_measured, system: not_measured };
     let shares = |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
     let times = shares(new);
-    let all: f64 = times.iter().sum();
-    let least = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min) / mean(times);
+    let total_time: f64 = times.iter().sum();
+    let min_share = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min) / mean(times);
     let art = new.tasks.iter().filter(|task| task.name.starts_with(GREEDY));
     let (miss_ratio, default_miss_ratio) = (ratio(new).ok_or_else(none)?, ratio(old).ok_or_else(none)?);
     Ok(NiagaraResult {
@@ -363,10 +363,10 @@ pub fn measure_against(
         default_miss_ratio,
         variation: metrics::variation(&times).ok_or_else(none)?,
         default_variation: metrics::variation(&shares(old)).ok_or_else(none)?,
-        least_share: least(&times),
-        default_least_share: least(&shares(old)),
+        least_share: min_share(&times),
+        default_least_share: min_share(&shares(old)),
         busy_share: new.busy_share,
-        art_share: art.map(|task| task.run_time_share).sum::<f64>() / all,
+        art_share: art.map(|task| task.run_time_share).sum::<f64>() / total_time,
         contention_at: contention_at(new, old).unwrap_or(nowhere),
     })
 }
@@ -376,10 +376,10 @@ pub fn measure_against(
 /// # Errors
 /// As [`run`].
 pub fn gain_without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> {
-    let others: Vec<WorkloadJob> =
+    let other_jobs: Vec<WorkloadJob> =
         setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY).collect();
-    let without = run_jobs(setting, &NiagaraPolicy::Default, &others)?;
-    Ok(without.instructions_per_cycle() / run(setting, &NiagaraPolicy::Default)?.instructions_per_cycle() - 1.0)
+    let without_greedy = run_jobs(setting, &NiagaraPolicy::Default, &other_jobs)?;
+    Ok(without_greedy.instructions_per_cycle() / run(setting, &NiagaraPolicy::Default)?.instructions_per_cycle() - 1.0)
 }
 
 /// Miss ratio of the L2.

@@ -37,7 +37,7 @@ pub fn gain_bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec
 struct Variation {
     name: String,
     policy: NiagaraPolicy,
-    on: NiagaraSetting,
+    setting: NiagaraSetting,
     baseline: NiagaraSetting,
 }
 
@@ -52,31 +52,31 @@ pub fn variations(
     policy: &NiagaraPolicy,
     extra_policies: &[(&str, NiagaraPolicy)],
 ) -> Result<Vec<DataPoint>, ReproError> {
-    let mut all = Vec::new();
+    let mut variations = Vec::new();
     for &seed in &context.seeds {
         let base = NiagaraSetting { mix, ..NiagaraSetting::new(SIZE_KB, seed, context) };
-        let against_itself = |name: String, policy: &NiagaraPolicy, on: NiagaraSetting| Variation {
+        let against_itself = |name: String, policy: &NiagaraPolicy, setting: NiagaraSetting| Variation {
             name,
             policy: policy.clone(),
-            on,
-            baseline: on,
+            setting,
+            baseline: setting,
         };
-        all.push(against_itself(format!("scale {SCALE}"), policy, base));
-        all.push(against_itself(format!("scale {}", 2 * SCALE), policy, NiagaraSetting { scale: 2 * SCALE, ..base }));
+        variations.push(against_itself(format!("scale {SCALE}"), policy, base));
+        variations.push(against_itself(format!("scale {}", 2 * SCALE), policy, NiagaraSetting { scale: 2 * SCALE, ..base }));
         let name = format!("against Solaris' time sharing, scale {SOLARIS_SCALE}");
-        all.push(Variation { name, policy: policy.clone(), on: base, baseline: base.with_solaris() });
-        all.extend(extra_policies.iter().map(|(name, policy)| against_itself((*name).to_string(), policy, base)));
+        variations.push(Variation { name, policy: policy.clone(), setting: base, baseline: base.with_solaris() });
+        variations.extend(extra_policies.iter().map(|(name, policy)| against_itself((*name).to_string(), policy, base)));
     }
-    let measured = context.run_all(&all, |variation| {
-        context.report_progress(&format!("{}, seed {}", variation.name, variation.on.seed));
-        if variation.on == variation.baseline {
-            measure(&variation.on, &variation.policy)
+    let results = context.run_all(&variations, |variation| {
+        context.report_progress(&format!("{}, seed {}", variation.name, variation.setting.seed));
+        if variation.setting == variation.baseline {
+            measure(&variation.setting, &variation.policy)
         } else {
-            measure_against(&variation.on, &variation.policy, &variation.baseline)
+            measure_against(&variation.setting, &variation.policy, &variation.baseline)
         }
     })?;
     let mut names: Vec<&str> = Vec::new();
-    for variation in &all {
+    for variation in &variations {
         if !names.contains(&variation.name.as_str()) {
             names.push(&variation.name);
         }
@@ -84,8 +84,8 @@ pub fn variations(
     let mut points = Vec::new();
     for (metric, value) in METRICS {
         for &name in &names {
-            let here = all.iter().zip(&measured).filter(|(variation, _)| variation.name == name);
-            let values: Vec<f64> = here.map(|(_, measured)| value(measured)).collect();
+            let named_runs = variations.iter().zip(&results).filter(|(variation, _)| variation.name == name);
+            let values: Vec<f64> = named_runs.map(|(_, result)| value(result)).collect();
             points.push(DataPoint::over_values(format!("varied at {SIZE_KB} KB: {metric}"), name, &values));
         }
     }

@@ -23,16 +23,16 @@ pub struct ContentionBreakdown {
 /// The breakdown; `None` if a thread never ran in the old run. One that never ran in the new run adds nothing.
 pub fn contention_at(new: &RunResults, old: &RunResults) -> Option<ContentionBreakdown> {
     let (mut parts, mut at_old_speeds) = ([0.0; 4], 0.0);
-    for (now, before) in new.tasks.iter().zip(&old.tasks) {
-        let (was_speed, waited) = per_instruction(before)?;
-        let Some((speed, waits)) = per_instruction(now) else { continue };
-        at_old_speeds += now.run_time_share * was_speed;
+    for (new_task, old_task) in new.tasks.iter().zip(&old.tasks) {
+        let (was_speed, waited) = per_instruction(old_task)?;
+        let Some((speed, waits)) = per_instruction(new_task) else { continue };
+        at_old_speeds += new_task.run_time_share * was_speed;
         for ((part, wait), was) in parts.iter_mut().zip(waits).zip(waited) {
             // 1/a - 1/b = (b - a) / ab, in cycles per instruction.
-            *part += now.run_time_share * speed * was_speed * (was - wait);
+            *part += new_task.run_time_share * speed * was_speed * (was - wait);
         }
     }
-    let [issue, misses, queues, system] = parts.map(|part| part / at_old_speeds);
+    let [issue, misses, queues, system] = parts.map(|cycles| cycles / at_old_speeds);
     Some(ContentionBreakdown { issue, misses, queues, system })
 }
 
@@ -67,10 +67,10 @@ mod tests {
         };
         let old = run(1, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);
         let new = run(2, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);
-        let (at, whole) =
+        let (breakdown, contention_gain) =
             (contention_at(&new, &old).unwrap(), Comparison::compare(&new, &old).unwrap().contention_gain);
-        let sum = at.issue + at.misses + at.queues + at.system;
-        assert!((sum - whole).abs() < 0.002, "{at:?} {whole}");
+        let sum = breakdown.issue + breakdown.misses + breakdown.queues + breakdown.system;
+        assert!((sum - contention_gain).abs() < 0.002, "{breakdown:?} {contention_gain}");
         assert_eq!(contention_at(&old, &old), Some(ContentionBreakdown::default()));
         // A thread that never ran in the new run does not count; one that never ran in the old run makes the comparison
         // impossible.

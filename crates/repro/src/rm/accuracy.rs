@@ -46,9 +46,9 @@ pub struct CurveStudy {
 
 /// The programs, which are all single-threaded.
 pub fn programs(quick: bool) -> Vec<&'static str> {
-    let few = ["twolf", "libquantum", "omnetpp", "art"];
+    let quick_names = ["twolf", "libquantum", "omnetpp", "art"];
     let single = kernels::programs().filter(|program| program.threads == (1, 1)).map(|program| program.name);
-    single.filter(|name| !quick || few.contains(name)).collect()
+    single.filter(|name| !quick || quick_names.contains(name)).collect()
 }
 
 pub fn traced_cache() -> TracedCache {
@@ -84,12 +84,12 @@ pub fn log(workload: &Workload, lengths: LogLengths, share: f64) -> Result<Trace
 }
 
 /// The real curve of a stretch, from running the program at each of these colors.
-pub fn real_curve(workload: &Workload, from: f64, to: f64, colors: &[u32]) -> Result<MissRateCurve, ReproError> {
+pub fn real_curve(workload: &Workload, start_instr: f64, end_instr: f64, colors: &[u32]) -> Result<MissRateCurve, ReproError> {
     let mut points = Vec::new();
     for &colors in colors {
         let mut program = SoloMachine::start(workload, colors, WINDOW_CYCLES)?;
-        program.run_to(to)?;
-        let rate = program.timeline.misses_per_kilo_instr(from, to).unwrap_or(f64::NAN);
+        program.run_to(end_instr)?;
+        let rate = program.timeline.misses_per_kilo_instr(start_instr, end_instr).unwrap_or(f64::NAN);
         points.push((size_bytes(colors), rate));
     }
     MissRateCurve::new(points).map_err(crate::setup::failed("real curve"))
@@ -105,9 +105,9 @@ pub fn profile_capture(as_in_the_thesis: bool, traced: &TraceCapture) -> Option<
 fn study(program: &'static str, seed: u64, lengths: LogLengths, colors: &[u32]) -> Result<CurveStudy, ReproError> {
     let workload = workload(program, seed)?;
     let traced = log(&workload, lengths, 1.0)?;
-    let short = log(&workload, lengths, SHORT)?;
+    let short_log = log(&workload, lengths, SHORT)?;
     let real = real_curve(&workload, traced.from, traced.to, colors)?;
-    Ok(CurveStudy { program: Name(program), seed, real, traced, short })
+    Ok(CurveStudy { program: Name(program), seed, real, traced, short: short_log })
 }
 
 /// The compared forms, each a separate profiler over the same kind of evidence.
@@ -155,7 +155,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let distance = |form: &'static str| {
         over_seeds(&|own_studies| mean(&own_studies.iter().map(|study| study.distance(form)).collect::<Vec<_>>()))
     };
-    let beyond = over_seeds(&|own_studies| {
+    let worst_ratio = over_seeds(&|own_studies| {
         own_studies.iter().map(|study| study.distance("survival") / (0.05 * study.top()).max(2.0)).fold(0.0, f64::max)
     });
     let title = |form: &str| format!("mean distance of curves from logs to real ones, {form}");
@@ -175,7 +175,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         "omnetpp 6.57, swim 6.12, art 4.54, mcf 2.57",
         "of the allowance",
         ResultTarget::AtMost { target: 1.0, paper_best: None },
-        &beyond,
+        &worst_ratio,
     );
     Ok(vec![first, worst, shown("survival, a quarter of the log"), shown("thesis")])
 }

@@ -37,7 +37,7 @@ struct RowGains {
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let lengths = context.pick(LogLengths { warm_up: 5e5, logged: 5e5 }, LogLengths { warm_up: 2e6, logged: 2e6 });
-    let pace = context.pick(
+    let scale = context.pick(
         RunScale { scale: 30_000, warm_up_cycles: 6_000_000 },
         RunScale { scale: 2_500, warm_up_cycles: 50_000_000 },
     );
@@ -47,10 +47,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let gains = context.run_all_stored(
         module_path!(),
         &items,
-        |item| format!("{item:?} {lengths:?} {pace:?}"),
+        |item| format!("{item:?} {lengths:?} {scale:?}"),
         |&(seed, row)| {
             context.report_progress(&format!("RM-4: {} beside {} x {}, seed {seed}", row.0, row.2, row.1));
-            measure(row, seed, lengths, pace)
+            measure(row, seed, lengths, scale)
         },
     )?;
     let by_seed: Vec<&[RowGains]> = gains.chunks(rows.len()).collect();
@@ -68,18 +68,18 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let series: [(&str, usize, f64); 2] = [("curves from logs", 0, row.4), ("real curves", 1, row.5)];
         for (series, kind, paper) in series {
             let at = format!("{}+{} {}:{}", row.0, row.1, first[kind], COLORS - first[kind]);
-            let over = |value: fn(&RowGains) -> [f64; 2]| {
+            let values_of = |value: fn(&RowGains) -> [f64; 2]| {
                 by_seed.iter().map(|rows| value(&rows[index])[kind]).collect::<Vec<f64>>()
             };
             points.push(DataPoint::over_values(
                 format!("aggregate IPC, %: {series}"),
                 &at,
-                &over(|row| row.gains_percent),
+                &values_of(|row| row.gains_percent),
             ));
             points.push(DataPoint::over_values(
                 format!("IPC of the first, %: {series}"),
                 &at,
-                &over(|row| row.first_gains_percent),
+                &values_of(|row| row.first_gains_percent),
             ));
             points.push(DataPoint::over_values(format!("aggregate IPC, %, paper: {series}"), &at, &[paper]));
         }
@@ -93,7 +93,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &per_seed,
     )
     .points(points)
-    .time_scale(pace.scale as f64)
+    .time_scale(scale.scale as f64)
     .with_note(
         "Curves of each program alone, the split with the least sum of misses, the sum of IPC against uncontrolled sharing, \
          and the published rows: a row beside the project's own target of 90 %, which asks for the sum of speeds over those \
@@ -102,7 +102,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(vec![finding])
 }
 
-fn measure(row: PublishedRow, seed: u64, lengths: LogLengths, pace: RunScale) -> Result<RowGains, ReproError> {
+fn measure(row: PublishedRow, seed: u64, lengths: LogLengths, scale: RunScale) -> Result<RowGains, ReproError> {
     let (first, second, instances, l3, ..) = row;
     let curves = [(first, seed), (second, seed + 1_000)].map(|(program, input)| curves_of(program, input, lengths));
     let [first_curves, second_curves] = curves;
@@ -112,10 +112,10 @@ fn measure(row: PublishedRow, seed: u64, lengths: LogLengths, pace: RunScale) ->
             [&first_curves, &second_curves].map(|curves| UnitClaim { costs: curves[kind].clone(), min_units: 1 });
         allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs")[0]
     });
-    let others = (0..instances).map(|copy| WorkloadJob::new(second, seed + 1_000 + copy));
-    let jobs: Vec<WorkloadJob> = std::iter::once(WorkloadJob::new(first, seed)).chain(others).collect();
+    let copies = (0..instances).map(|copy| WorkloadJob::new(second, seed + 1_000 + copy));
+    let jobs: Vec<WorkloadJob> = std::iter::once(WorkloadJob::new(first, seed)).chain(copies).collect();
     let cores = jobs.len() as u32;
-    let chip = |jobs: Vec<WorkloadJob>| chip_setup(jobs, cores, l3, pace, seed);
+    let chip = |jobs: Vec<WorkloadJob>| chip_setup(jobs, cores, l3, scale, seed);
     let work = jobs.iter().map(|job| Ok(run_request::solo_run(&chip(vec![job.clone()])?)?.0));
     let work = work.collect::<Result<Vec<_>, ReproError>>()?;
     let workload = chip(jobs)?;
@@ -123,11 +123,11 @@ fn measure(row: PublishedRow, seed: u64, lengths: LogLengths, pace: RunScale) ->
         let rates = run_request::joint_run(&workload, &work, plan)?.rates;
         Ok([rates.iter().map(|rates| rates.instr_per_cycle).sum(), rates[0].instr_per_cycle])
     };
-    let shared = speeds(None)?;
+    let shared_speeds = speeds(None)?;
     let mut gains = [[0.0; 2]; 2];
     for (gains, colors) in gains.iter_mut().zip(colors_of_first) {
         let divided = speeds(Some(&colors_plan(&workload, colors)?))?;
-        *gains = [0, 1].map(|metric| 100.0 * (divided[metric] / shared[metric] - 1.0));
+        *gains = [0, 1].map(|metric| 100.0 * (divided[metric] / shared_speeds[metric] - 1.0));
     }
     let value = |index: usize| gains.map(|gains| gains[index]);
     Ok(RowGains { colors_of_first, gains_percent: value(0), first_gains_percent: value(1) })
@@ -150,8 +150,8 @@ fn curves_of(program: &str, seed: u64, lengths: LogLengths) -> Result<[Vec<f64>;
 /// So many colors for the first program, the rest for all others together.
 fn colors_plan(workload: &Workload, first: u32) -> Result<FixedPlan, ReproError> {
     let mut fixed = fixed_plan(workload, &split(first))?;
-    let others = (1..workload.jobs.len() as u32).map(|process| ShareMember::Process(ProcessId(process)));
-    fixed.plan.shares[1].members = others.collect();
+    let other_members = (1..workload.jobs.len() as u32).map(|process| ShareMember::Process(ProcessId(process)));
+    fixed.plan.shares[1].members = other_members.collect();
     Ok(fixed)
 }
 
@@ -164,8 +164,8 @@ mod tests {
     #[test]
     fn the_rest_is_of_all_others_together() {
         let jobs = ["ammp", "applu", "applu", "applu"].map(|name| WorkloadJob::new(name, 1)).to_vec();
-        let pace = RunScale { scale: 60_000, warm_up_cycles: 0 };
-        let fixed = colors_plan(&chip_setup(jobs, 4, true, pace, 1).unwrap(), 13).unwrap();
+        let scale = RunScale { scale: 60_000, warm_up_cycles: 0 };
+        let fixed = colors_plan(&chip_setup(jobs, 4, true, scale, 1).unwrap(), 13).unwrap();
         let shares: Vec<(usize, IndexSet)> = fixed
             .plan
             .shares

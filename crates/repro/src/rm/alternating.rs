@@ -22,27 +22,27 @@ struct Alternating {
     programs: Vec<(Box<dyn AccessSource>, VecDeque<Access>)>,
     phase_instructions: u64,
     present: usize,
-    left: u64,
+    instr_left: u64,
 }
 
 impl AccessSource for Alternating {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         let offset = APART * self.present as u64;
-        let (source, held) = &mut self.programs[self.present];
-        if held.is_empty() {
+        let (source, pending) = &mut self.programs[self.present];
+        if pending.is_empty() {
             let mut fresh = Vec::new();
             let turn = source.next_batch(&mut fresh);
-            held.extend(fresh);
-            if held.is_empty() {
+            pending.extend(fresh);
+            if pending.is_empty() {
                 return turn;
             }
         }
-        while let Some(access) = held.pop_front() {
+        while let Some(access) = pending.pop_front() {
             batch.push(move_access(access, offset));
-            self.left = self.left.saturating_sub(access.instructions());
-            if self.left == 0 {
+            self.instr_left = self.instr_left.saturating_sub(access.instructions());
+            if self.instr_left == 0 {
                 self.present = (self.present + 1) % self.programs.len();
-                self.left = self.phase_instructions;
+                self.instr_left = self.phase_instructions;
                 break;
             }
         }
@@ -70,7 +70,7 @@ pub fn alternating(names: [&'static str; 2], seed: u64, phase_instructions: u64)
             kernels::program(name, seed, &kernels::Options::default()).expect("built with these options before")
         });
         let programs = threads.map(|thread| (thread, VecDeque::new())).collect();
-        vec![Box::new(Alternating { programs, phase_instructions, present: 0, left: phase_instructions })]
+        vec![Box::new(Alternating { programs, phase_instructions, present: 0, instr_left: phase_instructions })]
     };
     Ok(SimProgram::new(names.join("+"), Box::new(make)))
 }

@@ -88,10 +88,10 @@ pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, 
         |item| format!("{item:?} {seed}"),
         |&(program, phase)| cost(program, phase, seed),
     )?;
-    let cut: Vec<&TracingCost> = costs.iter().filter(|cost| cost.is_cut()).collect();
+    let cut_costs: Vec<&TracingCost> = costs.iter().filter(|cost| cost.is_cut()).collect();
     let (warm_up, colors) = context.pick((5e5, vec![4, 8, 12, COLORS]), (2e6, (1..=COLORS).collect()));
     let items: Vec<(u64, &TracingCost)> =
-        context.seeds.iter().flat_map(|&seed| cut.iter().map(move |&cost| (seed, cost))).collect();
+        context.seeds.iter().flat_map(|&seed| cut_costs.iter().map(move |&cost| (seed, cost))).collect();
     let distances = context.run_all_stored(
         module_path!(),
         &items,
@@ -101,7 +101,7 @@ pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, 
             cut_log_distance(cost, seed, warm_up, &colors)
         },
     )?;
-    Ok(vec![costs_finding(&costs, seed), cut_finding(context, &cut, &distances)])
+    Ok(vec![costs_finding(&costs, seed), cut_finding(context, &cut_costs, &distances)])
 }
 
 fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
@@ -115,11 +115,11 @@ fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
             &[cost.share(cost.entries())],
         ));
     }
-    let over = costs.iter().filter(|cost| cost.is_cut());
-    let over: Vec<String> = over
+    let over_budget = costs.iter().filter(|cost| cost.is_cut());
+    let over_budget: Vec<String> = over_budget
         .map(|cost| format!("{} {:.1} % (cut to {:.0} entries)", cost.program, cost.share(LOG_ENTRIES), cost.entries()))
         .collect();
-    let over = if over.is_empty() { "none".to_string() } else { over.join(", ") };
+    let over_text = if over_budget.is_empty() { "none".to_string() } else { over_budget.join(", ") };
     Finding::new(
         "RM-5",
         "tracing and computing, of the time of a phase, worst program; logs as long as 2 % of the phase allow",
@@ -132,12 +132,12 @@ fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
     .with_note(format!(
         "Interrupt cost of the machine's description, {LOGGED_AT} colors; phase lengths are the thesis's (Table 5.5 d), \
          since the simulated programs' phases are scaled. A full log has 163 840 entries; of the phase it would take more \
-         than 2 % for: {over}. What the shorter logs are worth is the next result."
+         than 2 % for: {over_text}. What the shorter logs are worth is the next result."
     ))
 }
 
-fn cut_finding(context: &ExperimentContext<'_>, cut: &[&TracingCost], distances: &[[f64; 2]]) -> Finding {
-    let by_seed: Vec<&[[f64; 2]]> = distances.chunks(cut.len().max(1)).collect();
+fn cut_finding(context: &ExperimentContext<'_>, cut_costs: &[&TracingCost], distances: &[[f64; 2]]) -> Finding {
+    let by_seed: Vec<&[[f64; 2]]> = distances.chunks(cut_costs.len().max(1)).collect();
     let farthest = |rows: &[[f64; 2]]| rows.iter().map(|distance| distance[1]).fold(0.0, f64::max);
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(&by_seed).map(|(&seed, rows)| (seed, farthest(rows))).collect();
@@ -153,5 +153,5 @@ fn cut_finding(context: &ExperimentContext<'_>, cut: &[&TracingCost], distances:
         ResultTarget::AtMost { target: 1.0, paper_best: None },
         &per_seed,
     )
-    .points(cut.iter().enumerate().map(point).collect())
+    .points(cut_costs.iter().enumerate().map(point).collect())
 }

@@ -54,11 +54,11 @@ fn rates_by_interval(timeline: &MissTimeline, intervals: usize) -> (Vec<f64>, Ve
 /// Intervals in which the detector reported a change.
 fn detect_phases<S: AsRef<[f64]>>(signals: &[S]) -> Vec<usize> {
     let mut detector = PhaseDetector::new(PhaseParameters::default());
-    let changed = |(at, signal): (usize, &S)| match detector.push(signal.as_ref()) {
+    let changed_index = |(at, signal): (usize, &S)| match detector.push(signal.as_ref()) {
         PhaseEvent::Changed { .. } => Some(at),
         _ => None,
     };
-    signals.iter().enumerate().filter_map(changed).collect()
+    signals.iter().enumerate().filter_map(changed_index).collect()
 }
 
 impl PhaseRun {
@@ -74,9 +74,9 @@ impl PhaseRun {
 
     /// Number of boundaries found, and number of boundaries that had to be found.
     fn boundary_counts(&self, reported: &[usize], to_find: impl Fn(usize) -> bool) -> (usize, usize) {
-        let wanted: Vec<usize> = self.boundaries().filter(|&boundary| to_find(boundary)).collect();
-        let near = |boundary: &&usize| reported.iter().any(|&at| at.abs_diff(**boundary) <= 1);
-        (wanted.iter().filter(near).count(), wanted.len())
+        let expected_boundaries: Vec<usize> = self.boundaries().filter(|&boundary| to_find(boundary)).collect();
+        let is_reported = |boundary: &&usize| reported.iter().any(|&at| at.abs_diff(**boundary) <= 1);
+        (expected_boundaries.iter().filter(is_reported).count(), expected_boundaries.len())
     }
 
     fn detect_by_miss_rate(&self) -> (usize, usize) {
@@ -92,15 +92,15 @@ impl PhaseRun {
 
     /// Changes reported more than one interval from any boundary, per boundary.
     fn false_alarms(&self, reported: &[usize]) -> f64 {
-        let near = |at: &&usize| self.boundaries().all(|boundary| at.abs_diff(boundary) > 1);
-        reported.iter().filter(near).count() as f64 / self.boundaries().count() as f64
+        let is_false = |at: &&usize| self.boundaries().all(|boundary| at.abs_diff(boundary) > 1);
+        reported.iter().filter(is_false).count() as f64 / self.boundaries().count() as f64
     }
 }
 
-fn share(runs: &[&PhaseRun], found: impl Fn(&PhaseRun) -> (usize, usize)) -> f64 {
-    let (found, all) =
-        runs.iter().map(|run| found(run)).fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
-    100.0 * found as f64 / all as f64
+fn share(runs: &[&PhaseRun], count_found: impl Fn(&PhaseRun) -> (usize, usize)) -> f64 {
+    let (found_count, total) =
+        runs.iter().map(|run| count_found(run)).fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
+    100.0 * found_count as f64 / total as f64
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
@@ -121,8 +121,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         },
     )?;
     let runs_of = |seed: u64| runs.iter().filter(|run| run.seed == seed).collect::<Vec<_>>();
-    let per_seed = |found: fn(&PhaseRun) -> (usize, usize)| -> Vec<(u64, f64)> {
-        context.per_seed(|seed| share(&runs_of(seed), found))
+    let per_seed = |count_found: fn(&PhaseRun) -> (usize, usize)| -> Vec<(u64, f64)> {
+        context.per_seed(|seed| share(&runs_of(seed), count_found))
     };
     let paper = "boundaries mostly the same at every size (Fig. 5.2)";
     let rates = Finding::new(

@@ -33,7 +33,7 @@ struct BoundaryCounts {
 }
 
 /// The first program's instruction counts at which its traces were requested.
-fn traces_asked(records: &[WindowRecord]) -> Vec<f64> {
+fn trace_requests(records: &[WindowRecord]) -> Vec<f64> {
     let (mut instructions, mut last, mut requests) = (0.0, None, Vec::new());
     for record in records {
         let task = record.observation.tasks.iter().find(|task| task.task == TaskId(0));
@@ -53,11 +53,11 @@ fn count_noticed(requests: &[f64], resized: usize, phases: usize) -> BoundaryCou
     let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
     let after = |at: f64, boundary: usize| (at - boundary as f64 * phase) / INTERVAL_INSTRUCTIONS;
     // An interval that began before the boundary may end after it, so one interval before counts too.
-    let near = |at: f64, boundary: usize| (-1.0..=IN_TIME).contains(&after(at, boundary));
-    let detected = (1..phases).filter(|&boundary| requests.iter().any(|&at| near(at, boundary))).count();
+    let is_in_time = |at: f64, boundary: usize| (-1.0..=IN_TIME).contains(&after(at, boundary));
+    let detected = (1..phases).filter(|&boundary| requests.iter().any(|&at| is_in_time(at, boundary))).count();
     // The first trace is no detection.
     let without_boundary =
-        requests.iter().skip(1).filter(|&&at| !(1..phases).any(|boundary| near(at, boundary))).count();
+        requests.iter().skip(1).filter(|&&at| !(1..phases).any(|boundary| is_in_time(at, boundary))).count();
     BoundaryCounts { noticed: detected, boundaries: phases - 1, without_boundary, resized }
 }
 
@@ -71,24 +71,24 @@ fn run_managed(
         chip_setup(vec![job(programs.1, seed)], 2, true, RunScale { scale: SCALE as u64, warm_up_cycles: 0 }, seed)?;
     let changing = alternating(programs.0, seed, phase as u64)?;
     let options = SimOptions { ends: Some(RunLimit::Cycles(u64::MAX / 8)), warm_up: None, ..workload.options.clone() };
-    let beside = workload.jobs[0].program()?;
-    let machine = SimMachine::new(&workload.machine, &options, vec![changing, beside]).map_err(failed("machine"))?;
+    let co_runner = workload.jobs[0].program()?;
+    let machine = SimMachine::new(&workload.machine, &options, vec![changing, co_runner]).map_err(failed("machine"))?;
     let mut pipeline = sizing(&workload, ENTRIES, 0, DECISION_CYCLES, "measure_windows = 0");
     let parameters = PhaseParameters::default();
     let detector =
         ProfilerConfig::Phases { level: CacheLevel::L2, parameters, interval_instructions: INTERVAL_INSTRUCTIONS };
     pipeline.profilers.insert(0, detector);
-    let (mut records, mut done): (Vec<WindowRecord>, f64) = (Vec::new(), 0.0);
+    let (mut records, mut instr_done): (Vec<WindowRecord>, f64) = (Vec::new(), 0.0);
     run_under(machine, build_pipeline(pipeline)?, |_, record| {
         let task = record.observation.tasks.iter().find(|task| task.task == TaskId(0));
-        done += task.and_then(|task| task.counts.get(CounterEvent::Instructions)).unwrap_or(0.0);
+        instr_done += task.and_then(|task| task.counts.get(CounterEvent::Instructions)).unwrap_or(0.0);
         records.push(record);
-        done < phase * phases as f64
+        instr_done < phase * phases as f64
     })
     .map_err(failed("cache-sizing"))?;
     let shares = |record: &WindowRecord| record.decision.plan.shares.clone();
     let resized = records.windows(2).filter(|pair| shares(&pair[0]) != shares(&pair[1])).count();
-    Ok(count_noticed(&traces_asked(&records), resized, phases))
+    Ok(count_noticed(&trace_requests(&records), resized, phases))
 }
 
 pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproError> {
@@ -96,7 +96,7 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
     let runs = context.pick(&RUNS[..1], &RUNS);
     let items: Vec<(u64, usize)> =
         context.seeds.iter().flat_map(|&seed| (0..runs.len()).map(move |at| (seed, at))).collect();
-    let all = context.run_all_stored(
+    let all_counts = context.run_all_stored(
         module_path!(),
         &items,
         |&(seed, at)| format!("{:?} {seed} {phases}", runs[at]),
@@ -108,26 +108,26 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
             run_managed(runs[at], seed, phases)
         },
     )?;
-    let by_seed: Vec<&[BoundaryCounts]> = all.chunks(runs.len()).collect();
-    let share = |found: &[BoundaryCounts]| {
+    let by_seed: Vec<&[BoundaryCounts]> = all_counts.chunks(runs.len()).collect();
+    let share = |seed_counts: &[BoundaryCounts]| {
         let (noticed, boundaries) =
-            found.iter().fold((0, 0), |sums, counts| (sums.0 + counts.noticed, sums.1 + counts.boundaries));
+            seed_counts.iter().fold((0, 0), |sums, counts| (sums.0 + counts.noticed, sums.1 + counts.boundaries));
         100.0 * noticed as f64 / boundaries.max(1) as f64
     };
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(&by_seed).map(|(&seed, found)| (seed, share(found))).collect();
+        context.seeds.iter().zip(&by_seed).map(|(&seed, seed_counts)| (seed, share(seed_counts))).collect();
     let mut points = Vec::new();
     for (at, (changing, beside)) in runs.iter().enumerate() {
-        let over =
-            |value: fn(&BoundaryCounts) -> f64| by_seed.iter().map(|found| value(&found[at])).collect::<Vec<f64>>();
+        let values_of =
+            |value: fn(&BoundaryCounts) -> f64| by_seed.iter().map(|seed_counts| value(&seed_counts[at])).collect::<Vec<f64>>();
         let label = format!("{} then {}, beside {beside}", changing[0], changing[1]);
-        let noticed = over(|counts| 100.0 * counts.noticed as f64 / counts.boundaries as f64);
+        let noticed = values_of(|counts| 100.0 * counts.noticed as f64 / counts.boundaries as f64);
         points.push(DataPoint::over_values("boundaries noticed, %", label.clone(), &noticed));
-        let lonely = over(|counts| counts.without_boundary as f64 / counts.boundaries as f64);
+        let lonely = values_of(|counts| counts.without_boundary as f64 / counts.boundaries as f64);
         points.push(DataPoint::over_values("traces without a boundary, per boundary", label.clone(), &lonely));
-        points.push(DataPoint::over_values("changes of the shares", label, &over(|counts| counts.resized as f64)));
+        points.push(DataPoint::over_values("changes of the shares", label, &values_of(|counts| counts.resized as f64)));
     }
-    let lonely: Vec<f64> = all.iter().map(|counts| counts.without_boundary as f64 / counts.boundaries as f64).collect();
+    let lonely: Vec<f64> = all_counts.iter().map(|counts| counts.without_boundary as f64 / counts.boundaries as f64).collect();
     Ok(Finding::new(
         "RM-5",
         "boundaries after which a managed run measured anew, within two intervals",

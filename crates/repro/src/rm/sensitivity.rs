@@ -46,7 +46,7 @@ fn parts(traced: &TraceCapture) -> Option<(&[u64], f64)> {
     Some((lines, counts.get(CounterEvent::Instructions)?))
 }
 
-fn thesis(lines: &[u64], instructions: f64, warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
+fn thesis_curve(lines: &[u64], instructions: f64, warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
     trace_curve(
         &MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost: None },
         &sizes(),
@@ -77,31 +77,31 @@ fn curve_in_sets(lines: &[u64], instructions: f64, folded: bool) -> Option<MissR
     MissRateCurve::new(sizes().iter().map(rate).collect::<Option<Vec<_>>>()?).ok()
 }
 
-fn rm_2(real: &MissRateCurve, traced: &TraceCapture) -> Option<Vec<(&'static str, Vec<NamedCurve>)>> {
+fn replay_studies(real: &MissRateCurve, traced: &TraceCapture) -> Option<Vec<(&'static str, Vec<NamedCurve>)>> {
     let (lines, instructions) = parts(traced)?;
-    let named = |name: String, curve: Option<MissRateCurve>| Some(NamedCurve { name, curve: curve? });
-    let with_real = |rest: Vec<Option<NamedCurve>>| {
+    let name_curve = |name: String, curve: Option<MissRateCurve>| Some(NamedCurve { name, curve: curve? });
+    let with_real = |other_curves: Vec<Option<NamedCurve>>| {
         let real = NamedCurve { name: "real".to_string(), curve: real.clone() };
-        std::iter::once(Some(real)).chain(rest).collect::<Option<Vec<_>>>()
+        std::iter::once(Some(real)).chain(other_curves).collect::<Option<Vec<_>>>()
     };
-    let part = |by: usize| (&lines[..lines.len() / by], instructions / by as f64);
+    let log_part = |divisor: usize| (&lines[..lines.len() / divisor], instructions / divisor as f64);
     let mut log_size = Vec::new();
-    for by in [16, 4, 1] {
-        let (lines, instructions) = part(by);
+    for divisor in [16, 4, 1] {
+        let (lines, instructions) = log_part(divisor);
         let name = |form: &str| format!("{form}, {} entries", lines.len());
-        log_size.push(named(name("thesis"), thesis(lines, instructions, Warmup::Automatic, true)));
-        log_size.push(named(name("survival"), log_survival_curve(lines, instructions)));
+        log_size.push(name_curve(name("thesis"), thesis_curve(lines, instructions, Warmup::Automatic, true)));
+        log_size.push(name_curve(name("survival"), log_survival_curve(lines, instructions)));
     }
-    let warm = |name: &str, warmup| named(name.to_string(), thesis(lines, instructions, warmup, true));
+    let warm = |name: &str, warmup| name_curve(name.to_string(), thesis_curve(lines, instructions, warmup, true));
     let warmups =
         vec![warm("until full", Warmup::Automatic), warm("half", Warmup::Half), warm("none", Warmup::Nothing)];
     let dropped = [1, 2, 4, 10].map(|nth| {
         let sampled_lines: Vec<u64> = lines.iter().copied().step_by(nth).collect();
-        named(format!("every {nth}. entry"), thesis(&sampled_lines, instructions, Warmup::Automatic, true))
+        name_curve(format!("every {nth}. entry"), thesis_curve(&sampled_lines, instructions, Warmup::Automatic, true))
     });
     let ways = [false, true].map(|folded| {
         let name = if folded { format!("{WAYS} ways") } else { "fully associative".to_string() };
-        named(name, curve_in_sets(lines, instructions, folded))
+        name_curve(name, curve_in_sets(lines, instructions, folded))
     });
     Some(vec![
         ("log size", with_real(log_size)?),
@@ -112,10 +112,10 @@ fn rm_2(real: &MissRateCurve, traced: &TraceCapture) -> Option<Vec<(&'static str
 }
 
 /// Runs the program again on another machine or with other options.
-fn rm_3(on: &Workload, name: &str, lengths: LogLengths, colors: &[u32]) -> Result<[NamedCurve; 2], ReproError> {
-    let traced = log(on, lengths, 1.0)?;
-    let real = real_curve(on, traced.from, traced.to, colors)?;
-    let calculated = parts(&traced).and_then(|(lines, instr)| thesis(lines, instr, Warmup::Automatic, true));
+fn rerun_curves(workload: &Workload, name: &str, lengths: LogLengths, colors: &[u32]) -> Result<[NamedCurve; 2], ReproError> {
+    let traced = log(workload, lengths, 1.0)?;
+    let real = real_curve(workload, traced.from, traced.to, colors)?;
+    let calculated = parts(&traced).and_then(|(lines, instr)| thesis_curve(lines, instr, Warmup::Automatic, true));
     let calculated = calculated.ok_or_else(|| ReproError::Failed(name.to_string(), "an empty log".to_string()))?;
     Ok([
         NamedCurve { name: format!("real, {name}"), curve: real },
@@ -133,18 +133,18 @@ fn curves(
     let traced = log(&usual, lengths, 1.0)?;
     let real = real_curve(&usual, traced.from, traced.to, colors)?;
     let empty = || failed(program)("an empty log");
-    let mut studies = rm_2(&real, &traced).ok_or_else(empty)?;
+    let mut studies = replay_studies(&real, &traced).ok_or_else(empty)?;
     let mut calm = usual.clone();
     calm.options.prefetch = false;
     let mut in_order = usual.clone();
     in_order.machine.pipeline = CoreModel::InOrder { issue_width: 1 };
-    let with = rm_3(&usual, "as it is", lengths, colors)?;
-    let without = rm_3(&calm, "without prefetching", lengths, colors)?;
-    let again = rm_3(&usual, "out of order", lengths, colors)?;
-    let one_at_a_time = rm_3(&in_order, "one instruction at a time", lengths, colors)?;
-    studies.push(("prefetching", with.into_iter().chain(without).collect()));
-    studies.push(("issue order", again.into_iter().chain(one_at_a_time).collect()));
-    let studies = studies.into_iter().map(|(study, named)| (Name(study), named)).collect();
+    let with_prefetch = rerun_curves(&usual, "as it is", lengths, colors)?;
+    let without_prefetch = rerun_curves(&calm, "without prefetching", lengths, colors)?;
+    let out_of_order = rerun_curves(&usual, "out of order", lengths, colors)?;
+    let one_at_a_time = rerun_curves(&in_order, "one instruction at a time", lengths, colors)?;
+    studies.push(("prefetching", with_prefetch.into_iter().chain(without_prefetch).collect()));
+    studies.push(("issue order", out_of_order.into_iter().chain(one_at_a_time).collect()));
+    let studies = studies.into_iter().map(|(study, curves)| (Name(study), curves)).collect();
     Ok(SensitivityCurves { program: Name(program), seed, studies })
 }
 
@@ -154,7 +154,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let programs: &[&'static str] = context.pick(&["twolf"], &["mcf", "swim", "art", "twolf"]);
     let items: Vec<(&'static str, u64)> =
         context.seeds.iter().flat_map(|&seed| programs.iter().map(move |&program| (program, seed))).collect();
-    let all = context.run_all_stored(
+    let sensitivity_curves = context.run_all_stored(
         module_path!(),
         &items,
         |item| format!("{item:?} {lengths:?} {colors:?}"),
@@ -164,11 +164,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         },
     )?;
     let studies = ["log size", "warm-up", "lost events", "associativity", "prefetching", "issue order"];
-    Ok(studies.iter().map(|study| finding(&all, study, context)).collect())
+    Ok(studies.iter().map(|study| finding(&sensitivity_curves, study, context)).collect())
 }
 
 /// Mean over programs of the largest distance that one setting moves the calculated curve from another.
-fn finding(all: &[SensitivityCurves], study: &str, context: &ExperimentContext<'_>) -> Finding {
+fn finding(sensitivity_curves: &[SensitivityCurves], study: &str, context: &ExperimentContext<'_>) -> Finding {
     let (id, paper) = match study {
         "log size" => ("RM-2", "160 k entries are adequate (Fig. 5.10 a)"),
         "warm-up" => ("RM-2", "until the stack is full is adequate (Fig. 5.10 b)"),
@@ -178,10 +178,10 @@ fn finding(all: &[SensitivityCurves], study: &str, context: &ExperimentContext<'
         _ => ("RM-3", "one instruction at a time brings art's curve nearer (Fig. 5.15)"),
     };
     let shift_of = |curves: &&SensitivityCurves| -> Option<f64> {
-        let named = &curves.studies.iter().find(|(name, _)| name.0 == study)?.1;
-        let calculated: Vec<&NamedCurve> = named.iter().filter(|named| !named.name.starts_with("real")).collect();
-        let apart = |a: &&NamedCurve| calculated.iter().filter_map(|b| a.curve.distance(&b.curve)).fold(0.0, f64::max);
-        Some(calculated.iter().map(apart).fold(0.0, f64::max))
+        let named_curves = &curves.studies.iter().find(|(name, _)| name.0 == study)?.1;
+        let calculated: Vec<&NamedCurve> = named_curves.iter().filter(|named_curve| !named_curve.name.starts_with("real")).collect();
+        let max_distance = |a: &&NamedCurve| calculated.iter().filter_map(|b| a.curve.distance(&b.curve)).fold(0.0, f64::max);
+        Some(calculated.iter().map(max_distance).fold(0.0, f64::max))
     };
     let per_seed: Vec<(u64, f64)> = context
         .seeds
@@ -189,27 +189,27 @@ fn finding(all: &[SensitivityCurves], study: &str, context: &ExperimentContext<'
         .map(|&seed| {
             (
                 seed,
-                mean(&all.iter().filter(|curves| curves.seed == seed).filter_map(|c| shift_of(&c)).collect::<Vec<_>>()),
+                mean(&sensitivity_curves.iter().filter(|curves| curves.seed == seed).filter_map(|c| shift_of(&c)).collect::<Vec<_>>()),
             )
         })
         .collect();
     let title = format!("{study}: mean distance of the calculated curves that lie farthest apart");
     let finding = Finding::new(id, &title, paper, "misses/1000 instructions", ResultTarget::Shown, &per_seed)
-        .points(points(all, study))
+        .points(points(sensitivity_curves, study))
         .with_note(
             "Curves are not shifted; of the real curve only the sizes that were run. Programs: as in the points.",
         );
-    let shown = all.iter().filter(|curves| curves.seed == context.seeds[0]);
+    let shown = sensitivity_curves.iter().filter(|curves| curves.seed == context.seeds[0]);
     shown.filter_map(|curves| picture(curves, study, id)).fold(finding, Finding::figure)
 }
 
-fn points(all: &[SensitivityCurves], study: &str) -> Vec<DataPoint> {
+fn points(sensitivity_curves: &[SensitivityCurves], study: &str) -> Vec<DataPoint> {
     let mut points = Vec::new();
-    for curves in all {
-        for (_, named) in curves.studies.iter().filter(|(name, _)| name.0 == study) {
-            for named in named {
-                let series = format!("{}, seed {}: {}", curves.program, curves.seed, named.name);
-                points.extend(named.curve.points().iter().map(|&(size, rate)| {
+    for curves in sensitivity_curves {
+        for (_, named_curves) in curves.studies.iter().filter(|(name, _)| name.0 == study) {
+            for named_curve in named_curves {
+                let series = format!("{}, seed {}: {}", curves.program, curves.seed, named_curve.name);
+                points.extend(named_curve.curve.points().iter().map(|&(size, rate)| {
                     DataPoint::over_values(series.clone(), format!("{:.0} colors", color_count(size)), &[rate])
                 }));
             }
@@ -219,11 +219,11 @@ fn points(all: &[SensitivityCurves], study: &str) -> Vec<DataPoint> {
 }
 
 fn picture(curves: &SensitivityCurves, study: &str, id: &str) -> Option<ResultFigure> {
-    let (_, named) = curves.studies.iter().find(|(name, _)| name.0 == study)?;
-    let series = named.iter().map(|named| Series {
-        name: named.name.clone(),
-        points: named.curve.points().iter().map(|&(size, rate)| ChartPoint::new(color_count(size), rate)).collect(),
-        dashed: !named.name.starts_with("real"),
+    let (_, named_curves) = curves.studies.iter().find(|(name, _)| name.0 == study)?;
+    let series = named_curves.iter().map(|named_curve| Series {
+        name: named_curve.name.clone(),
+        points: named_curve.curve.points().iter().map(|&(size, rate)| ChartPoint::new(color_count(size), rate)).collect(),
+        dashed: !named_curve.name.starts_with("real"),
         ..Series::default()
     });
     let chart = Chart {

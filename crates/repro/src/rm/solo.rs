@@ -44,19 +44,19 @@ impl MissTimeline {
         Some(value(&low) + along * (value(high) - value(&low)))
     }
 
-    fn per_kilo_instr(&self, from: f64, to: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {
-        Some(1000.0 * (self.work_until(to, value)? - self.work_until(from, value)?) / (to - from))
+    fn per_kilo_instr(&self, from_instr: f64, to_instr: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {
+        Some(1000.0 * (self.work_until(to_instr, value)? - self.work_until(from_instr, value)?) / (to_instr - from_instr))
     }
 
     /// Misses per thousand instructions in a stretch of the run; `None` if the run ended earlier.
-    pub fn misses_per_kilo_instr(&self, from: f64, to: f64) -> Option<f64> {
-        self.per_kilo_instr(from, to, |sums| sums.misses)
+    pub fn misses_per_kilo_instr(&self, from_instr: f64, to_instr: f64) -> Option<f64> {
+        self.per_kilo_instr(from_instr, to_instr, |sums| sums.misses)
     }
 
     /// Rates per thousand instructions that no allocation of the L2 changes: misses of the first-level caches,
     /// references of the L2.
-    pub fn first_level_per_kilo_instr(&self, from: f64, to: f64) -> Option<[f64; 3]> {
-        let rate = |value| self.per_kilo_instr(from, to, value);
+    pub fn first_level_per_kilo_instr(&self, from_instr: f64, to_instr: f64) -> Option<[f64; 3]> {
+        let rate = |value| self.per_kilo_instr(from_instr, to_instr, value);
         Some([
             rate(|sums| sums.first_level_misses)?,
             rate(|sums| sums.instruction_misses)?,
@@ -104,10 +104,10 @@ impl SoloMachine {
     /// # Errors
     /// The machine's own, or its end.
     pub fn step(&mut self) -> Result<Observation, ReproError> {
-        let seen = self.machine.observe().map_err(failed("window"))?;
-        let seen = seen.ok_or_else(|| ReproError::Failed("window".into(), "the program ended".into()))?;
+        let observation = self.machine.observe().map_err(failed("window"))?;
+        let observation = observation.ok_or_else(|| ReproError::Failed("window".into(), "the program ended".into()))?;
         let mut sums = self.timeline.end();
-        for (place, counts) in &seen.shared_counts {
+        for (place, counts) in &observation.shared_counts {
             match place {
                 CounterScope::Cpu(_) => sums.instructions += counts.get(CounterEvent::Instructions).unwrap_or(0.0),
                 CounterScope::Cache(_) => {
@@ -121,7 +121,7 @@ impl SoloMachine {
             }
         }
         self.timeline.0.push(sums);
-        Ok(seen)
+        Ok(observation)
     }
 
     /// Runs until the program has executed at least this many instructions since its start.
@@ -140,18 +140,18 @@ impl SoloMachine {
     /// # Errors
     /// As [`SoloMachine::step`].
     pub fn trace(&mut self, entries: u32) -> Result<TraceCapture, ReproError> {
-        let from = self.timeline.end().instructions;
+        let from_instr = self.timeline.end().instructions;
         let probe_kind = ProbeKind::MissTrace { task: TaskId(0), entries, includes_code: false };
         self.plan.probes = vec![ProbeRequest { id: ProbeId(0), kind: probe_kind, budget_ns: u64::MAX }];
         self.machine.apply(&self.plan).map_err(failed("trace"))?;
         loop {
-            let mut seen = self.step()?;
-            if let Some(answer) = seen.probe_results.pop() {
+            let mut observation = self.step()?;
+            if let Some(answer) = observation.probe_results.pop() {
                 self.plan.probes.clear();
                 self.machine.apply(&self.plan).map_err(failed("end of trace"))?;
                 let cost_ns = answer.cost_ns.iter().map(|(_, ns)| *ns as f64).sum();
-                seen.probe_results = vec![answer];
-                return Ok(TraceCapture { seen, from, to: self.timeline.end().instructions, cost_ns });
+                observation.probe_results = vec![answer];
+                return Ok(TraceCapture { seen: observation, from: from_instr, to: self.timeline.end().instructions, cost_ns });
             }
         }
     }

@@ -55,8 +55,8 @@ mod tests {
     /// Is a cost that of the last run of the same ids and form, in proportion to the seeds?
     #[test]
     fn a_cost_is_that_of_the_last_run() {
-        let place = tempfile::tempdir().unwrap();
-        let folder = RunFolder::new(place.path(), 1 << 20);
+        let dir = tempfile::tempdir().unwrap();
+        let folder = RunFolder::new(dir.path(), 1 << 20);
         assert_eq!(folder.cost(&["CA-1"], "full"), None);
         folder.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 2, cpu_seconds: 8.0 }).unwrap();
         folder.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 4, cpu_seconds: 12.0 }).unwrap();

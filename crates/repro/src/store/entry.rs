@@ -75,8 +75,8 @@ impl StoredEntry {
     }
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, EntryError> {
-        let rest = bytes.strip_prefix(MAGIC).ok_or(EntryError::Magic)?;
-        let (checksum, packed) = rest.split_at_checked(CHECKSUM_BYTES).ok_or(EntryError::Checksum)?;
+        let body = bytes.strip_prefix(MAGIC).ok_or(EntryError::Magic)?;
+        let (checksum, packed) = body.split_at_checked(CHECKSUM_BYTES).ok_or(EntryError::Checksum)?;
         if Sha256::digest(packed).as_slice() != checksum {
             return Err(EntryError::Checksum);
         }
@@ -84,9 +84,9 @@ impl StoredEntry {
         let mut record = Vec::new();
         let unpacked = zstd::Decoder::new(packed).map_err(|error| failed(&error))?;
         unpacked.take(8 * MAX_ENTRY_BYTES).read_to_end(&mut record).map_err(|error| failed(&error))?;
-        let (length, rest) = record.split_first_chunk::<8>().ok_or_else(|| failed(&"no length"))?;
+        let (length, tail) = record.split_first_chunk::<8>().ok_or_else(|| failed(&"no length"))?;
         let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|error| failed(&error))?;
-        let (head, answer) = rest.split_at_checked(length).ok_or_else(|| failed(&"a length beyond its end"))?;
+        let (head, answer) = tail.split_at_checked(length).ok_or_else(|| failed(&"a length beyond its end"))?;
         let mut entry: StoredEntry = rmp_serde::from_slice(head).map_err(|error| failed(&error))?;
         entry.answer = answer.to_vec();
         Ok(entry)
@@ -116,10 +116,10 @@ mod tests {
         for length in 0..bytes.len() {
             assert!(StoredEntry::from_bytes(&bytes[..length]).is_err(), "cut at {length}");
         }
-        for place in 0..bytes.len() {
-            let mut changed = bytes.clone();
-            changed[place] ^= 0x10;
-            assert!(StoredEntry::from_bytes(&changed).is_err(), "changed at {place}");
+        for position in 0..bytes.len() {
+            let mut changed_bytes = bytes.clone();
+            changed_bytes[position] ^= 0x10;
+            assert!(StoredEntry::from_bytes(&changed_bytes).is_err(), "changed at {position}");
         }
     }
 

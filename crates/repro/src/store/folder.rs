@@ -71,7 +71,7 @@ impl RunFolder {
     /// Looks up the value that was made from exactly these inputs by these sources.
     pub fn read(&self, kind: &str, sources: &str, inputs: &str) -> StoredLookup {
         let path = self.entry_path(&entry_name(kind, sources, inputs));
-        let unusable = |why: &dyn std::fmt::Display| StoredLookup::Unusable(format!("{}: {why}", path.display()));
+        let unusable = |reason: &dyn std::fmt::Display| StoredLookup::Unusable(format!("{}: {reason}", path.display()));
         match read_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => StoredLookup::Miss,
             Err(error) => StoredLookup::Unusable(error.to_string()),
@@ -218,8 +218,8 @@ mod tests {
     /// replaced?
     #[test]
     fn a_wrong_file_is_never_used() {
-        let place = tempfile::tempdir().unwrap();
-        let folder = RunFolder::new(&place.path().join("runs"), MAX_FOLDER_BYTES);
+        let dir = tempfile::tempdir().unwrap();
+        let folder = RunFolder::new(&dir.path().join("runs"), MAX_FOLDER_BYTES);
         assert!(matches!(read(&folder, 1), StoredLookup::Miss));
         (1..=8).for_each(|number| folder.write(&entry(number, 2_000)).unwrap());
         assert!(matches!(folder.read("test", "other", "1"), StoredLookup::Miss));
@@ -248,19 +248,19 @@ mod tests {
     /// Does a folder stay within its bound by removing the least recently used files and those of killed writers?
     #[test]
     fn a_full_folder_gives_up_what_was_used_least_recently() {
-        let place = tempfile::tempdir().unwrap();
-        let folder = RunFolder::new(place.path(), 40_000);
-        let old = SystemTime::now() - Duration::from_secs(100_000);
+        let dir = tempfile::tempdir().unwrap();
+        let folder = RunFolder::new(dir.path(), 40_000);
+        let long_ago = SystemTime::now() - Duration::from_secs(100_000);
         let age = |path: &Path, hours: u64| {
             let file = fs::File::options().append(true).open(path).unwrap();
-            file.set_modified(old + Duration::from_secs(3600 * hours)).unwrap();
+            file.set_modified(long_ago + Duration::from_secs(3600 * hours)).unwrap();
         };
         for number in 0..6 {
             folder.write(&entry(number, 5_000)).unwrap();
             age(&folder.entry_path(&entry(number, 0).name()), number);
         }
         assert!(matches!(read(&folder, 0), StoredLookup::Hit(_)), "a use is marked");
-        let leftover = place.path().join("ab");
+        let leftover = dir.path().join("ab");
         fs::create_dir_all(&leftover).unwrap();
         fs::write(leftover.join(".left.0123"), "half").unwrap();
         age(&leftover.join(".left.0123"), 0);

@@ -121,11 +121,11 @@ pub(crate) fn remember<T: Serialize + DeserializeOwned>(
     make: impl FnOnce() -> Result<T, ReproError>,
 ) -> Result<T, ReproError> {
     let key = (name.kind, name.sources.clone(), name.inputs.clone());
-    let (known, folder, mode) = {
+    let (stored_bytes, folder, mode) = {
         let state = state();
         (state.values.get(&key).cloned(), state.folder.clone(), state.mode)
     };
-    if let Some(bytes) = known {
+    if let Some(bytes) = stored_bytes {
         return split_runs::read(&name.label, &bytes);
     }
     if let Some((folder, note)) = &folder {

@@ -34,9 +34,9 @@ struct ClusterRun {
 fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ClusterRun, ReproError> {
     // A change of phase needs the same time again: the clusters before it, then those after it.
     let changes = case.options.regroup_after.is_some();
-    let short = ClusterSetting::new(context, SMALL, case, seed);
-    let warm_up_windows = short.warm_up_windows * if changes { 2 } else { 1 };
-    let setting = ClusterSetting { warm_up_windows, measured_windows: 1, ..short };
+    let short_setting = ClusterSetting::new(context, SMALL, case, seed);
+    let warm_up_windows = short_setting.warm_up_windows * if changes { 2 } else { 1 };
+    let setting = ClusterSetting { warm_up_windows, measured_windows: 1, ..short_setting };
     let truth = case.true_groups_later(seed)?;
     let run = setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?;
     let mut placement_rounds = rounds(&run.records, truth.len(), setting.entries);
@@ -56,10 +56,10 @@ fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Re
 }
 
 /// Points of the first round of sampling, with the distance between the program's own groups in its shMaps.
-fn insight_points<'a>(case: &ClusterCase, found: impl Iterator<Item = &'a ClusterRun>) -> Vec<DataPoint> {
-    let all: Vec<&RoundAccuracy> = found.filter_map(|found| found.insight.as_ref()).collect();
+fn insight_points<'a>(case: &ClusterCase, runs: impl Iterator<Item = &'a ClusterRun>) -> Vec<DataPoint> {
+    let insights: Vec<&RoundAccuracy> = runs.filter_map(|run| run.insight.as_ref()).collect();
     let point = |label: &str, value: &dyn Fn(&RoundAccuracy) -> f64| {
-        DataPoint::over_values(label, case.name, &all.iter().map(|insight| value(insight)).collect::<Vec<f64>>())
+        DataPoint::over_values(label, case.name, &insights.iter().map(|insight| value(insight)).collect::<Vec<f64>>())
     };
     vec![
         point("first round: samples", &|insight| insight.samples as f64),
@@ -74,14 +74,14 @@ fn insight_points<'a>(case: &ClusterCase, found: impl Iterator<Item = &'a Cluste
 
 /// The chapter's programs under harder conditions: background threads, uneven clusters, a change midway.
 fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
-    let with = |name, kernel, change: fn(&mut Options)| {
+    let case_with = |name, kernel, change: fn(&mut Options)| {
         let mut options = Options::default();
         change(&mut options);
         ClusterCase::new(name, kernel, options)
     };
     // The change comes after about half of each thread's operations.
     let mut cases = vec![
-        with(
+        case_with(
             "scoreboards, other groups midway",
             "scoreboards",
             match context.quick {
@@ -89,21 +89,21 @@ fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
                 false => |o| o.regroup_after = Some(9_000),
             },
         ),
-        with("scoreboards 6 + 4 + 4 + 2", "scoreboards", |o| o.group_sizes = vec![6, 4, 4, 2]),
+        case_with("scoreboards 6 + 4 + 4 + 2", "scoreboards", |o| o.group_sizes = vec![6, 4, 4, 2]),
     ];
     if !context.quick {
         cases.extend([
-            with("scoreboards, 2 collectors", "scoreboards", |o| o.background_threads = Some(2)),
-            with("warehouses 4 x 16", "warehouses", |o| (o.groups, o.threads) = (Some(4), Some(16))),
-            with("warehouses, 2 collectors", "warehouses", |o| o.background_threads = Some(2)),
-            with("warehouses, other groups midway", "warehouses", |o| o.regroup_after = Some(900)),
-            with("warehouses 10 + 6", "warehouses", |o| o.group_sizes = vec![10, 6]),
-            with("databases, 2 background threads", "rubis", |o| o.background_threads = Some(2)),
-            with("databases, other groups midway", "rubis", |o| o.regroup_after = Some(500)),
-            with("databases 20 + 12", "rubis", |o| o.group_sizes = vec![20, 12]),
-            with("chat rooms, 2 collectors", "chatrooms", |o| o.background_threads = Some(2)),
-            with("chat rooms, other groups midway", "chatrooms", |o| o.regroup_after = Some(8_000)),
-            with("chat rooms 10 + 6", "chatrooms", |o| o.group_sizes = vec![10, 6]),
+            case_with("scoreboards, 2 collectors", "scoreboards", |o| o.background_threads = Some(2)),
+            case_with("warehouses 4 x 16", "warehouses", |o| (o.groups, o.threads) = (Some(4), Some(16))),
+            case_with("warehouses, 2 collectors", "warehouses", |o| o.background_threads = Some(2)),
+            case_with("warehouses, other groups midway", "warehouses", |o| o.regroup_after = Some(900)),
+            case_with("warehouses 10 + 6", "warehouses", |o| o.group_sizes = vec![10, 6]),
+            case_with("databases, 2 background threads", "rubis", |o| o.background_threads = Some(2)),
+            case_with("databases, other groups midway", "rubis", |o| o.regroup_after = Some(500)),
+            case_with("databases 20 + 12", "rubis", |o| o.group_sizes = vec![20, 12]),
+            case_with("chat rooms, 2 collectors", "chatrooms", |o| o.background_threads = Some(2)),
+            case_with("chat rooms, other groups midway", "chatrooms", |o| o.regroup_after = Some(8_000)),
+            case_with("chat rooms 10 + 6", "chatrooms", |o| o.group_sizes = vec![10, 6]),
         ]);
     }
     cases
@@ -150,39 +150,39 @@ fn agreement_finding(
         },
     )?;
     let outcomes_of =
-        |case: usize| items.iter().zip(&outcomes).filter(move |((index, _), _)| *index == case).map(|(_, found)| found);
+        |case: usize| items.iter().zip(&outcomes).filter(move |((index, _), _)| *index == case).map(|(_, run)| run);
     let mut points = Vec::new();
     let mut figures = Vec::new();
     for (index, case) in cases.iter().enumerate() {
         let values = |value: fn(&ClusterRun) -> f64| outcomes_of(index).map(value).collect::<Vec<f64>>();
-        points.push(DataPoint::over_values("adjusted Rand index", case.name, &values(|found| found.agreement)));
-        points.push(DataPoint::over_values("clusters", case.name, &values(|found| found.clusters as f64)));
+        points.push(DataPoint::over_values("adjusted Rand index", case.name, &values(|run| run.agreement)));
+        points.push(DataPoint::over_values("clusters", case.name, &values(|run| run.clusters as f64)));
         points.push(DataPoint::over_values(
             "unclustered workers",
             case.name,
-            &values(|found| found.unclustered as f64),
+            &values(|run| run.unclustered as f64),
         ));
         points.push(DataPoint::over_values(
             "rounds that found clusters",
             case.name,
-            &values(|found| found.rounds as f64),
+            &values(|run| run.rounds as f64),
         ));
         points.extend(insight_points(case, outcomes_of(index)));
         let by_scan =
-            outcomes_of(index).map(|found| one_pass_agreement(found, &case.true_groups(1).unwrap_or_default()));
+            outcomes_of(index).map(|run| one_pass_agreement(run, &case.true_groups(1).unwrap_or_default()));
         points.push(DataPoint::over_values("adjusted Rand index, one pass", case.name, &by_scan.collect::<Vec<f64>>()));
-        if let Some(round) = outcomes_of(index).find_map(|found| found.first.as_ref().or(found.last.as_ref())) {
+        if let Some(round) = outcomes_of(index).find_map(|run| run.first.as_ref().or(run.last.as_ref())) {
             figures.extend(shmap_figures(case.name, round));
         }
         if case.options.regroup_after.is_some()
-            && let Some(later) = outcomes_of(index).find_map(|found| found.first.as_ref().and(found.last.as_ref()))
+            && let Some(later) = outcomes_of(index).find_map(|run| run.first.as_ref().and(run.last.as_ref()))
         {
             figures.extend(shmap_figures(&format!("{}, at the end", case.name), later));
         }
     }
     let worst = |seed: u64| {
         let of_seed = items.iter().zip(&outcomes).filter(|((_, index), _)| *index == seed);
-        of_seed.map(|(_, found)| found.agreement).fold(f64::INFINITY, f64::min)
+        of_seed.map(|(_, run)| run.agreement).fold(f64::INFINITY, f64::min)
     };
     let per_seed = context.per_seed(worst);
     let paper = "clusters equal the partition for the microbenchmark and SPECjbb; RUBiS two and some unclustered; VolanoMark five instead of two";
@@ -195,16 +195,16 @@ fn agreement_finding(
 }
 
 /// Agreement of the thesis's scan on the same maps, at the threshold that the policy's default gives for these samples.
-fn one_pass_agreement(found: &ClusterRun, truth: &[Option<u32>]) -> f64 {
-    let Some(round) = found.first.as_ref().or(found.last.as_ref()) else { return 0.0 };
+fn one_pass_agreement(run: &ClusterRun, truth: &[Option<u32>]) -> f64 {
+    let Some(round) = run.first.as_ref().or(run.last.as_ref()) else { return 0.0 };
     let threads: Vec<ThreadMap<'_>> =
-        round.maps.iter().map(|map| ThreadMap { counters: map, together: None }).collect();
+        round.maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
     let share = SAMPLES_PER_THREAD as f64 / THRESHOLD_SAMPLES_PER_THREAD;
     let sharing = SharingCriteria::default();
     let clusters =
         find(ClusteringMethod::OnePass, &threads, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor));
     let alone = |index: usize| clusters.count + index;
-    let cluster_of = clusters.of.iter().enumerate().map(|(index, cluster)| cluster.unwrap_or(alone(index))).collect();
-    let clustered = clusters.of.iter().map(Option::is_some).collect();
+    let cluster_of = clusters.cluster_of.iter().enumerate().map(|(index, cluster)| cluster.unwrap_or(alone(index))).collect();
+    let clustered = clusters.cluster_of.iter().map(Option::is_some).collect();
     PlacementRound { cluster_of, clusters: clusters.count, clustered, maps: Vec::new() }.agreement(truth)
 }

@@ -14,14 +14,14 @@ struct ControlOutcome {
 }
 
 fn control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ControlOutcome, ReproError> {
-    let short = ClusterSetting::new(context, SMALL, case, seed);
-    let setting = ClusterSetting { warm_up_windows: context.pick(3, 12), ..short };
+    let short_setting = ClusterSetting::new(context, SMALL, case, seed);
+    let setting = ClusterSetting { warm_up_windows: context.pick(3, 12), ..short_setting };
     let truth = case.true_groups(seed)?;
     let alone = setting.run(&ThreadPlacement::Default)?.results;
-    let with = setting.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
-    let moved = with.records.iter().map(|record| record.decision.plan.affinity.len()).max().unwrap_or(0);
-    let loss = 1.0 - work_rate(&with.results, &truth) / work_rate(&alone, &truth);
-    Ok(ControlOutcome { moved: moved as f64, loss: 100.0 * loss, remote: 100.0 * remote_share(&alone) })
+    let placed_run = setting.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
+    let placed_threads = placed_run.records.iter().map(|record| record.decision.plan.affinity.len()).max().unwrap_or(0);
+    let loss = 1.0 - work_rate(&placed_run.results, &truth) / work_rate(&alone, &truth);
+    Ok(ControlOutcome { moved: placed_threads as f64, loss: 100.0 * loss, remote: 100.0 * remote_share(&alone) })
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
@@ -29,7 +29,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let cases = [plain("share-nothing"), plain("share-everything")];
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
-    let all = context.run_all_stored(
+    let outcomes = context.run_all_stored(
         module_path!(),
         &items,
         |&(case, seed)| format!("{:?} {seed}", cases[case]),
@@ -41,35 +41,35 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut points = Vec::new();
     for (index, case) in cases.iter().enumerate() {
         let values = |value: fn(&ControlOutcome) -> f64| -> Vec<f64> {
-            items.iter().zip(&all).filter(|((number, _), _)| *number == index).map(|(_, found)| value(found)).collect()
+            items.iter().zip(&outcomes).filter(|((number, _), _)| *number == index).map(|(_, outcome)| value(outcome)).collect()
         };
-        points.push(DataPoint::over_values("threads placed", case.name, &values(|found| found.moved)));
-        points.push(DataPoint::over_values("loss against the default, %", case.name, &values(|found| found.loss)));
+        points.push(DataPoint::over_values("threads placed", case.name, &values(|outcome| outcome.moved)));
+        points.push(DataPoint::over_values("loss against the default, %", case.name, &values(|outcome| outcome.loss)));
         points.push(DataPoint::over_values(
             "cycles stalled on remote caches, %",
             case.name,
-            &values(|found| found.remote),
+            &values(|outcome| outcome.remote),
         ));
     }
     let worst = |seed: u64, value: fn(&ControlOutcome) -> f64| {
-        let of_seed = items.iter().zip(&all).filter(|((_, index), _)| *index == seed);
-        of_seed.map(|(_, found)| value(found)).fold(f64::NEG_INFINITY, f64::max)
+        let of_seed = items.iter().zip(&outcomes).filter(|((_, index), _)| *index == seed);
+        of_seed.map(|(_, outcome)| value(outcome)).fold(f64::NEG_INFINITY, f64::max)
     };
     let per_seed =
         |value: fn(&ControlOutcome) -> f64| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, value)) };
     let finding = |title, unit, target, per_seed: Vec<(u64, f64)>| {
         Finding::new("TC-CONTROLS", title, "not in the thesis", unit, target, &per_seed).time_scale(SCALE as f64)
     };
-    let moved = "threads placed among programs that share nothing or everything, activation at 2 %";
+    let moved_title = "threads placed among programs that share nothing or everything, activation at 2 %";
     let loss = "largest loss against the default scheduler";
     Ok(vec![
         finding(
-            moved,
+            moved_title,
             "threads",
             ResultTarget::AtMost { target: 0.0, paper_best: None },
-            per_seed(|found| found.moved),
+            per_seed(|outcome| outcome.moved),
         )
         .points(points),
-        finding(loss, "%", ResultTarget::AtMost { target: 0.5, paper_best: None }, per_seed(|found| found.loss)),
+        finding(loss, "%", ResultTarget::AtMost { target: 0.5, paper_best: None }, per_seed(|outcome| outcome.loss)),
     ])
 }

@@ -10,13 +10,13 @@ use crate::ResultFigure;
 /// shMaps in order of arrival, and by cluster, without data that more than one cluster touches, as in the thesis.
 pub(super) fn figures(name: &str, round: &PlacementRound) -> [ResultFigure; 2] {
     let threads: Vec<ThreadMap<'_>> =
-        round.maps.iter().map(|map| ThreadMap { counters: map, together: None }).collect();
+        round.maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
     let global = find(ClusteringMethod::CoClusters, &threads, &SharingCriteria::default(), 36).global;
     // The order is shuffled, as for an observer who does not know the clusters.
-    let mut before: Vec<usize> = (0..round.maps.len()).collect();
-    cachemate_core::SplitMix64::new(1).shuffle(&mut before);
-    let mut after: Vec<usize> = (0..round.maps.len()).collect();
-    after.sort_by_key(|&thread| (round.cluster_of[thread], thread));
+    let mut shuffled_order: Vec<usize> = (0..round.maps.len()).collect();
+    cachemate_core::SplitMix64::new(1).shuffle(&mut shuffled_order);
+    let mut clustered_order: Vec<usize> = (0..round.maps.len()).collect();
+    clustered_order.sort_by_key(|&thread| (round.cluster_of[thread], thread));
     let retained: Vec<usize> = (0..global.len()).filter(|&entry| !global[entry]).collect();
     let draw = |order: &[usize], when: &str| {
         let value = |thread: usize, entry: usize| round.maps[thread].get(entry).map(|&count| f64::from(count));
@@ -42,5 +42,5 @@ pub(super) fn figures(name: &str, round: &PlacementRound) -> [ResultFigure; 2] {
         let name = format!("tc-2-{slug}-{}", if when.starts_with("before") { "before" } else { "after" });
         ResultFigure::heat_map(name, &map)
     };
-    [draw(&before, "before clustering"), draw(&after, "by cluster")]
+    [draw(&shuffled_order, "before clustering"), draw(&clustered_order, "by cluster")]
 }

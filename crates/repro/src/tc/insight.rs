@@ -54,15 +54,15 @@ fn insight(
     let rows: Vec<&[u8]> = (0..truth.len()).map(|index| maps.map_of(TaskId(index as u32)).unwrap_or(&none)).collect();
     let sharing = SharingCriteria::default();
     let global = global_entries(&rows, &sharing);
-    let by_entry = |least: u8, threads: usize| {
-        let touching = |entry: &usize| rows.iter().filter(|row| row[*entry] >= least).count() >= threads;
+    let by_entry = |min_count: u8, threads: usize| {
+        let touching = |entry: &usize| rows.iter().filter(|row| row[*entry] >= min_count).count() >= threads;
         (0..entries).filter(touching).count()
     };
-    let mean = |same: bool| {
+    let mean = |same_group: bool| {
         let (mut sum, mut pairs) = (0u64, 0u64);
         for a in 0..truth.len() {
             for b in a + 1..truth.len() {
-                if truth[a].is_some() && truth[b].is_some() && (truth[a] == truth[b]) == same {
+                if truth[a].is_some() && truth[b].is_some() && (truth[a] == truth[b]) == same_group {
                     sum += similarity(rows[a], rows[b], &global, sharing.floor);
                     pairs += 1;
                 }

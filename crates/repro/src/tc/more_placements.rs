@@ -28,7 +28,7 @@ fn uneven_cases() -> Vec<ClusterCase> {
 }
 
 /// Placements without round robin and the threshold of 20 %, which the runs on two chips show.
-fn three(context: &ExperimentContext<'_>) -> Vec<ThreadPlacement> {
+fn three_placements(context: &ExperimentContext<'_>) -> Vec<ThreadPlacement> {
     let mut three = placements(context);
     three.truncate(AUTOMATIC + 1);
     three
@@ -41,10 +41,10 @@ pub(super) fn eight_chips(context: &ExperimentContext<'_>) -> Result<Vec<Finding
         cases
     };
     let scale = SCALE * context.pick_of_three(8, 2, 1);
-    let small = PlacementRuns::make(context, SMALL, first(paper_programs()), three(context), scale)?;
-    let large = PlacementRuns::make(context, LARGE, first(eight_cluster_cases()), three(context), scale)?;
+    let small = PlacementRuns::make(context, SMALL, first(paper_programs()), three_placements(context), scale)?;
+    let large = PlacementRuns::make(context, LARGE, first(eight_cluster_cases()), three_placements(context), scale)?;
     // The same program on both machines: scoreboards, warehouses.
-    let more = |seed: usize| {
+    let extra_gain = |seed: usize| {
         let pair = |case: usize| gain(&large, case, AUTOMATIC, seed) - gain(&small, case, AUTOMATIC, seed);
         (0..programs).map(pair).fold(f64::INFINITY, f64::min)
     };
@@ -70,7 +70,7 @@ pub(super) fn eight_chips(context: &ExperimentContext<'_>) -> Result<Vec<Finding
             "hand placement of SPECjbb gains 14 % on eight chips; the policy was not run",
             "percentage points",
             ResultTarget::AtLeast { target: 0.0, paper_best: None },
-            &per_seed(context, more),
+            &per_seed(context, extra_gain),
         )
         .time_scale(scale as f64),
     ])
@@ -81,13 +81,13 @@ pub(super) fn uneven_clusters(context: &ExperimentContext<'_>) -> Result<Vec<Fin
     if context.quick {
         cases.truncate(1);
     }
-    Ok(vec![uneven_finding(context, &PlacementRuns::make(context, SMALL, cases, three(context), SCALE)?)])
+    Ok(vec![uneven_finding(context, &PlacementRuns::make(context, SMALL, cases, three_placements(context), SCALE)?)])
 }
 
 /// Uneven clusters, compared with the program's own ones under the same balance limit.
 fn uneven_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
-    let behind = |case: usize, seed: usize| gain(runs, case, HAND, seed) - gain(runs, case, AUTOMATIC, seed);
-    let worst = |seed: usize| (0..runs.cases.len()).map(|case| behind(case, seed)).fold(f64::NEG_INFINITY, f64::max);
+    let shortfall = |case: usize, seed: usize| gain(runs, case, HAND, seed) - gain(runs, case, AUTOMATIC, seed);
+    let worst = |seed: usize| (0..runs.cases.len()).map(|case| shortfall(case, seed)).fold(f64::NEG_INFINITY, f64::max);
     let mut points = runs.points("gain, %", gain);
     points.extend(runs.points("remote stalls taken away, %", reduction));
     Finding::new(

@@ -82,10 +82,10 @@ struct SamplingCost {
 fn cost_at_rate(context: &ExperimentContext<'_>, seed: u64, one_in: u32) -> Result<SamplingCost, ReproError> {
     let (case, setting) = (warehouses(), setting(context, &warehouses(), seed));
     let truth = case.true_groups(seed)?;
-    let without = setting.run_by(Box::new(SamplingPolicy(0)))?;
-    let with = setting.run_by(Box::new(SamplingPolicy(one_in)))?;
-    let (charged, per_second) = charged_time(&with.records);
-    let slowdown = 1.0 - work_rate(&with.results, &truth) / work_rate(&without.results, &truth);
+    let unsampled = setting.run_by(Box::new(SamplingPolicy(0)))?;
+    let sampled = setting.run_by(Box::new(SamplingPolicy(one_in)))?;
+    let (charged, per_second) = charged_time(&sampled.records);
+    let slowdown = 1.0 - work_rate(&sampled.results, &truth) / work_rate(&unsampled.results, &truth);
     Ok(SamplingCost { slowdown, charged, per_second })
 }
 
@@ -118,20 +118,20 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     }
     let turns = 100.0 * breakdown_share()?;
     points.push(DataPoint::over_values("stall breakdown's own cost, % (one interrupt a turn)", "always", &[turns]));
-    let own = context.run_all_stored(
+    let own_costs = context.run_all_stored(
         module_path!(),
         &context.seeds,
         |seed| format!("own rate {seed}"),
         |&seed| own_rate_cost(context, seed),
     )?;
     let own_points = |series: &str, value: fn(&ChosenRateCost) -> f64| {
-        DataPoint::over_values(series, "the policy's own rate", &own.iter().map(value).collect::<Vec<f64>>())
+        DataPoint::over_values(series, "the policy's own rate", &own_costs.iter().map(value).collect::<Vec<f64>>())
     };
     points.push(own_points("charged while detecting, first window of sampling, %", |own| 100.0 * own.first));
     points.push(own_points("charged while detecting, costliest window, %", |own| 100.0 * own.most));
     points.push(own_points("windows of sampling", |own| own.windows));
     let per_seed = |value: fn(&ChosenRateCost) -> f64| -> Vec<(u64, f64)> {
-        context.seeds.iter().zip(&own).map(|(&seed, own)| (seed, value(own))).collect()
+        context.seeds.iter().zip(&own_costs).map(|(&seed, own)| (seed, value(own))).collect()
     };
     let while_detecting: Vec<(u64, f64)> =
         per_seed(|own| own.detecting).into_iter().map(|(seed, share)| (seed, 100.0 * share + turns)).collect();
@@ -199,9 +199,9 @@ fn own_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRat
     let windows: Vec<f64> = sampled.iter().filter(|r| !r.observation.probe_results.is_empty()).map(by_window).collect();
     let scaled = ClusterSetting::new(context, SMALL, &warehouses(), seed);
     let run = scaled.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
-    let all = |value: fn(&WindowRecord) -> u64| run.records.iter().map(value).sum::<u64>() as f64;
-    let cost = all(|r| r.observation.probe_results.iter().flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum());
-    let busy = all(|r| r.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum());
+    let sum_windows = |value: fn(&WindowRecord) -> u64| run.records.iter().map(value).sum::<u64>() as f64;
+    let cost = sum_windows(|r| r.observation.probe_results.iter().flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum());
+    let busy = sum_windows(|r| r.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum());
     Ok(ChosenRateCost {
         detecting: charged_time(&sampled).0,
         first: windows.first().copied().unwrap_or(0.0),

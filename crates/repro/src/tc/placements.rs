@@ -47,12 +47,12 @@ fn measure(
     machine: &str,
     case: &ClusterCase,
     seed: u64,
-    by: &ThreadPlacement,
+    placement: &ThreadPlacement,
     scale: u64,
     windows_before: u64,
 ) -> Result<PlacementResult, ReproError> {
     let setting = ClusterSetting { scale, ..ClusterSetting::new(context, machine, case, seed) };
-    let ManagedRun { results, records } = setting.run_after(windows_before, by)?;
+    let ManagedRun { results, records } = setting.run_after(windows_before, placement)?;
     let truth = case.true_groups(seed)?;
     let has_clusters =
         |record: &&WindowRecord| record.decision.reasons.iter().any(|reason| reason.kind == ReasonKind::ClusterFound);
@@ -135,14 +135,14 @@ impl PlacementRuns {
     }
 
     /// Reduction by a placement of remote stalls per instruction, relative to the default.
-    pub fn reduction(&self, case: usize, by: usize, seed: usize) -> f64 {
-        let remote_rate = |by: usize| self.measured[case][by][seed].remote_per_instr;
-        1.0 - remote_rate(by) / remote_rate(0)
+    pub fn reduction(&self, case: usize, placement: usize, seed: usize) -> f64 {
+        let remote_rate = |placement: usize| self.measured[case][placement][seed].remote_per_instr;
+        1.0 - remote_rate(placement) / remote_rate(0)
     }
 
-    pub fn gain(&self, case: usize, by: usize, seed: usize) -> f64 {
-        let work_rate = |by: usize| self.measured[case][by][seed].work_rate;
-        work_rate(by) / work_rate(0) - 1.0
+    pub fn gain(&self, case: usize, placement: usize, seed: usize) -> f64 {
+        let work_rate = |placement: usize| self.measured[case][placement][seed].work_rate;
+        work_rate(placement) / work_rate(0) - 1.0
     }
 
     /// Worst gain, over the programs and seeds where manual placement gains at least 2 %.
@@ -164,8 +164,8 @@ impl PlacementRuns {
     pub fn points(&self, series: &str, value: impl Fn(&Self, usize, usize, usize) -> f64) -> Vec<DataPoint> {
         let mut points = Vec::new();
         for (case, case_data) in self.cases.iter().enumerate() {
-            for (by, shown) in SHOWN.iter().take(self.measured[case].len()).enumerate() {
-                let values = self.values_over(|seed| value(self, case, by, seed));
+            for (placement, shown) in SHOWN.iter().take(self.measured[case].len()).enumerate() {
+                let values = self.values_over(|seed| value(self, case, placement, seed));
                 points.push(DataPoint::over_values(
                     format!("{series}, {shown}"),
                     format!("{} ({})", case_data.name, self.machine),
@@ -186,7 +186,7 @@ impl PlacementRuns {
         let group = |case: usize| BarGroup {
             name: self.cases[case].name.to_string(),
             bars: (1..self.measured[case].len())
-                .map(|by| mean(&self.values_over(|seed| value(self, case, by, seed))).into())
+                .map(|placement| mean(&self.values_over(|seed| value(self, case, placement, seed))).into())
                 .collect(),
         };
         let bars = BarChart {
@@ -215,13 +215,13 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 pub(super) const GAIN_LABEL: &str = "% more work than by default";
 
 /// Work relative to the default's, in percent.
-pub(super) fn gain(runs: &PlacementRuns, case: usize, by: usize, seed: usize) -> f64 {
-    100.0 * runs.gain(case, by, seed)
+pub(super) fn gain(runs: &PlacementRuns, case: usize, placement: usize, seed: usize) -> f64 {
+    100.0 * runs.gain(case, placement, seed)
 }
 
 /// Share of the default's remote stalls that is avoided, in percent.
-pub(super) fn reduction(runs: &PlacementRuns, case: usize, by: usize, seed: usize) -> f64 {
-    100.0 * runs.reduction(case, by, seed)
+pub(super) fn reduction(runs: &PlacementRuns, case: usize, placement: usize, seed: usize) -> f64 {
+    100.0 * runs.reduction(case, placement, seed)
 }
 
 pub(super) fn per_seed(context: &ExperimentContext<'_>, value: impl Fn(usize) -> f64) -> Vec<(u64, f64)> {
@@ -249,14 +249,14 @@ fn stalls(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("tc-1-stall-breakdown", &bars);
-    let most = |seed: usize| cases().map(|case| 100.0 * runs.measured[case][0][seed].remote_share).fold(0.0, f64::max);
+    let max_share = |seed: usize| cases().map(|case| 100.0 * runs.measured[case][0][seed].remote_share).fold(0.0, f64::max);
     Finding::new(
         "TC-1",
         "stall breakdown: largest share of cycles stalled on remote caches among the programs (quick: two of four)",
         "Figure 3.3: VolanoMark's cycles by cause, 6 % on remote caches",
         "% of cycles",
         ResultTarget::Shown,
-        &per_seed(context, most),
+        &per_seed(context, max_share),
     )
     .points(points.collect())
     .time_scale(SCALE as f64)

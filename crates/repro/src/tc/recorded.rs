@@ -49,7 +49,7 @@ fn recording_error(problem: impl Into<String>) -> ReproError {
 /// The recording, in the first directory that has it.
 fn recording() -> Result<PathBuf, ReproError> {
     let places = recording_dirs();
-    let recording = places.iter().map(|place| place.join("servers/mariadb.cmt")).find(|path| path.is_file());
+    let recording = places.iter().map(|dir| dir.join("servers/mariadb.cmt")).find(|path| path.is_file());
     recording.ok_or_else(|| {
         recording_error(
             "found no servers/mariadb.cmt among the bundled recordings; CACHEMATE_RECORDINGS may name their directory",
@@ -72,7 +72,7 @@ fn databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
             let expected = "expected a thread's number and the name of a database";
             return Err(recording_error(format!("{name}, line {}: found '{line}', {expected}", index + 1)));
         };
-        let number = names.iter().position(|&known| known == database).unwrap_or_else(|| {
+        let number = names.iter().position(|&named_database| named_database == database).unwrap_or_else(|| {
             names.push(database);
             names.len() - 1
         });
@@ -111,12 +111,12 @@ fn match_placements(
         let cycles = if database(thread).is_some() { 0 } else { round.saturating_sub(instructions(thread)) };
         (u128::from(cycles) * 1_000_000_000 / u128::from(hertz)) as u64
     };
-    let each = |thread: &&ThreadTotals| RecordedThread {
+    let recorded_thread = |thread: &&ThreadTotals| RecordedThread {
         thread: thread.thread,
         database: database(thread),
         idle_ns: idle_ns(thread),
     };
-    let mut threads: Vec<RecordedThread> = recorded.iter().map(each).collect();
+    let mut threads: Vec<RecordedThread> = recorded.iter().map(recorded_thread).collect();
     threads.sort_unstable_by_key(|thread| thread.thread);
     Ok(threads)
 }
@@ -148,10 +148,10 @@ const TURN_ACCESSES: usize = 2048;
 impl PacedSource {
     fn from_source(mut source: CmtSource, idle_ns: u64) -> Self {
         let (mut round, mut records) = (Vec::new(), 0);
-        let (mut batch, whole) = (Vec::new(), source.records_per_round());
-        while records < whole && source.next_batch(&mut batch) == BatchEnd::More {
+        let (mut batch, round_records) = (Vec::new(), source.records_per_round());
+        while records < round_records && source.next_batch(&mut batch) == BatchEnd::More {
             for access in batch.drain(..) {
-                if records < whole {
+                if records < round_records {
                     records += u64::from(access.kind() != AccessKind::Compute);
                     round.push(access);
                 }
@@ -239,11 +239,11 @@ fn outcome(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Result<R
         first_window: WindowLength::Cycles { cycles: WINDOW_CYCLES },
     };
     let mut records: Vec<WindowRecord> = Vec::new();
-    let each = |_: &mut SimMachine, record| {
+    let on_window = |_: &mut SimMachine, record| {
         records.push(record);
         true
     };
-    run_under(machine, build_pipeline(config)?, each).map_err(failed(NAME))?;
+    run_under(machine, build_pipeline(config)?, on_window).map_err(failed(NAME))?;
     let truth: Vec<Option<u32>> = threads.iter().map(|thread| thread.database).collect();
     let entries = ShMapParameters::default().entries;
     let insight = insights(&records, &truth, entries).into_iter().next();
@@ -265,7 +265,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         },
     )?;
     let runs_of = |method: &str| -> Vec<&RecordedRunResult> {
-        items.iter().zip(&runs).filter(|((by, _), _)| *by == method).map(|(_, runs)| runs).collect()
+        items.iter().zip(&runs).filter(|((run_method, _), _)| *run_method == method).map(|(_, runs)| runs).collect()
     };
     let mut points = Vec::new();
     for method in METHODS {
@@ -334,9 +334,9 @@ mod tests {
         };
         let totals = [thread_totals(0, 50, 400), thread_totals(1, 52, 3_000), thread_totals(2, 51, 1_000)];
         let matches = match_placements(&totals, &[(51, 1), (52, 0)].into(), 1_000_000_000).unwrap();
-        let own = RecordedThread { thread: 0, database: None, idle_ns: 1_600 };
+        let background = RecordedThread { thread: 0, database: None, idle_ns: 1_600 };
         let connection = |thread, database| RecordedThread { thread, database: Some(database), idle_ns: 0 };
-        assert_eq!(matches, [own, connection(1, 0), connection(2, 1)]);
+        assert_eq!(matches, [background, connection(1, 0), connection(2, 1)]);
         let error = match_placements(&totals, &[(53, 1)].into(), 1).unwrap_err().to_string();
         assert!(error.contains("expected 53 of the list among them"), "{error}");
     }

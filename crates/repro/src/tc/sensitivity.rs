@@ -46,28 +46,28 @@ fn thin_samples(round: &[Observation], one_in: usize) -> Vec<Observation> {
         }
         answer
     };
-    let each = |seen: &Observation| Observation {
-        probe_results: seen.probe_results.iter().map(thin).collect(),
-        ..seen.clone()
+    let thinned = |observation: &Observation| Observation {
+        probe_results: observation.probe_results.iter().map(thin).collect(),
+        ..observation.clone()
     };
-    round.iter().map(each).collect()
+    round.iter().map(thinned).collect()
 }
 
 fn clusters(round: &[Observation], threads: usize, entries: usize, method: ClusteringMethod) -> Clusters {
     let mut profiler = OfflineProfiler::new(&[sharing_profiler(entries)]);
-    for seen in round {
-        profiler.update(seen);
+    for observation in round {
+        profiler.update(observation);
     }
     let profiles = profiler.profiles();
     let map_of = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
     let map = |thread: usize| map_of(thread).map(|map| map.counters.as_slice());
     let maps: Vec<ThreadMap<'_>> =
-        (0..threads).map(|thread| ThreadMap { counters: map(thread).unwrap_or(&[]), together: None }).collect();
+        (0..threads).map(|thread| ThreadMap { counters: map(thread).unwrap_or(&[]), previous_cluster: None }).collect();
     let samples = |answer: &ProbeResult| match &answer.evidence {
         ProbeEvidence::Samples { samples, .. } => samples.len(),
         _ => 0,
     };
-    let sample_count: usize = round.iter().flat_map(|seen| &seen.probe_results).map(samples).sum();
+    let sample_count: usize = round.iter().flat_map(|observation| &observation.probe_results).map(samples).sum();
     let share = sample_count as f64 / threads.max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
     let sharing = SharingCriteria::default();
     find(method, &maps, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor))
@@ -75,7 +75,7 @@ fn clusters(round: &[Observation], threads: usize, entries: usize, method: Clust
 
 /// Cluster labels; each unclustered thread has its own label.
 fn labels(clusters: &Clusters) -> Vec<usize> {
-    clusters.of.iter().enumerate().map(|(index, cluster)| cluster.unwrap_or(clusters.count + index)).collect()
+    clusters.cluster_of.iter().enumerate().map(|(index, cluster)| cluster.unwrap_or(clusters.count + index)).collect()
 }
 
 #[derive(Serialize, Deserialize)]
@@ -91,9 +91,9 @@ struct Sensitivity {
 fn sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<Sensitivity, ReproError> {
     // Twice the samples, so that half the entries have as many; a first round that is not over within six windows has
     // fewer.
-    let short = ClusterSetting::new(context, SMALL, case, seed);
+    let short_setting = ClusterSetting::new(context, SMALL, case, seed);
     let setting =
-        ClusterSetting { samples_per_thread: 2 * SAMPLES_PER_THREAD, warm_up_windows: 6, measured_windows: 1, ..short };
+        ClusterSetting { samples_per_thread: 2 * SAMPLES_PER_THREAD, warm_up_windows: 6, measured_windows: 1, ..short_setting };
     let round = first_round(&setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?.records);
     let truth: Vec<usize> =
         case.true_groups(seed)?.into_iter().map(|group| group.map_or(usize::MAX, |g| g as usize)).collect();
@@ -125,7 +125,7 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
     }
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
-    let all = context.run_all_stored(
+    let results = context.run_all_stored(
         module_path!(),
         &items,
         |&(case, seed)| format!("TC-6 {:?} {seed}", cases[case]),
@@ -135,29 +135,29 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
         },
     )?;
     let values = |case: usize, value: &dyn Fn(&Sensitivity) -> f64| -> Vec<f64> {
-        items.iter().zip(&all).filter(|((index, _), _)| *index == case).map(|(_, found)| value(found)).collect()
+        items.iter().zip(&results).filter(|((index, _), _)| *index == case).map(|(_, result)| value(result)).collect()
     };
     let mut points = Vec::new();
     for (index, case) in cases.iter().enumerate() {
         for (size, entries) in SIZES.iter().enumerate() {
-            let same = format!("{entries} entries, against 256");
-            points.push(DataPoint::over_values(same, case.name, &values(index, &|found| found.by_size[size])));
-            let own = format!("{entries} entries, against the program's partition");
-            points.push(DataPoint::over_values(own, case.name, &values(index, &|found| found.own_by_size[size])));
+            let label = format!("{entries} entries, against 256");
+            points.push(DataPoint::over_values(label, case.name, &values(index, &|result| result.by_size[size])));
+            let own_label = format!("{entries} entries, against the program's partition");
+            points.push(DataPoint::over_values(own_label, case.name, &values(index, &|result| result.own_by_size[size])));
         }
         for (rate, one_in) in RATES.iter().enumerate() {
-            let own = format!("1 in {one_in}, against the program's partition");
-            points.push(DataPoint::over_values(own, case.name, &values(index, &|found| found.own_by_rate[rate])));
+            let own_label = format!("1 in {one_in}, against the program's partition");
+            points.push(DataPoint::over_values(own_label, case.name, &values(index, &|result| result.own_by_rate[rate])));
         }
         points.push(DataPoint::over_values(
             "one pass, 256 entries",
             case.name,
-            &values(index, &|found| found.own_one_pass),
+            &values(index, &|result| result.own_one_pass),
         ));
     }
     let worst = |seed: u64| {
-        let of_seed = items.iter().zip(&all).filter(|((_, index), _)| *index == seed);
-        of_seed.flat_map(|(_, found)| found.by_size.clone()).fold(f64::INFINITY, f64::min)
+        let of_seed = items.iter().zip(&results).filter(|((_, index), _)| *index == seed);
+        of_seed.flat_map(|(_, result)| result.by_size.clone()).fold(f64::INFINITY, f64::min)
     };
     let per_seed = context.per_seed(worst);
     Ok(vec![
@@ -203,8 +203,8 @@ fn cumulative(records: &[WindowRecord]) -> Vec<(f64, f64)> {
 fn value_at(curve: &[(f64, f64)], time: f64) -> Option<f64> {
     let pair = curve.windows(2).find(|pair| pair[0].0 <= time && time <= pair[1].0)?;
     let (before, after) = (pair[0], pair[1]);
-    let part = if after.0 > before.0 { (time - before.0) / (after.0 - before.0) } else { 0.0 };
-    Some(before.1 + part * (after.1 - before.1))
+    let share = if after.0 > before.0 { (time - before.0) / (after.0 - before.0) } else { 0.0 };
+    Some(before.1 + share * (after.1 - before.1))
 }
 
 /// Work under the automatic placement minus that of the default, in seconds of the default's work, by time since the
@@ -216,11 +216,11 @@ fn advantage(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> 
         ..ClusterSetting::new(context, SMALL, case, seed)
     };
     let automatic = ThreadPlacement::Automatic("activation_share = 0.02".to_string());
-    let with = cumulative(&setting.run_after(QUIET_WINDOWS, &automatic)?.records);
-    let without = cumulative(&setting.run_after(QUIET_WINDOWS, &ThreadPlacement::Default)?.records);
-    let Some(&(end, work)) = without.last().filter(|(_, work)| *work > 0.0) else { return Ok(Vec::new()) };
-    let lead = |&(time, done): &(f64, f64)| Some((time, (done - value_at(&without, time)?) / work * end));
-    Ok(with.iter().filter_map(lead).collect())
+    let automatic_work = cumulative(&setting.run_after(QUIET_WINDOWS, &automatic)?.records);
+    let default_work = cumulative(&setting.run_after(QUIET_WINDOWS, &ThreadPlacement::Default)?.records);
+    let Some(&(end, work)) = default_work.last().filter(|(_, work)| *work > 0.0) else { return Ok(Vec::new()) };
+    let lead = |&(time, work_done): &(f64, f64)| Some((time, (work_done - value_at(&default_work, time)?) / work * end));
+    Ok(automatic_work.iter().filter_map(lead).collect())
 }
 
 /// Time from which on the lead stays positive; `None` = not within the run.

@@ -253,11 +253,11 @@ pub(super) fn adjusted_rand_index(a: &[usize], b: &[usize]) -> f64 {
         keys.for_each(|key| *counts.entry(key).or_insert(0) += 1);
         counts.into_values().map(pairs).sum::<f64>()
     };
-    let both = count(&mut a.iter().copied().zip(b.iter().copied()));
+    let joint_pairs = count(&mut a.iter().copied().zip(b.iter().copied()));
     let (of_a, of_b) = (count(&mut a.iter().map(|&k| (k, 0))), count(&mut b.iter().map(|&k| (k, 0))));
     let expected = of_a * of_b / pairs(a.len() as u64).max(1.0);
-    let most = (of_a + of_b) / 2.0;
-    if most == expected { 1.0 } else { (both - expected) / (most - expected) }
+    let max_pairs = (of_a + of_b) / 2.0;
+    if max_pairs == expected { 1.0 } else { (joint_pairs - expected) / (max_pairs - expected) }
 }
 
 /// One round that placed threads: the clusters in its reasons, and the shMaps from which they came.
@@ -275,8 +275,8 @@ impl PlacementRound {
     pub fn agreement(&self, truth: &[Option<u32>]) -> f64 {
         let workers =
             || truth.iter().zip(&self.cluster_of).filter_map(|(group, &cluster)| Some(((*group)? as usize, cluster)));
-        let (own, found): (Vec<usize>, Vec<usize>) = workers().unzip();
-        adjusted_rand_index(&own, &found)
+        let (own_groups, found_groups): (Vec<usize>, Vec<usize>) = workers().unzip();
+        adjusted_rand_index(&own_groups, &found_groups)
     }
 
     pub fn unclustered_workers(&self, truth: &[Option<u32>]) -> usize {
@@ -291,7 +291,7 @@ pub(super) fn rounds(records: &[WindowRecord], threads: usize, entries: usize) -
     let mut rounds = Vec::new();
     for record in records {
         let profiles = profiler.update(&record.observation);
-        let is_cluster = |why: &&Reason| why.kind == ReasonKind::ClusterFound;
+        let is_cluster = |reason: &&Reason| reason.kind == ReasonKind::ClusterFound;
         let clusters: Vec<&Reason> = record.decision.reasons.iter().filter(is_cluster).collect();
         if clusters.is_empty() {
             continue;

@@ -54,7 +54,7 @@ fn agreement_finding(
 }
 
 /// Threads `process`, `process + 2`, ... of the case's program, in a separate process.
-fn part(case: &ClusterCase, seed: u64, process: usize) -> Result<SimProgram, ReproError> {
+fn process_part(case: &ClusterCase, seed: u64, process: usize) -> Result<SimProgram, ReproError> {
     let built = kernels::build(case.kernel, seed, &case.options).map_err(failed(case.name))?;
     let shared = built.regions.iter().filter(|region| !matches!(region.users, RegionUsers::Thread(_))).enumerate();
     let shared = shared.map(|(number, region)| SharedMemory {
@@ -66,8 +66,8 @@ fn part(case: &ClusterCase, seed: u64, process: usize) -> Result<SimProgram, Rep
     let (kernel, options) = (case.kernel, case.options.clone());
     let maker = move |_| {
         let threads = kernels::program(kernel, seed, &options).expect("built with these options before");
-        let own = threads.into_iter().skip(process).step_by(PROCESSES);
-        own.collect::<Vec<Box<dyn AccessSource>>>()
+        let own_threads = threads.into_iter().skip(process).step_by(PROCESSES);
+        own_threads.collect::<Vec<Box<dyn AccessSource>>>()
     };
     Ok(SimProgram { shared, ..SimProgram::new(format!("{}-{process}", case.kernel), Box::new(maker)) })
 }
@@ -85,7 +85,7 @@ fn agreement_across(
     let windows = setting.warm_up_windows + setting.measured_windows;
     let ends = Some(RunLimit::Cycles(windows * WINDOW_CYCLES / SCALE));
     let options = SimOptions { seed, scale: SCALE, ends, counter_turn_cycles: TURN_CYCLES, ..SimOptions::default() };
-    let programs = (0..PROCESSES).map(|process| part(case, seed, process)).collect::<Result<Vec<_>, _>>()?;
+    let programs = (0..PROCESSES).map(|process| process_part(case, seed, process)).collect::<Result<Vec<_>, _>>()?;
     let machine = SimMachine::new(&spec, &options, programs).map_err(failed(case.name))?;
     let profilers = vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide: true }];
     let config = PipelineConfig {
@@ -96,15 +96,15 @@ fn agreement_across(
         first_window: WindowLength::Cycles { cycles: WINDOW_CYCLES },
     };
     let mut records = Vec::new();
-    let each = |_: &mut SimMachine, record| {
+    let on_window = |_: &mut SimMachine, record| {
         records.push(record);
         true
     };
-    run_under(machine, build_pipeline(config)?, each).map_err(failed(POLICY))?;
+    run_under(machine, build_pipeline(config)?, on_window).map_err(failed(POLICY))?;
     Ok((records, truth))
 }
 
-fn across_agreement(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<f64, ReproError> {
+fn agreement_across_processes(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<f64, ReproError> {
     let (records, truth) = agreement_across(context, case, seed)?;
     let placement_rounds: Vec<PlacementRound> = rounds(&records, truth.len(), ShMapParameters::default().entries);
     Ok(placement_rounds.last().map_or(0.0, |round| round.agreement(&truth)))
@@ -135,7 +135,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             context.report_progress(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
             match VARIANTS.get(variant) {
                 Some(variant) => agreement_finding(context, variant, &cases[case], seed),
-                None => across_agreement(context, &cases[case], seed),
+                None => agreement_across_processes(context, &cases[case], seed),
             }
         },
     )?;
@@ -151,11 +151,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         };
         (0..cases.len()).flat_map(points_of).collect()
     };
-    let worst = |seed: u64, wanted: &dyn Fn(usize) -> bool| {
-        let own_values = items.iter().zip(&runs).filter(|((_, variant, at), _)| *at == seed && wanted(*variant));
+    let worst = |seed: u64, is_selected: &dyn Fn(usize) -> bool| {
+        let own_values = items.iter().zip(&runs).filter(|((_, variant, at), _)| *at == seed && is_selected(*variant));
         own_values.map(|(_, &value)| value).fold(f64::INFINITY, f64::min)
     };
-    let per_seed = |wanted: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, wanted)) };
+    let per_seed = |is_selected: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, is_selected)) };
     let finding = |title, paper, per_seed: &[(u64, f64)]| {
         let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
         Finding::new("TC-2", title, paper, "adjusted Rand index", target, per_seed).time_scale(SCALE as f64)

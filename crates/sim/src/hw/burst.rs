@@ -138,12 +138,12 @@ impl Burst {
             return None;
         }
         let oldest = context.outstanding.iter().find(|miss| miss.instruction.is_some() && miss.done > self.t);
-        let (done, wait) = oldest.map_or((u64::MAX, context.value_wait()), |oldest| (oldest.done, oldest.wait));
-        let until = done.min(context.next_parked);
-        if until == u64::MAX {
+        let (arrival, wait) = oldest.map_or((u64::MAX, context.value_wait()), |oldest| (oldest.done, oldest.wait));
+        let wake_tick = arrival.min(context.next_parked);
+        if wake_tick == u64::MAX {
             return None;
         }
-        (context.ready, context.wait) = (until, Some(wait));
+        (context.ready, context.wait) = (wake_tick, Some(wait));
         Some(BurstOutcome::Blocked)
     }
 }
@@ -151,16 +151,16 @@ impl Burst {
 impl CoreFrontEnd {
     /// Does the same as [`CoreFrontEnd::execute`] for a thread whose probes observe every access.
     #[inline(never)]
-    pub fn execute_watched(&mut self, burst: &mut Burst, around: &mut CoreEnvironment<'_>) -> BurstOutcome {
-        self.execute::<WatchedCore>(burst, around)
+    pub fn execute_watched(&mut self, burst: &mut Burst, environment: &mut CoreEnvironment<'_>) -> BurstOutcome {
+        self.execute::<WatchedCore>(burst, environment)
     }
 
     /// Runs one context. On return, `ready` and `wait` of the context describe the next event.
     #[inline(always)]
-    pub fn execute<K: CoreKind>(&mut self, burst: &mut Burst, around: &mut CoreEnvironment<'_>) -> BurstOutcome {
+    pub fn execute<K: CoreKind>(&mut self, burst: &mut Burst, environment: &mut CoreEnvironment<'_>) -> BurstOutcome {
         let Some(mut thread) = burst.thread.take() else { return BurstOutcome::Yield };
         let outcome = loop {
-            let event = self.run_fast_path::<K>(burst, &mut thread, around);
+            let event = self.run_fast_path::<K>(burst, &mut thread, environment);
             if event == SlowPathCause::Waits {
                 break BurstOutcome::Blocked;
             }
@@ -168,7 +168,7 @@ impl CoreFrontEnd {
                 self.contexts[burst.run.nth].ready = burst.t;
                 break BurstOutcome::Held;
             }
-            if let Some(outcome) = self.run_slow_path(event, burst, &mut thread, around) {
+            if let Some(outcome) = self.run_slow_path(event, burst, &mut thread, environment) {
                 break outcome;
             }
         };
@@ -202,7 +202,7 @@ impl CoreFrontEnd {
         event: SlowPathCause,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         let access = thread.batch.get(thread.position).copied();
@@ -211,25 +211,25 @@ impl CoreFrontEnd {
             None => (SlowPathCause::BatchEnd, Access::compute(0)),
         };
         match event {
-            SlowPathCause::Memory => self.memory(access, burst, thread, around),
+            SlowPathCause::Memory => self.memory(access, burst, thread, environment),
             SlowPathCause::Waits => Some(BurstOutcome::Blocked),
             SlowPathCause::Early => Some(BurstOutcome::Held),
-            SlowPathCause::Budget => self.wait_or_unpark(burst, thread, around),
-            SlowPathCause::Fetch => self.fetch(burst, thread, around),
-            SlowPathCause::Jump => self.handle_jump(access, burst, thread, around),
-            SlowPathCause::Compute => self.compute(access, burst, thread, around),
+            SlowPathCause::Budget => self.wait_or_unpark(burst, thread, environment),
+            SlowPathCause::Fetch => self.fetch(burst, thread, environment),
+            SlowPathCause::Jump => self.handle_jump(access, burst, thread, environment),
+            SlowPathCause::Compute => self.compute(access, burst, thread, environment),
             SlowPathCause::BatchEnd if thread.turn != BatchEnd::More && !context.parked.is_empty() => {
-                self.drain(burst, thread, around)
+                self.drain(burst, thread, environment)
             }
             SlowPathCause::BatchEnd => batch_end(burst, thread, context),
-            SlowPathCause::Depends => self.defer_access(access, burst, thread, around),
+            SlowPathCause::Depends => self.defer_access(access, burst, thread, environment),
             SlowPathCause::Translate => {
                 if burst.must_wait(context) {
                     return Some(BurstOutcome::Held);
                 }
                 let store = access.kind() == AccessKind::Store;
                 let cost =
-                    translate(thread, access.address() >> around.page_shift, context, store, around, self.l1d, burst.t);
+                    translate(thread, access.address() >> environment.page_shift, context, store, environment, self.l1d, burst.t);
                 burst.spent.faults += cost;
                 context.ready = burst.t + cost;
                 (cost > 0).then_some(BurstOutcome::Blocked)
@@ -242,23 +242,23 @@ impl CoreFrontEnd {
         access: Access,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         let remaining = access.instructions() - burst.skip;
-        let done = remaining.min(burst.stop - burst.t).min(thread.fetch_left);
-        burst.issue(done, thread, context);
-        if done == remaining {
+        let issued = remaining.min(burst.stop - burst.t).min(thread.fetch_left);
+        burst.issue(issued, thread, context);
+        if issued == remaining {
             burst.skip = 0;
             thread.position += 1;
             if let Some(l1i) = self.l1i {
-                thread.jump_to(access.address(), 1 << around.caches.units[l1i].line_shift);
+                thread.jump_to(access.address(), 1 << environment.caches.units[l1i].line_shift);
             }
             None
         } else if thread.fetch_left == 0 {
-            self.fetch(burst, thread, around)
+            self.fetch(burst, thread, environment)
         } else {
-            self.wait_or_unpark(burst, thread, around)
+            self.wait_or_unpark(burst, thread, environment)
         }
     }
 
@@ -267,11 +267,11 @@ impl CoreFrontEnd {
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         if context.next_parked <= burst.t && burst.t < burst.run.limit {
-            return self.unpark(burst, thread, around);
+            return self.unpark(burst, thread, environment);
         }
         burst.exceeds_budget(context)
     }
@@ -281,17 +281,17 @@ impl CoreFrontEnd {
         access: Access,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         let room = burst.issue_limit(self.in_order, burst.t, context) - burst.t;
         let remaining = access.instructions() - burst.skip;
-        let done = remaining.min(room);
-        burst.t += done;
-        context.issued += done;
-        burst.skip += done;
-        if done < remaining {
-            return self.wait_or_unpark(burst, thread, around);
+        let issued = remaining.min(room);
+        burst.t += issued;
+        context.issued += issued;
+        burst.skip += issued;
+        if issued < remaining {
+            return self.wait_or_unpark(burst, thread, environment);
         }
         burst.skip = 0;
         thread.position += 1;
@@ -303,17 +303,17 @@ impl CoreFrontEnd {
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         let l1i = self.l1i?;
         let address = thread.next_code;
-        let (page_shift, t) = (around.page_shift, burst.t);
-        let unit = &mut around.caches.units[l1i];
+        let (page_shift, t) = (environment.page_shift, burst.t);
+        let unit = &mut environment.caches.units[l1i];
         if quick_fetch(unit, thread, page_shift, t, ANY, burst.watched) {
             burst.fetches += 1;
             if burst.watched {
-                thread.report_code_line(unit.line_shift, t, around.sampling);
+                thread.report_code_line(unit.line_shift, t, environment.sampling);
             }
             return None;
         }
@@ -322,11 +322,11 @@ impl CoreFrontEnd {
         }
         let Some(frame) = thread.tlb.find(address >> page_shift) else {
             // The same fetch follows again, with the translation present.
-            burst.spent.faults += translate(thread, address >> page_shift, context, false, around, self.l1d, t);
+            burst.spent.faults += translate(thread, address >> page_shift, context, false, environment, self.l1d, t);
             context.ready = t + burst.spent.faults;
             return Some(BurstOutcome::Blocked);
         };
-        let ask = CacheRequest {
+        let request = CacheRequest {
             address: frame << page_shift | address & ((1 << page_shift) - 1),
             at: t,
             store: false,
@@ -337,30 +337,30 @@ impl CoreFrontEnd {
             package: self.package,
         };
         let (late, line_bytes) = (t + unit.latency, 1 << unit.line_shift);
-        let place = unit.store.find(ask.address >> unit.line_shift);
+        let place = unit.store.find(request.address >> unit.line_shift);
         let probed = !(thread.probes.activity.is_empty() && thread.probes.trace.is_none());
-        let before = probed.then_some(thread.counters.levels);
-        let answer = around.caches.first_level::<AnyCore>(l1i, place, &ask, &mut thread.counters);
+        let prior_counts = probed.then_some(thread.counters.levels);
+        let response = environment.caches.first_level::<AnyCore>(l1i, place, &request, &mut thread.counters);
         let mut traced = super::sampling::SampleEffect { ticks: 0, full: false };
-        if let Some(before) = &before {
-            thread.probes.observe_path(l1i, ask.address, before, &thread.counters.levels, around.caches);
-            if thread.counters.levels[0].all_misses() > before[0].all_misses() {
-                let address = around.caches.dram.physical(ask.address);
-                let line = address >> around.caches.units[self.l1d].line_shift;
-                traced = thread.probes.observe_code_miss(line, around.sampling);
+        if let Some(prior_counts) = &prior_counts {
+            thread.probes.observe_path(l1i, request.address, prior_counts, &thread.counters.levels, environment.caches);
+            if thread.counters.levels[0].all_misses() > prior_counts[0].all_misses() {
+                let address = environment.caches.dram.physical(request.address);
+                let line = address >> environment.caches.units[self.l1d].line_shift;
+                traced = thread.probes.observe_code_miss(line, environment.sampling);
             }
         }
         thread.charge_fetch(line_bytes);
         if burst.watched {
-            thread.report_code_line(line_bytes.ilog2(), t, around.sampling);
+            thread.report_code_line(line_bytes.ilog2(), t, environment.sampling);
         }
-        if answer.ready_tick <= late {
+        if response.ready_tick <= late {
             return None;
         }
         thread.probes.cost_ticks += traced.ticks;
         burst.spent.interrupts += traced.ticks;
-        context.ready = answer.ready_tick + traced.ticks;
-        context.wait = Some(StallSource { served: answer.served, queue: answer.queue, joined: false });
+        context.ready = response.ready_tick + traced.ticks;
+        context.wait = Some(StallSource { served: response.served, queue: response.queue, joined: false });
         Some(if traced.full { BurstOutcome::Interrupt } else { BurstOutcome::Blocked })
     }
 }
@@ -369,27 +369,27 @@ impl HwContext {
     /// Completes an access that was issued in the tick before `t` and whose data arrives at `done`. Returns whether the
     /// context has to wait.
     #[inline(always)]
-    pub fn issued_miss(
+    pub fn complete_access(
         &mut self,
-        done: u64,
+        arrival: u64,
         wait: StallSource,
         nearest: u64,
         t: u64,
         store: bool,
         in_order: bool,
     ) -> bool {
-        let late = done > nearest;
+        let is_late = arrival > nearest;
         (self.ready, self.wait) = (t, None);
         let mut blocked = false;
         if !store {
-            (self.value_at, self.value_from) = (done, wait.served);
-            if late && in_order && done > t {
-                (self.wait, self.ready, blocked) = (Some(wait), done, true);
+            (self.value_at, self.value_from) = (arrival, wait.served);
+            if is_late && in_order && arrival > t {
+                (self.wait, self.ready, blocked) = (Some(wait), arrival, true);
             }
         }
-        if late && !blocked {
+        if is_late && !blocked {
             let instruction = (!store).then_some(self.issued - 1);
-            self.send(OutstandingMiss { done, instruction, wait });
+            self.send(OutstandingMiss { done: arrival, instruction, wait });
         }
         blocked
     }
@@ -423,14 +423,14 @@ pub(super) fn wait_for_value(
     thread: &mut HwThread,
     context: &mut HwContext,
 ) -> Option<BurstOutcome> {
-    let until = context.value_at;
-    if until < burst.run.other && until <= burst.run.limit {
-        HwContext::count_stall(&mut thread.counters, until - burst.t, context.value_wait());
-        (burst.spent.in_place, burst.t) = (burst.spent.in_place + until - burst.t, until);
+    let arrival = context.value_at;
+    if arrival < burst.run.other && arrival <= burst.run.limit {
+        HwContext::count_stall(&mut thread.counters, arrival - burst.t, context.value_wait());
+        (burst.spent.in_place, burst.t) = (burst.spent.in_place + arrival - burst.t, arrival);
         return None;
     }
     context.wait = Some(context.value_wait());
-    context.ready = until;
+    context.ready = arrival;
     Some(BurstOutcome::Blocked)
 }
 
@@ -440,15 +440,15 @@ pub(super) fn translate(
     page: u64,
     context: &HwContext,
     store: bool,
-    around: &mut CoreEnvironment<'_>,
+    environment: &mut CoreEnvironment<'_>,
     l1d: usize,
     t: u64,
 ) -> u64 {
-    let framed = around.frames.find_frame(thread.process, page, context.cpu, store);
-    let named = around.caches.pages.name(framed.frame, page);
-    thread.tlb.insert(page, named);
+    let framed = environment.frames.find_frame(thread.process, page, context.cpu, store);
+    let frame_name = environment.caches.pages.name(framed.frame, page);
+    thread.tlb.insert(page, frame_name);
     if framed.copied {
-        around.caches.insert_copied(l1d, named << around.page_shift, 1 << around.page_shift, thread.slot(), t);
+        environment.caches.insert_copied(l1d, frame_name << environment.page_shift, 1 << environment.page_shift, thread.slot(), t);
     }
-    framed.cost_cycles * around.ticks_per_cycle
+    framed.cost_cycles * environment.ticks_per_cycle
 }

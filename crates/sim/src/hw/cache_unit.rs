@@ -31,46 +31,46 @@ pub(crate) struct PendingFills {
     bits: u64,
 }
 
-const PENDING_AT_MOST: usize = 64;
+const MAX_PENDING: usize = 64;
 const MIN_SWEEP: usize = 12;
 
 impl PendingFills {
     /// Records that the line is being filled; an earlier fill of the line is replaced.
     #[inline]
-    pub fn add(&mut self, line: u64, done: u64, served: DataOrigin, now: u64) {
+    pub fn add(&mut self, line: u64, arrival: u64, served: DataOrigin, now: u64) {
         let bit = 1 << (line % 64);
         if self.bits & bit != 0
             && let Some(earlier) = self.fills.iter_mut().rev().find(|entry| entry.0 == line)
         {
-            *earlier = (line, done, served);
+            *earlier = (line, arrival, served);
             return;
         }
         if self.fills.len() >= self.sweep_at {
             self.sweep(now);
         }
         self.bits |= bit;
-        self.fills.push((line, done, served));
+        self.fills.push((line, arrival, served));
     }
     #[inline(never)]
     fn sweep(&mut self, now: u64) {
-        self.fills.retain(|&(_, done, _)| done > now);
-        if self.fills.len() >= PENDING_AT_MOST {
+        self.fills.retain(|&(_, arrival, _)| arrival > now);
+        if self.fills.len() >= MAX_PENDING {
             self.fills.remove(0);
         }
         self.bits = self.fills.iter().fold(0, |bits, entry| bits | 1 << (entry.0 % 64));
-        self.sweep_at = (2 * self.fills.len()).clamp(MIN_SWEEP, PENDING_AT_MOST);
+        self.sweep_at = (2 * self.fills.len()).clamp(MIN_SWEEP, MAX_PENDING);
     }
     /// Has the line's data arrived by `tick`?
     #[inline]
     pub fn has_arrived(&self, line: u64, tick: u64) -> bool {
-        self.pending_fill(line).is_none_or(|(done, _)| done <= tick)
+        self.pending_fill(line).is_none_or(|(arrival, _)| arrival <= tick)
     }
     #[inline]
     pub fn pending_fill(&self, line: u64) -> Option<(u64, DataOrigin)> {
         if self.bits & 1 << (line % 64) == 0 {
             return None;
         }
-        self.fills.iter().rev().find(|entry| entry.0 == line).map(|&(_, done, served)| (done, served))
+        self.fills.iter().rev().find(|entry| entry.0 == line).map(|&(_, arrival, served)| (arrival, served))
     }
 }
 
@@ -93,12 +93,12 @@ impl EvictionMatrix {
     fn grow(&mut self, side: usize) {
         let mut counts = vec![0; side * side];
         for row in 0..self.side {
-            let old = &self.counts[row * self.side..(row + 1) * self.side];
-            counts[row * side..row * side + self.side].copy_from_slice(old);
+            let source_row = &self.counts[row * self.side..(row + 1) * self.side];
+            counts[row * side..row * side + self.side].copy_from_slice(source_row);
         }
         (self.side, self.counts) = (side, counts);
     }
-    pub fn nonzero(&self) -> impl Iterator<Item = (u16, u16, u64)> + '_ {
+    pub fn nonzero_counts(&self) -> impl Iterator<Item = (u16, u16, u64)> + '_ {
         let entries = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
         entries.map(|(at, &count)| ((at / self.side) as u16, (at % self.side) as u16, count))
     }

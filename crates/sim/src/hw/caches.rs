@@ -131,12 +131,12 @@ impl Caches {
         }
         // Determined before the first request: the L1s whose second level is their own and evicts predictably.
         for index in 0..units.len() {
-            let Some(behind) = units.get(units[index].parent) else { continue };
-            let alone = behind.level == CacheLevel::L2 && behind.cores == 1 && behind.write == WritePolicy::Back;
-            let plain =
-                !behind.is_victim() && units[index].prefetcher.is_none() && units[index].write == WritePolicy::Back;
+            let Some(second_level) = units.get(units[index].parent) else { continue };
+            let is_private = second_level.level == CacheLevel::L2 && second_level.cores == 1 && second_level.write == WritePolicy::Back;
+            let is_plain_pair =
+                !second_level.is_victim() && units[index].prefetcher.is_none() && units[index].write == WritePolicy::Back;
             units[index].owns_next =
-                units[index].level == CacheLevel::L1Data && alone && plain && units[index].store.is_lru();
+                units[index].level == CacheLevel::L1Data && is_private && is_plain_pair && units[index].store.is_lru();
         }
         let roots: Vec<usize> = (0..units.len()).filter(|&index| units[index].parent == ROOT).collect();
         let mut root_number = vec![0; units.len()];
@@ -168,38 +168,38 @@ impl Caches {
     }
 
     /// Returns the ticks to a copy of the line in another cache.
-    pub fn remote_latency(&self, ask: &CacheRequest, held: SnoopResult) -> u64 {
-        let transfer_ticks = if held.package == Some(ask.package) { self.same_package } else { self.other_package };
-        transfer_ticks.unwrap_or_else(|| self.dram.latency(ask.address, ask.package))
+    pub fn remote_latency(&self, request: &CacheRequest, copies: SnoopResult) -> u64 {
+        let transfer_ticks = if copies.package == Some(request.package) { self.same_package } else { self.other_package };
+        transfer_ticks.unwrap_or_else(|| self.dram.latency(request.address, request.package))
     }
 
     /// Looks for copies of the bytes `address` .. + 2^span in a cache and all caches above it, and acts on them.
     pub fn snoop(&mut self, index: usize, address: u64, requester: u32, action: SnoopAction) -> SnoopResult {
-        let mut held = SnoopResult::default();
+        let mut copies = SnoopResult::default();
         let mut sharers = 0;
         let unit = &mut self.units[index];
         let span = requester.max(unit.line_shift);
         let first = address >> span << (span - unit.line_shift);
         let victim = unit.is_victim();
         // In a victim cache's line, the sectors that overlap.
-        let wanted = if victim { self.sectors(index, address, requester) } else { 0 };
+        let wanted_sectors = if victim { self.sectors(index, address, requester) } else { 0 };
         let unit = &mut self.units[index];
         for line in first..first + (1 << (span - unit.line_shift)) {
             let Some(place) = unit.store.find(line) else { continue };
             let meta = unit.store.meta(place);
-            if victim && meta.sharers() & wanted == 0 {
+            if victim && meta.sharers() & wanted_sectors == 0 {
                 continue;
             }
-            held.any = true;
-            held.package = Some(unit.package);
-            held.exclusive |= meta.state() >= EXCLUSIVE;
-            held.dirty |= meta.state() == MODIFIED;
+            copies.any = true;
+            copies.package = Some(unit.package);
+            copies.exclusive |= meta.state() >= EXCLUSIVE;
+            copies.dirty |= meta.state() == MODIFIED;
             sharers |= meta.sharers();
             match action {
                 SnoopAction::Share if meta.state() > SHARED => unit.store.set_meta(place, meta.with_state(SHARED)),
                 SnoopAction::Share => {}
-                SnoopAction::Take | SnoopAction::Drop(_) if victim && meta.sharers() & !wanted != 0 => {
-                    unit.store.set_meta(place, meta.with_sharers(meta.sharers() & !wanted));
+                SnoopAction::Take | SnoopAction::Drop(_) if victim && meta.sharers() & !wanted_sectors != 0 => {
+                    unit.store.set_meta(place, meta.with_sharers(meta.sharers() & !wanted_sectors));
                 }
                 SnoopAction::Take | SnoopAction::Drop(_) => {
                     unit.store.remove(place);
@@ -209,69 +209,69 @@ impl Caches {
             }
         }
         let inclusive = unit.inclusion == cachemate_core::Inclusion::Inclusive;
-        if unit.children.is_empty() || (inclusive && !held.any) {
-            return held;
+        if unit.children.is_empty() || (inclusive && !copies.any) {
+            return copies;
         }
-        if victim || !held.any {
+        if victim || !copies.any {
             sharers = !0;
         }
         for nth in 0..self.units[index].children.len() {
             let child = self.units[index].children[nth];
             if sharers & self.units[child].bit != 0 {
-                held = held.merge_with(self.snoop(child, address, requester, action), None);
+                copies = copies.merge_with(self.snoop(child, address, requester, action), None);
             }
         }
-        held
+        copies
     }
 
     /// Returns the sectors of a victim cache's line that overlap the bytes `address` .. + 2^span.
     fn sectors(&self, index: usize, address: u64, span: u32) -> u32 {
-        let (unit, below) = (&self.units[index], self.below_shift(index));
+        let (unit, child_shift) = (&self.units[index], self.below_shift(index));
         let start = address >> span << span;
-        let sectors = 1u64 << span.clamp(below, unit.line_shift) >> below;
-        (0..sectors).fold(0, |wanted, nth| wanted | unit.sector(start + (nth << below), below))
+        let sectors = 1u64 << span.clamp(child_shift, unit.line_shift) >> child_shift;
+        (0..sectors).fold(0, |mask, nth| mask | unit.sector(start + (nth << child_shift), child_shift))
     }
 
     /// Snoops the children of `at` other than `asking` that have a bit in `sharers`.
-    pub fn siblings(
+    pub fn snoop_siblings(
         &mut self,
         at: usize,
         asking: usize,
         sharers: u32,
-        ask: &CacheRequest,
+        request: &CacheRequest,
         span: u32,
         action: SnoopAction,
     ) -> SnoopResult {
-        let mut held = SnoopResult::default();
+        let mut copies = SnoopResult::default();
         for nth in 0..self.units[at].children.len() {
             let child = self.units[at].children[nth];
             if child != asking && sharers & self.units[child].bit != 0 {
-                held = held.merge_with(self.snoop(child, ask.address, span, action), Some(ask.package));
+                copies = copies.merge_with(self.snoop(child, request.address, span, action), Some(request.package));
             }
         }
-        held
+        copies
     }
 
     /// Snoops the other roots that may hold the line, and records `asking` as a holder.
-    pub fn other_roots(&mut self, asking: usize, ask: &CacheRequest, action: SnoopAction) -> SnoopResult {
-        let mut held = SnoopResult::default();
-        let Some(directory) = &mut self.directory else { return held };
+    pub fn snoop_other_roots(&mut self, asking: usize, request: &CacheRequest, action: SnoopAction) -> SnoopResult {
+        let mut copies = SnoopResult::default();
+        let Some(directory) = &mut self.directory else { return copies };
         let number = self.root_number[asking];
-        let own = 1u16 << (number % DIRECTORY_BITS);
-        let line = ask.address >> self.directory_shift;
+        let own_bit = 1u16 << (number % DIRECTORY_BITS);
+        let line = request.address >> self.directory_shift;
         let word = directory.count_mut(line);
         let mut may = *word;
-        *word |= own;
+        *word |= own_bit;
         if self.roots.len() <= DIRECTORY_BITS {
-            may &= !own;
+            may &= !own_bit;
         }
-        let mut keep = own;
+        let mut keep = own_bit;
         while may != 0 {
             let bit = may.trailing_zeros() as usize;
             may &= may - 1;
             for nth in (bit..self.roots.len()).step_by(DIRECTORY_BITS).filter(|&nth| nth != number) {
-                let snoop = self.snoop(self.roots[nth], ask.address, self.directory_shift, action);
-                held = held.merge_with(snoop, Some(ask.package));
+                let snoop = self.snoop(self.roots[nth], request.address, self.directory_shift, action);
+                copies = copies.merge_with(snoop, Some(request.package));
                 if snoop.any && action == SnoopAction::Share {
                     keep |= 1 << bit;
                 }
@@ -280,63 +280,63 @@ impl Caches {
         if let Some(directory) = &mut self.directory {
             *directory.count_mut(line) = keep;
         }
-        held
+        copies
     }
 
     /// Removes all copies off the path of `from`, which has the line shared and wants to write it. Returns the ticks
     /// that this takes.
-    pub fn upgrade(&mut self, from: usize, ask: &CacheRequest) -> u64 {
+    pub fn upgrade(&mut self, from: usize, request: &CacheRequest) -> u64 {
         let (mut latency, mut at) = (self.units[from].latency, from);
         loop {
             let parent = self.units[at].parent;
             if parent == ROOT {
-                let held = self.other_roots(at, ask, SnoopAction::Take);
-                return if held.any { latency.max(self.remote_latency(ask, held)) } else { latency };
+                let copies = self.snoop_other_roots(at, request, SnoopAction::Take);
+                return if copies.any { latency.max(self.remote_latency(request, copies)) } else { latency };
             }
             let (span, bit) = (self.units[at].line_shift, self.units[at].bit);
             let unit = &mut self.units[parent];
             latency = unit.latency;
-            let place = unit.store.find(ask.address >> unit.line_shift).filter(|_| !unit.is_victim());
+            let place = unit.store.find(request.address >> unit.line_shift).filter(|_| !unit.is_victim());
             if let Some(place) = place {
                 let meta = unit.store.meta(place);
-                let alone = meta.state() >= EXCLUSIVE;
-                self.siblings(parent, at, meta.sharers(), ask, span, SnoopAction::Take);
+                let is_exclusive = meta.state() >= EXCLUSIVE;
+                self.snoop_siblings(parent, at, meta.sharers(), request, span, SnoopAction::Take);
                 let unit = &mut self.units[parent];
                 let sharers = if span == unit.line_shift { bit } else { meta.sharers() };
                 unit.store.set_meta(place, meta.with_sharers(sharers).with_state(meta.state().max(EXCLUSIVE)));
-                if alone {
+                if is_exclusive {
                     return latency;
                 }
             } else if self.units[parent].inclusion != cachemate_core::Inclusion::Inclusive {
-                self.siblings(parent, at, !0, ask, span, SnoopAction::Take);
+                self.snoop_siblings(parent, at, !0, request, span, SnoopAction::Take);
             }
             at = parent;
         }
     }
 
     /// Inserts a line into a cache, and handles the line that it displaces.
-    pub fn fill(&mut self, index: usize, meta: LineMeta, ask: &CacheRequest, counters: &mut TaskCounters) {
+    pub fn fill(&mut self, index: usize, meta: LineMeta, request: &CacheRequest, counters: &mut TaskCounters) {
         let unit = &mut self.units[index];
-        let mask = unit.mask_of(ask.class);
-        let evicted = unit.store.insert(ask.address >> unit.line_shift, meta, mask, ANY);
+        let mask = unit.mask_of(request.class);
+        let evicted = unit.store.insert(request.address >> unit.line_shift, meta, mask, ANY);
         unit.record_arrival(meta.owner());
         if let Some(evicted) = evicted {
-            self.evict(index, evicted, ask, counters);
+            self.evict(index, evicted, request, counters);
         }
     }
 
-    pub fn evict(&mut self, index: usize, evicted: EvictedLine, ask: &CacheRequest, counters: &mut TaskCounters) {
+    pub fn evict(&mut self, index: usize, evicted: EvictedLine, request: &CacheRequest, counters: &mut TaskCounters) {
         let unit = &mut self.units[index];
-        unit.record_eviction(evicted.line, evicted.meta, Some(ask.task));
+        unit.record_eviction(evicted.line, evicted.meta, Some(request.task));
         let (address, span, parent) = (evicted.line << unit.line_shift, unit.line_shift, unit.parent);
         let mut state = evicted.meta.state();
         if unit.inclusion == cachemate_core::Inclusion::Inclusive && evicted.meta.sharers() != 0 {
-            let evicted_request = CacheRequest { address, ..*ask };
-            let held =
-                self.siblings(index, ROOT, evicted.meta.sharers(), &evicted_request, span, SnoopAction::Drop(ask.task));
-            state = if held.dirty { MODIFIED } else { state };
+            let evicted_request = CacheRequest { address, ..*request };
+            let copies =
+                self.snoop_siblings(index, ROOT, evicted.meta.sharers(), &evicted_request, span, SnoopAction::Drop(request.task));
+            state = if copies.dirty { MODIFIED } else { state };
         }
-        let leaving = CacheRequest { address, ..*ask };
+        let leaving = CacheRequest { address, ..*request };
         if parent != ROOT && self.units[parent].is_victim() {
             let meta = LineMeta::new(state, 0, evicted.meta.owner());
             self.insert_victim(parent, span, meta, &leaving, counters);
@@ -358,10 +358,10 @@ impl Caches {
     }
 
     /// Writes a dirty line back to the first cache outward that has it, or to memory.
-    pub fn write_back(&mut self, mut index: usize, bytes: u64, ask: &CacheRequest, counters: &mut TaskCounters) {
+    pub fn write_back(&mut self, mut index: usize, bytes: u64, request: &CacheRequest, counters: &mut TaskCounters) {
         while index != ROOT {
             let unit = &mut self.units[index];
-            let line = ask.address >> unit.line_shift;
+            let line = request.address >> unit.line_shift;
             let place = unit.store.find(line).filter(|_| !unit.is_victim() && unit.write == WritePolicy::Back);
             if let Some(place) = place {
                 let meta = unit.store.meta(place);
@@ -371,32 +371,32 @@ impl Caches {
             index = unit.parent;
         }
         counters.memory_write_bytes += bytes;
-        self.dram.write(ask.address, ask.package, bytes, ask.at);
+        self.dram.write(request.address, request.package, bytes, request.at);
     }
 
     /// Inserts a line that the level above evicted. `meta` has no sharers; `below` is that level's line.
     fn insert_victim(
         &mut self,
         at: usize,
-        below: u32,
+        child_shift: u32,
         meta: LineMeta,
-        ask: &CacheRequest,
+        request: &CacheRequest,
         counters: &mut TaskCounters,
     ) {
         let unit = &mut self.units[at];
-        let line = ask.address >> unit.line_shift;
-        let sector = unit.sector(ask.address, below);
+        let line = request.address >> unit.line_shift;
+        let sector = unit.sector(request.address, child_shift);
         let Some(place) = unit.store.find(line) else {
-            return self.fill(at, meta.with_sharers(sector), ask, counters);
+            return self.fill(at, meta.with_sharers(sector), request, counters);
         };
-        let old = unit.store.meta(place);
-        let state = if old.state().min(meta.state()) == SHARED { SHARED } else { old.state().max(meta.state()) };
-        unit.store.set_meta(place, old.with_sharers(old.sharers() | sector).with_state(state));
+        let old_meta = unit.store.meta(place);
+        let state = if old_meta.state().min(meta.state()) == SHARED { SHARED } else { old_meta.state().max(meta.state()) };
+        unit.store.set_meta(place, old_meta.with_sharers(old_meta.sharers() | sector).with_state(state));
         unit.store.touch(line, place);
         // Sectors share one state, so a dirty one is written back if it joins a shared one.
-        if state == SHARED && old.state().max(meta.state()) == MODIFIED {
+        if state == SHARED && old_meta.state().max(meta.state()) == MODIFIED {
             let parent = unit.parent;
-            self.write_back(parent, 1 << below, ask, counters);
+            self.write_back(parent, 1 << child_shift, request, counters);
         }
     }
 
@@ -417,10 +417,10 @@ impl Caches {
                 continue;
             }
             let address = line << shift;
-            let ask =
+            let request =
                 CacheRequest { address, at: now, store: true, through: false, prefetch: true, task, class: 0, package };
-            self.other_roots(root, &ask, SnoopAction::Take);
-            self.fill(into, LineMeta::new(EXCLUSIVE, 0, task), &ask, &mut counters);
+            self.snoop_other_roots(root, &request, SnoopAction::Take);
+            self.fill(into, LineMeta::new(EXCLUSIVE, 0, task), &request, &mut counters);
         }
     }
 
@@ -492,8 +492,8 @@ fn check(machine: &MachineSpec) -> Result<(), MachineSpecError> {
             );
         }
         if cache.inclusion == cachemate_core::Inclusion::Victim {
-            let before = machine.caches[..at].iter().rfind(|before| before.level != CacheLevel::L1Instruction);
-            let sectors = before.map_or(1, |before| cache.line_bytes / before.line_bytes);
+            let previous_level = machine.caches[..at].iter().rfind(|before| before.level != CacheLevel::L1Instruction);
+            let sectors = previous_level.map_or(1, |previous| cache.line_bytes / previous.line_bytes);
             if sectors > SHARER_BITS {
                 return fail(field("line_bytes"), cache.line_bytes.to_string(), "at most 8 lines of the level before");
             }

@@ -200,8 +200,8 @@ impl HwContext {
 
     /// Does an outstanding miss of this context bring a line at this tick?
     #[inline]
-    pub fn has_miss_for(&self, done: u64) -> bool {
-        self.outstanding.iter().rev().any(|miss| miss.done == done && !miss.wait.joined)
+    pub fn has_miss_for(&self, arrival: u64) -> bool {
+        self.outstanding.iter().rev().any(|miss| miss.done == arrival && !miss.wait.joined)
     }
 
     /// Returns the number of instructions that still fit into a window of this size, which the oldest load in flight
@@ -231,14 +231,14 @@ impl HwContext {
         if self.soonest > now {
             return;
         }
-        let (mut soonest, mut held) = (u64::MAX, 0);
+        let (mut soonest, mut mshrs) = (u64::MAX, 0);
         self.outstanding.retain(|miss| {
             let stays = miss.done > now;
-            held += usize::from(stays && !miss.wait.joined);
+            mshrs += usize::from(stays && !miss.wait.joined);
             soonest = soonest.min(if stays { miss.done } else { u64::MAX });
             stays
         });
-        (self.soonest, self.mshrs_in_use) = (soonest, held);
+        (self.soonest, self.mshrs_in_use) = (soonest, mshrs);
     }
 }
 

@@ -93,17 +93,17 @@ pub(crate) enum CoreKindName {
 
 impl CoreKindName {
     /// Returns the kind of a machine's cores.
-    pub fn of(machine: &MachineSpec) -> Self {
+    pub fn from_machine(machine: &MachineSpec) -> Self {
         let l1 = |level| machine.caches.iter().find(|cache| cache.level == level);
         let (Some(data), Some(code)) = (l1(CacheLevel::L1Data), l1(CacheLevel::L1Instruction)) else {
             return CoreKindName::Any;
         };
         let in_order = matches!(machine.pipeline, CoreModel::InOrder { .. });
-        let through = data.write == WritePolicy::Through;
+        let writes_through = data.write == WritePolicy::Through;
         if machine.pages.page_bytes != 1 << PLAIN_PAGE_SHIFT {
             return CoreKindName::Any;
         }
-        match (in_order, through, shape(data), shape(code)) {
+        match (in_order, writes_through, shape(data), shape(code)) {
             (true, true, RANDOM_4, LRU_4) => CoreKindName::InOrderThrough,
             (false, true, LRU_4, LRU_2) => CoreKindName::WindowThrough,
             (_, false, LRU_2, LRU_2) => CoreKindName::Back2,

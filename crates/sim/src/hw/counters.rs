@@ -48,10 +48,10 @@ impl LevelCounts {
         self.misses[cause as usize]
     }
     pub(crate) fn add(&mut self, other: &Self, sign: i64) {
-        let add = |to: &mut u64, by: u64| *to = to.wrapping_add_signed(sign * by as i64);
+        let add = |sum: &mut u64, change: u64| *sum = sum.wrapping_add_signed(sign * change as i64);
         add(&mut self.references, other.references);
         add(&mut self.prefetch_hits, other.prefetch_hits);
-        self.misses.iter_mut().zip(other.misses).for_each(|(to, by)| add(to, by));
+        self.misses.iter_mut().zip(other.misses).for_each(|(sum, change)| add(sum, change));
     }
 }
 

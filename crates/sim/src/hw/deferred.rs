@@ -26,20 +26,20 @@ pub(crate) struct DeferredAccess {
     /// Tick at which the address is known; `u64::MAX` if it depends on another deferred access.
     ready: u64,
     /// Instruction of the access on which this one depends.
-    behind: u64,
+    depends_on: u64,
 }
 
 impl HwContext {
     /// Can the access that depends on the last load be deferred?
     fn can_park(&self) -> bool {
-        let near = self.value_at < u64::MAX && self.value_from == DataOrigin::Hit(CacheLevel::L1Data);
-        !near && self.parked.len() < MAX_PARKED
+        let is_l1_hit = self.value_at < u64::MAX && self.value_from == DataOrigin::Hit(CacheLevel::L1Data);
+        !is_l1_hit && self.parked.len() < MAX_PARKED
     }
 
     /// Defers the access that was just given an issue slot.
     fn park(&mut self, access: Access) {
         let instruction = self.issued - 1;
-        self.parked.push(DeferredAccess { access, instruction, ready: self.value_at, behind: self.parked_value });
+        self.parked.push(DeferredAccess { access, instruction, ready: self.value_at, depends_on: self.parked_value });
         self.next_parked = self.next_parked.min(self.value_at);
         if access.kind() == AccessKind::Load {
             (self.value_at, self.parked_value) = (u64::MAX, instruction);
@@ -62,16 +62,16 @@ impl HwContext {
     }
 
     /// Informs the accesses that depend on an issued one of the tick at which its value arrives.
-    fn wake_dependents(&mut self, parked: DeferredAccess, done: u64, late: bool, wait: StallSource) {
+    fn wake_dependents(&mut self, parked: DeferredAccess, arrival: u64, is_late: bool, wait: StallSource) {
         let store = parked.access.kind() == AccessKind::Store;
-        if late {
-            self.send_in_order(OutstandingMiss { done, instruction: (!store).then_some(parked.instruction), wait });
+        if is_late {
+            self.send_in_order(OutstandingMiss { done: arrival, instruction: (!store).then_some(parked.instruction), wait });
         }
         if !store {
-            let behind = |other: &&mut DeferredAccess| other.ready == u64::MAX && other.behind == parked.instruction;
-            self.parked.iter_mut().filter(behind).for_each(|other| other.ready = done);
+            let is_dependent = |access: &&mut DeferredAccess| access.ready == u64::MAX && access.depends_on == parked.instruction;
+            self.parked.iter_mut().filter(is_dependent).for_each(|access| access.ready = arrival);
             if self.value_at == u64::MAX && self.parked_value == parked.instruction {
-                (self.value_at, self.value_from) = (done, wait.served);
+                (self.value_at, self.value_from) = (arrival, wait.served);
             }
         }
         self.renew_next();
@@ -85,7 +85,7 @@ impl CoreFrontEnd {
         access: Access,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         if !self.loads_pass {
@@ -100,7 +100,7 @@ impl CoreFrontEnd {
             return wait_for_value(burst, thread, context);
         }
         if context.next_parked <= burst.t {
-            return self.unpark(burst, thread, around);
+            return self.unpark(burst, thread, environment);
         }
         context.wait_for_parked()
     }
@@ -110,11 +110,11 @@ impl CoreFrontEnd {
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         if context.next_parked <= burst.t {
-            return self.unpark(burst, thread, around);
+            return self.unpark(burst, thread, environment);
         }
         context.wait_for_parked()
     }
@@ -124,7 +124,7 @@ impl CoreFrontEnd {
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let (nth, t) = (burst.run.nth, burst.t);
         let at = self.contexts[nth].first_due(t)?;
@@ -132,18 +132,18 @@ impl CoreFrontEnd {
             return Some(BurstOutcome::Held);
         }
         let parked = self.contexts[nth].parked[at];
-        let page = parked.access.address() >> around.page_shift;
+        let page = parked.access.address() >> environment.page_shift;
         let Some(frame) = thread.tlb.find(page) else {
             let store = parked.access.kind() == AccessKind::Store;
             let context = &mut self.contexts[nth];
-            let cost = translate(thread, page, context, store, around, self.l1d, t);
+            let cost = translate(thread, page, context, store, environment, self.l1d, t);
             burst.spent.faults += cost;
             context.ready = t + cost;
             return (cost > 0).then_some(BurstOutcome::Blocked);
         };
-        let frame = frame << around.page_shift;
-        let physical = frame | parked.access.address() & ((1 << around.page_shift) - 1);
-        let joined = self.can_join_miss(nth, physical, t, around.caches);
+        let frame = frame << environment.page_shift;
+        let physical = frame | parked.access.address() & ((1 << environment.page_shift) - 1);
+        let joined = self.can_join_miss(nth, physical, t, environment.caches);
         if !joined
             && self.contexts[nth].mshrs_in_use >= burst.room
             && let Some(first) = self.first_blocking_miss(nth, t)
@@ -155,11 +155,11 @@ impl CoreFrontEnd {
         }
         burst.room = self.free_mshrs(nth);
         self.contexts[nth].parked.remove(at);
-        let nearest = t + around.caches.units[self.l1d].latency;
-        let before = burst.probed.then_some(thread.counters.levels);
-        let seen = self.access_caches(parked.access, frame, burst, thread, around);
-        let wait = StallSource { served: seen.answer.served, queue: seen.answer.queue, joined };
-        self.contexts[nth].wake_dependents(parked, seen.answer.ready_tick, seen.answer.ready_tick > nearest, wait);
-        self.report_access(parked.access, &seen, &before, false, burst, thread, around)
+        let nearest = t + environment.caches.units[self.l1d].latency;
+        let prior_counts = burst.probed.then_some(thread.counters.levels);
+        let slow_access = self.access_caches(parked.access, frame, burst, thread, environment);
+        let wait = StallSource { served: slow_access.response.served, queue: slow_access.response.queue, joined };
+        self.contexts[nth].wake_dependents(parked, slow_access.response.ready_tick, slow_access.response.ready_tick > nearest, wait);
+        self.report_access(parked.access, &slow_access, &prior_counts, false, burst, thread, environment)
     }
 }

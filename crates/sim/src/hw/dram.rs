@@ -27,13 +27,13 @@ struct InFlightWindow {
 impl InFlightWindow {
     /// Returns the place to take, and the ticks until it is free.
     fn first_free(&self, tick: u64) -> (usize, u64) {
-        let first = self.back_at.iter().enumerate().min_by_key(|&(_, &back)| back);
-        first.map_or((0, 0), |(place, &back)| (place, back.saturating_sub(tick)))
+        let first = self.back_at.iter().enumerate().min_by_key(|&(_, &free_tick)| free_tick);
+        first.map_or((0, 0), |(place, &free_tick)| (place, free_tick.saturating_sub(tick)))
     }
 
     /// Returns the share of places that are taken, in thousandths.
     fn taken_slots(&self, tick: u64) -> u64 {
-        let used_slots = self.back_at.iter().filter(|&&back| back > tick).count() as u64;
+        let used_slots = self.back_at.iter().filter(|&&free_tick| free_tick > tick).count() as u64;
         used_slots * 1000 / self.back_at.len().max(1) as u64
     }
 }
@@ -55,7 +55,7 @@ pub(crate) struct Dram {
     /// Windows by package, or by node if packages have no bus; empty means any number.
     windows: Vec<InFlightWindow>,
     /// Lines of each node that were written since the last turn.
-    written: Vec<u64>,
+    written_lines: Vec<u64>,
 }
 
 impl Dram {
@@ -71,7 +71,7 @@ impl Dram {
             windows: window.map_or(Vec::new(), |window| vec![window; places as usize]),
             scheduling: memory.scheduling,
             turnaround: u64::from(memory.scheduling.turnaround_cycles) * ticks_per_cycle,
-            written: vec![0; memory.nodes as usize],
+            written_lines: vec![0; memory.nodes as usize],
             local: u64::from(memory.local_latency_cycles) * ticks_per_cycle,
             remote: u64::from(memory.remote_latency_cycles) * ticks_per_cycle,
             node_bytes: memory.size_bytes.div_ceil(u64::from(memory.nodes)),
@@ -125,8 +125,8 @@ impl Dram {
         counters.queue_ticks += waited;
         if purpose == Purpose::Write {
             counters.write_bytes += bytes;
-            self.written[node] += 1;
-            if self.turnaround > 0 && self.written[node].is_multiple_of(WRITE_BATCH) {
+            self.written_lines[node] += 1;
+            if self.turnaround > 0 && self.written_lines[node].is_multiple_of(WRITE_BATCH) {
                 controller.pause(self.turnaround, !first_come);
                 counters.busy_ticks += self.turnaround;
             }
@@ -150,9 +150,9 @@ impl Dram {
         prefetch: bool,
     ) -> (u64, u64, DataOrigin) {
         let window = self.window_of(address, package);
-        let (place, held) = self.windows.get(window).map_or((0, 0), |window| window.first_free(tick));
+        let (place, slot_wait) = self.windows.get(window).map_or((0, 0), |window| window.first_free(tick));
         let purpose = if prefetch { Purpose::Prefetch } else { Purpose::Demand };
-        let queued = held + self.pass(address, package, bytes, tick + held, purpose);
+        let queued = slot_wait + self.pass(address, package, bytes, tick + slot_wait, purpose);
         let (latency, served) = match self.is_local(address, package) {
             true => (self.local, DataOrigin::LocalMemory),
             false => (self.remote, DataOrigin::RemoteMemory),
@@ -160,10 +160,10 @@ impl Dram {
         if let Some(window) = self.windows.get_mut(window) {
             window.back_at[place] = tick + queued + latency;
         }
-        if held > 0
+        if slot_wait > 0
             && let Some((_, counters)) = self.buses.get_mut(package as usize)
         {
-            counters.queue_ticks += held;
+            counters.queue_ticks += slot_wait;
         }
         (latency, queued, served)
     }

@@ -36,7 +36,7 @@ struct FastCursor {
     /// Tick up to which the context has counted its instructions.
     counted: u64,
     /// Number of accesses that were not L1 hits.
-    beyond: u64,
+    slow_accesses: u64,
 }
 
 /// An access that is not a plain hit: its line, and the line's position in the L1.
@@ -64,11 +64,11 @@ impl CoreFrontEnd {
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> SlowPathCause {
         #[cfg(test)]
-        if around.caches.step_by_step {
-            return self.step(burst, thread, around);
+        if environment.caches.step_by_step {
+            return self.step(burst, thread, environment);
         }
         let (nth, in_order) = (burst.run.nth, K::IN_ORDER.unwrap_or(self.in_order));
         let mut cursor = FastCursor {
@@ -81,24 +81,24 @@ impl CoreFrontEnd {
             stop: burst.issue_limit(in_order, burst.t, &mut self.contexts[nth]),
             last_load: NEVER,
             counted: burst.t,
-            beyond: 0,
+            slow_accesses: 0,
         };
         let mut resumed = std::mem::take(&mut burst.was_early);
         let event = loop {
             let slow = if resumed {
                 resumed = false;
-                self.resumed_access::<K>(&cursor, thread, around)
+                self.resumed_access::<K>(&cursor, thread, environment)
             } else {
-                match self.hits::<K>(&mut cursor, burst, thread, around) {
+                match self.run_plain_hits::<K>(&mut cursor, burst, thread, environment) {
                     Ok(slow) => slow,
                     Err(event) => break event,
                 }
             };
             let store = slow.access.is_store();
-            let nearest = cursor.t + around.caches.units[self.l1d].latency;
-            let (done, wait) = match self.access_beyond::<K>(&slow, nearest, &mut cursor, burst, thread, around) {
+            let nearest = cursor.t + environment.caches.units[self.l1d].latency;
+            let (arrival, wait) = match self.handle_slow_hit::<K>(&slow, nearest, &mut cursor, burst, thread, environment) {
                 BeyondOutcome::Plain => continue,
-                BeyondOutcome::Issued(done, wait) => (done, wait),
+                BeyondOutcome::Issued(arrival, wait) => (arrival, wait),
                 BeyondOutcome::Leaves(event) => break event,
             };
             cursor.position += 1;
@@ -108,14 +108,14 @@ impl CoreFrontEnd {
             context.issued += cursor.t - cursor.counted;
             cursor.counted = cursor.t;
             cursor.last_load = if store { cursor.last_load } else { NEVER };
-            if context.issued_miss(done, wait, nearest, cursor.t, store, in_order) {
+            if context.complete_access(arrival, wait, nearest, cursor.t, store, in_order) {
                 break SlowPathCause::Waits;
             }
             if !in_order {
                 cursor.stop = burst.issue_limit(false, cursor.t, context);
             }
         };
-        self.leave_fast_path(cursor, burst, thread, around);
+        self.leave_fast_path(cursor, burst, thread, environment);
         event
     }
 
@@ -126,16 +126,16 @@ impl CoreFrontEnd {
         cursor: FastCursor,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &CoreEnvironment<'_>,
+        environment: &CoreEnvironment<'_>,
     ) {
         let FastCursor { t, position, code_end, .. } = cursor;
-        burst.hits += (position - thread.position) as u64 - cursor.beyond;
+        burst.hits += (position - thread.position) as u64 - cursor.slow_accesses;
         thread.position = position;
         thread.fetch_left = if code_end == u64::MAX { u64::MAX } else { code_end - t };
         let context = &mut self.contexts[burst.run.nth];
         context.issued += t - cursor.counted;
         if cursor.last_load != NEVER {
-            let latency = around.caches.units[self.l1d].latency;
+            let latency = environment.caches.units[self.l1d].latency;
             (context.value_at, context.value_from) = (cursor.last_load + latency, DataOrigin::Hit(CacheLevel::L1Data));
         }
         (burst.page, burst.frame, burst.stop) = (cursor.page, cursor.frame, cursor.stop);
@@ -148,10 +148,10 @@ impl CoreFrontEnd {
         &self,
         cursor: &FastCursor,
         thread: &HwThread,
-        around: &CoreEnvironment<'_>,
+        environment: &CoreEnvironment<'_>,
     ) -> SlowHit {
-        let page_shift = if K::DATA == ANY { around.page_shift } else { PLAIN_PAGE_SHIFT };
-        let data = &around.caches.units[self.l1d];
+        let page_shift = if K::DATA == ANY { environment.page_shift } else { PLAIN_PAGE_SHIFT };
+        let data = &environment.caches.units[self.l1d];
         let access = thread.batch[cursor.position];
         let line = (cursor.frame | access.address() & ((1 << page_shift) - 1)) >> data.line_shift;
         SlowHit { access, line, place: data.store.find(line) }
@@ -159,18 +159,18 @@ impl CoreFrontEnd {
 
     /// Handles plain hits of data and code, up to the first access of another kind.
     #[inline(always)]
-    fn hits<K: CoreKind>(
+    fn run_plain_hits<K: CoreKind>(
         &mut self,
         cursor: &mut FastCursor,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> Result<SlowHit, SlowPathCause> {
-        let page_shift = if K::DATA == ANY { around.page_shift } else { PLAIN_PAGE_SHIFT };
+        let page_shift = if K::DATA == ANY { environment.page_shift } else { PLAIN_PAGE_SHIFT };
         loop {
             let bound = cursor.stop.min(cursor.code_end);
-            let data = &mut around.caches.units[self.l1d];
-            let through = K::WRITE.unwrap_or(data.write) == WritePolicy::Through;
+            let data = &mut environment.caches.units[self.l1d];
+            let writes_through = K::WRITE.unwrap_or(data.write) == WritePolicy::Through;
             let context = &self.contexts[burst.run.nth];
             let (ended, at) = loop {
                 let Some(&access) = thread.batch.get(cursor.position) else {
@@ -194,17 +194,17 @@ impl CoreFrontEnd {
                 }
                 // The next page cannot be predicted, so both entries are looked up.
                 let (address, store) = (access.address(), access.is_store());
-                let wanted = address >> page_shift;
-                let (known, frame) = thread.tlb.probe_entry(wanted);
-                if wanted != cursor.page && !known {
+                let page = address >> page_shift;
+                let (is_mapped, frame) = thread.tlb.probe_entry(page);
+                if page != cursor.page && !is_mapped {
                     break (SlowPathCause::Translate, issue);
                 }
-                cursor.frame = if wanted == cursor.page { cursor.frame } else { frame << page_shift };
-                cursor.page = wanted;
+                cursor.frame = if page == cursor.page { cursor.frame } else { frame << page_shift };
+                cursor.page = page;
                 let line = (cursor.frame | address & ((1 << page_shift) - 1)) >> data.line_shift;
-                if let Err(place) = data.store.hit(line, store, through, K::DATA) {
-                    let back = |place| data.is_filled_line_hit(line, place, store, issue);
-                    if K::WATCHED || store & through || !place.is_some_and(back) {
+                if let Err(place) = data.store.hit(line, store, writes_through, K::DATA) {
+                    let is_filled = |place| data.is_filled_line_hit(line, place, store, issue);
+                    if K::WATCHED || store & writes_through || !place.is_some_and(is_filled) {
                         cursor.t = issue;
                         return Ok(SlowHit { access, line, place });
                     }
@@ -212,7 +212,7 @@ impl CoreFrontEnd {
                 cursor.last_load = if store { cursor.last_load } else { issue };
                 if K::WATCHED {
                     let (set, sets) = (data.store.set_of(line), data.store.all_sets());
-                    thread.probes.observe_access(address >> data.line_shift, issue, set, sets, around.sampling);
+                    thread.probes.observe_access(address >> data.line_shift, issue, set, sets, environment.sampling);
                 }
                 cursor.began = issue + 1;
                 cursor.position += 1;
@@ -222,13 +222,13 @@ impl CoreFrontEnd {
                 return Err(ended);
             }
             let Some(l1i) = self.l1i else { return Err(SlowPathCause::Fetch) };
-            let code = &mut around.caches.units[l1i];
+            let code = &mut environment.caches.units[l1i];
             if !quick_fetch(code, thread, page_shift, at, K::CODE, K::WATCHED) {
                 return Err(SlowPathCause::Fetch);
             }
             burst.fetches += 1;
             if K::WATCHED {
-                thread.report_code_line(code.line_shift, at, around.sampling);
+                thread.report_code_line(code.line_shift, at, environment.sampling);
             }
             cursor.code_end = at + thread.fetch_left;
         }
@@ -236,45 +236,45 @@ impl CoreFrontEnd {
 
     /// Handles an access that is not a plain hit, at its tick.
     #[inline(always)]
-    fn access_beyond<K: CoreKind>(
+    fn handle_slow_hit<K: CoreKind>(
         &mut self,
         slow: &SlowHit,
         nearest: u64,
         cursor: &mut FastCursor,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> BeyondOutcome {
         let (nth, in_order) = (burst.run.nth, K::IN_ORDER.unwrap_or(self.in_order));
-        let page_shift = if K::DATA == ANY { around.page_shift } else { PLAIN_PAGE_SHIFT };
+        let page_shift = if K::DATA == ANY { environment.page_shift } else { PLAIN_PAGE_SHIFT };
         let (place, store) = (slow.place, slow.access.is_store());
-        let data = &mut around.caches.units[self.l1d];
-        let through = K::WRITE.unwrap_or(data.write) == WritePolicy::Through;
+        let data = &mut environment.caches.units[self.l1d];
+        let writes_through = K::WRITE.unwrap_or(data.write) == WritePolicy::Through;
         if let Some(place) = place
             && !K::WATCHED
         {
             let meta = data.store.meta(place);
-            let asks_others = store & (through | (meta.state() == SHARED));
+            let asks_others = store & (writes_through | (meta.state() == SHARED));
             if !asks_others & (meta.0 & SPECIAL == PENDING) {
-                let Some((done, served)) = data.pending.pending_fill(slow.line).filter(|&(done, _)| done > nearest)
+                let Some((arrival, served)) = data.pending.pending_fill(slow.line).filter(|&(arrival, _)| arrival > nearest)
                 else {
                     data.store.set_meta(place, LineMeta(meta.0 & !PENDING));
                     return BeyondOutcome::Plain;
                 };
                 // It takes up room if no miss before it does.
-                let joined = !in_order && self.contexts[nth].has_miss_for(done);
+                let joined = !in_order && self.contexts[nth].has_miss_for(arrival);
                 if !joined && self.contexts[nth].mshrs_in_use >= burst.room {
                     return BeyondOutcome::Leaves(SlowPathCause::Memory);
                 }
                 data.store.touch(slow.line, place);
                 data.store.set_meta(place, meta.as_store(store));
-                return BeyondOutcome::Issued(done, StallSource { served, queue: 0, joined });
+                return BeyondOutcome::Issued(arrival, StallSource { served, queue: 0, joined });
             }
         }
         let address = cursor.frame | slow.access.address() & ((1 << page_shift) - 1);
-        if cursor.t > burst.run.shared && !(self.owns_next && around.caches.is_own(self.l1d, place, address, store)) {
+        if cursor.t > burst.run.shared && !(self.owns_next && environment.caches.is_own(self.l1d, place, address, store)) {
             if self.hints {
-                around.caches.prefetch_host_path(self.l1d, address);
+                environment.caches.prefetch_host_path(self.l1d, address);
             }
             burst.was_early = true;
             return BeyondOutcome::Leaves(SlowPathCause::Early);
@@ -285,13 +285,13 @@ impl CoreFrontEnd {
         }
         let mut joined = false;
         if self.contexts[nth].mshrs_in_use >= burst.room {
-            joined = !in_order && self.can_join_miss(nth, address, cursor.t, around.caches);
+            joined = !in_order && self.can_join_miss(nth, address, cursor.t, environment.caches);
             if !joined && !self.reclaim_mshrs(nth, cursor.t) {
                 return BeyondOutcome::Leaves(SlowPathCause::Memory);
             }
             burst.room = self.free_mshrs(nth);
         }
-        let ask = CacheRequest {
+        let request = CacheRequest {
             address,
             at: cursor.t,
             store,
@@ -301,10 +301,10 @@ impl CoreFrontEnd {
             class: thread.class,
             package: self.package,
         };
-        let answer = around.caches.first_level::<K>(self.l1d, place, &ask, &mut thread.counters);
-        cursor.beyond += 1;
-        let wait = StallSource { served: answer.served, queue: answer.queue, joined };
-        BeyondOutcome::Issued(answer.ready_tick, wait)
+        let response = environment.caches.first_level::<K>(self.l1d, place, &request, &mut thread.counters);
+        cursor.slow_accesses += 1;
+        let wait = StallSource { served: response.served, queue: response.queue, joined };
+        BeyondOutcome::Issued(response.ready_tick, wait)
     }
 }
 
@@ -314,13 +314,13 @@ impl CacheUnit {
     #[inline(never)]
     fn is_filled_line_hit(&mut self, line: u64, place: usize, store: bool, tick: u64) -> bool {
         let meta = self.store.meta(place);
-        let back = LineMeta(meta.0 & !PENDING);
-        if back.needs_slow_path(store, self.write == WritePolicy::Through)
+        let filled_meta = LineMeta(meta.0 & !PENDING);
+        if filled_meta.needs_slow_path(store, self.write == WritePolicy::Through)
             || !self.pending.has_arrived(line, tick + self.latency)
         {
             return false;
         }
-        self.store.set_meta(place, back.as_store(store));
+        self.store.set_meta(place, filled_meta.as_store(store));
         self.store.touch(line, place);
         true
     }
@@ -338,8 +338,8 @@ pub(super) fn quick_fetch(
 ) -> bool {
     let page_shift = if shape == ANY { page_shift } else { PLAIN_PAGE_SHIFT };
     let address = thread.next_code;
-    let (known, frame) = thread.tlb.probe_entry(address >> page_shift);
-    if !known {
+    let (is_mapped, frame) = thread.tlb.probe_entry(address >> page_shift);
+    if !is_mapped {
         return false;
     }
     let line = (frame << page_shift | address & ((1 << page_shift) - 1)) >> code.line_shift;

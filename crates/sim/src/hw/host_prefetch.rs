@@ -20,13 +20,13 @@ pub(crate) fn prefetch<T>(words: &[T]) {
 }
 
 #[inline(always)]
-fn prefetch_place(place: *const u8) {
+fn prefetch_place(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 has SSE, and a hint reads nothing, so any address is valid.
     unsafe {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(place.cast());
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = place;
+    let _ = address;
 }

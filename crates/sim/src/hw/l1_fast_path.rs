@@ -17,8 +17,8 @@ impl CacheUnit {
     #[inline]
     pub fn is_plain(&self, meta: LineMeta, bit: u32, store: bool) -> bool {
         // Without branches, because a branch on stores cannot be predicted.
-        let others = (meta.sharers() & !bit != 0) | (self.children.len() > SHARER_BITS as usize);
-        let asks_others = others & (store | self.children_own);
+        let has_others = (meta.sharers() & !bit != 0) | (self.children.len() > SHARER_BITS as usize);
+        let asks_others = has_others & (store | self.children_own);
         let upgrades = store & ((meta.state() == SHARED) | (self.write == WritePolicy::Through));
         !((meta.0 & SPECIAL != 0) | asks_others | upgrades | self.is_victim())
     }
@@ -26,7 +26,7 @@ impl CacheUnit {
     /// Handles a hit that affects no other cache: gives the line to a child, whose line length and bit are `to`, or takes
     /// a store that goes through (`None`). The line's data may still be in transit.
     #[inline(always)]
-    fn give_plain_line(&mut self, line: u64, place: usize, to: Option<(u64, u32)>, tick: u64) -> CacheResponse {
+    fn serve_plain_line(&mut self, line: u64, place: usize, to: Option<(u64, u32)>, tick: u64) -> CacheResponse {
         let mut meta = self.store.meta(place);
         let (mut ready_tick, mut served) = (tick + self.latency, DataOrigin::Hit(self.level));
         let exclusive = meta.state() >= EXCLUSIVE;
@@ -83,8 +83,8 @@ impl Caches {
         }
         let leaving = first.store.next_victim(address >> first.line_shift);
         leaving.is_none_or(|out| {
-            let behind = out.line << first.line_shift >> second.line_shift;
-            out.meta.state() != MODIFIED || second.store.find(behind).is_some()
+            let second_line = out.line << first.line_shift >> second.line_shift;
+            out.meta.state() != MODIFIED || second.store.find(second_line).is_some()
         })
     }
 
@@ -95,24 +95,24 @@ impl Caches {
         &mut self,
         l1: usize,
         place: Option<usize>,
-        ask: &CacheRequest,
+        request: &CacheRequest,
         counters: &mut TaskCounters,
     ) -> Option<CacheResponse> {
         #[cfg(test)]
         if self.long_way_only {
             return None;
         }
-        let behind = self.units[l1].parent;
-        let [first, second] = self.units.get_disjoint_mut([l1, behind]).ok()?;
+        let l2 = self.units[l1].parent;
+        let [first, second] = self.units.get_disjoint_mut([l1, l2]).ok()?;
         let writes_through = K::WRITE.unwrap_or(first.write) == WritePolicy::Through;
-        let through = ask.store & writes_through;
-        if place.is_some_and(|place| !through | (first.store.meta(place).0 & SPECIAL != 0)) {
+        let stores_through = request.store & writes_through;
+        if place.is_some_and(|place| !stores_through | (first.store.meta(place).0 & SPECIAL != 0)) {
             return None;
         }
-        let (far, line) = (ask.address >> second.line_shift, ask.address >> first.line_shift);
-        let place_behind = second.store.find(far);
-        let plain = |at| second.is_plain(LineMeta(second.store.meta(at).0 & !PENDING), first.bit, ask.store);
-        if !place_behind.map_or(place.is_none() & !second.is_victim(), plain) {
+        let (second_line, line) = (request.address >> second.line_shift, request.address >> first.line_shift);
+        let place_behind = second.store.find(second_line);
+        let is_plain_hit = |at| second.is_plain(LineMeta(second.store.meta(at).0 & !PENDING), first.bit, request.store);
+        if !place_behind.map_or(place.is_none() & !second.is_victim(), is_plain_hit) {
             return None;
         }
         counters.levels[first.level as usize].references += 1;
@@ -120,51 +120,51 @@ impl Caches {
         counters.levels[second.level as usize].references += 1;
         second.counters.demand.references += 1;
         if place.is_none() {
-            first.miss(line, ask.task, counters);
+            first.miss(line, request.task, counters);
         }
-        let mut answer = match place_behind {
+        let mut response = match place_behind {
             Some(at) => {
-                second.store.touch(far, at);
+                second.store.touch(second_line, at);
                 let (bytes, bit) = (1 << first.line_shift, first.bit);
-                second.give_plain_line(far, at, (!through).then_some((bytes, bit)), ask.at)
+                second.serve_plain_line(second_line, at, (!stores_through).then_some((bytes, bit)), request.at)
             }
             None => {
-                let was_cached = second.miss(far, ask.task, counters);
-                self.miss(behind, l1, far, was_cached, &CacheRequest { through, ..*ask }, counters)
+                let was_cached = second.miss(second_line, request.task, counters);
+                self.miss(l2, l1, second_line, was_cached, &CacheRequest { through: stores_through, ..*request }, counters)
             }
         };
         let first = &mut self.units[l1];
         if let Some(place) = place {
             first.store.touch(line, place);
-            answer.ready_tick = answer.ready_tick.max(ask.at + first.latency);
-            return Some(answer);
+            response.ready_tick = response.ready_tick.max(request.at + first.latency);
+            return Some(response);
         }
-        if !through {
+        if !stores_through {
             let state = match () {
-                () if ask.store => MODIFIED,
+                () if request.store => MODIFIED,
                 () if first.level == CacheLevel::L1Instruction || writes_through => SHARED,
-                () if answer.dirty => MODIFIED,
-                () if answer.exclusive => EXCLUSIVE,
+                () if response.dirty => MODIFIED,
+                () if response.exclusive => EXCLUSIVE,
                 () => SHARED,
             };
-            let filled = LineMeta(LineMeta::new(state, 0, ask.task).0 | PENDING);
-            let evicted = first.store.insert(line, filled, first.mask_of(ask.class), K::DATA);
-            first.record_arrival(ask.task);
-            first.pending.add(line, answer.ready_tick, answer.served, ask.at);
+            let filled = LineMeta(LineMeta::new(state, 0, request.task).0 | PENDING);
+            let evicted = first.store.insert(line, filled, first.mask_of(request.class), K::DATA);
+            first.record_arrival(request.task);
+            first.pending.add(line, response.ready_tick, response.served, request.at);
             if let Some(evicted) = evicted {
                 if !writes_through && evicted.meta.state() == MODIFIED {
-                    self.evict(l1, evicted, ask, counters);
+                    self.evict(l1, evicted, request, counters);
                 } else {
-                    first.record_eviction(evicted.line, evicted.meta, Some(ask.task));
+                    first.record_eviction(evicted.line, evicted.meta, Some(request.task));
                 }
             }
         }
         if self.units[l1].prefetcher.is_some() {
-            self.note_prefetches(l1, line, ask);
+            self.note_prefetches(l1, line, request);
         }
         if !self.due.is_empty() {
-            self.start_prefetches(ask, counters);
+            self.start_prefetches(request, counters);
         }
-        Some(answer)
+        Some(response)
     }
 }

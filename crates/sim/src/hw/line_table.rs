@@ -94,9 +94,9 @@ impl LineTable {
     fn add(&mut self, key: u32) -> usize {
         if 4 * (self.used as usize + 1) > self.slots.len() {
             let larger = vec![PageSlot::default(); 2 * self.slots.len()];
-            let old = std::mem::replace(&mut self.slots, larger);
+            let old_slots = std::mem::replace(&mut self.slots, larger);
             self.slot_shift -= 1;
-            for slot in old.into_iter().filter(|slot| slot.key != 0) {
+            for slot in old_slots.into_iter().filter(|slot| slot.key != 0) {
                 let at = self.slot(slot.key);
                 self.slots[at] = slot;
             }

@@ -153,17 +153,17 @@ const LINE_STATE_BYTES: u64 = 12;
 
 /// Returns an error, rather than ending the process, if this host does not have enough memory for the machine's caches.
 fn check_room(spec: &MachineSpec) -> Result<(), MachineSpecError> {
-    let mut all = 0u64;
+    let mut state_bytes = 0u64;
     for (index, cache) in spec.caches.iter().enumerate() {
         let lines = cache.size_bytes / u64::from(cache.line_bytes);
         let state = lines.saturating_mul(LINE_STATE_BYTES).saturating_mul(u64::from(spec.instances(cache)));
-        all = all.saturating_add(state);
-        if !cachemate_core::can_allocate(all) {
+        state_bytes = state_bytes.saturating_add(state);
+        if !cachemate_core::can_allocate(state_bytes) {
             return Err(MachineSpecError {
                 machine: spec.name.clone(),
                 field: format!("caches[{index}].size_bytes"),
                 found: cache.size_bytes.to_string(),
-                expected: format!("caches that this host can simulate: their state would take {all} bytes"),
+                expected: format!("caches that this host can simulate: their state would take {state_bytes} bytes"),
             });
         }
     }
@@ -184,9 +184,9 @@ impl Hardware {
         let ticks_per_cycle = u64::from(issue_width);
         let caches = Caches::new(spec, options, ticks_per_cycle)?;
         let first = |level| {
-            let before = spec.caches.iter().take_while(|cache| cache.level != level);
+            let earlier_caches = spec.caches.iter().take_while(|cache| cache.level != level);
             let has_level = spec.caches.iter().any(|cache| cache.level == level);
-            has_level.then(|| before.map(|cache| spec.instances(cache) as usize).sum::<usize>())
+            has_level.then(|| earlier_caches.map(|cache| spec.instances(cache) as usize).sum::<usize>())
         };
         // The caches were checked, so there is one.
         let l1d = first(CacheLevel::L1Data).unwrap_or_default();
@@ -243,7 +243,7 @@ impl Hardware {
     /// Loads a thread onto an idle context from `at_cycle` on. If the context already has a thread, the new one is
     /// returned.
     pub fn load(&mut self, cpu: CpuId, mut thread: HwThread, at_cycle: u64) -> Option<HwThread> {
-        let before = self.unload(cpu);
+        let previous_thread = self.unload(cpu);
         thread.counters.ticks_per_cycle = self.ticks_per_cycle;
         let at = at_cycle * self.ticks_per_cycle;
         let context = self.context_mut(cpu);
@@ -251,7 +251,7 @@ impl Hardware {
         context.accounted = context.ready;
         context.thread = Some(Box::new(thread));
         self.renew_key(cpu);
-        before
+        previous_thread
     }
 
     /// Removes the thread from its context, whatever it is doing.
@@ -304,8 +304,8 @@ impl Hardware {
     }
 
     fn run_cores(&mut self, end: u64, frames: &mut dyn FrameProvider) -> StopReason {
-        let ahead = RUN_AHEAD_CYCLES * self.ticks_per_cycle;
-        let mut around = CoreEnvironment {
+        let max_ahead = RUN_AHEAD_CYCLES * self.ticks_per_cycle;
+        let mut environment = CoreEnvironment {
             caches: &mut self.caches,
             frames,
             page_shift: self.page_shift,
@@ -321,7 +321,7 @@ impl Hardware {
             // At equal ticks, the core with the lower number comes first.
             let shared = next.0.saturating_sub(u64::from(at > next.1));
             let core = &mut self.cores[at];
-            let stop = core.advance(RunBounds { shared, end: end.min(next.0.saturating_add(ahead)) }, &mut around);
+            let stop = core.advance(RunBounds { shared, end: end.min(next.0.saturating_add(max_ahead)) }, &mut environment);
             self.next.set(at, core.next);
             if let Some(stop) = stop {
                 return stop;
@@ -343,8 +343,8 @@ impl Hardware {
     /// Drops all lines of a frame from every cache, without writing them back, and clears its history: the frame gets
     /// another owner, whose first misses on it are cold.
     pub fn flush_frame(&mut self, frame: u64) {
-        let named = self.caches.pages.forget(frame);
-        self.caches.flush(named << self.page_shift, 1 << self.page_shift);
+        let frame_name = self.caches.pages.forget(frame);
+        self.caches.flush(frame_name << self.page_shift, 1 << self.page_shift);
     }
 
     /// Records that this CPU has just copied a virtual page to a frame, in a task's time: see
@@ -370,7 +370,7 @@ impl Hardware {
     /// # Errors
     /// The cache cannot be partitioned, or the mask or class is outside its limits.
     pub fn set_way_mask(&mut self, cache: CacheId, class: u8, mask: &IndexSet) -> Result<(), RequestError> {
-        let bad = |subject: &str, found: String, expected: String| RequestError {
+        let refusal = |subject: &str, found: String, expected: String| RequestError {
             what: subject.to_string(),
             found,
             expected,
@@ -378,18 +378,18 @@ impl Hardware {
         let level = self.find_cache_unit(cache)?.level;
         let spec = self.spec.caches.iter().find(|spec| spec.level == level);
         let Some((ways, parts)) = spec.and_then(|spec| Some((spec.ways, spec.way_partitions?))) else {
-            return Err(bad("cache", format!("{level:?}"), "a cache with way_partitions".to_string()));
+            return Err(refusal("cache", format!("{level:?}"), "a cache with way_partitions".to_string()));
         };
         if u32::from(class) >= parts.groups {
-            return Err(bad("class of service", class.to_string(), format!("below {}", parts.groups)));
+            return Err(refusal("class of service", class.to_string(), format!("below {}", parts.groups)));
         }
         let (low, high) = (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
         if mask.count() < parts.min_ways || high >= ways {
             let expected = format!("{} ways or more, below {ways}", parts.min_ways);
-            return Err(bad("way mask", mask.to_string(), expected));
+            return Err(refusal("way mask", mask.to_string(), expected));
         }
         if parts.contiguous && high - low + 1 != mask.count() {
-            return Err(bad("way mask", mask.to_string(), "contiguous ways".to_string()));
+            return Err(refusal("way mask", mask.to_string(), "contiguous ways".to_string()));
         }
         let masks = &mut self.caches.units[cache.0 as usize].masks;
         masks.resize(masks.len().max(usize::from(class) + 1), None);
@@ -442,7 +442,7 @@ impl Hardware {
     pub fn evictions(&self, cache: CacheId) -> Vec<(TaskId, TaskId, u64)> {
         let Ok(unit) = self.find_cache_unit(cache) else { return Vec::new() };
         let task = |slot: u16| TaskId(u32::from(slot));
-        unit.matrix.nonzero().map(|(evictor, owner, lines)| (task(evictor), task(owner), lines)).collect()
+        unit.matrix.nonzero_counts().map(|(evictor, owner, lines)| (task(evictor), task(owner), lines)).collect()
     }
 }
 

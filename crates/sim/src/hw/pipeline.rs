@@ -126,7 +126,7 @@ impl Core {
             package,
             in_order,
             loads_pass,
-            kind: CoreKindName::of(machine),
+            kind: CoreKindName::from_machine(machine),
             owns_next: false,
             hints: machine.cores() > CORES_WITHOUT_HINTS,
             window,
@@ -176,46 +176,46 @@ impl Core {
 
     /// Runs until the bounds. `Some` if a thread needs the operating system.
     #[inline]
-    pub fn advance(&mut self, bounds: RunBounds, around: &mut CoreEnvironment<'_>) -> Option<StopReason> {
+    pub fn advance(&mut self, bounds: RunBounds, environment: &mut CoreEnvironment<'_>) -> Option<StopReason> {
         match self.front.kind {
-            CoreKindName::Any => self.advance_as::<AnyCore>(bounds, around),
-            CoreKindName::InOrderThrough => self.advance_as::<InOrderThroughCore>(bounds, around),
-            CoreKindName::WindowThrough => self.advance_as::<WindowThroughCore>(bounds, around),
-            CoreKindName::Back2 => self.advance_as::<BackCore<LRU_2>>(bounds, around),
-            CoreKindName::Back4 => self.advance_as::<BackCore<LRU_4>>(bounds, around),
-            CoreKindName::Back8 => self.advance_as::<BackCore<LRU_8>>(bounds, around),
+            CoreKindName::Any => self.advance_as::<AnyCore>(bounds, environment),
+            CoreKindName::InOrderThrough => self.advance_as::<InOrderThroughCore>(bounds, environment),
+            CoreKindName::WindowThrough => self.advance_as::<WindowThroughCore>(bounds, environment),
+            CoreKindName::Back2 => self.advance_as::<BackCore<LRU_2>>(bounds, environment),
+            CoreKindName::Back4 => self.advance_as::<BackCore<LRU_4>>(bounds, environment),
+            CoreKindName::Back8 => self.advance_as::<BackCore<LRU_8>>(bounds, environment),
         }
     }
 
     #[inline(never)]
-    fn advance_as<K: CoreKind>(&mut self, bounds: RunBounds, around: &mut CoreEnvironment<'_>) -> Option<StopReason> {
+    fn advance_as<K: CoreKind>(&mut self, bounds: RunBounds, environment: &mut CoreEnvironment<'_>) -> Option<StopReason> {
         loop {
             // The turn may be over while another context is ready.
             if self.burst.thread.is_some() && self.burst.t >= self.turn.1.max(self.burst.run.other) {
-                self.end_run(around.caches);
+                self.end_run(environment.caches);
             }
             if self.burst.thread.is_some() {
                 if self.burst.t >= bounds.end {
                     self.next = self.now;
                     return None;
                 }
-            } else if !self.start_run(bounds, around.ticks_per_cycle) {
+            } else if !self.start_run(bounds, environment.ticks_per_cycle) {
                 return None;
             }
             self.burst.run.limit = bounds.end.min(self.turn.1.max(self.burst.run.other));
             self.burst.run.shared = bounds.shared;
             let outcome = match self.burst.watched {
-                true => self.front.execute_watched(&mut self.burst, around),
-                false => self.front.execute::<K>(&mut self.burst, around),
+                true => self.front.execute_watched(&mut self.burst, environment),
+                false => self.front.execute::<K>(&mut self.burst, environment),
             };
             self.now = self.burst.t;
-            let held = matches!(outcome, BurstOutcome::Held);
-            if held && !self.burst.has_overflow_count() {
+            let is_held = matches!(outcome, BurstOutcome::Held);
+            if is_held && !self.burst.has_overflow_count() {
                 self.next = self.now;
                 return None;
             }
-            let stop = self.end(outcome, around);
-            if stop.is_some() || held {
+            let stop = self.end(outcome, environment);
+            if stop.is_some() || is_held {
                 self.next = self.next_tick();
                 return stop;
             }
@@ -251,19 +251,19 @@ impl Core {
 
     /// Ends the run with this outcome. `Some` if the operating system is needed.
     #[inline]
-    fn end(&mut self, outcome: BurstOutcome, around: &mut CoreEnvironment<'_>) -> Option<StopReason> {
+    fn end(&mut self, outcome: BurstOutcome, environment: &mut CoreEnvironment<'_>) -> Option<StopReason> {
         let (nth, now) = (self.burst.run.nth, self.burst.t);
         let overflows = self.burst.has_overflow_count();
-        self.end_run(around.caches);
+        self.end_run(environment.caches);
         let context = &mut self.front.contexts[nth];
-        let (cpu, at_cycle) = (context.cpu, || now / around.ticks_per_cycle);
+        let (cpu, at_cycle) = (context.cpu, || now / environment.ticks_per_cycle);
         let overflowed =
             overflows && context.thread.as_mut().is_some_and(|thread| thread.probes.has_overflowed(&thread.counters));
         match outcome {
             BurstOutcome::Turn(turn) => Some(StopReason::Turn { cpu, turn, at_cycle: at_cycle() }),
             BurstOutcome::Interrupt => Some(StopReason::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() }),
             _ if overflowed => {
-                context.charge_ticks(now, around.sampling.interrupt_ticks, Charge::Interrupt);
+                context.charge_ticks(now, environment.sampling.interrupt_ticks, Charge::Interrupt);
                 self.ready[nth] = context.ready_tick();
                 Some(StopReason::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() })
             }
@@ -309,7 +309,7 @@ impl CoreFrontEnd {
     #[inline(always)]
     pub fn free_mshrs(&self, nth: usize) -> usize {
         let contexts = if self.in_order { &[] } else { &self.contexts[..] };
-        let others = contexts.iter().zip(0..).filter(|&(_, at)| at != nth);
-        self.mshrs.saturating_sub(others.map(|(context, _)| context.mshrs_in_use).sum())
+        let other_contexts = contexts.iter().zip(0..).filter(|&(_, at)| at != nth);
+        self.mshrs.saturating_sub(other_contexts.map(|(context, _)| context.mshrs_in_use).sum())
     }
 }

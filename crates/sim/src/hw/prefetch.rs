@@ -87,19 +87,19 @@ impl Prefetcher {
 
     /// Observes a demand miss, or the first hit on a prefetched line, and the room on bus and memory in thousandths.
     /// Calls `wanted` with each line to request.
-    pub fn observe_demand(&mut self, line: u64, room: u64, mut wanted: impl FnMut(u64)) {
+    pub fn observe_demand(&mut self, line: u64, room: u64, mut request: impl FnMut(u64)) {
         if self.adjacent {
-            wanted(line ^ 1);
+            request(line ^ 1);
         }
         self.clock += 1;
         if let Some(streamer) = &mut self.streamer {
-            streamer.observe_demand(line, self.lines_per_page_shift, self.clock, room, &mut wanted);
+            streamer.observe_demand(line, self.lines_per_page_shift, self.clock, room, &mut request);
         }
         let page = (line >> self.lines_per_page_shift) + 1;
         let Some(at) = self.streams.iter().position(|stream| stream.page == page) else {
-            let idle = self.streams.iter_mut().min_by_key(|stream| stream.used_at);
-            if let Some(idle) = idle {
-                *idle = StrideStream { page, last: line, stride: 0, confirmed: false, used_at: self.clock };
+            let oldest_stream = self.streams.iter_mut().min_by_key(|stream| stream.used_at);
+            if let Some(oldest_stream) = oldest_stream {
+                *oldest_stream = StrideStream { page, last: line, stride: 0, confirmed: false, used_at: self.clock };
             }
             return;
         };
@@ -111,27 +111,27 @@ impl Prefetcher {
         stream.confirmed = step == stream.stride;
         (stream.stride, stream.last, stream.used_at) = (step, line, self.clock);
         if stream.confirmed {
-            let ahead = (1..=i64::from(self.degree)).map(|nth| line.wrapping_add_signed(nth * step));
-            ahead.filter(|next| (next >> self.lines_per_page_shift) + 1 == page).for_each(wanted);
+            let next_lines = (1..=i64::from(self.degree)).map(|nth| line.wrapping_add_signed(nth * step));
+            next_lines.filter(|next| (next >> self.lines_per_page_shift) + 1 == page).for_each(request);
         }
     }
 }
 
 /// Starts a stream at a page's first access, or at the second one if that reversed its direction.
 fn start_stream(walks: &mut [PageStream], walk: PageStream) {
-    if let Some(idle) = walks.iter_mut().min_by_key(|walk| walk.used_at) {
-        *idle = walk;
+    if let Some(oldest_walk) = walks.iter_mut().min_by_key(|walk| walk.used_at) {
+        *oldest_walk = walk;
     }
 }
 
 impl Streamer {
-    fn observe_demand(&mut self, line: u64, page_shift: u32, clock: u64, room: u64, wanted: &mut impl FnMut(u64)) {
+    fn observe_demand(&mut self, line: u64, page_shift: u32, clock: u64, room: u64, request: &mut impl FnMut(u64)) {
         let page = (line >> page_shift) + 1;
         // With full room, the whole distance; without room, no lines.
-        let ahead = (self.ahead_lines * room).div_ceil(1000);
+        let distance = (self.ahead_lines * room).div_ceil(1000);
         if let Some(walk) = self.down.iter_mut().find(|walk| walk.page == page) {
             walk.used_at = clock;
-            return walk.descend(line, page_shift, ahead, wanted);
+            return walk.descend(line, page_shift, distance, request);
         }
         let Some(at) = self.up.iter().position(|walk| walk.page == page) else {
             return start_stream(
@@ -142,31 +142,31 @@ impl Streamer {
         let walk = &mut self.up[at];
         if line < walk.last && !walk.confirmed {
             let mut turned = PageStream { confirmed: true, used_at: clock, ..std::mem::take(walk) };
-            turned.descend(line, page_shift, ahead, wanted);
+            turned.descend(line, page_shift, distance, request);
             return start_stream(&mut self.down, turned);
         }
         walk.used_at = clock;
-        walk.climb(line, page_shift, ahead, wanted);
+        walk.climb(line, page_shift, distance, request);
     }
 }
 
 impl PageStream {
-    fn climb(&mut self, line: u64, page_shift: u32, ahead: u64, wanted: &mut impl FnMut(u64)) {
+    fn climb(&mut self, line: u64, page_shift: u32, distance: u64, request: &mut impl FnMut(u64)) {
         if line > self.last {
             (self.last, self.sent, self.confirmed) = (line, self.sent.max(line), true);
-            let until = (line + ahead).min((self.page << page_shift) - 1);
-            let lines = until.saturating_sub(self.sent).min(LINES_AT_ONCE);
-            (1..=lines).for_each(|nth| wanted(self.sent + nth));
+            let last_line = (line + distance).min((self.page << page_shift) - 1);
+            let lines = last_line.saturating_sub(self.sent).min(LINES_AT_ONCE);
+            (1..=lines).for_each(|nth| request(self.sent + nth));
             self.sent += lines;
         }
     }
 
-    fn descend(&mut self, line: u64, page_shift: u32, ahead: u64, wanted: &mut impl FnMut(u64)) {
+    fn descend(&mut self, line: u64, page_shift: u32, distance: u64, request: &mut impl FnMut(u64)) {
         if line < self.last {
             (self.last, self.sent) = (line, self.sent.min(line));
-            let until = line.saturating_sub(ahead).max((self.page - 1) << page_shift);
-            let lines = self.sent.saturating_sub(until).min(LINES_AT_ONCE);
-            (1..=lines).for_each(|nth| wanted(self.sent - nth));
+            let last_line = line.saturating_sub(distance).max((self.page - 1) << page_shift);
+            let lines = self.sent.saturating_sub(last_line).min(LINES_AT_ONCE);
+            (1..=lines).for_each(|nth| request(self.sent - nth));
             self.sent -= lines;
         }
     }
@@ -182,7 +182,7 @@ mod tests {
         Prefetcher::new([spec].into_iter(), 6).expect("there is one")
     }
 
-    fn asked(prefetcher: &mut Prefetcher, line: u64, room: u64) -> Vec<u64> {
+    fn requested_lines(prefetcher: &mut Prefetcher, line: u64, room: u64) -> Vec<u64> {
         let mut lines = Vec::new();
         prefetcher.observe_demand(line, room, |line| lines.push(line));
         lines
@@ -192,24 +192,24 @@ mod tests {
     #[test]
     fn it_starts_at_the_second_access_and_stays_eight_ahead() {
         let mut up = streamer(12, 4);
-        assert_eq!(asked(&mut up, 640, 1000), []);
-        assert_eq!(asked(&mut up, 641, 1000), [642, 643]);
-        let ahead: Vec<u64> =
-            (642..660).map(|line| asked(&mut up, line, 1000).last().map_or(0, |last| last - line)).collect();
-        assert_eq!(ahead[..7], [3, 4, 5, 6, 7, 8, 8]);
-        assert_eq!(asked(&mut up, 700, 1000), [701, 702], "lines may be left out");
-        assert_eq!(asked(&mut up, 703, 1000), [], "the page ends");
+        assert_eq!(requested_lines(&mut up, 640, 1000), []);
+        assert_eq!(requested_lines(&mut up, 641, 1000), [642, 643]);
+        let distances: Vec<u64> =
+            (642..660).map(|line| requested_lines(&mut up, line, 1000).last().map_or(0, |last| last - line)).collect();
+        assert_eq!(distances[..7], [3, 4, 5, 6, 7, 8, 8]);
+        assert_eq!(requested_lines(&mut up, 700, 1000), [701, 702], "lines may be left out");
+        assert_eq!(requested_lines(&mut up, 703, 1000), [], "the page ends");
     }
 
     /// Does the streamer follow a page downward from the second access, and request nothing when the bus is full?
     #[test]
     fn it_goes_downwards_and_holds_back() {
         let mut down = streamer(12, 4);
-        assert_eq!(asked(&mut down, 650, 1000), []);
-        assert_eq!(asked(&mut down, 648, 1000), [647, 646]);
-        assert_eq!(asked(&mut down, 647, 0), []);
-        assert_eq!(asked(&mut down, 646, 100), [645], "one of eight lines for a tenth of the room");
-        assert_eq!(asked(&mut down, 641, 1000), [640]);
+        assert_eq!(requested_lines(&mut down, 650, 1000), []);
+        assert_eq!(requested_lines(&mut down, 648, 1000), [647, 646]);
+        assert_eq!(requested_lines(&mut down, 647, 0), []);
+        assert_eq!(requested_lines(&mut down, 646, 100), [645], "one of eight lines for a tenth of the room");
+        assert_eq!(requested_lines(&mut down, 641, 1000), [640]);
     }
 
     /// Are as many pages followed as there are entries, with the one idle longest replaced, separately for each
@@ -218,16 +218,16 @@ mod tests {
     fn pages_are_followed_up_to_the_entries() {
         for (pages, follows) in [(12, true), (13, false)] {
             let mut up = streamer(12, 4);
-            (0..pages).for_each(|page| drop(asked(&mut up, page * 64, 1000)));
-            let second: usize = (0..pages).map(|page| asked(&mut up, page * 64 + 1, 1000).len()).sum();
+            (0..pages).for_each(|page| drop(requested_lines(&mut up, page * 64, 1000)));
+            let second: usize = (0..pages).map(|page| requested_lines(&mut up, page * 64 + 1, 1000).len()).sum();
             assert_eq!(second == 2 * pages as usize, follows, "{pages} pages: {second} lines");
         }
         let mut both = streamer(12, 4);
         for page in 0..4 {
-            asked(&mut both, page * 64 + 9, 1000);
-            assert_eq!(asked(&mut both, page * 64 + 8, 1000).len(), 2);
+            requested_lines(&mut both, page * 64 + 9, 1000);
+            assert_eq!(requested_lines(&mut both, page * 64 + 8, 1000).len(), 2);
         }
-        (10..22).for_each(|page| drop(asked(&mut both, page * 64, 1000)));
-        assert!((0..4).all(|page| !asked(&mut both, page * 64 + 7, 1000).is_empty()), "downward pages stay");
+        (10..22).for_each(|page| drop(requested_lines(&mut both, page * 64, 1000)));
+        assert!((0..4).all(|page| !requested_lines(&mut both, page * 64 + 7, 1000).is_empty()), "downward pages stay");
     }
 }

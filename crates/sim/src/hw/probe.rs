@@ -97,8 +97,8 @@ pub struct ActivityProbe {
 impl WatchProbe {
     /// Records a touch of a line; `elapsed_ns` converts the ticks since a watch was set into time.
     pub(crate) fn touch(&mut self, line: u64, tick: u64, elapsed_ns: impl Fn(u64) -> u64) {
-        if let Some(found) = self.open.iter().position(|open| open.0 == line) {
-            let (_, accesses, begun) = self.open.swap_remove(found);
+        if let Some(index) = self.open.iter().position(|open| open.0 == line) {
+            let (_, accesses, begun) = self.open.swap_remove(index);
             let accesses = Some(self.accesses - accesses - 1);
             self.samples.push(ReuseSample { accesses, elapsed_ns: elapsed_ns(tick - begun), reused: true });
         }

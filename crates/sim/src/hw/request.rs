@@ -19,14 +19,14 @@ impl Caches {
         &mut self,
         l1: usize,
         place: Option<usize>,
-        ask: &CacheRequest,
+        request: &CacheRequest,
         counters: &mut TaskCounters,
     ) -> CacheResponse {
         self.first_level_prefetches = 0;
-        if let Some(answer) = self.access_next_level::<K>(l1, place, ask, counters) {
-            return answer;
+        if let Some(response) = self.access_next_level::<K>(l1, place, request, counters) {
+            return response;
         }
-        self.access_slow(l1, place, ask, counters)
+        self.access_slow(l1, place, request, counters)
     }
 
     /// The slow path, for everything that the fast one does not handle.
@@ -35,39 +35,39 @@ impl Caches {
         &mut self,
         l1: usize,
         place: Option<usize>,
-        ask: &CacheRequest,
+        request: &CacheRequest,
         counters: &mut TaskCounters,
     ) -> CacheResponse {
-        let answer = self.demand(l1, place, ask, counters);
+        let response = self.demand(l1, place, request, counters);
         if !self.due.is_empty() {
-            self.start_prefetches(ask, counters);
+            self.start_prefetches(request, counters);
         }
-        answer
+        response
     }
 
     fn demand(
         &mut self,
         l1: usize,
         place: Option<usize>,
-        ask: &CacheRequest,
+        request: &CacheRequest,
         counters: &mut TaskCounters,
     ) -> CacheResponse {
         let unit = &mut self.units[l1];
-        let (level, line, parent) = (unit.level, ask.address >> unit.line_shift, unit.parent);
-        let through = ask.store && unit.write == WritePolicy::Through;
+        let (level, line, parent) = (unit.level, request.address >> unit.line_shift, unit.parent);
+        let stores_through = request.store && unit.write == WritePolicy::Through;
         counters.levels[level as usize].references += 1;
         unit.counters.demand.references += 1;
         if let Some(place) = place {
             unit.store.touch(line, place);
             let meta = unit.store.meta(place);
-            let mut answer = self.wait_for_fill(l1, line, place, ask, counters);
-            if through {
-                let beyond = self.fetch(parent, l1, &CacheRequest { through: true, ..*ask }, counters);
-                answer = CacheResponse { ready_tick: answer.ready_tick.max(beyond.ready_tick), ..beyond };
-            } else if ask.store {
+            let mut response = self.wait_for_fill(l1, line, place, request, counters);
+            if stores_through {
+                let next_answer = self.fetch(parent, l1, &CacheRequest { through: true, ..*request }, counters);
+                response = CacheResponse { ready_tick: response.ready_tick.max(next_answer.ready_tick), ..next_answer };
+            } else if request.store {
                 if meta.state() == SHARED {
-                    answer.ready_tick = answer.ready_tick.max(ask.at + self.upgrade(l1, ask));
-                    answer.served = DataOrigin::RemoteCache;
+                    response.ready_tick = response.ready_tick.max(request.at + self.upgrade(l1, request));
+                    response.served = DataOrigin::RemoteCache;
                 }
                 let store = &mut self.units[l1].store;
                 if let Some(place) = store.find(line) {
@@ -75,23 +75,23 @@ impl Caches {
                     store.set_meta(place, meta.with_state(MODIFIED));
                 }
             }
-            return answer;
+            return response;
         }
-        self.units[l1].miss(line, ask.task, counters);
-        let answer = self.fetch(parent, l1, &CacheRequest { through, ..*ask }, counters);
-        if !through {
+        self.units[l1].miss(line, request.task, counters);
+        let response = self.fetch(parent, l1, &CacheRequest { through: stores_through, ..*request }, counters);
+        if !stores_through {
             let state = match () {
-                () if ask.store => MODIFIED,
+                () if request.store => MODIFIED,
                 () if level == CacheLevel::L1Instruction || self.units[l1].write == WritePolicy::Through => SHARED,
-                () if answer.dirty => MODIFIED,
-                () if answer.exclusive => EXCLUSIVE,
+                () if response.dirty => MODIFIED,
+                () if response.exclusive => EXCLUSIVE,
                 () => SHARED,
             };
-            self.fill(l1, LineMeta(LineMeta::new(state, 0, ask.task).0 | PENDING), ask, counters);
-            self.units[l1].pending.add(line, answer.ready_tick, answer.served, ask.at);
+            self.fill(l1, LineMeta(LineMeta::new(state, 0, request.task).0 | PENDING), request, counters);
+            self.units[l1].pending.add(line, response.ready_tick, response.served, request.at);
         }
-        self.note_prefetches(l1, line, ask);
-        answer
+        self.note_prefetches(l1, line, request);
+        response
     }
 
     /// Handles a hit: returns when the data arrives, which is later if the line is still being filled. Records the
@@ -101,28 +101,28 @@ impl Caches {
         at: usize,
         line: u64,
         place: usize,
-        ask: &CacheRequest,
+        request: &CacheRequest,
         counters: &mut TaskCounters,
     ) -> CacheResponse {
         let unit = &mut self.units[at];
         let mut meta = unit.store.meta(place);
-        let mut answer = CacheResponse {
-            ready_tick: ask.at + unit.latency,
+        let mut response = CacheResponse {
+            ready_tick: request.at + unit.latency,
             queue: 0,
             served: DataOrigin::Hit(unit.level),
             exclusive: meta.state() >= EXCLUSIVE,
             dirty: false,
         };
         if meta.0 & SPECIAL == 0 {
-            return answer;
+            return response;
         }
         if meta.0 & PENDING != 0 {
             match unit.pending.pending_fill(line) {
-                Some((done, served)) if done > answer.ready_tick => (answer.ready_tick, answer.served) = (done, served),
+                Some((done, served)) if done > response.ready_tick => (response.ready_tick, response.served) = (done, served),
                 _ => meta.0 &= !PENDING,
             }
         }
-        let first_use = meta.0 & PREFETCHED != 0 && !ask.prefetch;
+        let first_use = meta.0 & PREFETCHED != 0 && !request.prefetch;
         if first_use {
             meta.0 &= !PREFETCHED;
             counters.levels[unit.level as usize].prefetch_hits += 1;
@@ -130,41 +130,41 @@ impl Caches {
         }
         unit.store.set_meta(place, meta);
         if first_use {
-            self.note_prefetches(at, line, ask);
+            self.note_prefetches(at, line, request);
         }
-        answer
+        response
     }
 
     /// Requests a line that `child` lacks (or writes through) from the cache behind it.
-    fn fetch(&mut self, index: usize, child: usize, ask: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
+    fn fetch(&mut self, index: usize, child: usize, request: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
         if index == ROOT {
-            return self.access_memory(child, ask, counters);
+            return self.access_memory(child, request, counters);
         }
-        let below = self.units[child].line_shift;
+        let child_shift = self.units[child].line_shift;
         let unit = &mut self.units[index];
-        let line = ask.address >> unit.line_shift;
-        if !ask.prefetch {
+        let line = request.address >> unit.line_shift;
+        if !request.prefetch {
             counters.levels[unit.level as usize].references += 1;
             unit.counters.demand.references += 1;
         }
         let victim = unit.is_victim();
         let place = unit.store.find(line);
         if let Some(place) = place
-            && let Some(answer) = self.serve_plain_hit(index, child, line, place, ask)
+            && let Some(response) = self.serve_plain_hit(index, child, line, place, request)
         {
-            return answer;
+            return response;
         }
         let unit = &self.units[index];
-        let sector = unit.sector(ask.address, below);
+        let sector = unit.sector(request.address, child_shift);
         match place.filter(|&place| !victim || unit.store.meta(place).sharers() & sector != 0) {
-            Some(place) if victim => self.hit_victim(index, child, place, ask, counters),
-            Some(place) => self.hit(index, child, line, place, ask, counters),
+            Some(place) if victim => self.hit_victim(index, child, place, request, counters),
+            Some(place) => self.hit(index, child, line, place, request, counters),
             None => {
-                if !ask.prefetch {
-                    self.units[index].miss(line, ask.task, counters);
+                if !request.prefetch {
+                    self.units[index].miss(line, request.task, counters);
                 }
-                let known = self.units[index].was_cached(line);
-                self.miss(index, child, line, known, ask, counters)
+                let was_cached = self.units[index].was_cached(line);
+                self.miss(index, child, line, was_cached, request, counters)
             }
         }
     }
@@ -178,24 +178,24 @@ impl Caches {
         child: usize,
         line: u64,
         place: usize,
-        ask: &CacheRequest,
+        request: &CacheRequest,
     ) -> Option<CacheResponse> {
-        let (below, bit) = (self.units[child].line_shift, self.units[child].bit);
+        let (child_shift, bit) = (self.units[child].line_shift, self.units[child].bit);
         let unit = &mut self.units[at];
         let meta = unit.store.meta(place);
-        if !unit.is_plain(meta, bit, ask.store) {
+        if !unit.is_plain(meta, bit, request.store) {
             return None;
         }
         unit.store.touch(line, place);
         let mut queue = 0;
-        if ask.through {
+        if request.through {
             unit.store.set_meta(place, meta.with_state(MODIFIED));
         } else {
-            queue = unit.transfer_out(ask.at, 1 << below);
+            queue = unit.transfer_out(request.at, 1 << child_shift);
             unit.store.set_meta(place, meta.with_sharers(meta.sharers() | bit));
         }
         Some(CacheResponse {
-            ready_tick: ask.at + unit.latency + queue,
+            ready_tick: request.at + unit.latency + queue,
             queue,
             served: DataOrigin::Hit(unit.level),
             exclusive: meta.state() >= EXCLUSIVE,
@@ -209,62 +209,62 @@ impl Caches {
         child: usize,
         line: u64,
         place: usize,
-        ask: &CacheRequest,
+        request: &CacheRequest,
         counters: &mut TaskCounters,
     ) -> CacheResponse {
-        let (below, bit) = (self.units[child].line_shift, self.units[child].bit);
+        let (child_shift, bit) = (self.units[child].line_shift, self.units[child].bit);
         self.units[at].store.touch(line, place);
-        let mut answer = self.wait_for_fill(at, line, place, ask, counters);
+        let mut response = self.wait_for_fill(at, line, place, request, counters);
         let mut meta = self.units[at].store.meta(place);
-        if !ask.through {
-            answer.queue = self.units[at].transfer_out(ask.at, 1 << below);
-            answer.ready_tick += answer.queue;
+        if !request.through {
+            response.queue = self.units[at].transfer_out(request.at, 1 << child_shift);
+            response.ready_tick += response.queue;
         }
         let unit = &self.units[at];
         let crowded = unit.children.len() > SHARER_BITS as usize;
-        if (crowded || meta.sharers() & !bit != 0) && (ask.store || unit.children_own) {
-            let action = if ask.store { SnoopAction::Take } else { SnoopAction::Share };
-            let held = self.siblings(at, child, meta.sharers(), ask, below, action);
-            if held.dirty {
+        if (crowded || meta.sharers() & !bit != 0) && (request.store || unit.children_own) {
+            let action = if request.store { SnoopAction::Take } else { SnoopAction::Share };
+            let copies = self.snoop_siblings(at, child, meta.sharers(), request, child_shift, action);
+            if copies.dirty {
                 meta = meta.with_state(MODIFIED);
-                answer.ready_tick = answer.ready_tick.max(ask.at + self.same_package.unwrap_or(0) + answer.queue);
-                answer.served = DataOrigin::RemoteCache;
-                counters.remote_cache_hits += u64::from(!ask.prefetch);
+                response.ready_tick = response.ready_tick.max(request.at + self.same_package.unwrap_or(0) + response.queue);
+                response.served = DataOrigin::RemoteCache;
+                counters.remote_cache_hits += u64::from(!request.prefetch);
             }
-            answer.exclusive &= !held.any || ask.store;
-            if below == self.units[at].line_shift && !crowded && (ask.store || !held.any) {
+            response.exclusive &= !copies.any || request.store;
+            if child_shift == self.units[at].line_shift && !crowded && (request.store || !copies.any) {
                 meta = meta.with_sharers(meta.sharers() & bit);
             }
         }
-        if ask.store && meta.state() == SHARED {
-            answer.ready_tick = answer.ready_tick.max(ask.at + self.upgrade(at, ask));
-            answer.exclusive = true;
+        if request.store && meta.state() == SHARED {
+            response.ready_tick = response.ready_tick.max(request.at + self.upgrade(at, request));
+            response.exclusive = true;
             meta = meta.with_state(EXCLUSIVE);
         }
-        if ask.through {
+        if request.through {
             match self.units[at].write {
                 WritePolicy::Back => meta = meta.with_state(MODIFIED),
-                WritePolicy::Through => answer = self.pass_store(at, ask, counters),
+                WritePolicy::Through => response = self.pass_store(at, request, counters),
             }
         } else {
             meta = meta.with_sharers(meta.sharers() | bit);
         }
         self.units[at].store.set_meta(place, meta);
-        answer
+        response
     }
 
     /// Passes a store on from a cache that writes through.
-    fn pass_store(&mut self, index: usize, ask: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
+    fn pass_store(&mut self, index: usize, request: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
         let parent = self.units[index].parent;
         if parent != ROOT {
-            return self.fetch(parent, index, ask, counters);
+            return self.fetch(parent, index, request, counters);
         }
-        let held = self.other_roots(index, ask, SnoopAction::Take);
+        let copies = self.snoop_other_roots(index, request, SnoopAction::Take);
         counters.memory_write_bytes += STORE_BYTES;
-        self.dram.write(ask.address, ask.package, STORE_BYTES, ask.at);
-        let latency = if held.any { self.remote_latency(ask, held) } else { self.units[index].latency };
+        self.dram.write(request.address, request.package, STORE_BYTES, request.at);
+        let latency = if copies.any { self.remote_latency(request, copies) } else { self.units[index].latency };
         CacheResponse {
-            ready_tick: ask.at + latency,
+            ready_tick: request.at + latency,
             queue: 0,
             served: DataOrigin::Hit(self.units[index].level),
             exclusive: true,
@@ -273,9 +273,9 @@ impl Caches {
     }
 
     /// Removes a sector from a victim cache. Returns the state that it had, or 0 if it was not there.
-    fn withdraw(&mut self, index: usize, ask: &CacheRequest, below: u32) -> u32 {
+    fn withdraw(&mut self, index: usize, request: &CacheRequest, child_shift: u32) -> u32 {
         let unit = &mut self.units[index];
-        let (line, sector) = (ask.address >> unit.line_shift, unit.sector(ask.address, below));
+        let (line, sector) = (request.address >> unit.line_shift, unit.sector(request.address, child_shift));
         let Some(place) = unit.store.find(line) else { return 0 };
         let meta = unit.store.meta(place);
         if meta.sharers() & sector == 0 {
@@ -284,7 +284,7 @@ impl Caches {
         let remaining_sharers = meta.sharers() & !sector;
         if remaining_sharers == 0 {
             unit.store.remove(place);
-            unit.record_removal(line, meta, Some(ask.task));
+            unit.record_removal(line, meta, Some(request.task));
         } else {
             unit.store.set_meta(place, meta.with_sharers(remaining_sharers));
         }
@@ -297,17 +297,17 @@ impl Caches {
         at: usize,
         child: usize,
         place: usize,
-        ask: &CacheRequest,
+        request: &CacheRequest,
         counters: &mut TaskCounters,
     ) -> CacheResponse {
         let bytes = 1 << self.units[child].line_shift;
         let unit = &mut self.units[at];
         let meta = unit.store.meta(place);
-        self.withdraw(at, ask, self.units[child].line_shift);
+        self.withdraw(at, request, self.units[child].line_shift);
         let unit = &mut self.units[at];
-        let queue = unit.transfer_out(ask.at, bytes);
-        let mut answer = CacheResponse {
-            ready_tick: ask.at + unit.latency + queue,
+        let queue = unit.transfer_out(request.at, bytes);
+        let mut response = CacheResponse {
+            ready_tick: request.at + unit.latency + queue,
             queue,
             served: DataOrigin::Hit(unit.level),
             exclusive: meta.state() >= EXCLUSIVE,
@@ -315,19 +315,19 @@ impl Caches {
         };
         // Other caches above this one may share the line, or may have kept it when the level between evicted it.
         let span = self.units[child].line_shift;
-        let action = if ask.store { SnoopAction::Take } else { SnoopAction::Share };
-        let held = self.siblings(at, child, !0, ask, span, action);
-        answer.exclusive &= !held.any || ask.store;
+        let action = if request.store { SnoopAction::Take } else { SnoopAction::Share };
+        let copies = self.snoop_siblings(at, child, !0, request, span, action);
+        response.exclusive &= !copies.any || request.store;
         // Dirty implies owned, so a line that becomes shared is written back.
-        if (held.dirty && !ask.store) || (answer.dirty && !answer.exclusive) {
-            self.write_back(self.units[at].parent, bytes, ask, counters);
-            answer.dirty = false;
+        if (copies.dirty && !request.store) || (response.dirty && !response.exclusive) {
+            self.write_back(self.units[at].parent, bytes, request, counters);
+            response.dirty = false;
         }
-        if ask.store && meta.state() == SHARED && !held.exclusive {
-            answer.ready_tick = answer.ready_tick.max(ask.at + self.upgrade(at, ask));
+        if request.store && meta.state() == SHARED && !copies.exclusive {
+            response.ready_tick = response.ready_tick.max(request.at + self.upgrade(at, request));
         }
-        answer.exclusive |= ask.store;
-        answer
+        response.exclusive |= request.store;
+        response
     }
 
     /// Fetches a line that the cache at `at` lacks too; the miss has been counted. `was_cached` is the result of
@@ -338,103 +338,103 @@ impl Caches {
         child: usize,
         line: u64,
         was_cached: bool,
-        ask: &CacheRequest,
+        request: &CacheRequest,
         counters: &mut TaskCounters,
     ) -> CacheResponse {
         let unit = &self.units[at];
         let (span, victim, parent) = (unit.line_shift, unit.is_victim(), unit.parent);
-        if ask.through && unit.write == WritePolicy::Through {
-            return self.pass_store(at, ask, counters);
+        if request.through && unit.write == WritePolicy::Through {
+            return self.pass_store(at, request, counters);
         }
         let mut sharers = self.units[child].bit;
-        let below = self.units[child].line_shift;
-        let mut held = SnoopResult::default();
+        let child_shift = self.units[child].line_shift;
+        let mut copies = SnoopResult::default();
         if unit.inclusion != Inclusion::Inclusive && unit.children.len() > 1 && was_cached {
-            let action = if ask.store { SnoopAction::Take } else { SnoopAction::Share };
-            held = self.siblings(at, child, !0, ask, if victim { below } else { span }, action);
+            let action = if request.store { SnoopAction::Take } else { SnoopAction::Share };
+            copies = self.snoop_siblings(at, child, !0, request, if victim { child_shift } else { span }, action);
         }
-        let mut answer = if held.any {
-            let latency = self.remote_latency(ask, held);
-            counters.remote_cache_hits += u64::from(!ask.prefetch);
+        let mut response = if copies.any {
+            let latency = self.remote_latency(request, copies);
+            counters.remote_cache_hits += u64::from(!request.prefetch);
             if !victim && parent != ROOT && self.units[parent].is_victim() {
                 // The sector must not remain behind a cache that has it again.
-                let state = self.withdraw(parent, ask, span);
-                held.exclusive |= state >= EXCLUSIVE;
-                held.dirty |= state == MODIFIED;
+                let state = self.withdraw(parent, request, span);
+                copies.exclusive |= state >= EXCLUSIVE;
+                copies.dirty |= state == MODIFIED;
             }
-            if ask.store && !held.exclusive {
-                self.upgrade(at, ask);
+            if request.store && !copies.exclusive {
+                self.upgrade(at, request);
             }
-            if victim && held.dirty && !ask.store {
-                self.write_back(parent, 1 << below, ask, counters);
-                held.dirty = false;
+            if victim && copies.dirty && !request.store {
+                self.write_back(parent, 1 << child_shift, request, counters);
+                copies.dirty = false;
             }
-            if !ask.store {
+            if !request.store {
                 sharers = !0;
             }
-            let exclusive = held.exclusive || ask.store;
+            let exclusive = copies.exclusive || request.store;
             CacheResponse {
-                ready_tick: ask.at + latency,
+                ready_tick: request.at + latency,
                 queue: 0,
                 served: DataOrigin::RemoteCache,
                 exclusive,
-                dirty: held.dirty,
+                dirty: copies.dirty,
             }
         } else {
-            self.fetch(parent, at, &CacheRequest { through: false, ..*ask }, counters)
+            self.fetch(parent, at, &CacheRequest { through: false, ..*request }, counters)
         };
         if !victim {
             let state = match () {
-                () if ask.through || answer.dirty => MODIFIED,
-                () if answer.exclusive => EXCLUSIVE,
+                () if request.through || response.dirty => MODIFIED,
+                () if response.exclusive => EXCLUSIVE,
                 () => SHARED,
             };
-            answer.dirty = false;
-            let meta = LineMeta::new(state, sharers & ALL_SHARERS, ask.task);
-            self.fill(at, LineMeta(meta.0 | PENDING), ask, counters);
-            self.units[at].pending.add(line, answer.ready_tick, answer.served, ask.at);
+            response.dirty = false;
+            let meta = LineMeta::new(state, sharers & ALL_SHARERS, request.task);
+            self.fill(at, LineMeta(meta.0 | PENDING), request, counters);
+            self.units[at].pending.add(line, response.ready_tick, response.served, request.at);
         }
-        if !ask.through {
-            let queue = self.units[at].transfer_out(ask.at + answer.queue, 1 << below);
-            answer.queue += queue;
-            answer.ready_tick += queue;
+        if !request.through {
+            let queue = self.units[at].transfer_out(request.at + response.queue, 1 << child_shift);
+            response.queue += queue;
+            response.ready_tick += queue;
         }
-        answer.exclusive &= !held.any || ask.store;
-        if !ask.prefetch {
-            self.note_prefetches(at, line, ask);
+        response.exclusive &= !copies.any || request.store;
+        if !request.prefetch {
+            self.note_prefetches(at, line, request);
         }
-        answer
+        response
     }
 
     /// Handles a request that no cache on the path can serve: other roots, or memory.
-    fn access_memory(&mut self, root: usize, ask: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
+    fn access_memory(&mut self, root: usize, request: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
         let bytes = 1u64 << self.units[root].line_shift.min(self.directory_shift);
-        let held = self.other_roots(root, ask, if ask.store { SnoopAction::Take } else { SnoopAction::Share });
-        if held.any {
-            if held.dirty && !ask.store {
+        let copies = self.snoop_other_roots(root, request, if request.store { SnoopAction::Take } else { SnoopAction::Share });
+        if copies.any {
+            if copies.dirty && !request.store {
                 counters.memory_write_bytes += bytes;
-                self.dram.write(ask.address, ask.package, bytes, ask.at);
+                self.dram.write(request.address, request.package, bytes, request.at);
             }
-            counters.remote_cache_hits += u64::from(!ask.prefetch);
+            counters.remote_cache_hits += u64::from(!request.prefetch);
             return CacheResponse {
-                ready_tick: ask.at + self.remote_latency(ask, held),
+                ready_tick: request.at + self.remote_latency(request, copies),
                 queue: 0,
                 served: DataOrigin::RemoteCache,
-                exclusive: ask.store,
-                dirty: held.dirty && ask.store,
+                exclusive: request.store,
+                dirty: copies.dirty && request.store,
             };
         }
-        let (latency, queue, served) = self.dram.read(ask.address, ask.package, bytes, ask.at, ask.prefetch);
+        let (latency, queue, served) = self.dram.read(request.address, request.package, bytes, request.at, request.prefetch);
         counters.memory_read_bytes += bytes;
-        CacheResponse { ready_tick: ask.at + latency + queue, queue, served, exclusive: true, dirty: false }
+        CacheResponse { ready_tick: request.at + latency + queue, queue, served, exclusive: true, dirty: false }
     }
 
     /// Records the lines that the prefetchers expect next after a demand miss, or after the first hit on a prefetched
     /// line.
-    pub fn note_prefetches(&mut self, index: usize, line: u64, ask: &CacheRequest) {
+    pub fn note_prefetches(&mut self, index: usize, line: u64, request: &CacheRequest) {
         if let Some(fetcher) = &mut self.units[index].prefetcher {
             let room = if fetcher.is_adaptive() {
-                self.dram.free_room_permille(ask.address, ask.package, ask.at)
+                self.dram.free_room_permille(request.address, request.package, request.at)
             } else {
                 1000
             };
@@ -444,28 +444,28 @@ impl Caches {
 
     /// Starts prefetches, as far as bus and memory have room for them.
     #[inline(never)]
-    pub fn start_prefetches(&mut self, ask: &CacheRequest, counters: &mut TaskCounters) {
+    pub fn start_prefetches(&mut self, request: &CacheRequest, counters: &mut TaskCounters) {
         let due = std::mem::take(&mut self.due);
         for &(at, line) in &due {
             let unit = &self.units[at];
             let address = line << unit.line_shift;
-            let next = CacheRequest { address, store: false, through: false, prefetch: true, ..*ask };
-            if unit.store.find(line).is_some() || self.dram.free_room_permille(address, ask.package, ask.at) == 0 {
+            let next = CacheRequest { address, store: false, through: false, prefetch: true, ..*request };
+            if unit.store.find(line).is_some() || self.dram.free_room_permille(address, request.package, request.at) == 0 {
                 continue;
             }
-            let answer = self.fetch(unit.parent, at, &next, counters);
+            let response = self.fetch(unit.parent, at, &next, counters);
             let unit = &mut self.units[at];
             unit.counters.prefetches += 1;
             self.first_level_prefetches += u32::from(unit.level == CacheLevel::L1Data);
             let owns = unit.level != CacheLevel::L1Instruction && unit.write == WritePolicy::Back;
             let state = match () {
-                () if answer.dirty => MODIFIED,
-                () if answer.exclusive && owns => EXCLUSIVE,
+                () if response.dirty => MODIFIED,
+                () if response.exclusive && owns => EXCLUSIVE,
                 () => SHARED,
             };
             let sharers = if unit.inclusion == Inclusion::Inclusive { 0 } else { ALL_SHARERS };
-            let meta = LineMeta(LineMeta::new(state, sharers, ask.task).0 | PENDING | PREFETCHED);
-            unit.pending.add(line, answer.ready_tick, answer.served, ask.at);
+            let meta = LineMeta(LineMeta::new(state, sharers, request.task).0 | PENDING | PREFETCHED);
+            unit.pending.add(line, response.ready_tick, response.served, request.at);
             self.fill(at, meta, &next, counters);
         }
         self.due = due;

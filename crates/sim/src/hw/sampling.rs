@@ -126,15 +126,15 @@ impl Probes {
     }
 
     pub(crate) fn observe_miss(&mut self, miss: &Miss, task: TaskId, sampling: SamplingUnit) -> SampleEffect {
-        let mut off = SampleEffect { ticks: 0, full: false };
+        let mut effect = SampleEffect { ticks: 0, full: false };
         if miss.traced {
-            self.trace_miss(miss, sampling, &mut off);
+            self.trace_miss(miss, sampling, &mut effect);
         }
-        self.sample_miss(miss, task, sampling, &mut off);
-        off
+        self.sample_miss(miss, task, sampling, &mut effect);
+        effect
     }
 
-    fn trace_miss(&mut self, miss: &Miss, sampling: SamplingUnit, off: &mut SampleEffect) {
+    fn trace_miss(&mut self, miss: &Miss, sampling: SamplingUnit, effect: &mut SampleEffect) {
         let Some(trace) = &mut self.trace else { return };
         let room = |trace: &super::probe::TraceProbe| trace.lines.len() < trace.max_entries as usize;
         if !room(trace) {
@@ -142,54 +142,54 @@ impl Probes {
         }
         let line = miss.physical_address >> miss.line_shift;
         let last_address = sampling.sampler == SamplerModel::LastAddress;
-        let near = trace.register.is_some() && is_in_shadow(miss.instruction, trace.last_instruction, sampling.shadow);
-        if last_address && near && !miss.dependent {
+        let in_shadow = trace.register.is_some() && is_in_shadow(miss.instruction, trace.last_instruction, sampling.shadow);
+        if last_address && in_shadow && !miss.dependent {
             trace.count_lost_entry();
         } else {
             trace.log(line);
             (trace.register, trace.last_instruction) = (Some(line), miss.instruction);
-            off.ticks += sampling.interrupt_ticks;
+            effect.ticks += sampling.interrupt_ticks;
         }
-        off.full |= !room(trace);
-        self.trace_prefetches(miss.prefetches, sampling, off);
+        effect.full |= !room(trace);
+        self.trace_prefetches(miss.prefetches, sampling, effect);
     }
 
     /// Observes a code fetch that missed the L1, by physical line of the data cache's size.
     pub(crate) fn observe_code_miss(&mut self, line: u64, sampling: SamplingUnit) -> SampleEffect {
-        let mut off = SampleEffect { ticks: 0, full: false };
-        let Some(trace) = self.trace.as_mut().filter(|trace| trace.code_too) else { return off };
+        let mut effect = SampleEffect { ticks: 0, full: false };
+        let Some(trace) = self.trace.as_mut().filter(|trace| trace.code_too) else { return effect };
         if trace.lines.len() < trace.max_entries as usize {
             trace.code.push(trace.lines.len() as u32);
             trace.log(line);
-            off.ticks = sampling.interrupt_ticks;
-            off.full = trace.lines.len() == trace.max_entries as usize;
+            effect.ticks = sampling.interrupt_ticks;
+            effect.full = trace.lines.len() == trace.max_entries as usize;
         }
-        off
+        effect
     }
 
     /// Observes prefetches into the L1 that a first hit on a prefetched line caused: a stream continues without a miss.
     pub(crate) fn observe_prefetches(&mut self, prefetches: u32, sampling: SamplingUnit) -> SampleEffect {
-        let mut off = SampleEffect { ticks: 0, full: false };
-        self.trace_prefetches(prefetches, sampling, &mut off);
-        off
+        let mut effect = SampleEffect { ticks: 0, full: false };
+        self.trace_prefetches(prefetches, sampling, &mut effect);
+        effect
     }
 
     /// Records prefetches. Each counts as a miss and raises an exception, with the register unchanged (RM 5.3.1: up to
     /// 96 % of a log).
-    fn trace_prefetches(&mut self, prefetches: u32, sampling: SamplingUnit, off: &mut SampleEffect) {
+    fn trace_prefetches(&mut self, prefetches: u32, sampling: SamplingUnit, effect: &mut SampleEffect) {
         let Some(trace) = self.trace.as_mut().filter(|_| sampling.sampler == SamplerModel::LastAddress) else { return };
         let Some(register) = trace.register else { return };
         for _ in 0..prefetches {
             if trace.lines.len() < trace.max_entries as usize {
                 trace.log(register);
                 trace.stale += 1;
-                off.ticks += sampling.interrupt_ticks;
-                off.full |= trace.lines.len() == trace.max_entries as usize;
+                effect.ticks += sampling.interrupt_ticks;
+                effect.full |= trace.lines.len() == trace.max_entries as usize;
             }
         }
     }
 
-    fn sample_miss(&mut self, miss: &Miss, task: TaskId, sampling: SamplingUnit, off: &mut SampleEffect) {
+    fn sample_miss(&mut self, miss: &Miss, task: TaskId, sampling: SamplingUnit, effect: &mut SampleEffect) {
         let Some(sample) = &mut self.samples else { return };
         let virtual_line = miss.virtual_address >> miss.line_shift;
         let last_address = sampling.sampler == SamplerModel::LastAddress;
@@ -228,8 +228,8 @@ impl Probes {
             at_ns: sampling.ns(miss.at),
         });
         sample.armed_at = Some(miss.instruction);
-        off.ticks += sampling.interrupt_ticks;
-        off.full |= sample.is_full();
+        effect.ticks += sampling.interrupt_ticks;
+        effect.full |= sample.is_full();
     }
 
     /// Has a count passed its next threshold? Sets the next thresholds.
@@ -251,8 +251,8 @@ impl super::probe::TraceProbe {
 
     fn count_lost_entry(&mut self) {
         self.lost += 1;
-        let most = self.lost_after.len() - 1;
-        if self.lost_since < most {
+        let last_bucket = self.lost_after.len() - 1;
+        if self.lost_since < last_bucket {
             self.lost_after[self.lost_since] -= 1;
             self.lost_since += 1;
             self.lost_after[self.lost_since] += 1;
@@ -278,7 +278,7 @@ impl Overflow {
 /// Is the instruction at most `shadow` behind the earlier one? Numbers belong to a context, and the thread may have
 /// changed its context since: a smaller number is from another context.
 fn is_in_shadow(instruction: u64, earlier: u64, shadow: u64) -> bool {
-    instruction.checked_sub(earlier).is_some_and(|behind| behind <= shadow)
+    instruction.checked_sub(earlier).is_some_and(|distance| distance <= shadow)
 }
 
 #[cfg(test)]

@@ -18,15 +18,15 @@ pub(crate) fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 pub(crate) fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
-    words.iter().zip(0..).fold(0, |found, (&word, way)| found | u32::from(word == tag) << way)
+    words.iter().zip(0..).fold(0, |bits, (&word, way)| bits | u32::from(word == tag) << way)
 }
 
 /// Returns a bit for each word that equals `tag`. There is no loop if the number of words is known.
 #[inline(always)]
 pub(crate) fn equal_mask(words: &[u32], tag: u32) -> u32 {
     let (fours, rest) = words.as_chunks::<4>();
-    let mask = fours.iter().zip(0..).fold(0, |found, (four, nth)| found | equal_4(four, tag) << (4 * nth));
-    rest.iter().zip(4 * fours.len()..).fold(mask, |found, (&word, way)| found | u32::from(word == tag) << way)
+    let mask = fours.iter().zip(0..).fold(0, |bits, (four, nth)| bits | equal_4(four, tag) << (4 * nth));
+    rest.iter().zip(4 * fours.len()..).fold(mask, |bits, (&word, way)| bits | u32::from(word == tag) << way)
 }
 
 /// Returns the first word that equals `tag`, without a branch per way.
@@ -85,8 +85,8 @@ fn least_of_two(first: &[u32; 8], second: &[u32; 8], second_at: usize) -> usize 
     // SAFETY: the unaligned loads read the 32 bytes of each array.
     let (first, second) =
         unsafe { (_mm256_loadu_si256(first.as_ptr().cast()), _mm256_loadu_si256(second.as_ptr().cast())) };
-    let all = _mm256_min_epu32(first, second);
-    let halves = _mm_min_epu32(_mm256_castsi256_si128(all), _mm256_extracti128_si256::<1>(all));
+    let minima = _mm256_min_epu32(first, second);
+    let halves = _mm_min_epu32(_mm256_castsi256_si128(minima), _mm256_extracti128_si256::<1>(minima));
     let pairs = _mm_min_epu32(halves, _mm_shuffle_epi32::<0b01_00_11_10>(halves));
     let minimum = _mm_min_epu32(pairs, _mm_shuffle_epi32::<0b10_11_00_01>(pairs));
     let minimum = _mm256_broadcastd_epi32(minimum);

@@ -40,8 +40,8 @@ impl BandwidthServer {
 
     /// Gives the second class the time that the first has left idle until now.
     fn advance_to(&mut self, now: u64) {
-        let idle = now.saturating_sub(self.free_at.max(self.settled));
-        self.backlog -= self.backlog.min(idle);
+        let idle_ticks = now.saturating_sub(self.free_at.max(self.settled));
+        self.backlog -= self.backlog.min(idle_ticks);
         self.settled = self.settled.max(now);
     }
 
@@ -49,9 +49,9 @@ impl BandwidthServer {
     pub fn transfer_priority(&mut self, tick: u64, bytes: u64) -> u64 {
         let (arrives, work) = (tick << POINT, bytes * self.ticks_per_byte);
         self.advance_to(arrives);
-        let idle = self.free_at <= arrives;
+        let is_idle = self.free_at <= arrives;
         // The request in service, and the ones that can no longer be delayed.
-        let in_service = if idle && work > 0 { self.backlog % work } else { 0 };
+        let in_service = if is_idle && work > 0 { self.backlog % work } else { 0 };
         let pressing = in_service.max(self.backlog.saturating_sub(STANDING_BACK * work));
         self.backlog -= pressing;
         let starts = self.free_at.max(arrives) + pressing;
@@ -77,8 +77,8 @@ impl BandwidthServer {
     /// Returns the ticks that a request at `tick` would wait after all others.
     pub fn backlog(&self, tick: u64) -> u64 {
         let arrives = tick << POINT;
-        let idle = arrives.saturating_sub(self.free_at.max(self.settled));
-        (self.free_at.saturating_sub(arrives) + self.backlog.saturating_sub(idle)) >> POINT
+        let idle_ticks = arrives.saturating_sub(self.free_at.max(self.settled));
+        (self.free_at.saturating_sub(arrives) + self.backlog.saturating_sub(idle_ticks)) >> POINT
     }
 
     /// Returns the ticks for which `bytes` keep the server busy (rounded).

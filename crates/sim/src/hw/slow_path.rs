@@ -13,8 +13,8 @@ use super::thread::HwThread;
 
 /// The result of an access that left the fast path.
 pub(crate) struct SlowAccess {
-    ask: CacheRequest,
-    pub answer: CacheResponse,
+    request: CacheRequest,
+    pub response: CacheResponse,
 }
 
 /// A task's counters before an access, if probes observe the access.
@@ -28,12 +28,12 @@ impl CoreFrontEnd {
         access: Access,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let nth = burst.run.nth;
         self.contexts[nth].ready = burst.t;
-        let physical = burst.frame | access.address() & ((1 << around.page_shift) - 1);
-        let joined = self.can_join_miss(nth, physical, burst.t, around.caches);
+        let physical = burst.frame | access.address() & ((1 << environment.page_shift) - 1);
+        let joined = self.can_join_miss(nth, physical, burst.t, environment.caches);
         if !joined
             && self.contexts[nth].mshrs_in_use >= burst.room
             && let Some(first) = self.first_blocking_miss(nth, burst.t)
@@ -48,15 +48,15 @@ impl CoreFrontEnd {
             return Some(BurstOutcome::Blocked);
         }
         burst.room = self.free_mshrs(nth);
-        let nearest = burst.t + around.caches.units[self.l1d].latency;
-        let before = burst.probed.then_some(thread.counters.levels);
-        let seen = self.access_caches(access, burst.frame, burst, thread, around);
+        let nearest = burst.t + environment.caches.units[self.l1d].latency;
+        let prior_counts = burst.probed.then_some(thread.counters.levels);
+        let slow_access = self.access_caches(access, burst.frame, burst, thread, environment);
         let context = &mut self.contexts[nth];
         burst.skip_one(thread, context);
-        let wait = StallSource { served: seen.answer.served, queue: seen.answer.queue, joined };
+        let wait = StallSource { served: slow_access.response.served, queue: slow_access.response.queue, joined };
         let store = access.kind() == AccessKind::Store;
-        let blocked = context.issued_miss(seen.answer.ready_tick, wait, nearest, burst.t, store, self.in_order);
-        self.report_access(access, &seen, &before, blocked, burst, thread, around)
+        let blocked = context.complete_access(slow_access.response.ready_tick, wait, nearest, burst.t, store, self.in_order);
+        self.report_access(access, &slow_access, &prior_counts, blocked, burst, thread, environment)
     }
 
     /// Does an outstanding miss of the context already bring this line? Loads and stores to it wait in the register of
@@ -76,10 +76,10 @@ impl CoreFrontEnd {
         frame: u64,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> SlowAccess {
-        let ask = CacheRequest {
-            address: frame | access.address() & ((1 << around.page_shift) - 1),
+        let request = CacheRequest {
+            address: frame | access.address() & ((1 << environment.page_shift) - 1),
             at: burst.t,
             store: access.kind() == AccessKind::Store,
             through: false,
@@ -88,15 +88,15 @@ impl CoreFrontEnd {
             class: thread.class,
             package: self.package,
         };
-        let unit = &around.caches.units[self.l1d];
+        let unit = &environment.caches.units[self.l1d];
         if burst.watched {
-            let line = ask.address >> unit.line_shift;
+            let line = request.address >> unit.line_shift;
             let (set, sets) = (unit.store.set_of(line), unit.store.all_sets());
-            thread.probes.observe_access(access.address() >> unit.line_shift, burst.t, set, sets, around.sampling);
+            thread.probes.observe_access(access.address() >> unit.line_shift, burst.t, set, sets, environment.sampling);
         }
-        let place = unit.store.find(ask.address >> unit.line_shift);
-        let answer = around.caches.first_level::<AnyCore>(self.l1d, place, &ask, &mut thread.counters);
-        SlowAccess { ask, answer }
+        let place = unit.store.find(request.address >> unit.line_shift);
+        let response = environment.caches.first_level::<AnyCore>(self.l1d, place, &request, &mut thread.counters);
+        SlowAccess { request, response }
     }
 
     /// Reports the result of an access to the probes. `Some` if the run ends.
@@ -104,18 +104,18 @@ impl CoreFrontEnd {
     pub(super) fn report_access(
         &mut self,
         access: Access,
-        seen: &SlowAccess,
-        before: &PriorCounts,
+        slow_access: &SlowAccess,
+        prior_counts: &PriorCounts,
         mut blocked: bool,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
-        if let Some(before) = before {
-            thread.probes.observe_path(self.l1d, seen.ask.address, before, &thread.counters.levels, around.caches);
-            let missed = thread.counters.levels[1].all_misses() > before[1].all_misses();
-            if missed || around.caches.first_level_prefetches > 0 {
-                let effect = self.probe(access, &seen.ask, &seen.answer, missed, burst, thread, around);
+        if let Some(prior_counts) = prior_counts {
+            thread.probes.observe_path(self.l1d, slow_access.request.address, prior_counts, &thread.counters.levels, environment.caches);
+            let missed = thread.counters.levels[1].all_misses() > prior_counts[1].all_misses();
+            if missed || environment.caches.first_level_prefetches > 0 {
+                let effect = self.probe(access, &slow_access.request, &slow_access.response, missed, burst, thread, environment);
                 blocked |= effect.ticks > 0;
                 if effect.full {
                     return Some(BurstOutcome::Interrupt);
@@ -131,31 +131,31 @@ impl CoreFrontEnd {
     fn probe(
         &mut self,
         access: Access,
-        ask: &CacheRequest,
-        answer: &CacheResponse,
+        request: &CacheRequest,
+        response: &CacheResponse,
         missed: bool,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> SampleEffect {
         let context = &mut self.contexts[burst.run.nth];
-        let prefetches = around.caches.first_level_prefetches;
-        let seen = Miss {
+        let prefetches = environment.caches.first_level_prefetches;
+        let miss = Miss {
             virtual_address: access.address(),
-            physical_address: around.caches.dram.physical(ask.address),
-            line_shift: around.caches.units[self.l1d].line_shift,
-            at: ask.at,
-            latency: answer.ready_tick - ask.at,
-            served: answer.served,
+            physical_address: environment.caches.dram.physical(request.address),
+            line_shift: environment.caches.units[self.l1d].line_shift,
+            at: request.at,
+            latency: response.ready_tick - request.at,
+            served: response.served,
             instruction: context.issued,
-            traced: access.kind() != AccessKind::Store || around.caches.units[self.l1d].write == WritePolicy::Back,
+            traced: access.kind() != AccessKind::Store || environment.caches.units[self.l1d].write == WritePolicy::Back,
             dependent: access.is_dependent(),
             prefetches,
         };
         let effect = if missed {
-            thread.probes.observe_miss(&seen, thread.task, around.sampling)
+            thread.probes.observe_miss(&miss, thread.task, environment.sampling)
         } else {
-            thread.probes.observe_prefetches(prefetches, around.sampling)
+            thread.probes.observe_prefetches(prefetches, environment.sampling)
         };
         thread.probes.cost_ticks += effect.ticks;
         burst.spent.interrupts += effect.ticks;

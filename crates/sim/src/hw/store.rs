@@ -56,8 +56,8 @@ impl LineMeta {
     /// Does an access affect more than this cache: a fill to wait for, a prefetch's first use, or a store to a line
     /// that others may have?
     #[inline]
-    pub fn needs_slow_path(self, store: bool, through: bool) -> bool {
-        (self.0 & SPECIAL != 0) | (store & (through | (self.state() == SHARED)))
+    pub fn needs_slow_path(self, store: bool, writes_through: bool) -> bool {
+        (self.0 & SPECIAL != 0) | (store & (writes_through | (self.state() == SHARED)))
     }
     pub fn sharers(self) -> u32 {
         self.0 >> SHARERS_SHIFT & ALL_SHARERS
@@ -102,14 +102,14 @@ impl TagLayout {
     fn new(spec: &CacheSpec, set_bits: Option<SetBits>) -> Self {
         let (sets, slices, ways) = (spec.sets_per_slice(), u64::from(spec.slices), spec.ways as usize);
         let mask = if sets.is_power_of_two() { sets - 1 } else { 0 };
-        let within = set_bits.map_or(mask, |bits| (1 << bits.within_page) - 1);
+        let page_mask = set_bits.map_or(mask, |bits| (1 << bits.within_page) - 1);
         TagLayout {
             ways,
             words_per_set: if spec.replacement == ReplacementPolicy::Random { 2 * ways } else { 3 * ways },
             first: 0,
             tag_shift: TagStore::tag_shift(spec, set_bits),
-            low: within,
-            high: mask & !within,
+            low: page_mask,
+            high: mask & !page_mask,
             shift: set_bits.map_or(0, |bits| bits.shift),
             odd: set_bits.is_none() && (slices > 1 || !sets.is_power_of_two()),
             sets,
@@ -178,7 +178,7 @@ pub(crate) struct TagStore {
     /// From the layout's `first` on, `words_per_set` words for each set: tags, metas, ages (or tree bits), with `ways`
     /// of each.
     words: Vec<u32>,
-    least: MinAgeScan,
+    min_age_scan: MinAgeScan,
     clock: u32,
     random: SplitMix64,
 }
@@ -186,14 +186,14 @@ pub(crate) struct TagStore {
 impl TagStore {
     pub fn new(spec: &CacheSpec, set_bits: Option<SetBits>, seed: u64) -> Self {
         let layout = TagLayout::new(spec, set_bits);
-        let all = (layout.sets * layout.slices) as usize;
-        let words = vec![0; all * layout.words_per_set + HOST_LINE_WORDS];
+        let set_count = (layout.sets * layout.slices) as usize;
+        let words = vec![0; set_count * layout.words_per_set + HOST_LINE_WORDS];
         let first = words.as_ptr().align_offset(4 * HOST_LINE_WORDS).min(HOST_LINE_WORDS);
         TagStore {
             layout: TagLayout { first, ..layout },
             replacement: spec.replacement,
             words,
-            least: MinAgeScan::for_ways(layout.ways),
+            min_age_scan: MinAgeScan::for_ways(layout.ways),
             clock: 0,
             random: SplitMix64::new(seed),
         }
@@ -212,10 +212,10 @@ impl TagStore {
     /// access, nothing is done, and the error contains the line's position, if it is present. `shape` is that of the
     /// cache.
     #[inline(always)]
-    pub fn hit(&mut self, line: u64, store: bool, through: bool, shape: usize) -> Result<(), Option<usize>> {
+    pub fn hit(&mut self, line: u64, store: bool, writes_through: bool, shape: usize) -> Result<(), Option<usize>> {
         let lru = !core_kind::is_random(shape);
         if shape == core_kind::ANY || (lru && self.clock == u32::MAX) {
-            return self.try_hit(line, store, through);
+            return self.try_hit(line, store, writes_through);
         }
         let (layout, ways) = (&self.layout, core_kind::ways(shape));
         let words_per_set = if lru { 3 * ways } else { 2 * ways };
@@ -228,7 +228,7 @@ impl TagStore {
         }
         let way = mask.trailing_zeros() as usize % ways;
         let meta = LineMeta(words[ways + way]);
-        if meta.needs_slow_path(store, through) {
+        if meta.needs_slow_path(store, writes_through) {
             return Err(Some(base + way));
         }
         words[ways + way] = meta.as_store(store).0;
@@ -240,9 +240,9 @@ impl TagStore {
     }
 
     #[inline(never)]
-    fn try_hit(&mut self, line: u64, store: bool, through: bool) -> Result<(), Option<usize>> {
+    fn try_hit(&mut self, line: u64, store: bool, writes_through: bool) -> Result<(), Option<usize>> {
         let place = self.find(line);
-        let Some(hit_place) = place.filter(|&place| !self.meta(place).needs_slow_path(store, through)) else {
+        let Some(hit_place) = place.filter(|&place| !self.meta(place).needs_slow_path(store, writes_through)) else {
             return Err(place);
         };
         self.set_meta(hit_place, self.meta(hit_place).as_store(store));
@@ -328,16 +328,16 @@ impl TagStore {
         };
         let mut node = 1;
         while node < self.layout.ways {
-            let wanted = 2 * node + self.words[base + 2 * self.layout.ways + node] as usize;
-            node = if any(wanted, wanted) { wanted } else { wanted ^ 1 };
+            let child = 2 * node + self.words[base + 2 * self.layout.ways + node] as usize;
+            node = if any(child, child) { child } else { child ^ 1 };
         }
         node - self.layout.ways
     }
 
     /// Under LRU, returns the way of an absent line, otherwise that of the oldest.
     #[inline(always)]
-    fn oldest(&self, base: usize) -> usize {
-        self.least.way(&self.words[base + 2 * self.layout.ways..base + 3 * self.layout.ways])
+    fn oldest_way(&self, base: usize) -> usize {
+        self.min_age_scan.way(&self.words[base + 2 * self.layout.ways..base + 3 * self.layout.ways])
     }
 
     /// Returns the way to fill: an empty allowed one, otherwise by policy. `mask` of `None` allows all ways.
@@ -348,7 +348,7 @@ impl TagStore {
         }
         if self.replacement == ReplacementPolicy::Lru {
             // Absent lines have age 0, so they go first.
-            return self.oldest(base);
+            return self.oldest_way(base);
         }
         if let Some(empty) = self.layout.way_of(&self.words, base, 0) {
             return empty;
@@ -370,7 +370,7 @@ impl TagStore {
             let empty = equal_mask(&self.words[base..base + ways], 0);
             return if empty != 0 { empty.trailing_zeros() as usize } else { self.draw_below(ways as u64) };
         }
-        self.oldest(base)
+        self.oldest_way(base)
     }
 
     fn masked_victim(&mut self, base: usize, mask: u64) -> usize {
@@ -405,8 +405,8 @@ impl TagStore {
         let base = self.layout.set_start(line);
         let way = if shape == core_kind::ANY { self.victim(base, mask) } else { self.known_victim(base, mask, shape) };
         let place = base + way;
-        let old = self.words[place];
-        let evicted = (old != 0).then(|| EvictedLine { line: self.line_of(old, line), meta: self.meta(place) });
+        let old_tag = self.words[place];
+        let evicted = (old_tag != 0).then(|| EvictedLine { line: self.line_of(old_tag, line), meta: self.meta(place) });
         self.words[place] = self.layout.tag(line);
         self.set_meta(place, meta);
         if !core_kind::is_random(shape) {
@@ -423,7 +423,7 @@ impl TagStore {
     /// Returns the line that this one would displace, under LRU and without masks. `None` if there is none.
     pub fn next_victim(&self, line: u64) -> Option<EvictedLine> {
         let base = self.layout.set_start(line);
-        let place = base + self.oldest(base);
+        let place = base + self.oldest_way(base);
         let tag = self.words[place];
         (tag != 0).then(|| EvictedLine { line: self.line_of(tag, line), meta: self.meta(place) })
     }
@@ -440,8 +440,8 @@ impl TagStore {
     /// Returns all lines that are present, set by set.
     #[cfg(test)]
     pub fn lines(&self) -> impl Iterator<Item = (u64, LineMeta)> + '_ {
-        let all = self.all_sets() as usize;
-        let sets = self.words[self.layout.first..].chunks_exact(self.layout.words_per_set).take(all).enumerate();
+        let set_count = self.all_sets() as usize;
+        let sets = self.words[self.layout.first..].chunks_exact(self.layout.words_per_set).take(set_count).enumerate();
         sets.flat_map(move |(index, set)| {
             let present = (0..self.layout.ways).filter(move |&way| set[way] != 0);
             present.map(move |way| {

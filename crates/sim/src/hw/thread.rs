@@ -122,8 +122,8 @@ impl Tlb {
     }
     #[inline]
     pub(crate) fn find(&self, page: u64) -> Option<u64> {
-        let (known, frame) = self.probe_entry(page);
-        known.then_some(frame)
+        let (is_mapped, frame) = self.probe_entry(page);
+        is_mapped.then_some(frame)
     }
     /// Returns whether the page is present, and the frame stored in its place.
     #[inline(always)]

@@ -133,17 +133,17 @@ impl Basis {
         for trip in 0..trips {
             let (start, end) = (2 + trip as u32, (2 + trips + trip) as u32);
             if self.nodes[start as usize].parent == NONE {
-                self.hang(start, 1, TRIP_ARCS * trip, false, true);
+                self.attach_node(start, 1, TRIP_ARCS * trip, false, true);
             }
             let given = (0..GIVEN_ARCS).map(|k| TRIP_ARCS * trips + trip * GIVEN_ARCS + k);
             let free = given.into_iter().find(|&arc| {
                 let (tail, head, _) = self.arc(arc);
                 tail == end && head > start && self.nodes[head as usize].parent == NONE
             });
-            self.hang(end, 1, TRIP_ARCS * trip + 1, true, free.is_none());
+            self.attach_node(end, 1, TRIP_ARCS * trip + 1, true, free.is_none());
             if let Some(arc) = free {
                 let (_, head, _) = self.arc(arc);
-                self.hang(head, end, arc, false, true);
+                self.attach_node(head, end, arc, false, true);
             }
         }
     }
@@ -161,7 +161,7 @@ impl Basis {
         }
     }
 
-    fn hang(&mut self, node: u32, parent: u32, arc: u64, up: bool, flow: bool) {
+    fn attach_node(&mut self, node: u32, parent: u32, arc: u64, up: bool, flow: bool) {
         let record = &mut self.nodes[node as usize];
         (record.arc, record.up, record.flow) = (arc, up, flow);
         self.link(node, parent);
@@ -183,8 +183,8 @@ impl Basis {
         }
         let hash = mix(arc ^ self.salt);
         let index = arc - TRIP_ARCS * trips;
-        let given = index < GIVEN_ARCS * trips;
-        let mut trip = if given { index / GIVEN_ARCS } else { scale(hash, trips) };
+        let is_given = index < GIVEN_ARCS * trips;
+        let mut trip = if is_given { index / GIVEN_ARCS } else { scale(hash, trips) };
         let mut later = self.first_after(trip);
         // No trip follows the last ones of a day, so their arcs belong to trips in the middle of the day.
         while later + 1 >= trips {
@@ -192,9 +192,9 @@ impl Basis {
             later = self.first_after(trip);
         }
         // Given dead-head trips lead to a trip that starts within a quarter of an hour, others to any later one.
-        let span = if given { (trips * 15 / DAY_MINUTES).max(1).min(trips - later) } else { trips - later };
+        let span = if is_given { (trips * 15 / DAY_MINUTES).max(1).min(trips - later) } else { trips - later };
         let head = later + scale(hash << 32, span);
-        let cost = if given { 1 + (mix(hash ^ self.costs_salt) % 60) as i64 } else { GENERATED };
+        let cost = if is_given { 1 + (mix(hash ^ self.costs_salt) % 60) as i64 } else { GENERATED };
         (end(trip), start(head), cost)
     }
 
@@ -328,17 +328,17 @@ impl Basis {
         let total = self.nodes[cut as usize].size;
         let mut size = total;
         loop {
-            let old = self.nodes[node as usize];
+            let old_node = self.nodes[node as usize];
             self.unlink(node);
-            self.hang(node, above, basic.0, basic.1, basic.2);
+            self.attach_node(node, above, basic.0, basic.1, basic.2);
             self.nodes[node as usize].size = size;
             seen(node, true);
             if node == cut {
                 return;
             }
-            size = total - old.size;
-            basic = (old.arc, !old.up, old.flow);
-            (above, node) = (node, old.parent);
+            size = total - old_node.size;
+            basic = (old_node.arc, !old_node.up, old_node.flow);
+            (above, node) = (node, old_node.parent);
         }
     }
 
@@ -368,8 +368,8 @@ impl Basis {
     pub fn set_potential(&mut self, node: u32) {
         let BasisNode { parent, arc, up, .. } = self.nodes[node as usize];
         let cost = if arc == ARTIFICIAL { ARTIFICIAL_COST } else { self.arc(arc).2 };
-        let above = self.nodes[parent as usize].potential;
-        self.nodes[node as usize].potential = if up { above + cost } else { above - cost };
+        let parent_potential = self.nodes[parent as usize].potential;
+        self.nodes[node as usize].potential = if up { parent_potential + cost } else { parent_potential - cost };
     }
 
     /// Returns the node after `node` in depth-first order, within the subtree of `root`.
@@ -432,8 +432,8 @@ mod tests {
         let mut vehicles = 0;
         for arc in 0..basis.arcs {
             let (tail, head, _) = basis.arc(arc);
-            let by = |node: u32| basis.nodes[node as usize].arc == arc;
-            let basic = if by(tail) { Some(tail) } else { by(head).then_some(head) };
+            let is_basic_arc = |node: u32| basis.nodes[node as usize].arc == arc;
+            let basic = if is_basic_arc(tail) { Some(tail) } else { is_basic_arc(head).then_some(head) };
             let flow = basic.map_or(basis.is_upper(arc), |node| basis.nodes[node as usize].flow);
             excess[tail as usize] -= i32::from(flow);
             excess[head as usize] += i32::from(flow);
@@ -460,7 +460,7 @@ mod tests {
         check(&basis);
         let (vehicles, _) = flows(&basis);
         assert!(vehicles < before && pivots > trips, "{vehicles} of {before} vehicles after {pivots} pivots");
-        assert_eq!(vehicles, trips - matching(&basis));
+        assert_eq!(vehicles, trips - max_matching(&basis));
     }
 
     fn check(basis: &Basis) {
@@ -485,17 +485,17 @@ mod tests {
     }
 
     /// Returns the largest number of trips that can follow another one in the same vehicle (Berge's augmenting paths).
-    fn matching(basis: &Basis) -> u64 {
+    fn max_matching(basis: &Basis) -> u64 {
         let mut followers = vec![Vec::new(); basis.trips as usize];
         for arc in TRIP_ARCS * basis.trips..basis.arcs {
             let (tail, head, _) = basis.arc(arc);
             followers[(u64::from(tail) - 2 - basis.trips) as usize].push(head as usize - 2);
         }
         let mut led = vec![usize::MAX; basis.trips as usize];
-        fn lead(trip: usize, followers: &[Vec<usize>], led: &mut [usize], seen: &mut [bool]) -> bool {
+        fn lead(trip: usize, followers: &[Vec<usize>], led: &mut [usize], visited: &mut [bool]) -> bool {
             followers[trip].iter().any(|&next| {
-                !std::mem::replace(&mut seen[next], true)
-                    && (led[next] == usize::MAX || lead(led[next], followers, led, seen))
+                !std::mem::replace(&mut visited[next], true)
+                    && (led[next] == usize::MAX || lead(led[next], followers, led, visited))
                     && {
                         led[next] = trip;
                         true

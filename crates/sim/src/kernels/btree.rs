@@ -71,7 +71,7 @@ impl BTree {
     }
 
     /// Binary search among a page's slots: the slot array follows the header, keys are where they were inserted.
-    fn search(page: u64, slots: u64, wanted: u64, out: &mut AccessEmitter) {
+    fn search(page: u64, slots: u64, key: u64, out: &mut AccessEmitter) {
         out.load(page);
         out.load(page + 16);
         let (mut low, mut high) = (0, slots);
@@ -79,7 +79,7 @@ impl BTree {
             let middle = (low + high) / 2;
             out.load(page + 32 + middle * 2);
             out.chase(page + PAGE_BYTES - (1 + mix(middle ^ page) % slots) * (PAGE_BYTES - 1024) / slots / 8 * 8 - 8);
-            if middle <= wanted { low = middle } else { high = middle }
+            if middle <= key { low = middle } else { high = middle }
         }
     }
 

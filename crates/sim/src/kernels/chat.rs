@@ -64,7 +64,7 @@ fn set_up_rooms(setup: &mut KernelSetup) {
     let data = setup.data_bytes();
     // A quarter of the heap holds the rooms, an eighth the server's own data, the rest the connections' buffers.
     let process = setup.region("server", data / 8, RegionUsers::All);
-    let mut all = Vec::new();
+    let mut rooms = Vec::new();
     let mut heap = vec![process];
     let mut channel = 0;
     for group in 0..groups as u32 {
@@ -73,18 +73,18 @@ fn set_up_rooms(setup: &mut KernelSetup) {
         let state = setup.region("room", 4096.min(data / 64 / groups), users);
         let messages = setup.region("messages", (data / 4 / groups).saturating_sub(state.bytes).max(512), users);
         heap.push(messages);
-        all.push(ChatRoom { messages, state, clients, first_channel: channel });
+        rooms.push(ChatRoom { messages, state, clients, first_channel: channel });
         channel += 2 * clients;
     }
-    let used: u64 = setup_bytes(&all) + process.bytes;
-    let each = (data.saturating_sub(used) / (2 * members.len() as u64)).max(1024);
+    let used_bytes: u64 = setup_bytes(&rooms) + process.bytes;
+    let buffer_bytes = (data.saturating_sub(used_bytes) / (2 * members.len() as u64)).max(1024);
     for &(group, place) in &members {
         for role in [Role::Reader, Role::Writer] {
             let thread = setup.thread_count();
-            let buffer = setup.region("connection buffer", each, RegionUsers::Thread(thread));
+            let buffer = setup.region("connection buffer", buffer_bytes, RegionUsers::Thread(thread));
             let connection = ChatConnection {
-                rooms: all.clone(),
-                own: all[group as usize],
+                rooms: rooms.clone(),
+                own_room: rooms[group as usize],
                 membership: Membership::new(group, place, setup),
                 process,
                 buffer,
@@ -123,7 +123,7 @@ enum ChatStage {
 struct ChatConnection {
     rooms: Vec<ChatRoom>,
     /// The room whose members the thread wakes; it never changes, so that waits and posts stay paired.
-    own: ChatRoom,
+    own_room: ChatRoom,
     /// Group on whose messages the thread works.
     membership: Membership,
     process: Region,
@@ -137,11 +137,11 @@ struct ChatConnection {
 }
 
 impl ChatConnection {
-    fn room(&self) -> ChatRoom {
+    fn current_room(&self) -> ChatRoom {
         // A change of phase comes after the same number of the room's messages in both roles; a reader appends one in
         // `clients`.
         let messages = match self.role {
-            Role::Reader => self.messages * u64::from(self.own.clients),
+            Role::Reader => self.messages * u64::from(self.own_room.clients),
             Role::Writer => self.messages,
         };
         self.rooms[self.membership.phase_at(messages)]
@@ -174,7 +174,7 @@ impl ChatConnection {
 
     /// Takes the room's lock, and reads or appends the newest message.
     fn exchange_message(&mut self, out: &mut AccessEmitter) {
-        let room = self.room();
+        let room = self.current_room();
         self.serve(out);
         out.load(room.state.base);
         out.store(room.state.base);
@@ -212,24 +212,24 @@ impl WorkloadKernel for ChatConnection {
                 BatchEnd::More
             }
             (Role::Reader, ChatStage::Post(place)) => {
-                self.stage = if place + 1 < self.own.clients { ChatStage::Post(place + 1) } else { ChatStage::Wait };
-                BatchEnd::Post { channel: self.own.writer_channel(place) }
+                self.stage = if place + 1 < self.own_room.clients { ChatStage::Post(place + 1) } else { ChatStage::Wait };
+                BatchEnd::Post { channel: self.own_room.writer_channel(place) }
             }
             (Role::Reader, ChatStage::Wait) => {
                 // The client answers when its own message returns.
                 self.stage = ChatStage::Work;
-                BatchEnd::Wait { channel: self.own.reader_channel(self.place) }
+                BatchEnd::Wait { channel: self.own_room.reader_channel(self.place) }
             }
             (Role::Writer, ChatStage::Work) => {
                 self.stage = ChatStage::Wait;
-                BatchEnd::Wait { channel: self.own.writer_channel(self.place) }
+                BatchEnd::Wait { channel: self.own_room.writer_channel(self.place) }
             }
             (Role::Writer, ChatStage::Wait) => {
                 self.exchange_message(out);
                 self.stage = ChatStage::Work;
                 // One in as many messages as there are clients is the client's own.
-                if self.messages.is_multiple_of(u64::from(self.own.clients)) {
-                    return BatchEnd::Post { channel: self.own.reader_channel(self.place) };
+                if self.messages.is_multiple_of(u64::from(self.own_room.clients)) {
+                    return BatchEnd::Post { channel: self.own_room.reader_channel(self.place) };
                 }
                 BatchEnd::More
             }

@@ -94,14 +94,14 @@ const CODE_BYTES: [(f64, f64); 18] = [
 /// Returns the bytes of the function that is larger than this share of all, geometric between the quantiles of the
 /// table.
 fn code_bytes(share: f64) -> f64 {
-    let above = CODE_BYTES.iter().position(|&(quantile, _)| quantile > share).unwrap_or(CODE_BYTES.len() - 1);
-    let ((low, small), (high, large)) = (CODE_BYTES[above - 1], CODE_BYTES[above]);
+    let index = CODE_BYTES.iter().position(|&(quantile, _)| quantile > share).unwrap_or(CODE_BYTES.len() - 1);
+    let ((low, small), (high, large)) = (CODE_BYTES[index - 1], CODE_BYTES[index]);
     small * libm::pow(large / small, (share - low) / (high - low))
 }
 
 struct Compiler {
     /// Copies of functions that can be inlined, one after the other; never freed.
-    kept: Region,
+    retained: Region,
     /// The obstack of the current function.
     obstack: Region,
     symbols: Region,
@@ -128,7 +128,7 @@ impl Compiler {
         let salt = rng.bits();
         let (nodes, pass, next, blocks_left, kept_bytes, functions) = (0, 0, 0, 0, 0, 0);
         let mut compiler = Compiler {
-            kept: retained_region,
+            retained: retained_region,
             obstack,
             symbols,
             rng,
@@ -191,11 +191,11 @@ impl Compiler {
     fn end_function(&mut self, out: &mut AccessEmitter) {
         if self.nodes <= INLINE_NODES {
             for offset in (0..self.nodes * NODE_BYTES).step_by(8) {
-                if self.kept_bytes + 8 > self.kept.bytes {
+                if self.kept_bytes + 8 > self.retained.bytes {
                     self.kept_bytes = 0;
                 }
                 out.load(self.obstack.base + offset);
-                out.store(self.kept.base + self.kept_bytes);
+                out.store(self.retained.base + self.kept_bytes);
                 self.kept_bytes += 8;
             }
         }
@@ -227,10 +227,10 @@ impl Compiler {
         out.load(node + 8);
         let hash = mix(index ^ self.salt ^ u64::from(self.pass) << 40);
         // Operands are mostly just before; one in eight is anywhere in the function.
-        let back = if hash & 7 == 0 { scale(hash, index + 1) } else { scale(hash, 24.min(index + 1)) };
+        let distance = if hash & 7 == 0 { scale(hash, index + 1) } else { scale(hash, 24.min(index + 1)) };
         out.load(node + 16);
-        out.chase(self.node(index - back));
-        out.load(self.node(index - back) + 8);
+        out.chase(self.node(index - distance));
+        out.load(self.node(index - distance) + 8);
         if hash & 0x30 == 0 {
             out.store(node + 24);
         }
@@ -240,9 +240,9 @@ impl Compiler {
 
 impl WorkloadKernel for Compiler {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        let own = out.functions() / PASSES;
+        let pass_functions = out.functions() / PASSES;
         if self.blocks_left > 0 {
-            out.enter(self.pass * own);
+            out.enter(self.pass * pass_functions);
             self.emit_liveness(out);
             return BatchEnd::More;
         }
@@ -250,7 +250,7 @@ impl WorkloadKernel for Compiler {
         for index in self.next..end {
             if index.is_multiple_of(4) {
                 // Each pass has its own functions, chosen by the node's kind; a few kinds are frequent.
-                out.enter(self.pass * own + self.rng.function(u64::from(own)));
+                out.enter(self.pass * pass_functions + self.rng.function(u64::from(pass_functions)));
             }
             if self.pass == 0 { self.build(index, out) } else { self.visit(index, out) }
         }
@@ -341,11 +341,11 @@ impl LinkParser {
     fn span(&mut self, out: &mut AccessEmitter) {
         // A sentence uses a part of the table in proportion to its length. The recursion over a span's words requests
         // the spans that it has just entered again; one in 32 is any, as in the recorded parser of the same grammar.
-        let used = ((self.table.bytes / 32) * self.length / 40).max(1);
-        let recent = used.min(RECENT_SPANS);
+        let used_spans = ((self.table.bytes / 32) * self.length / 40).max(1);
+        let recent = used_spans.min(RECENT_SPANS);
         let slot = match self.rng.draw_below(32) {
-            0 => self.rng.draw_below(used),
-            _ => self.sentences * RECENT_SPANS % (used - recent + 1) + self.rng.draw_skewed(recent),
+            0 => self.rng.draw_below(used_spans),
+            _ => self.sentences * RECENT_SPANS % (used_spans - recent + 1) + self.rng.draw_skewed(recent),
         };
         for link in 0..1 + self.rng.draw_below(3) {
             let entry = self.table.element_address((slot + link * 97) % (self.table.bytes / 32), 32);
@@ -403,19 +403,19 @@ mod tests {
         let sizes: Vec<f64> = (0..DRAWS).map(|k| code_bytes((f64::from(k) + 0.5) / f64::from(DRAWS))).collect();
         assert!(sizes.is_sorted());
         let total: f64 = sizes.iter().sum();
-        let near = |size: f64, measured: f64| (size / measured - 1.0).abs() < 0.15;
-        assert!(near(total / f64::from(DRAWS), 369.0), "{}", total / f64::from(DRAWS));
+        let is_near = |size: f64, reference: f64| (size / reference - 1.0).abs() < 0.15;
+        assert!(is_near(total / f64::from(DRAWS), 369.0), "{}", total / f64::from(DRAWS));
         let by_code = |share: f64| {
-            let mut below = 0.0;
+            let mut sum = 0.0;
             let middle = sizes.iter().find(|&&size| {
-                below += size;
-                below >= share * total
+                sum += size;
+                sum >= share * total
             });
             *middle.expect("shares are below one")
         };
         for (share, measured) in [(0.1, 156.0), (0.25, 383.0), (0.5, 1004.0), (0.75, 5363.0), (0.9, 13_231.0)] {
             let size = by_code(share);
-            assert!(near(size, measured), "{share} of the code: {size} instead of {measured}");
+            assert!(is_near(size, measured), "{share} of the code: {size} instead of {measured}");
         }
     }
 }

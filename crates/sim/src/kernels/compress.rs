@@ -74,9 +74,9 @@ impl Deflate {
         let window = setup.region("window", window_bytes, RegionUsers::All);
         let head = setup.region("hash heads", hashes * 2, RegionUsers::All);
         let chain = setup.region("hash chains", window_bytes, RegionUsers::All);
-        let rest = bytes - 2 * window_bytes - hashes * 2;
-        let input = setup.region("input", rest * 2 / 3, RegionUsers::All);
-        let output = setup.region("output", rest - rest * 2 / 3, RegionUsers::All);
+        let buffer_bytes = bytes - 2 * window_bytes - hashes * 2;
+        let input = setup.region("input", buffer_bytes * 2 / 3, RegionUsers::All);
+        let output = setup.region("output", buffer_bytes - buffer_bytes * 2 / 3, RegionUsers::All);
         let salt = setup.rng.bits();
         let first = window_bytes + setup.rng.draw_below(1 << 24);
         Deflate { input, output, window, head, chain, position: first, first, written: 0, salt, hashes, window_bytes }
@@ -108,10 +108,10 @@ impl WorkloadKernel for Deflate {
         }
         // Follow the chain: up to eight candidates, later ones further back.
         let links = 1 + (hash >> 16) % 8;
-        let mut back = 0;
+        let mut distance = 0;
         for link in 0..links {
-            back += 1 + scale(mix(hash ^ link), self.window_bytes / 8);
-            let candidate = start.wrapping_sub(back);
+            distance += 1 + scale(mix(hash ^ link), self.window_bytes / 8);
+            let candidate = start.wrapping_sub(distance);
             out.chase(self.window_at(candidate));
             out.load(self.window_at(candidate + length));
             out.load(self.window_at(start + length));
@@ -165,9 +165,9 @@ impl BlockSort {
         let quadrants = setup.region("quadrants", block_bytes * 2, RegionUsers::All);
         // 65 537 counters of two-byte buckets.
         let buckets = setup.region("buckets", (256 << 10).min(bytes / 16), RegionUsers::All);
-        let rest = bytes - 7 * block.bytes - buckets.bytes;
-        let input = setup.region("input", rest * 3 / 4, RegionUsers::All);
-        let output = setup.region("output", rest - rest * 3 / 4, RegionUsers::All);
+        let buffer_bytes = bytes - 7 * block.bytes - buckets.bytes;
+        let input = setup.region("input", buffer_bytes * 3 / 4, RegionUsers::All);
+        let output = setup.region("output", buffer_bytes - buffer_bytes * 3 / 4, RegionUsers::All);
         let rng = setup.rng.clone();
         BlockSort {
             input,
@@ -205,12 +205,12 @@ impl BlockSort {
 
     /// Takes one partition step of the pointer sort within a bucket: compares suffixes at random places of the block. A
     /// stretch of pointers has the same suffixes in every pass, in another order.
-    fn emit_sort_step(&mut self, stretch: u64, pass: u64, out: &mut AccessEmitter) {
-        let moved = scale(mix(pass ^ self.start), stretch);
+    fn emit_sort_step(&mut self, run_length: u64, pass: u64, out: &mut AccessEmitter) {
+        let shift = scale(mix(pass ^ self.start), run_length);
         for pointer in self.at..self.at + 32 {
             let word = self.pointers.element_address(pointer, 4);
             out.load(word);
-            let entry = pointer / stretch * stretch + (pointer + moved) % stretch;
+            let entry = pointer / run_length * run_length + (pointer + shift) % run_length;
             let suffix = scale(mix(entry ^ self.start << 24), self.block.bytes - 16);
             out.chase(self.block.base + suffix);
             // Bytes that are equal up to the bucket's depth are skipped; then a few are compared with the pivot's.
@@ -259,10 +259,10 @@ impl WorkloadKernel for BlockSort {
             BlockSortStage::Read => self.read(out),
             BlockSortStage::Sort => {
                 // Quicksort works bucket by bucket: all passes over one stretch before the next.
-                let stretch = 1024.min(block);
-                let (part, within) = (at / (stretch * SORT_PASSES), at % stretch);
-                self.at = (part * stretch + within).min(block - 32);
-                self.emit_sort_step(stretch, at / stretch % SORT_PASSES, out);
+                let run_length = 1024.min(block);
+                let (part, within) = (at / (run_length * SORT_PASSES), at % run_length);
+                self.at = (part * run_length + within).min(block - 32);
+                self.emit_sort_step(run_length, at / run_length % SORT_PASSES, out);
                 self.at = at;
             }
             BlockSortStage::Code => self.emit_coding_step(out),

@@ -107,28 +107,28 @@ const HOT_BYTES: u64 = 64 << 10;
 fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
     let members = members(setup);
     let groups = setup.sizes.len() as u64;
-    let (part, whole) = (shape.private_part)(members.len() as u64, groups);
+    let (numerator, denominator) = (shape.private_part)(members.len() as u64, groups);
     let data = setup.data_bytes();
     let process_bytes = (64 << 10).min(data / 64);
-    let private_bytes = ((data as u128 * u128::from(part) / u128::from(whole)) as u64 / members.len() as u64).max(4096);
+    let private_bytes = ((data as u128 * u128::from(numerator) / u128::from(denominator)) as u64 / members.len() as u64).max(4096);
     let hot_bytes = HOT_BYTES.min(data / 16 / groups);
     let remaining_bytes = data - process_bytes - private_bytes * members.len() as u64 - hot_bytes * groups;
     let pages = (remaining_bytes / groups / PAGE_BYTES).max(1);
-    let mut shared = Vec::new();
+    let mut shared_regions = Vec::new();
     let mut heap = Vec::new();
     for group in 0..groups as u32 {
         let users = group_users(setup, group);
         let tree = setup.region(shape.tree, pages * PAGE_BYTES, users);
         let hot = setup.region("counters and headers", hot_bytes, users);
         heap.push(tree);
-        shared.push(ServerGroup { tree: BTree::new(tree), hot });
+        shared_regions.push(ServerGroup { tree: BTree::new(tree), hot });
     }
     let process = setup.region("process-wide", process_bytes, RegionUsers::All);
     for (thread, &(group, place)) in members.iter().enumerate() {
         let private = setup.region("allocation buffer", private_bytes, RegionUsers::Thread(thread as u32));
         let membership = Membership::new(group, place, setup);
         let rng = Rng::new(setup.rng.bits());
-        let groups = shared.clone();
+        let groups = shared_regions.clone();
         let connection =
             ServerConnection { groups, membership, process, private, allocated: 0, shape, operations: 0, rng };
         setup.member(group, place, connection);

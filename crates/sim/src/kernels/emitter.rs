@@ -184,7 +184,7 @@ mod tests {
     fn the_stack_is_reused_near_its_top() {
         const LINE_BYTES: u64 = 16;
         let mut recent: Vec<u64> = Vec::new();
-        let mut within = [0u32; 4]; // 64, 128, 256, 512 bytes
+        let mut hit_counts = [0u32; 4]; // 64, 128, 256, 512 bytes
         const TURNS: u32 = 100_000;
         for turn in 1..=u64::from(TURNS) {
             let offset = stack_offset(turn);
@@ -194,14 +194,14 @@ mod tests {
             if let Some(at) = distance {
                 recent.remove(at);
                 let bytes = at as u64 * LINE_BYTES;
-                (0..4).filter(|&k| bytes < 64 << k).for_each(|k| within[k] += 1);
+                (0..4).filter(|&k| bytes < 64 << k).for_each(|k| hit_counts[k] += 1);
             }
             recent.insert(0, line);
         }
-        let share = within.map(|hits| f64::from(hits) / f64::from(TURNS));
-        let between = [(0.59, 0.92), (0.77, 0.99), (0.87, 0.99), (0.92, 0.99)];
-        for (share, (low, high)) in share.into_iter().zip(between) {
-            assert!((low..=high).contains(&share), "{share}: {within:?}");
+        let share = hit_counts.map(|hits| f64::from(hits) / f64::from(TURNS));
+        let bounds = [(0.59, 0.92), (0.77, 0.99), (0.87, 0.99), (0.92, 0.99)];
+        for (share, (low, high)) in share.into_iter().zip(bounds) {
+            assert!((low..=high).contains(&share), "{share}: {hit_counts:?}");
         }
     }
 }

@@ -130,10 +130,10 @@ impl Network {
         out.chase(base);
         out.load(base + 16);
         out.load(base + 64);
-        let part = 128 + self.rng.draw_below(14) * 64;
-        out.chase(base + part);
-        out.load(base + part + 8);
-        out.store(base + part + 16);
+        let offset = 128 + self.rng.draw_below(14) * 64;
+        out.chase(base + offset);
+        out.load(base + offset + 8);
+        out.store(base + offset + 16);
         out.store(base + 72);
     }
 }
@@ -147,7 +147,7 @@ impl WorkloadKernel for Network {
         out.enter(1 + self.rng.function(functions - 1));
         self.handle(module, out);
         // Half of the events stay in the module (timers), the others go to a neighbor, a few far away.
-        let to = match self.rng.draw_below(8) {
+        let target = match self.rng.draw_below(8) {
             0..4 => module,
             4..7 => (module + 1 + self.rng.draw_below(8)) % self.module_count,
             _ => self.rng.draw_below(self.module_count),
@@ -159,7 +159,7 @@ impl WorkloadKernel for Network {
         for offset in [0, 8, 24, 64, 72, 128, 192] {
             out.store(object + offset);
         }
-        self.target[fresh as usize] = to as u32;
+        self.target[fresh as usize] = target as u32;
         out.enter(1 + self.rng.function(functions - 1));
         let later = time + 1 + self.rng.draw_skewed(1 << 20);
         self.push((later, fresh), out);

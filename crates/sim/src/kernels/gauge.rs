@@ -161,7 +161,7 @@ struct Gauge {
     routines: Vec<Routine>,
     running: usize,
     /// Number of sites left in the current slice.
-    left: u64,
+    sites_left: u64,
     visited: u64,
 }
 
@@ -203,7 +203,7 @@ impl Gauge {
             times,
             routines,
             running: 0,
-            left: 0,
+            sites_left: 0,
             visited: 0,
         }
     }
@@ -265,8 +265,8 @@ impl Gauge {
             }
             LoopBody::ShiftForward(direction) => {
                 load(out, self.link(site, direction), MATRIX_WORDS);
-                let from = self.force[0].element_address(self.neighbor(site, direction, 1), VECTOR);
-                self.emit_gather(0, site, from, VECTOR_WORDS, out);
+                let source = self.force[0].element_address(self.neighbor(site, direction, 1), VECTOR);
+                self.emit_gather(0, site, source, VECTOR_WORDS, out);
                 store(out, self.force[1].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::ShiftBack(direction) => {
@@ -275,8 +275,8 @@ impl Gauge {
                 store(out, self.force[3].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::Fetch(direction) => {
-                let from = self.force[3].element_address(self.neighbor(site, direction + 4, 1), VECTOR);
-                self.emit_gather(0, site, from, VECTOR_WORDS, out);
+                let source = self.force[3].element_address(self.neighbor(site, direction + 4, 1), VECTOR);
+                self.emit_gather(0, site, source, VECTOR_WORDS, out);
                 store(out, self.force[4].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::AddForce(direction) => {
@@ -298,8 +298,8 @@ impl Gauge {
     fn visit_whole_site(&self, body: LoopBody, site: u64, out: &mut AccessEmitter) {
         match body {
             LoopBody::PathCopy(direction) => {
-                let from = self.site_address(self.neighbor(site, direction, 1), WORK);
-                self.emit_gather(0, site, from, MATRIX_WORDS, out);
+                let source = self.site_address(self.neighbor(site, direction, 1), WORK);
+                self.emit_gather(0, site, source, MATRIX_WORDS, out);
                 store(out, self.site_address(site, STAPLE), MATRIX_WORDS);
             }
             LoopBody::PathMultiply(direction) => {
@@ -326,8 +326,8 @@ impl Gauge {
                 store(out, self.site_address(site, WORK), MATRIX_WORDS);
             }
             LoopBody::StapleAdd(mu, nu) => {
-                let from = self.site_address(self.neighbor(site, nu + 4, 1), WORK);
-                self.emit_gather(2, site, from, MATRIX_WORDS, out);
+                let source = self.site_address(self.neighbor(site, nu + 4, 1), WORK);
+                self.emit_gather(2, site, source, MATRIX_WORDS, out);
                 load(out, self.site_address(site, STAPLE), MATRIX_WORDS);
                 store(out, self.site_address(site, STAPLE), MATRIX_WORDS);
                 debug_assert!(mu != nu);
@@ -374,8 +374,8 @@ impl Gauge {
         for ((links, hops, first), sum) in [(self.fat, 1, 0), (self.long, 3, 4)].into_iter().zip(sums) {
             for direction in 0..4 {
                 load(out, links.element_address(4 * site + direction, MATRIX), MATRIX_WORDS);
-                let from = self.solver[source].element_address(self.neighbor(site, direction, hops), VECTOR);
-                self.emit_gather(first + direction, site, from, VECTOR_WORDS, out);
+                let vector = self.solver[source].element_address(self.neighbor(site, direction, hops), VECTOR);
+                self.emit_gather(first + direction, site, vector, VECTOR_WORDS, out);
             }
             store(out, sum.element_address(site, VECTOR), VECTOR_WORDS);
         }
@@ -385,8 +385,8 @@ impl Gauge {
         let sums = [self.solver[0], self.temporaries[8]];
         for ((hops, first), sum) in [(1, 0), (3, 4)].into_iter().zip(sums) {
             for direction in 0..4 {
-                let from = self.neighbor(site, direction + 4, hops);
-                let target = self.temporaries[(first + direction) as usize].element_address(from, VECTOR);
+                let neighbor = self.neighbor(site, direction + 4, hops);
+                let target = self.temporaries[(first + direction) as usize].element_address(neighbor, VECTOR);
                 self.emit_gather(8 + first + direction, site, target, VECTOR_WORDS, out);
             }
             load(out, sum.element_address(site, VECTOR), VECTOR_WORDS);
@@ -400,33 +400,33 @@ impl Gauge {
     fn start_next_loop(&mut self, out: &mut AccessEmitter) {
         let routine = &mut self.routines[self.running];
         routine.next = (routine.next + 1) % routine.sweeps.len();
-        let used = |routine: &Routine| routine.accesses * 100 / routine.share;
-        let next = (0..self.routines.len()).min_by_key(|&index| used(&self.routines[index]));
+        let usage = |routine: &Routine| routine.accesses * 100 / routine.share;
+        let next = (0..self.routines.len()).min_by_key(|&index| usage(&self.routines[index]));
         self.running = next.unwrap_or_default();
         let routine = &self.routines[self.running];
         let sweep = &routine.sweeps[routine.next];
         // A time slice, or its even or odd half.
-        self.left = (sweep.count / self.times).max(1);
+        self.sites_left = (sweep.count / self.times).max(1);
         out.enter(sweep.body.function());
     }
 }
 
 impl WorkloadKernel for Gauge {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        if self.left == 0 {
+        if self.sites_left == 0 {
             self.start_next_loop(out);
         }
-        let before = out.len();
+        let previous_len = out.len();
         let routine = &self.routines[self.running];
         let sweep = &routine.sweeps[routine.next];
         let (body, first, start) = (sweep.body, sweep.first, sweep.place);
-        let sites = body.sites_per_step().min(self.left).min(sweep.count - start);
+        let sites = body.sites_per_step().min(self.sites_left).min(sweep.count - start);
         (start..start + sites).for_each(|nth| self.visit(body, first + nth, out));
         let routine = &mut self.routines[self.running];
         let sweep = &mut routine.sweeps[routine.next];
         sweep.place = (start + sites) % sweep.count;
-        routine.accesses += (out.len() - before) as u64;
-        self.left -= sites;
+        routine.accesses += (out.len() - previous_len) as u64;
+        self.sites_left -= sites;
         self.visited += sites;
         BatchEnd::More
     }
@@ -436,19 +436,19 @@ impl WorkloadKernel for Gauge {
     }
 }
 
-fn load(out: &mut AccessEmitter, from: u64, words: u64) {
-    (0..words).for_each(|word| out.load(from + word * WORD));
+fn load(out: &mut AccessEmitter, address: u64, words: u64) {
+    (0..words).for_each(|word| out.load(address + word * WORD));
 }
 
-fn store(out: &mut AccessEmitter, to: u64, words: u64) {
-    (0..words).for_each(|word| out.store(to + word * WORD));
+fn store(out: &mut AccessEmitter, address: u64, words: u64) {
+    (0..words).for_each(|word| out.store(address + word * WORD));
 }
 
 /// Returns all loops in the program's order, with the published shares of its four routines and of the rest.
 fn routines(sites: u64) -> Vec<Routine> {
     let half = sites / 2;
-    let over = |first, count| move |body| LatticeSweep { body, first, count, place: 0 };
-    let (even, odd, all) = (over(0, half), over(half, sites - half), over(0, sites));
+    let sweep_over = |first, count| move |body| LatticeSweep { body, first, count, place: 0 };
+    let (even, odd, all) = (sweep_over(0, half), sweep_over(half, sites - half), sweep_over(0, sites));
     let mut solver = Vec::new();
     // `dslash` of odd sites from even ones, then the reverse (`d_congrad5_fn.c`).
     for (source, onto_odd) in [(1, true), (0, false)] {
@@ -485,7 +485,7 @@ fn routines(sites: u64) -> Vec<Routine> {
             fat.push(all(LoopBody::Fatten(direction)));
         }
     }
-    let rest = [LoopBody::Refresh, LoopBody::CopyIn, LoopBody::Rephase, LoopBody::Update].map(all).into();
+    let other_sweeps = [LoopBody::Refresh, LoopBody::CopyIn, LoopBody::Rephase, LoopBody::Update].map(all).into();
     let routine = |(sweeps, share)| Routine { sweeps, next: 0, share, accesses: 0 };
-    [(solver, 58), (fermions, 22), (gauge, 10), (fat, 9), (rest, 1)].map(routine).into()
+    [(solver, 58), (fermions, 22), (gauge, 10), (fat, 9), (other_sweeps, 1)].map(routine).into()
 }

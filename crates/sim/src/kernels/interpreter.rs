@@ -78,10 +78,10 @@ impl Interpreter {
         let bytes = setup.data_bytes();
         let ops = setup.region("op tree", (128 << 10).min(bytes / 8), RegionUsers::All);
         let pads = setup.region("pads", (16 << 10).min(bytes / 16), RegionUsers::All);
-        let rest = bytes - ops.bytes - pads.bytes;
-        let buckets = setup.region("hash buckets", rest / 16, RegionUsers::All);
-        let entries = setup.region("hash entries and values", rest / 2, RegionUsers::All);
-        let strings = setup.region("strings", rest - buckets.bytes - entries.bytes, RegionUsers::All);
+        let table_bytes = bytes - ops.bytes - pads.bytes;
+        let buckets = setup.region("hash buckets", table_bytes / 16, RegionUsers::All);
+        let entries = setup.region("hash entries and values", table_bytes / 2, RegionUsers::All);
+        let strings = setup.region("strings", table_bytes - buckets.bytes - entries.bytes, RegionUsers::All);
         let rng = setup.rng.clone();
         Interpreter { ops, pads, buckets, entries, strings, op: 0, appended: 0, done: 0, rng }
     }

@@ -95,9 +95,9 @@ impl WorkloadKernel for Boltzmann {
         let plane = (self.row * self.row).min(self.cells / 4);
         let end = (self.cell + 8).min(self.cells);
         for cell in self.cell..end {
-            let from = source.element_address(cell, CELL_BYTES);
+            let cell_address = source.element_address(cell, CELL_BYTES);
             for word in 0..20 {
-                out.load(from + word * 8);
+                out.load(cell_address + word * 8);
             }
             // Each distribution goes to the cell in its direction; the grid is periodic here.
             for (word, [dx, dy, dz]) in (0..).zip(DIRECTIONS) {

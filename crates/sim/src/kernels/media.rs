@@ -85,8 +85,8 @@ impl MotionSearch {
         let picture = width * height;
         let references = (0..REFERENCES).map(|_| setup.region("reference", picture * 16, RegionUsers::All)).collect();
         let current = setup.region("picture", picture, RegionUsers::All);
-        let rest = setup.data_bytes() - picture * (REFERENCES * 16 + 1);
-        let coded = setup.region("coded data", rest, RegionUsers::All);
+        let coded_bytes = setup.data_bytes() - picture * (REFERENCES * 16 + 1);
+        let coded = setup.region("coded data", coded_bytes, RegionUsers::All);
         let rng = setup.rng.clone();
         MotionSearch { references, current, coded, width, height, at: 0, written: 0, macroblocks: 0, rng }
     }
@@ -98,10 +98,10 @@ impl MotionSearch {
         let (left, top) = (self.at % columns * 16, self.at / columns * 16);
         let rows = 4 + self.rng.draw_below(13);
         for row in 0..rows.min(16) {
-            let own = self.current.base + (top + row) * self.width + left;
+            let pixels = self.current.base + (top + row) * self.width + left;
             let sample = (y + row * 4) * self.width * 4 + x;
             for word in 0..2 {
-                out.load(own + word * 8);
+                out.load(pixels + word * 8);
                 out.load(picture.base + sample + word * 32);
                 out.load(picture.base + sample + word * 32 + 16);
             }
@@ -183,20 +183,20 @@ impl Rasterizer {
 
     fn span(&self, x: u64, y: u64, width: u64, texel: u64, out: &mut AccessEmitter) {
         for pixel in (0..width).filter(|pixel| x + pixel < self.side) {
-            let place = (y * self.side + x + pixel) * 4;
-            out.load(self.depth.base + place);
+            let offset = (y * self.side + x + pixel) * 4;
+            out.load(self.depth.base + offset);
             // The new point is nearer than the present one in three of four cases.
-            if mix(place ^ self.triangles) & 3 == 0 {
+            if mix(offset ^ self.triangles) & 3 == 0 {
                 continue;
             }
-            out.store(self.depth.base + place);
+            out.store(self.depth.base + offset);
             let (u, v) = ((texel + pixel) % (self.texels - 1), (texel / 7 + y) % (self.texels - 1));
             let corner = self.texture.base + (v * self.texels + u) * 4;
             out.load(corner);
             out.load(corner + 4);
             out.load(corner + self.texels * 4);
             out.load(corner + self.texels * 4 + 4);
-            out.store(self.color.base + place);
+            out.store(self.color.base + offset);
         }
     }
 }

@@ -81,28 +81,28 @@ impl Molecules {
     }
 
     fn emit_forces(&self, atom: u64, out: &mut AccessEmitter) {
-        let own = self.atoms.element_address(atom, self.atom_bytes);
+        let own_atom = self.atoms.element_address(atom, self.atom_bytes);
         for word in 0..4 {
-            out.load(own + word * 8);
+            out.load(own_atom + word * 8);
         }
         for slot in 0..self.neighbors {
             if slot.is_multiple_of(2) {
                 out.load(self.lists.element_address(atom * self.neighbors + slot, 4));
             }
-            let other = self.atoms.element_address(self.neighbor(atom, slot), self.atom_bytes);
-            out.chase(other);
-            out.load(other + 8);
-            out.load(other + 16);
-            out.load(other + 24);
+            let neighbor = self.atoms.element_address(self.neighbor(atom, slot), self.atom_bytes);
+            out.chase(neighbor);
+            out.load(neighbor + 8);
+            out.load(neighbor + 16);
+            out.load(neighbor + 24);
             // Beyond the cutoff (half of the list), no force is added.
             if mix(atom ^ slot << 32) & 1 == 0 {
-                out.load(other + 40);
-                out.store(other + 40);
-                out.store(other + 48);
+                out.load(neighbor + 40);
+                out.store(neighbor + 40);
+                out.store(neighbor + 48);
             }
         }
-        out.load(own + 64);
-        out.store(own + 72);
+        out.load(own_atom + 64);
+        out.store(own_atom + 72);
     }
 
     fn rebuild(&self, atom: u64, out: &mut AccessEmitter) {

@@ -157,8 +157,8 @@ impl Simplex {
         let pointers = setup.region("basket order", slots * 8, RegionUsers::All);
         let entries = setup.region("basket", slots * BASKET_ENTRY_BYTES, RegionUsers::All);
         let bytes = setup.data_bytes() - pointers.bytes - entries.bytes;
-        let most = Basis::nodes_of(bytes / ARC_BYTES);
-        let arc_count = (bytes - most * version.node_bytes) / ARC_BYTES;
+        let max_nodes = Basis::nodes_of(bytes / ARC_BYTES);
+        let arc_count = (bytes - max_nodes * version.node_bytes) / ARC_BYTES;
         let nodes = setup.region("nodes", Basis::nodes_of(arc_count) * version.node_bytes, RegionUsers::All);
         let arcs = setup.region("arcs", arc_count * ARC_BYTES, RegionUsers::All);
         let basis = Basis::new(arc_count, setup.rng.clone().bits());

@@ -88,8 +88,8 @@ impl Annealer {
         let pins = setup.region("pins", count * PINS as u64 * PIN_BYTES, RegionUsers::All);
         let nets = setup.region("nets", count * NET_BYTES, RegionUsers::All);
         let terminals = setup.region("net terminals", count * PINS as u64 * TERMINAL_BYTES, RegionUsers::All);
-        let rest = setup.data_bytes() - count * BYTES_PER_CELL;
-        let tables = setup.region(if routes { "routing graph" } else { "routing tables" }, rest, RegionUsers::All);
+        let table_bytes = setup.data_bytes() - count * BYTES_PER_CELL;
+        let tables = setup.region(if routes { "routing graph" } else { "routing tables" }, table_bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let (net_cells, cell_nets) = netlist_of(count as u32, &mut rng);
         let side = libm::ceil(libm::sqrt(count as f64)) as u32;
@@ -115,7 +115,7 @@ impl Annealer {
         }
     }
 
-    fn place(&self, cell: u32) -> (u32, u32) {
+    fn position(&self, cell: u32) -> (u32, u32) {
         let slot = self.slot_of[cell as usize];
         (slot % self.side, slot / self.side)
     }
@@ -134,7 +134,7 @@ impl Annealer {
             out.chase(record);
             out.load(record + 8);
             out.load(record + 16);
-            let (x, y) = self.place(self.net_cells[net as usize * PINS + terminal as usize]);
+            let (x, y) = self.position(self.net_cells[net as usize * PINS + terminal as usize]);
             low = (low.0.min(x), low.1.min(y));
             high = (high.0.max(x), high.1.max(y));
         }
@@ -149,18 +149,18 @@ impl Annealer {
 
     /// Returns the cell at a random position within the window around `cell`, if that position is taken.
     fn partner(&mut self, cell: u32) -> Option<u32> {
-        let (x, y) = self.place(cell);
+        let (x, y) = self.position(cell);
         let span = u64::from(2 * self.window + 1);
-        let mut shift = |from: u32| (from + self.rng.draw_below(span) as u32).checked_sub(self.window);
+        let mut shift = |coordinate: u32| (coordinate + self.rng.draw_below(span) as u32).checked_sub(self.window);
         let (x, y) = (shift(x)?, shift(y)?);
         let slot = y * self.side + x;
         if x >= self.side { None } else { self.cell_at.get(slot as usize).copied().filter(|&other| other != cell) }
     }
 
-    fn swap(&mut self, first: u32, two: u32) {
-        let (slot_one, slot_two) = (self.slot_of[first as usize], self.slot_of[two as usize]);
-        self.slot_of.swap(first as usize, two as usize);
-        self.cell_at[slot_one as usize] = two;
+    fn swap(&mut self, first: u32, second: u32) {
+        let (slot_one, slot_two) = (self.slot_of[first as usize], self.slot_of[second as usize]);
+        self.slot_of.swap(first as usize, second as usize);
+        self.cell_at[slot_one as usize] = second;
         self.cell_at[slot_two as usize] = first;
     }
 
@@ -168,30 +168,30 @@ impl Annealer {
         let cell = self.rng.draw_below(self.slot_of.len() as u64) as u32;
         out.enter(mix(u64::from(cell)) as u32);
         out.load(self.cells.element_address(u64::from(cell), CELL_BYTES));
-        let Some(other) = self.partner(cell) else { return };
-        out.load(self.cells.element_address(u64::from(other), CELL_BYTES));
-        let before = self.cell_cost(cell, out) + self.cell_cost(other, out);
-        self.swap(cell, other);
-        out.enter(mix(u64::from(other)) as u32);
+        let Some(partner) = self.partner(cell) else { return };
+        out.load(self.cells.element_address(u64::from(partner), CELL_BYTES));
+        let old_cost = self.cell_cost(cell, out) + self.cell_cost(partner, out);
+        self.swap(cell, partner);
+        out.enter(mix(u64::from(partner)) as u32);
         // The new cost reads the same records again; they are in the first-level cache by now.
-        let mut after = 0;
-        for moved in [cell, other] {
+        let mut new_cost = 0;
+        for moved_cell in [cell, partner] {
             for pin in 0..PINS {
-                after += self.net_cost(moved, pin, out);
+                new_cost += self.net_cost(moved_cell, pin, out);
             }
         }
-        let worse = after.saturating_sub(before);
+        let worse = new_cost.saturating_sub(old_cost);
         let chance = libm::exp(-f64::from(worse) / f64::from(self.temperature.max(1)));
         if (self.rng.bits() >> 11) as f64 / (1u64 << 53) as f64 >= chance {
-            self.swap(cell, other);
+            self.swap(cell, partner);
             return;
         }
-        for moved in [cell, other] {
-            let record = self.cells.element_address(u64::from(moved), CELL_BYTES);
+        for moved_cell in [cell, partner] {
+            let record = self.cells.element_address(u64::from(moved_cell), CELL_BYTES);
             out.store(record + 8);
             out.store(record + 72);
             for pin in 0..PINS {
-                let index = moved as usize * PINS + pin;
+                let index = moved_cell as usize * PINS + pin;
                 out.store(self.pins.element_address(index as u64, PIN_BYTES) + 8);
             }
         }
@@ -209,9 +209,9 @@ impl Annealer {
     }
 
     /// Sweeps over a part of the tables, and ends the sweep at their end.
-    fn sweep(&mut self, from: u64, out: &mut AccessEmitter) {
-        let end = (from + 64 * 64).min(self.tables.bytes);
-        for offset in (from..end).step_by(32) {
+    fn sweep(&mut self, start: u64, out: &mut AccessEmitter) {
+        let end = (start + 64 * 64).min(self.tables.bytes);
+        for offset in (start..end).step_by(32) {
             out.load(self.tables.base + offset);
             if offset.is_multiple_of(64) {
                 out.store(self.tables.base + offset + 8);
@@ -223,8 +223,8 @@ impl Annealer {
 
 impl WorkloadKernel for Annealer {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        if let Some(from) = self.sweep_at {
-            self.sweep(from, out);
+        if let Some(start) = self.sweep_at {
+            self.sweep(start, out);
             return BatchEnd::More;
         }
         if let Some(router) = &mut self.router

@@ -71,10 +71,10 @@ pub fn program(name: &str, seed: u64, options: &Options) -> Result<Vec<Box<dyn A
 /// As [`program`].
 pub fn build(name: &str, seed: u64, options: &Options) -> Result<KernelProgram, ProgramError> {
     let Some(spec) = programs().find(|spec| spec.name == name) else {
-        let known: Vec<&'static str> = programs().map(|spec| spec.name).collect();
-        let meant = nearest_name(name, known.iter().copied())
+        let names: Vec<&'static str> = programs().map(|spec| spec.name).collect();
+        let meant = nearest_name(name, names.iter().copied())
             .map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-        return Err(ProgramError::Unknown { name: name.into(), known: known.join(", "), meant });
+        return Err(ProgramError::Unknown { name: name.into(), known: names.join(", "), meant });
     };
     check(spec, options)?;
     let mut setup = KernelSetup::new(spec, seed, options);
@@ -87,14 +87,14 @@ fn check(spec: &'static KernelSpec, options: &Options) -> Result<(), ProgramErro
         Err(ProgramError::Refused { program: spec.name, option, found, expected })
     };
     if spec.threads == (1, 1) {
-        let given = [
+        let thread_options = [
             ("threads", options.threads.map(|n| n.to_string())),
             ("groups", options.groups.map(|n| n.to_string())),
             ("group_sizes", (!options.group_sizes.is_empty()).then(|| format!("{:?}", options.group_sizes))),
             ("background_threads", options.background_threads.map(|n| n.to_string())),
             ("regroup_after", options.regroup_after.map(|n| n.to_string())),
         ];
-        for (option, found) in given {
+        for (option, found) in thread_options {
             if let Some(found) = found {
                 return refuse(option, found, "nothing: the program has one thread".into());
             }

@@ -94,23 +94,23 @@ fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
     let board_users = |setup: &KernelSetup, group| {
         if sharing == SharingMode::Everything { RegionUsers::All } else { group_users(setup, group) }
     };
-    let mut shared = Vec::new();
+    let mut shared_boards = Vec::new();
     if sharing != SharingMode::Nothing {
         for group in 0..count as u32 {
             let users = board_users(setup, group);
-            shared.push(setup.region("scoreboard", BOARD_BYTES, users));
+            shared_boards.push(setup.region("scoreboard", BOARD_BYTES, users));
         }
     }
-    let each = |setup: &KernelSetup| {
+    let private_bytes = |setup: &KernelSetup| {
         let boards = if sharing == SharingMode::Nothing { members.len() } else { count } as u64;
         let marks = if setup.options.background_threads.unwrap_or(0) > 0 { 4096 } else { 0 };
         (setup.data_bytes() - boards * BOARD_BYTES - marks) / members.len() as u64
     };
-    let bytes = each(setup);
-    let mut heap = shared.clone();
+    let bytes = private_bytes(setup);
+    let mut heap = shared_boards.clone();
     for (thread, &(group, place)) in members.iter().enumerate() {
         let private = setup.region("private data", bytes, RegionUsers::Thread(thread as u32));
-        let mut boards = shared.clone();
+        let mut boards = shared_boards.clone();
         if sharing == SharingMode::Nothing {
             boards.push(setup.region("scoreboard", BOARD_BYTES, RegionUsers::Thread(thread as u32)));
         }
@@ -123,7 +123,7 @@ fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
     }
     if setup.options.background_threads.unwrap_or(0) > 0 {
         let marks = setup.region("marks", 4096, RegionUsers::All);
-        heap.truncate(shared.len());
+        heap.truncate(shared_boards.len());
         if heap.is_empty() {
             heap.push(marks);
         }

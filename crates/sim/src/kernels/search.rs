@@ -114,8 +114,8 @@ impl WorkloadKernel for GameSearch {
         let functions = u64::from(out.functions());
         let levels = self.boards.bytes / BOARD_BYTES;
         // Depth-first: down until a cutoff or the horizon, then back.
-        let up = self.rng.draw_below(levels.min(16)) < self.depth;
-        self.depth = if up { self.depth.saturating_sub(1 + self.rng.draw_below(2)) } else { self.depth + 1 };
+        let backtracks = self.rng.draw_below(levels.min(16)) < self.depth;
+        self.depth = if backtracks { self.depth.saturating_sub(1 + self.rng.draw_below(2)) } else { self.depth + 1 };
         let board = self.boards.element_address(self.depth.min(levels - 1), BOARD_BYTES);
         out.enter(self.rng.function(functions));
         for word in 0..12 {
@@ -323,9 +323,9 @@ impl WorkloadKernel for RayTracer {
         }
         // Texture: occasionally, some other part of the shapes' memory.
         if self.rng.draw_below(64) == 0 {
-            let other = self.rng.draw_skewed(shapes);
+            let any_shape = self.rng.draw_skewed(shapes);
             for word in 0..8 {
-                out.load(self.shapes.element_address(other, SHAPE_BYTES) + word * 32);
+                out.load(self.shapes.element_address(any_shape, SHAPE_BYTES) + word * 32);
             }
         }
         out.store(self.image.element_address(self.rays / 4 % (self.image.bytes / 8), 8));

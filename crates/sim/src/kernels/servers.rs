@@ -34,8 +34,8 @@ impl Membership {
 
     /// Returns the group after `operations` of the thread's own.
     pub fn phase_at(&self, operations: u64) -> usize {
-        let moved = self.regroup_after.is_some_and(|after| operations >= after);
-        (if moved { self.later } else { self.group }) as usize
+        let has_moved = self.regroup_after.is_some_and(|after| operations >= after);
+        (if has_moved { self.later } else { self.group }) as usize
     }
 }
 

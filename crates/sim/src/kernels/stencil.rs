@@ -359,9 +359,9 @@ fn applu(setup: &mut KernelSetup) -> Stencil {
     for axis in 0..3 {
         let mut touches = words(&frct, HERE, 5, false);
         for shift in [-1, 0, 1] {
-            let mut there = HERE;
-            there[axis] = shift;
-            touches.extend(words(&u, there, 5, false));
+            let mut offset = HERE;
+            offset[axis] = shift;
+            touches.extend(words(&u, offset, 5, false));
         }
         touches.extend(words(&rsd, HERE, 5, false));
         touches.extend(words(&rsd, HERE, 5, true));
@@ -370,9 +370,9 @@ fn applu(setup: &mut KernelSetup) -> Stencil {
     for (sign, function) in [(-1, 3), (1, 5)] {
         let mut jacobians = words(&u, HERE, 5, false);
         for axis in 0..3 {
-            let mut there = HERE;
-            there[axis] = sign;
-            jacobians.extend(words(&u, there, 5, false));
+            let mut offset = HERE;
+            offset[axis] = sign;
+            jacobians.extend(words(&u, offset, 5, false));
         }
         let mut sweep = Vec::new();
         for grid in &blocks {
@@ -380,9 +380,9 @@ fn applu(setup: &mut KernelSetup) -> Stencil {
             sweep.extend(words(grid, HERE, 25, false));
         }
         for axis in 0..3 {
-            let mut there = HERE;
-            there[axis] = sign;
-            sweep.extend(words(&rsd, there, 5, false));
+            let mut offset = HERE;
+            offset[axis] = sign;
+            sweep.extend(words(&rsd, offset, 5, false));
         }
         sweep.extend(words(&rsd, HERE, 5, false));
         sweep.extend(words(&rsd, HERE, 5, true));

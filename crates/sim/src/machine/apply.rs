@@ -17,9 +17,9 @@ fn hardware_class(class: Option<ServiceClassId>) -> u8 {
     class.map_or(0, |class| class.0 as u8 + 1)
 }
 
-fn refused_item(change: &Change, why: &impl std::fmt::Display) -> RefusedItem {
+fn refused_item(change: &Change, error: &impl std::fmt::Display) -> RefusedItem {
     let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
-    RefusedItem { item, reason: RefusalReason::Failed, message: why.to_string() }
+    RefusedItem { item, reason: RefusalReason::Failed, message: error.to_string() }
 }
 
 impl SimMachine {
@@ -30,10 +30,10 @@ impl SimMachine {
         let mut refusals = derived.refused;
         refusals.extend(refused_items(&derived.changes, &outcomes));
         self.seat_gangs();
-        let known = &self.known;
+        let tasks = &self.tasks;
         self.system
             .dispatcher
-            .set_penalties(&plan.penalties, |task| known.get(task.0 as usize).map(|known| known.slot));
+            .set_penalties(&plan.penalties, |task| tasks.get(task.0 as usize).map(|sim_task| sim_task.slot));
         self.plan = plan.clone();
         self.apply_probes(plan, &mut refusals);
         let is_live = |task: TaskId| !self.is_gone(task);
@@ -45,25 +45,25 @@ impl SimMachine {
     }
 
     fn live_tasks(&self) -> Vec<(TaskId, Slot)> {
-        let live = (0..self.known.len() as u32).map(TaskId).filter(|&task| !self.is_gone(task));
-        live.map(|task| (task, self.known[task.0 as usize].slot)).collect()
+        let live = (0..self.tasks.len() as u32).map(TaskId).filter(|&task| !self.is_gone(task));
+        live.map(|task| (task, self.tasks[task.0 as usize].slot)).collect()
     }
 
     /// Returns the state in force, object by object.
     fn state(&self) -> MachineState {
         let live = self.live_tasks();
-        let all = self.topology.online();
+        let online_cpus = self.topology.online();
         let task = |&(id, slot): &(TaskId, Slot)| {
-            let (known, task) = (&self.known[id.0 as usize], self.system.dispatcher.task(slot));
+            let (sim_task, task) = (&self.tasks[id.0 as usize], self.system.dispatcher.task(slot));
             // The hardware's class 0 is shared by all other tasks.
             let class = self.system.thread(slot).and_then(|thread| thread.class.checked_sub(1));
             TaskState {
                 task: id,
                 process: self.process_id(self.system.task(slot).process),
-                name: known.name.clone(),
-                movable: !known.fixed,
+                name: sim_task.name.clone(),
+                movable: !sim_task.fixed,
                 group: None,
-                affinity: Some(TrackedObject { current: task.allowed.clone(), original: all.clone() }),
+                affinity: Some(TrackedObject { current: task.allowed.clone(), original: online_cpus.clone() }),
                 weight: Some(TrackedObject { current: task.weight, original: 1.0 }),
                 class: class.map(|class| ServiceClassId(class.into())),
                 class_owner: None,
@@ -73,7 +73,7 @@ impl SimMachine {
         let processes: BTreeSet<usize> = live.iter().map(|&(_, slot)| self.system.task(slot).process).collect();
         let colors = |&process: &usize| {
             let coloring = self.system.memory.coloring(process);
-            let now = coloring.map(|now| ColorAssignment { allowed: now.allowed.clone(), migration: now.moving });
+            let now = coloring.map(|now| ColorAssignment { allowed: now.allowed.clone(), migration: now.migration });
             (self.process_id(process), TrackedObject { current: now, original: None })
         };
         let colored = self.spec.pages.colors.is_some();
@@ -92,11 +92,11 @@ impl SimMachine {
         let now = self.system.now();
         match &change.kind {
             ChangeKind::Affinity { task, to, .. } => {
-                let slot = self.known[task.0 as usize].slot;
+                let slot = self.tasks[task.0 as usize].slot;
                 self.system.dispatcher.set_allowed(now, slot, to.clone());
             }
             ChangeKind::Weight { task, to, .. } => {
-                let slot = self.known[task.0 as usize].slot;
+                let slot = self.tasks[task.0 as usize].slot;
                 self.system.dispatcher.set_weight(now, slot, *to);
             }
             ChangeKind::CreateClass { class, masks } | ChangeKind::Schemata { class, to: masks, .. } => {
@@ -108,7 +108,7 @@ impl SimMachine {
                 self.classes.remove(class);
             }
             ChangeKind::Member { task, to, .. } => {
-                let slot = self.known[task.0 as usize].slot;
+                let slot = self.tasks[task.0 as usize].slot;
                 if let Some(thread) = self.system.thread_mut(slot) {
                     thread.class = hardware_class(*to);
                 }
@@ -122,9 +122,9 @@ impl SimMachine {
                     None => self.system.memory.clear_colors(process),
                 }
             }
-            ChangeKind::StopGangs { schedule } => self.gangs.retain(|running| running != schedule),
+            ChangeKind::StopGangs { schedule } => self.gangs.retain(|active_schedule| active_schedule != schedule),
             ChangeKind::StartGangs { schedule } => {
-                let index = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
+                let index = self.gangs.partition_point(|active_schedule| active_schedule.cpus < schedule.cpus);
                 self.gangs.insert(index, schedule.clone());
             }
             ChangeKind::Cpuset { .. } => return Err(refused_item(change, &"this machine has no groups")),
@@ -163,8 +163,8 @@ impl SimMachine {
         for cache in &self.topology.caches {
             let described = self.spec.caches.iter().find(|described| described.level == cache.level);
             let Some(described) = described.filter(|described| described.way_partitions.is_some()) else { continue };
-            let all: IndexSet = (0..described.ways).collect();
-            let mask = masks.get(&cache.id).unwrap_or(&all);
+            let all_ways: IndexSet = (0..described.ways).collect();
+            let mask = masks.get(&cache.id).unwrap_or(&all_ways);
             self.system.hw.set_way_mask(cache.id, hardware_class(Some(class)), mask)?;
         }
         Ok(())
@@ -172,11 +172,11 @@ impl SimMachine {
 
     /// Reads the state that the machine has now.
     pub(crate) fn read_back(&mut self) -> AppliedPlan {
-        let all: CpuSet = (0..self.spec.cpus()).collect();
+        let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
         let mut applied = AppliedPlan { penalties: self.penalties.clone(), ..AppliedPlan::default() };
         for (task, slot) in self.live_tasks() {
             let state = self.system.dispatcher.task(slot);
-            if state.allowed != all || self.plan.affinity.contains_key(&task) {
+            if state.allowed != all_cpus || self.plan.affinity.contains_key(&task) {
                 applied.affinity.insert(task, state.allowed.clone());
             }
             if state.weight != 1.0 || self.plan.weights.contains_key(&task) {
@@ -184,7 +184,7 @@ impl SimMachine {
             }
         }
         applied.gangs = self.gangs.clone();
-        applied.probes = self.probes_in_force();
+        applied.probes = self.active_probes();
         for share in self.plan.shares.clone() {
             self.read_back_share(share, &mut applied);
         }
@@ -204,7 +204,7 @@ impl SimMachine {
             let lines = self.system.hw.occupancy_bytes(share.cache).into_iter();
             lines.filter(|(task, _)| members(task.0 as usize)).map(|(_, bytes)| bytes).sum()
         });
-        let held = match &share.units {
+        let active_share = match &share.units {
             Units::Ways { .. } => ActiveShare { share, pages_in_share: None, fallback_pages: None, occupancy_bytes },
             Units::Colors { .. } => {
                 let (mut resident, mut inside, mut fallback, mut done, mut total) = (0, 0, 0, 0, 0);
@@ -225,6 +225,6 @@ impl SimMachine {
                 ActiveShare { share, pages_in_share: pages_inside, fallback_pages: Some(fallback), occupancy_bytes }
             }
         };
-        applied.shares.push(held);
+        applied.shares.push(active_share);
     }
 }

@@ -14,8 +14,8 @@ fn supported(note: impl Into<String>) -> Support {
     let note: String = note.into();
     Support::Yes { note: (!note.is_empty()).then_some(note) }
 }
-fn unsupported(why: &str) -> Support {
-    Support::No { reason: why.to_string(), remedy: None }
+fn unsupported(reason: &str) -> Support {
+    Support::No { reason: reason.to_string(), remedy: None }
 }
 
 /// Returns the true capabilities of a machine.

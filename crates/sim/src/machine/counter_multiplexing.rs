@@ -42,13 +42,13 @@ impl CounterMultiplexer {
     /// Builds the rotation. `count` is the number of counters. Only an ideal unit attributes a miss to the task that
     /// caused it.
     pub fn new(levels: &[CacheLevel], count: u32, sampler: SamplerModel) -> Self {
-        let known =
+        let is_countable =
             |event: &CounterEvent| sampler == SamplerModel::Ideal || !matches!(event, CounterEvent::InterTaskMisses(_));
-        let all: Vec<CounterEvent> = events(levels).into_iter().filter(known).collect();
+        let countable_events: Vec<CounterEvent> = events(levels).into_iter().filter(is_countable).collect();
         let fixed = |event: &CounterEvent| {
             is_software_event(event) || matches!(event, CounterEvent::Instructions | CounterEvent::Cycles)
         };
-        let (always, mut turns): (Vec<CounterEvent>, Vec<CounterEvent>) = all.into_iter().partition(fixed);
+        let (always, mut turns): (Vec<CounterEvent>, Vec<CounterEvent>) = countable_events.into_iter().partition(fixed);
         // References and misses of one level belong together, because their ratio is what is needed.
         turns.sort_by_key(|event| match event {
             CounterEvent::References(level) => (0, *level as usize, 0),
@@ -58,8 +58,8 @@ impl CounterMultiplexer {
             CounterEvent::StallCycles(_) => (2, 0, 0),
             _ => (1, 0, 0),
         });
-        let each = (count.saturating_sub(2)).max(1) as usize;
-        let groups = turns.chunks(each).map(<[CounterEvent]>::to_vec).collect();
+        let group_size = (count.saturating_sub(2)).max(1) as usize;
+        let groups = turns.chunks(group_size).map(<[CounterEvent]>::to_vec).collect();
         CounterMultiplexer { always, groups, tasks: Vec::new() }
     }
 
@@ -116,9 +116,9 @@ impl CounterMultiplexer {
             .zip(&meter.always)
             .map(|(&event, &count)| EventCount { event, count, enabled_share: 1.0 })
             .collect();
-        let whole = meter.cycles.max(1) as f64;
+        let total_cycles = meter.cycles.max(1) as f64;
         for ((events, counts), &on) in groups.iter().zip(&meter.counts).zip(&meter.on_cycles) {
-            let counted_share = if meter.cycles == 0 { 1.0 } else { on as f64 / whole };
+            let counted_share = if meter.cycles == 0 { 1.0 } else { on as f64 / total_cycles };
             let counted = events.iter().zip(counts).filter(|_| counted_share > 0.0);
             readings.extend(counted.map(|(&event, &count)| EventCount { event, count, enabled_share: counted_share }));
         }

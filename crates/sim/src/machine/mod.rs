@@ -86,7 +86,7 @@ pub struct SimMachine {
     pub(crate) system: System,
     pub(crate) counting: CounterMultiplexer,
     /// Tasks by their id.
-    pub(crate) known: Vec<SimTask>,
+    pub(crate) tasks: Vec<SimTask>,
     pub(crate) task_of_slot: BTreeMap<Slot, TaskId>,
     pub(crate) programs: Vec<RunningProgram>,
     segments: BTreeMap<u32, usize>,
@@ -100,17 +100,17 @@ pub struct SimMachine {
     /// End of the warm-up; `None` after it.
     warms_up: Option<RunLimit>,
     pub(crate) baseline: Baseline,
-    over: bool,
+    finished: bool,
     next_counter_turn: u64,
     /// In scaled cycles.
     counter_turn_cycles: u64,
     windows: u64,
-    pub(crate) places: observe::LastSharedCounts,
+    pub(crate) last_shared: observe::LastSharedCounts,
     probes: Vec<probes::ActiveProbe>,
     /// The probe that has CPUs to itself.
     holder: Option<ProbeId>,
     stop: Arc<AtomicBool>,
-    trail: Option<progress_log::ProgressLog>,
+    progress_log: Option<progress_log::ProgressLog>,
 }
 
 impl SimMachine {
@@ -153,7 +153,7 @@ impl SimMachine {
         let probe_process = system.add_process();
         debug_assert_eq!(probe_process, PROBE_PROCESS);
         let levels: Vec<CacheLevel> = spec.caches.iter().map(|cache| cache.level).collect();
-        let running = |program: SimProgram| RunningProgram {
+        let running_program = |program: SimProgram| RunningProgram {
             arrives_cycle: Some(clock.unscaled_cycles(program.start_ns)),
             program,
             runs: 0,
@@ -164,15 +164,15 @@ impl SimMachine {
         let mut machine = SimMachine {
             capabilities: capabilities::capabilities(spec, &topology, clock),
             counting: CounterMultiplexer::new(&levels, spec.counters.count, spec.counters.sampler),
-            places: observe::LastSharedCounts::default(),
+            last_shared: observe::LastSharedCounts::default(),
             spec: spec.clone(),
             clock,
             topology,
             levels,
             system,
-            known: Vec::new(),
+            tasks: Vec::new(),
             task_of_slot: BTreeMap::new(),
-            programs: programs.into_iter().map(running).collect(),
+            programs: programs.into_iter().map(running_program).collect(),
             segments: BTreeMap::new(),
             plan: Plan::idle(WindowLength::Time { ns: 1_000_000_000 }),
             penalties: Vec::new(),
@@ -181,14 +181,14 @@ impl SimMachine {
             ends: options.ends,
             warms_up: options.warm_up,
             baseline: Baseline::default(),
-            over: false,
+            finished: false,
             next_counter_turn: clock.cycles(COUNTER_TURN_NS),
             counter_turn_cycles: clock.scale(options.counter_turn_cycles),
             windows: 0,
             probes: Vec::new(),
             holder: None,
             stop: Arc::new(AtomicBool::new(false)),
-            trail: None,
+            progress_log: None,
         };
         machine.admit_arrivals();
         Ok(machine)
@@ -226,15 +226,15 @@ impl SimMachine {
     fn start_program(&mut self, index: usize) {
         let process = self.system.add_process();
         let page_bytes = self.spec.pages.page_bytes;
-        let running = &mut self.programs[index];
-        running.arrives_cycle = None;
-        let sources = (running.program.maker)(running.runs);
-        running.runs += 1;
-        running.alive = sources.len() as u32;
-        let all: CpuSet = (0..self.spec.cpus()).collect();
-        let pinned = running.program.pinned.clone().map(|cpus| cpus.intersection(&all)).filter(|cpus| !cpus.is_empty());
-        let shared = running.program.shared.clone();
-        let (name, goal) = (running.program.name.clone(), running.program.goal);
+        let running_program = &mut self.programs[index];
+        running_program.arrives_cycle = None;
+        let sources = (running_program.program.maker)(running_program.runs);
+        running_program.runs += 1;
+        running_program.alive = sources.len() as u32;
+        let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
+        let pinned = running_program.program.pinned.clone().map(|cpus| cpus.intersection(&all_cpus)).filter(|cpus| !cpus.is_empty());
+        let shared = running_program.program.shared.clone();
+        let (name, goal) = (running_program.program.name.clone(), running_program.program.goal);
         for memory in shared {
             let (first, end) =
                 (memory.first_byte / page_bytes, (memory.first_byte + memory.bytes).div_ceil(page_bytes));
@@ -244,11 +244,11 @@ impl SimMachine {
             self.system.memory.map_segment(process, segment);
         }
         for source in sources {
-            let allowed = pinned.clone().unwrap_or_else(|| all.clone());
+            let allowed = pinned.clone().unwrap_or_else(|| all_cpus.clone());
             let slot = self.system.add_task(process, source, allowed, 1.0, false);
-            let task = TaskId(self.known.len() as u32);
+            let task = TaskId(self.tasks.len() as u32);
             self.task_of_slot.insert(slot, task);
-            self.known.push(SimTask {
+            self.tasks.push(SimTask {
                 slot,
                 program: index,
                 name: name.clone(),
@@ -265,12 +265,12 @@ impl SimMachine {
     /// Records that a thread of a program has ended. If it was the last one, the program may start again.
     fn record_exit(&mut self, slot: Slot) {
         let Some(task) = self.task_of_slot.get(&slot) else { return };
-        let running = &mut self.programs[self.known[task.0 as usize].program];
-        running.alive -= 1;
-        if running.alive == 0 {
-            running.completions += 1;
-            if running.program.restart {
-                running.arrives_cycle = Some(self.system.now());
+        let running_program = &mut self.programs[self.tasks[task.0 as usize].program];
+        running_program.alive -= 1;
+        if running_program.alive == 0 {
+            running_program.completions += 1;
+            if running_program.program.restart {
+                running_program.arrives_cycle = Some(self.system.now());
             }
         }
     }
@@ -286,7 +286,7 @@ impl SimMachine {
     fn is_over(&self) -> bool {
         let reached = self.warms_up.is_none() && self.ends.is_some_and(|length| self.has_reached(length));
         let nothing_left = self.programs.iter().all(|program| program.alive == 0 && program.arrives_cycle.is_none());
-        reached || nothing_left || self.work_is_done() || self.stop.load(Ordering::Relaxed)
+        reached || nothing_left || self.is_work_done() || self.stop.load(Ordering::Relaxed)
     }
 
     /// Has the length passed since the start of the measured part, or of the run during the warm-up?
@@ -310,9 +310,9 @@ impl SimMachine {
     }
 
     fn instructions(&self) -> u64 {
-        self.known
+        self.tasks
             .iter()
-            .map(|known| self.system.thread(known.slot).map_or(0, |thread| thread.counters.instructions))
+            .map(|sim_task| self.system.thread(sim_task.slot).map_or(0, |thread| thread.counters.instructions))
             .sum()
     }
 
@@ -338,12 +338,12 @@ impl SimMachine {
                 .min(self.next_step())
                 .min(self.probes_due())
                 .max(self.system.now());
-            let mut changed = false;
-            match self.system.run(due, self.probes_watch_switches()) {
+            let mut tasks_changed = false;
+            match self.system.run(due, self.must_watch_switches()) {
                 None => return Err(self.out_of_memory()),
                 Some(SystemEvent::Exited(slot)) => {
                     self.record_exit(slot);
-                    changed = true;
+                    tasks_changed = true;
                 }
                 Some(SystemEvent::Time | SystemEvent::Switched(_) | SystemEvent::Interrupt(_)) => {}
             }
@@ -355,16 +355,16 @@ impl SimMachine {
             if now >= self.next_step() {
                 self.take_step();
             }
-            changed |= self.admit_arrivals();
+            tasks_changed |= self.admit_arrivals();
             let answered = self.poll_probes();
-            let over = self.is_over();
+            let is_over = self.is_over();
             if now >= end {
                 return Ok(WindowEnd::Elapsed);
             } else if answered {
                 return Ok(WindowEnd::ProbeAnswered);
-            } else if changed {
+            } else if tasks_changed {
                 return Ok(WindowEnd::TasksChanged);
-            } else if over {
+            } else if is_over {
                 let stopped = self.stop.load(Ordering::Relaxed);
                 return Ok(if stopped { WindowEnd::Interrupted } else { WindowEnd::Elapsed });
             }
@@ -384,8 +384,8 @@ impl SimMachine {
     }
 
     pub(crate) fn read_counters(&mut self) {
-        for known in self.known.iter().filter(|known| !known.reported_exit) {
-            self.counting.read(known.slot, self.system.counters(known.slot));
+        for sim_task in self.tasks.iter().filter(|sim_task| !sim_task.reported_exit) {
+            self.counting.read(sim_task.slot, self.system.counters(sim_task.slot));
         }
     }
 
@@ -412,7 +412,7 @@ impl SimMachine {
         process.0 as usize + PROBE_PROCESS + 1
     }
     pub(crate) fn slot_of(&self, task: TaskId) -> Option<Slot> {
-        self.known.get(task.0 as usize).map(|known| known.slot)
+        self.tasks.get(task.0 as usize).map(|sim_task| sim_task.slot)
     }
     pub(crate) fn is_gone(&self, task: TaskId) -> bool {
         self.slot_of(task).is_none_or(|slot| self.system.task(slot).exited_cycle.is_some())
@@ -429,12 +429,12 @@ impl Machine for SimMachine {
     }
 
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        if self.over {
+        if self.finished {
             return Ok(None);
         }
         let start = self.system.now();
         let ended = self.run_window()?;
-        self.over = self.is_over();
+        self.finished = self.is_over();
         self.windows += 1;
         Ok(Some(self.observation(start, ended, self.windows - 1)))
     }

@@ -34,7 +34,7 @@ impl SimMachine {
         };
         self.system.dispatcher.account_to(self.system.now());
         self.read_counters();
-        let unreported: Vec<usize> = (0..self.known.len()).filter(|&index| !self.known[index].reported_exit).collect();
+        let unreported: Vec<usize> = (0..self.tasks.len()).filter(|&index| !self.tasks[index].reported_exit).collect();
         let tasks = unreported.into_iter().map(|index| self.sample_task(index)).collect();
         let places = self.scope_counts();
         let (answers, stopped) = self.answers();
@@ -52,7 +52,7 @@ impl SimMachine {
     }
 
     fn sample_task(&mut self, index: usize) -> TaskSample {
-        let slot = self.known[index].slot;
+        let slot = self.tasks[index].slot;
         let state = self.system.dispatcher.task(slot);
         let cpu = match state.state {
             RunState::Running(cpu) => Some(CpuId(cpu)),
@@ -67,31 +67,31 @@ impl SimMachine {
         let pages_per_color = colored.then(|| self.system.memory.pages_per_color(process).to_vec());
         let pages_per_node = (self.spec.memory.nodes > 1).then(|| self.system.memory.pages_per_node(process).to_vec());
         let process_id = self.process_id(process);
-        let known = &mut self.known[index];
-        let on_cpu_ns = on_cpu.iter().zip(&known.seen_on_cpu_cycles).enumerate().filter(|(_, (now, seen))| now > seen);
+        let sim_task = &mut self.tasks[index];
+        let on_cpu_ns = on_cpu.iter().zip(&sim_task.seen_on_cpu_cycles).enumerate().filter(|(_, (now, previous))| now > previous);
         let on_cpu_ns =
-            on_cpu_ns.map(|(cpu, (now, seen))| (CpuId(cpu as u32), self.clock.nominal_ns(now - seen))).collect();
-        let wait_ns = self.clock.nominal_ns(waited - known.seen_wait_cycles);
-        let done = progress.map(|progress| progress - known.seen_progress);
-        known.seen_on_cpu_cycles = on_cpu;
-        known.seen_wait_cycles = waited;
-        known.seen_progress = progress.unwrap_or(0.0);
-        known.reported_exit = exited;
+            on_cpu_ns.map(|(cpu, (now, previous))| (CpuId(cpu as u32), self.clock.nominal_ns(now - previous))).collect();
+        let wait_ns = self.clock.nominal_ns(waited - sim_task.seen_wait_cycles);
+        let work_done = progress.map(|progress| progress - sim_task.seen_progress);
+        sim_task.seen_on_cpu_cycles = on_cpu;
+        sim_task.seen_wait_cycles = waited;
+        sim_task.seen_progress = progress.unwrap_or(0.0);
+        sim_task.reported_exit = exited;
         TaskSample {
             task: TaskId(index as u32),
             process: process_id,
             user: None,
-            name: known.name.clone(),
+            name: sim_task.name.clone(),
             service: None,
             arrival_ns: self.clock.nominal_ns(arrived),
             exited,
-            unmovable: known.fixed,
-            goal: known.goal,
+            unmovable: sim_task.fixed,
+            goal: sim_task.goal,
             cpu,
             on_cpu_ns,
             run_queue_wait_ns: Some(wait_ns),
             counts,
-            progress: done,
+            progress: work_done,
             pages_per_color,
             pages_per_node,
         }
@@ -104,31 +104,31 @@ impl SimMachine {
             nodes: (0..self.spec.memory.nodes).map(|node| self.system.hw.memory_counters(node)).collect(),
             cpus: self.topology.cpus.iter().map(|cpu| self.system.hw.cpu_counters(cpu.id)).collect(),
         };
-        let before = std::mem::take(&mut self.places);
+        let previous_counts = std::mem::take(&mut self.last_shared);
         let mut places = Vec::new();
         for (index, cpu) in now.cpus.iter().enumerate() {
-            let seen = before.cpus.get(index).copied().unwrap_or_default();
-            let counts = event_counts(&[(CounterEvent::Instructions, cpu.instructions - seen.instructions)]);
+            let previous = previous_counts.cpus.get(index).copied().unwrap_or_default();
+            let counts = event_counts(&[(CounterEvent::Instructions, cpu.instructions - previous.instructions)]);
             places.push((CounterScope::Cpu(CpuId(index as u32)), counts));
         }
         for (index, cache) in now.caches.iter().enumerate() {
-            let seen = before.caches.get(index).copied().unwrap_or_default();
+            let previous = previous_counts.caches.get(index).copied().unwrap_or_default();
             let level = self.topology.caches[index].level;
             let counts = event_counts(&[
-                (CounterEvent::References(level), cache.demand.references - seen.demand.references),
-                (CounterEvent::Misses(level), cache.demand.all_misses() - seen.demand.all_misses()),
+                (CounterEvent::References(level), cache.demand.references - previous.demand.references),
+                (CounterEvent::Misses(level), cache.demand.all_misses() - previous.demand.all_misses()),
             ]);
             places.push((CounterScope::Cache(CacheId(index as u32)), counts));
         }
         for (index, node) in now.nodes.iter().enumerate() {
-            let seen = before.nodes.get(index).copied().unwrap_or_default();
+            let previous = previous_counts.nodes.get(index).copied().unwrap_or_default();
             let counts = event_counts(&[
-                (CounterEvent::MemoryReadBytes, node.read_bytes - seen.read_bytes),
-                (CounterEvent::MemoryWriteBytes, node.write_bytes - seen.write_bytes),
+                (CounterEvent::MemoryReadBytes, node.read_bytes - previous.read_bytes),
+                (CounterEvent::MemoryWriteBytes, node.write_bytes - previous.write_bytes),
             ]);
             places.push((CounterScope::MemoryNode(index as u32), counts));
         }
-        self.places = now;
+        self.last_shared = now;
         places
     }
 }

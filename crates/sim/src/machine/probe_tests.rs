@@ -18,19 +18,19 @@ fn ask(probe_kind: ProbeKind) -> Plan {
 }
 
 /// Runs windows until the probe is answered in full (or `most` of them).
-fn answers(machine: &mut SimMachine, plan: &Plan, most: usize) -> (Vec<ProbeResult>, Vec<Observation>) {
+fn answers(machine: &mut SimMachine, plan: &Plan, max_windows: usize) -> (Vec<ProbeResult>, Vec<Observation>) {
     let applied = machine.apply(plan).unwrap();
     assert_eq!(applied.refused, []);
-    let (mut found, mut windows) = (Vec::new(), Vec::new());
-    for _ in 0..most {
+    let (mut results, mut windows) = (Vec::new(), Vec::new());
+    for _ in 0..max_windows {
         let observation = machine.observe().unwrap().unwrap();
-        found.extend(observation.probe_results.clone());
+        results.extend(observation.probe_results.clone());
         windows.push(observation);
-        if found.iter().any(|answer: &ProbeResult| answer.complete) {
+        if results.iter().any(|answer: &ProbeResult| answer.complete) {
             break;
         }
     }
-    (found, windows)
+    (results, windows)
 }
 
 fn rows(answers: &[ProbeResult]) -> Vec<RowInterval> {
@@ -48,19 +48,19 @@ fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
     machine.apply(&plan(20)).unwrap();
     machine.observe().unwrap();
     let (total_ns, settle_ns) = (3 * MS, MS / 2);
-    let wanted = vec![vec![TaskId(0), TaskId(1)], vec![TaskId(0), TaskId(2)], vec![TaskId(1)]];
-    let probe_kind = ProbeKind::CoRunRows { cache: L2, rows: wanted.clone(), total_ns, settle_ns, boost: true };
+    let requested_rows = vec![vec![TaskId(0), TaskId(1)], vec![TaskId(0), TaskId(2)], vec![TaskId(1)]];
+    let probe_kind = ProbeKind::CoRunRows { cache: L2, rows: requested_rows.clone(), total_ns, settle_ns, boost: true };
     let (answers, windows) = answers(&mut machine, &ask(probe_kind), 10);
     assert_eq!(windows.last().unwrap().end_reason, WindowEnd::ProbeAnswered);
-    for row in wanted {
+    for row in requested_rows {
         let of_row: Vec<RowInterval> = rows(&answers).into_iter().filter(|interval| interval.tasks == row).collect();
         let ns: u64 = of_row.iter().map(|interval| interval.span.elapsed_ns).sum();
         assert!((total_ns..total_ns + MS / 10).contains(&ns), "{row:?}: {ns}");
         for interval in of_row {
             let misses =
                 |counts: &cachemate_core::EventCounts| counts.get(CounterEvent::References(CacheLevel::L2)).unwrap();
-            let own: f64 = interval.task_counts.iter().map(misses).sum();
-            assert_eq!(misses(&interval.cache_counts), own, "nobody else used the cache");
+            let task_references: f64 = interval.task_counts.iter().map(misses).sum();
+            assert_eq!(misses(&interval.cache_counts), task_references, "nobody else used the cache");
         }
     }
     // Once answered, it stays answered while the plan keeps it, and the CPUs are open to all tasks again.
@@ -100,9 +100,9 @@ fn rows_that_come_about_are_seen_with_who_ended_them() {
     programs[1].pinned = Some([1].into_iter().collect());
     let mut machine = machine(programs);
     let (a, b) = (TaskId(0), TaskId(1));
-    let beside = ProbeKind::PairedRows { cache: L2, task: b, peers: vec![a], total_ns: 5 * MS };
-    let alone = ProbeKind::CoRunRows { cache: L2, rows: vec![vec![b]], total_ns: 5 * MS, settle_ns: 0, boost: false };
-    for (kind, ended_by) in [(beside, Some(a)), (alone, None)] {
+    let paired_probe = ProbeKind::PairedRows { cache: L2, task: b, peers: vec![a], total_ns: 5 * MS };
+    let solo_probe = ProbeKind::CoRunRows { cache: L2, rows: vec![vec![b]], total_ns: 5 * MS, settle_ns: 0, boost: false };
+    for (kind, ended_by) in [(paired_probe, Some(a)), (solo_probe, None)] {
         let (answers, _) = answers(&mut machine, &ask(kind), 20);
         let rows = rows(&answers);
         let ns: u64 = rows.iter().map(|interval| interval.span.elapsed_ns).sum();
@@ -252,9 +252,9 @@ fn activity_shows_the_sets_in_use() {
     assert!(!answers[1].complete);
     let mut spec = spec();
     spec.counters.sampler = SamplerModel::LastAddress;
-    let mut real = SimMachine::new(&spec, &SimOptions::default(), vec![program("quarter", 2048)]).unwrap();
+    let mut real_machine = SimMachine::new(&spec, &SimOptions::default(), vec![program("quarter", 2048)]).unwrap();
     let probe_kind = ProbeKind::SuperSets { tasks: vec![TaskId(0)], level: CacheLevel::L1Data, super_sets: 8 };
-    assert_eq!(real.apply(&ask(probe_kind)).unwrap().refused.len(), 1);
+    assert_eq!(real_machine.apply(&ask(probe_kind)).unwrap().refused.len(), 1);
 }
 
 /// Is a neighbor slowed by a large program and not by a small one, and is the program slowed by a neighbor that takes
@@ -297,6 +297,6 @@ fn ping_pong_tells_who_shares_a_cache() {
         assert_eq!(windows[0].tasks.len(), 1, "the probe's own threads are nobody's business");
         round_trip_ns
     };
-    let (near, far) = (round_trip(0, 1), round_trip(0, 2));
-    assert!(near > 0.0 && far > 1.3 * near, "{near} {far}");
+    let (near_ns, far_ns) = (round_trip(0, 1), round_trip(0, 2));
+    assert!(near_ns > 0.0 && far_ns > 1.3 * near_ns, "{near_ns} {far_ns}");
 }

@@ -35,7 +35,7 @@ pub(crate) struct ProgressLog {
     steps: Vec<ProgressSample>,
     /// Number of instructions of each task at which the run is over.
     until_instructions: Vec<u64>,
-    done: bool,
+    is_done: bool,
 }
 
 impl SimMachine {
@@ -44,42 +44,42 @@ impl SimMachine {
     /// run's length ends it.
     pub fn log_progress(&mut self, every_cycles: u64, until_instructions: Vec<u64>) {
         let (every_cycles, next_cycle) = (every_cycles.max(1), self.now_cycles());
-        self.trail = Some(ProgressLog { every_cycles, next_cycle, steps: Vec::new(), until_instructions, done: false });
+        self.progress_log = Some(ProgressLog { every_cycles, next_cycle, steps: Vec::new(), until_instructions, is_done: false });
         self.take_step();
     }
 
     /// Returns the recorded samples in order of time; empty without [`SimMachine::log_progress`].
     pub fn progress_samples(&self) -> &[ProgressSample] {
-        self.trail.as_ref().map_or(&[], |trail| &trail.steps)
+        self.progress_log.as_ref().map_or(&[], |trail| &trail.steps)
     }
 
     pub(crate) fn next_step(&self) -> u64 {
-        self.trail.as_ref().map_or(u64::MAX, |trail| trail.next_cycle)
+        self.progress_log.as_ref().map_or(u64::MAX, |trail| trail.next_cycle)
     }
 
-    pub(crate) fn work_is_done(&self) -> bool {
-        self.trail.as_ref().is_some_and(|trail| trail.done)
+    pub(crate) fn is_work_done(&self) -> bool {
+        self.progress_log.as_ref().is_some_and(|trail| trail.is_done)
     }
 
     pub(crate) fn take_step(&mut self) {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
         let last_level = self.spec.last_level().map(|cache| cache.level);
-        let task = |known: &super::SimTask| {
-            let counters = self.system.counters(known.slot);
+        let task = |sim_task: &super::SimTask| {
+            let counters = self.system.counters(sim_task.slot);
             TaskProgress {
                 instructions: counters.instructions,
                 misses: last_level.map_or(0, |level| counters.levels[level as usize].all_misses()),
-                on_cpu_cycles: self.system.dispatcher.task(known.slot).on_cpu_cycles.iter().sum(),
+                on_cpu_cycles: self.system.dispatcher.task(sim_task.slot).on_cpu_cycles.iter().sum(),
                 data_stall_cycles: counters.stalls.data_stalls() as f64 / counters.ticks_per_cycle.max(1) as f64,
             }
         };
-        let tasks: Vec<TaskProgress> = self.known.iter().map(task).collect();
-        let Some(trail) = &mut self.trail else { return };
-        let until = &trail.until_instructions;
-        trail.done = !until.is_empty()
-            && until.len() <= tasks.len()
-            && until.iter().zip(&tasks).all(|(until, task)| task.instructions >= *until);
+        let tasks: Vec<TaskProgress> = self.tasks.iter().map(task).collect();
+        let Some(trail) = &mut self.progress_log else { return };
+        let limits = &trail.until_instructions;
+        trail.is_done = !limits.is_empty()
+            && limits.len() <= tasks.len()
+            && limits.iter().zip(&tasks).all(|(limit, task)| task.instructions >= *limit);
         trail.next_cycle = now + trail.every_cycles;
         trail.steps.push(ProgressSample { cycle: now, tasks });
     }
@@ -103,19 +103,19 @@ mod tests {
     /// Do the records rise to the final counts, and does recording change nothing?
     #[test]
     fn a_trail_ends_where_the_books_do_and_changes_nothing() {
-        let without = run_alone(&mut machine(1_000_000)).unwrap();
+        let plain_run = run_alone(&mut machine(1_000_000)).unwrap();
         let mut watched = machine(1_000_000);
         watched.log_progress(50_000, Vec::new());
-        let with = run_alone(&mut watched).unwrap();
+        let logged_run = run_alone(&mut watched).unwrap();
         let steps = watched.progress_samples();
         assert!(steps.windows(2).all(|two| two[0].cycle < two[1].cycle), "{steps:?}");
         let last = steps.last().unwrap();
-        for (task, results) in last.tasks.iter().zip(&with.tasks) {
+        for (task, results) in last.tasks.iter().zip(&logged_run.tasks) {
             assert_eq!(task.instructions, results.instructions);
         }
-        let off = |a: u64, b: u64| (a as f64 / b as f64 - 1.0).abs();
-        for (first, other) in with.tasks.iter().zip(&without.tasks) {
-            assert!(off(first.instructions, other.instructions) < 0.001, "{first:?} {other:?}");
+        let difference = |a: u64, b: u64| (a as f64 / b as f64 - 1.0).abs();
+        for (first, other) in logged_run.tasks.iter().zip(&plain_run.tasks) {
+            assert!(difference(first.instructions, other.instructions) < 0.001, "{first:?} {other:?}");
         }
     }
 
@@ -126,9 +126,9 @@ mod tests {
         machine.log_progress(10_000, vec![200_000, 300_000]);
         run_alone(&mut machine).unwrap();
         let steps = machine.progress_samples();
-        let done = |step: &super::ProgressSample| {
+        let is_finished = |step: &super::ProgressSample| {
             step.tasks[0].instructions >= 200_000 && step.tasks[1].instructions >= 300_000
         };
-        assert_eq!(steps.iter().position(done), Some(steps.len() - 1));
+        assert_eq!(steps.iter().position(is_finished), Some(steps.len() - 1));
     }
 }

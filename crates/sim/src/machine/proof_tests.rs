@@ -144,8 +144,8 @@ fn exclusive_ways_keep_the_neighbor_out() {
         let applied = machine.apply(&plan).unwrap();
         assert_eq!((applied.refused.len(), applied.shares.len()), (0, plan.shares.len()));
         let observation = machine.observe().unwrap().unwrap();
-        if let Some(held) = observation.applied.shares.get(1) {
-            assert!(held.occupancy_bytes.unwrap() <= 128 << 10);
+        if let Some(share) = observation.applied.shares.get(1) {
+            assert!(share.occupancy_bytes.unwrap() <= 128 << 10);
         }
         machine.results().tasks[0].levels.last().unwrap().inter_task
     };
@@ -156,11 +156,11 @@ fn exclusive_ways_keep_the_neighbor_out() {
 /// Is a plan idempotent: does applying it twice change nothing, and is the state that is read back the same?
 #[test]
 fn applying_a_plan_again_changes_nothing() {
-    let run = |again: bool| {
+    let run = |reapply: bool| {
         let mut machine = machine((0..3).map(|index| program("sweep", 100_000 << index)).collect());
         let plan = colored(&machine, [&[0], &[1, 2]]);
         let first = machine.apply(&plan).unwrap();
-        if again {
+        if reapply {
             assert_eq!(machine.apply(&plan).unwrap(), first);
         }
         (machine.observe().unwrap(), machine.observe().unwrap())

@@ -59,7 +59,7 @@ impl FootprintSweep {
 
 impl AccessSource for FootprintSweep {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
-        let before = self.done;
+        let done_before = self.done;
         for _ in 0..500 {
             if self.total.is_some_and(|total| self.done >= total) {
                 return BatchEnd::Exit;
@@ -69,7 +69,7 @@ impl AccessSource for FootprintSweep {
             self.done += 1;
         }
         match self.sleep_after {
-            Some((every, ns)) if before / every != self.done / every => BatchEnd::Sleep { ns },
+            Some((every, ns)) if done_before / every != self.done / every => BatchEnd::Sleep { ns },
             _ => BatchEnd::More,
         }
     }
@@ -104,8 +104,8 @@ fn window(machine: &mut SimMachine, plan: &Plan) -> Observation {
 fn affinity_is_obeyed_exactly_and_windows_have_their_length() {
     let mut machine = machine((0..3).map(|_| program("sweep", 4096)).collect());
     let mut plan = plan(20);
-    let only = |cpu: u32| -> CpuSet { [cpu].into_iter().collect() };
-    plan.affinity = [(TaskId(0), only(2)), (TaskId(1), only(2)), (TaskId(2), only(3))].into_iter().collect();
+    let one_cpu = |cpu: u32| -> CpuSet { [cpu].into_iter().collect() };
+    plan.affinity = [(TaskId(0), one_cpu(2)), (TaskId(1), one_cpu(2)), (TaskId(2), one_cpu(3))].into_iter().collect();
     let observation = window(&mut machine, &plan);
     assert_eq!((observation.span.elapsed_ns, observation.end_reason), (20 * MS, WindowEnd::Elapsed));
     assert_eq!(on_cpu(&observation, 2), [(3, 20 * MS)]);
@@ -140,13 +140,13 @@ fn gangs_take_their_turns_to_the_cycle() {
 /// Does a window end when a task exits or arrives, is the exit reported once, and does the run end with the last task?
 #[test]
 fn arrivals_and_exits_end_the_window_and_are_told_once() {
-    let mut late = program("late", 4096);
-    late.start_ns = 5 * MS;
+    let mut late_program = program("late", 4096);
+    late_program.start_ns = 5 * MS;
     let short =
         || Box::new(FootprintSweep { total: Some(20_000), ..FootprintSweep::endless(4096) }) as Box<dyn AccessSource>;
     let ends = SimProgram::new("short", Box::new(move |_| vec![short()]));
     let options = SimOptions { ends: Some(RunLimit::Ns(40 * MS)), ..SimOptions::default() };
-    let mut machine = SimMachine::new(&spec(), &options, vec![ends, late]).unwrap();
+    let mut machine = SimMachine::new(&spec(), &options, vec![ends, late_program]).unwrap();
     machine.apply(&plan(30)).unwrap();
     let first = machine.observe().unwrap().unwrap();
     let ended = std::iter::successors(Some(first), |_| machine.observe().unwrap()).collect::<Vec<_>>();

@@ -129,10 +129,10 @@ impl Dispatcher {
         self.stop_task(now, slot, RunState::Gone);
     }
 
-    fn stop_task(&mut self, now: u64, slot: Slot, to: RunState) {
+    fn stop_task(&mut self, now: u64, slot: Slot, state: RunState) {
         self.now = self.now.max(now);
         self.deschedule(slot);
-        self.tasks[slot].state = to;
+        self.tasks[slot].state = state;
     }
 
     /// Changes the CPUs on which a task may run; the empty set stands for every CPU.
@@ -172,8 +172,8 @@ impl Dispatcher {
             }
             RunState::Blocked | RunState::Gone => {}
         }
-        let idle = (0..self.cpus()).filter(|&cpu| self.cpus[cpu as usize].running.is_none());
-        idle.collect::<Vec<_>>().into_iter().for_each(|cpu| self.mark_changed(cpu));
+        let idle_cpus = (0..self.cpus()).filter(|&cpu| self.cpus[cpu as usize].running.is_none());
+        idle_cpus.collect::<Vec<_>>().into_iter().for_each(|cpu| self.mark_changed(cpu));
     }
 
     /// Sets the assigned tasks of all CPUs at once. They override affinity, because rows are measured regardless of
@@ -192,8 +192,8 @@ impl Dispatcher {
             RunState::Parked => !self.tasks[*slot].seated,
             _ => false,
         };
-        let waiting: Vec<Slot> = (0..self.tasks.len()).filter(misplaced).collect();
-        waiting.into_iter().for_each(|slot| self.requeue(slot));
+        let misplaced_tasks: Vec<Slot> = (0..self.tasks.len()).filter(misplaced).collect();
+        misplaced_tasks.into_iter().for_each(|slot| self.requeue(slot));
     }
 
     pub fn set_penalties(
@@ -225,10 +225,10 @@ impl Dispatcher {
             }
         }
         if self.scheduler.next_balance_cycle() <= self.now {
-            for (slot, to) in self.scheduler.balance(&sight!(self)) {
-                if let RunState::Queued(from) = self.tasks[slot].state {
-                    self.cpus[from as usize].queue.retain(|&other| other != slot);
-                    self.enqueue(slot, to, EnqueueReason::Balanced);
+            for (slot, target) in self.scheduler.balance(&sight!(self)) {
+                if let RunState::Queued(source) = self.tasks[slot].state {
+                    self.cpus[source as usize].queue.retain(|&queued| queued != slot);
+                    self.enqueue(slot, target, EnqueueReason::Balanced);
                 }
             }
         }
@@ -313,35 +313,35 @@ impl Dispatcher {
                 self.cpus[cpu as usize].expired = false;
                 self.mark_changed(cpu);
             }
-            RunState::Queued(cpu) => self.cpus[cpu as usize].queue.retain(|&other| other != slot),
+            RunState::Queued(cpu) => self.cpus[cpu as usize].queue.retain(|&queued| queued != slot),
             RunState::Parked | RunState::Blocked | RunState::Gone => {}
         }
     }
 
-    fn make_runnable(&mut self, slot: Slot, why: EnqueueReason) {
+    fn make_runnable(&mut self, slot: Slot, reason: EnqueueReason) {
         let seat = (0..self.cpus()).find(|&cpu| self.cpus[cpu as usize].seat == Seat::Held(Some(slot)));
         if self.tasks[slot].seated || seat.is_some() {
             self.tasks[slot].state = RunState::Parked;
             seat.into_iter().for_each(|cpu| self.mark_changed(cpu));
             return;
         }
-        let cpu = self.scheduler.place(slot, why, &sight!(self));
-        self.enqueue(slot, cpu, why);
+        let cpu = self.scheduler.place(slot, reason, &sight!(self));
+        self.enqueue(slot, cpu, reason);
     }
 
-    fn enqueue(&mut self, slot: Slot, cpu: u32, why: EnqueueReason) {
+    fn enqueue(&mut self, slot: Slot, cpu: u32, reason: EnqueueReason) {
         self.account(slot);
         self.tasks[slot].state = RunState::Queued(cpu);
         self.tasks[slot].queued_at = self.arrivals;
         self.arrivals += 1;
-        self.scheduler.enqueue(slot, cpu, why, &sight!(self));
+        self.scheduler.enqueue(slot, cpu, reason, &sight!(self));
         self.cpus[cpu as usize].queue.push(slot);
         match self.cpus[cpu as usize].running {
             _ if self.cpus[cpu as usize].seat != Seat::Open => {}
             None => self.mark_changed(cpu),
-            Some(running) => {
-                self.account(running);
-                if self.scheduler.should_preempt(slot, running) {
+            Some(running_slot) => {
+                self.account(running_slot);
+                if self.scheduler.should_preempt(slot, running_slot) {
                     self.mark_changed(cpu);
                 }
             }
@@ -355,13 +355,13 @@ impl Dispatcher {
         if state.seat == Seat::Held(Some(slot)) {
             return;
         }
-        let why = if std::mem::take(&mut state.expired) { EnqueueReason::Expired } else { EnqueueReason::Displaced };
+        let reason = if std::mem::take(&mut state.expired) { EnqueueReason::Expired } else { EnqueueReason::Displaced };
         self.deschedule(slot);
         let stays = self.cpus[cpu as usize].seat == Seat::Open && self.tasks[slot].allowed.contains(cpu);
-        if stays && why == EnqueueReason::Displaced && !self.tasks[slot].seated {
-            self.enqueue(slot, cpu, why);
+        if stays && reason == EnqueueReason::Displaced && !self.tasks[slot].seated {
+            self.enqueue(slot, cpu, reason);
         } else {
-            self.make_runnable(slot, why);
+            self.make_runnable(slot, reason);
         }
     }
 
@@ -413,13 +413,13 @@ impl Dispatcher {
         if self.penalties.is_empty() || self.tasks[first].times_passed_over >= MAX_PASSED_OVER {
             return first;
         }
-        let beside: Vec<Slot> = self.domains.members(SHARED_CACHE, cpu).filter_map(|cpu| self.running(cpu)).collect();
+        let co_runners: Vec<Slot> = self.domains.members(SHARED_CACHE, cpu).filter_map(|cpu| self.running(cpu)).collect();
         let penalty = |slot: Slot| -> f64 {
-            let bad = self.penalties.iter().filter(|(a, b, _)| *a == slot && beside.contains(b));
-            bad.map(|(_, _, penalty)| penalty).sum()
+            let own_penalties = self.penalties.iter().filter(|(a, b, _)| *a == slot && co_runners.contains(b));
+            own_penalties.map(|(_, _, penalty)| penalty).sum()
         };
-        let open = choices.iter().take(MAX_CHOICES).copied().filter(|&slot| self.scheduler.may_overtake(slot, first));
-        let minimum = open.min_by(|&a, &b| penalty(a).total_cmp(&penalty(b)));
+        let overtaking = choices.iter().take(MAX_CHOICES).copied().filter(|&slot| self.scheduler.may_overtake(slot, first));
+        let minimum = overtaking.min_by(|&a, &b| penalty(a).total_cmp(&penalty(b)));
         let choice = minimum.filter(|&slot| penalty(slot) < penalty(first)).unwrap_or(first);
         if choice != first {
             self.picks.overridden_by_penalty += 1;

@@ -35,7 +35,7 @@ fn dispatcher(kind: SchedulerKind, cpus: u32) -> Dispatcher {
     Dispatcher::new(scheduler(kind, times), Domains::new(&topology(cpus)))
 }
 
-fn all(cpus: u32) -> CpuSet {
+fn all_cpus(cpus: u32) -> CpuSet {
     (0..cpus).collect()
 }
 
@@ -43,11 +43,11 @@ fn all(cpus: u32) -> CpuSet {
 /// use it.
 fn check(dispatcher: &Dispatcher, slots: usize) {
     let cpus = dispatcher.cpus();
-    let mut on: Vec<Slot> = (0..cpus).filter_map(|cpu| dispatcher.running(cpu)).collect();
-    on.sort_unstable();
-    let many = on.len();
-    on.dedup();
-    assert_eq!(on.len(), many, "a task is on two CPUs");
+    let mut running_slots: Vec<Slot> = (0..cpus).filter_map(|cpu| dispatcher.running(cpu)).collect();
+    running_slots.sort_unstable();
+    let running_count = running_slots.len();
+    running_slots.dedup();
+    assert_eq!(running_slots.len(), running_count, "a task is on two CPUs");
     for slot in 0..slots {
         let task = dispatcher.task(slot);
         match task.state {
@@ -56,9 +56,9 @@ fn check(dispatcher: &Dispatcher, slots: usize) {
                 assert!(task.allowed.contains(cpu), "{slot} on {cpu}, allowed {}", task.allowed);
             }
             RunState::Queued(_) => {
-                let idle = (0..cpus).filter(|&cpu| dispatcher.seat_of_cpu(cpu) == Seat::Open);
-                let idle = idle.filter(|&cpu| dispatcher.running(cpu).is_none() && task.allowed.contains(cpu));
-                assert_eq!(idle.count(), 0, "an allowed CPU idles while {slot} waits");
+                let idle_cpus = (0..cpus).filter(|&cpu| dispatcher.seat_of_cpu(cpu) == Seat::Open);
+                let idle_cpus = idle_cpus.filter(|&cpu| dispatcher.running(cpu).is_none() && task.allowed.contains(cpu));
+                assert_eq!(idle_cpus.count(), 0, "an allowed CPU idles while {slot} waits");
             }
             RunState::Parked => {
                 assert!(task.seated || (0..cpus).any(|c| dispatcher.seat_of_cpu(c) == Seat::Held(Some(slot))))
@@ -95,7 +95,7 @@ fn equal_weights_get_equal_shares_within_one_percent() {
     for kind in ALL {
         for (cpus, tasks) in [(1, 5), (4, 8), (8, 18), (8, 11)] {
             let mut dispatcher = dispatcher(kind, cpus);
-            (0..tasks).for_each(|_| _ = dispatcher.add_task(0, all(cpus), 1.0, false));
+            (0..tasks).for_each(|_| _ = dispatcher.add_task(0, all_cpus(cpus), 1.0, false));
             let end = 600_000 * MS;
             run(&mut dispatcher, tasks, end);
             let fair = (end * u64::from(cpus)) as f64 / tasks as f64;
@@ -134,7 +134,7 @@ fn weights_are_shares() {
     for kind in ALL {
         let mut dispatcher = dispatcher(kind, 1);
         let weights = [1.0, 2.0, 4.0, 1.0];
-        weights.iter().for_each(|&weight| _ = dispatcher.add_task(0, all(1), weight, false));
+        weights.iter().for_each(|&weight| _ = dispatcher.add_task(0, all_cpus(1), weight, false));
         let end = 400_000 * MS;
         run(&mut dispatcher, 4, end);
         for (slot, weight) in weights.iter().enumerate() {
@@ -154,7 +154,7 @@ fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
         let mut random = SplitMix64::new(3);
         // The last two may run on one CPU only.
         for slot in 0..tasks {
-            let allowed = if slot >= tasks - 2 { [3].into_iter().collect() } else { all(cpus) };
+            let allowed = if slot >= tasks - 2 { [3].into_iter().collect() } else { all_cpus(cpus) };
             dispatcher.add_task(0, allowed, 1.0, false);
         }
         // Half of the tasks sleep now and then.
@@ -198,15 +198,15 @@ fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
 fn held_cpus_run_their_task_or_nobody() {
     for kind in ALL {
         let mut dispatcher = dispatcher(kind, 4);
-        (0..6).for_each(|_| _ = dispatcher.add_task(0, all(4), 1.0, false));
+        (0..6).for_each(|_| _ = dispatcher.add_task(0, all_cpus(4), 1.0, false));
         run(&mut dispatcher, 6, 50 * MS);
         let seats = [Seat::Held(Some(5)), Seat::Held(None), Seat::Open, Seat::Open];
         dispatcher.set_seats(50 * MS, &seats);
         run(&mut dispatcher, 6, 150 * MS);
-        let before = ran(&dispatcher, 5);
+        let ran_before = ran(&dispatcher, 5);
         run(&mut dispatcher, 6, 250 * MS);
         assert_eq!((dispatcher.running(0), dispatcher.running(1)), (Some(5), None));
-        assert_eq!(ran(&dispatcher, 5) - before, 100 * MS);
+        assert_eq!(ran(&dispatcher, 5) - ran_before, 100 * MS);
         dispatcher.block(250 * MS, 5);
         run(&mut dispatcher, 6, 260 * MS);
         assert_eq!(dispatcher.running(0), None, "the seat stays its task's while that sleeps");
@@ -227,18 +227,18 @@ fn held_cpus_run_their_task_or_nobody() {
 fn affinity_holds_from_the_moment_it_is_set() {
     for kind in ALL {
         let mut dispatcher = dispatcher(kind, 4);
-        (0..4).for_each(|_| _ = dispatcher.add_task(0, all(4), 1.0, false));
+        (0..4).for_each(|_| _ = dispatcher.add_task(0, all_cpus(4), 1.0, false));
         run(&mut dispatcher, 4, 30 * MS);
         for slot in 0..4 {
             dispatcher.set_allowed(30 * MS, slot, [slot as u32 / 2].into_iter().collect());
         }
         run(&mut dispatcher, 4, 30 * MS);
-        let on = |dispatcher: &Dispatcher| (0..4).filter(|&cpu| dispatcher.running(cpu).is_some()).count();
-        assert_eq!(on(&dispatcher), 2);
+        let running_count = |dispatcher: &Dispatcher| (0..4).filter(|&cpu| dispatcher.running(cpu).is_some()).count();
+        assert_eq!(running_count(&dispatcher), 2);
         run(&mut dispatcher, 4, 1000 * MS);
         (0..4).for_each(|slot| dispatcher.set_allowed(1000 * MS, slot, CpuSet::default()));
         run(&mut dispatcher, 4, 1000 * MS);
-        assert_eq!(on(&dispatcher), 4);
+        assert_eq!(running_count(&dispatcher), 4);
     }
 }
 
@@ -246,19 +246,19 @@ fn affinity_holds_from_the_moment_it_is_set() {
 #[test]
 fn penalties_steer_the_choice_and_starve_nobody() {
     for kind in ALL {
-        let together = |penalty: bool| {
+        let time_together = |penalty: bool| {
             let mut dispatcher = dispatcher(kind, 2);
-            (0..6).for_each(|_| _ = dispatcher.add_task(0, all(2), 1.0, false));
+            (0..6).for_each(|_| _ = dispatcher.add_task(0, all_cpus(2), 1.0, false));
             if penalty {
                 let penalties = [CoRunPenalty { tasks: (TaskId(0), TaskId(1)), penalty: 1.0 }];
                 dispatcher.set_penalties(&penalties, |task| Some(task.0 as Slot));
             }
-            let (mut at, mut beside, end) = (0, 0, 60_000 * MS);
+            let (mut at, mut shared_cycles, end) = (0, 0, 60_000 * MS);
             dispatcher.settle_switches(0);
             while at < end {
                 let next = dispatcher.next_event_cycle().min(end);
-                let on = |slot| matches!(dispatcher.task(slot).state, RunState::Running(_));
-                beside += if on(0) && on(1) { next - at } else { 0 };
+                let is_running = |slot| matches!(dispatcher.task(slot).state, RunState::Running(_));
+                shared_cycles += if is_running(0) && is_running(1) { next - at } else { 0 };
                 dispatcher.advance(next);
                 dispatcher.settle_switches(next);
                 at = next;
@@ -266,10 +266,10 @@ fn penalties_steer_the_choice_and_starve_nobody() {
             dispatcher.account_to(end);
             let minimum = (0..6).map(|slot| ran(&dispatcher, slot)).min().unwrap();
             assert!(minimum > end / 6, "{kind:?}: {minimum} of {end}");
-            (beside as f64 / end as f64, dispatcher.picks)
+            (shared_cycles as f64 / end as f64, dispatcher.picks)
         };
-        let (free, picks) = together(false);
-        let (kept_apart, swayed) = together(true);
+        let (free, picks) = time_together(false);
+        let (kept_apart, swayed) = time_together(true);
         assert!(kept_apart <= free / 2.0 || free < 0.01, "{kind:?}: {kept_apart} against {free}");
         assert!(picks.overridden_by_penalty == 0 && picks.contested > 0 && swayed.all >= swayed.overridden_by_penalty);
     }
@@ -289,7 +289,7 @@ proptest! {
             now += wait * MS;
             dispatcher.advance(now);
             match event {
-                0 if slots < 10 => slots = dispatcher.add_task(now, all(4), 1.0 + f64::from(cpu), false) + 1,
+                0 if slots < 10 => slots = dispatcher.add_task(now, all_cpus(4), 1.0 + f64::from(cpu), false) + 1,
                 1 if slot < slots => dispatcher.block(now, slot),
                 2 | 3 if slot < slots => dispatcher.wake(now, slot),
                 4 if slot < slots => dispatcher.set_allowed(now, slot, [cpu, (cpu + 1) % 4].into_iter().collect()),

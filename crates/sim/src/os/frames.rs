@@ -63,7 +63,7 @@ pub struct FrameAllocator {
     node_of_cpu: Vec<u32>,
     max_order: u32,
     random: SplitMix64,
-    free: u64,
+    free_count: u64,
 }
 
 impl FrameAllocator {
@@ -88,7 +88,7 @@ impl FrameAllocator {
             node_of_cpu: spec.node_of_cpu.to_vec(),
             max_order: spec.max_piece_order.min(BLOCK_ORDER),
             random,
-            free: u64::from(per_node) * u64::from(spec.nodes),
+            free_count: u64::from(per_node) * u64::from(spec.nodes),
         }
     }
 
@@ -106,7 +106,7 @@ impl FrameAllocator {
     }
     #[cfg(test)]
     pub(crate) fn free_frames(&self) -> u64 {
-        self.free
+        self.free_count
     }
 
     /// Takes any frame, local memory first; `None` if memory is full.
@@ -121,7 +121,7 @@ impl FrameAllocator {
             self.cpus[cpu as usize].batch.reverse();
         }
         let frame = self.cpus[cpu as usize].batch.pop().or_else(|| self.take_listed(home));
-        self.free -= u64::from(frame.is_some());
+        self.free_count -= u64::from(frame.is_some());
         frame
     }
 
@@ -136,7 +136,7 @@ impl FrameAllocator {
             .collect();
         let frame =
             self.nodes_from(home).find_map(|node| in_turn.iter().find_map(|&color| self.take_of(cpu, node, color)));
-        self.free -= u64::from(frame.is_some());
+        self.free_count -= u64::from(frame.is_some());
         frame
     }
 
@@ -146,7 +146,7 @@ impl FrameAllocator {
         debug_assert!(pages.is_power_of_two() && pages <= BLOCK_FRAMES);
         let home = self.node_of_cpu[cpu as usize];
         let run = self.nodes_from(home).find_map(|node| self.allocate_run(node, pages, allowed));
-        self.free -= u64::from(if run.is_some() { pages } else { 0 });
+        self.free_count -= u64::from(if run.is_some() { pages } else { 0 });
         run
     }
 
@@ -154,7 +154,7 @@ impl FrameAllocator {
     pub fn release_frame(&mut self, cpu: u32, frame: u32) {
         let at = self.list_of(self.node_of(frame), self.color_of(frame));
         self.cpus[cpu as usize].by_color[at].push(frame);
-        self.free += 1;
+        self.free_count += 1;
     }
 
     fn nodes_from(&self, home: u32) -> impl Iterator<Item = u32> + use<> {
@@ -171,8 +171,8 @@ impl FrameAllocator {
             return true;
         }
         let end = (node + 1) * self.frames_per_node;
-        let from = self.nodes[node as usize].blocks.len().saturating_sub(BLOCKS_AT_ONCE);
-        let blocks = self.nodes[node as usize].blocks.split_off(from);
+        let first_block = self.nodes[node as usize].blocks.len().saturating_sub(BLOCKS_AT_ONCE);
+        let blocks = self.nodes[node as usize].blocks.split_off(first_block);
         let mut pieces = Vec::new();
         for block in blocks {
             self.split_block(block, BLOCK_ORDER, end, &mut pieces);
@@ -186,8 +186,8 @@ impl FrameAllocator {
         if first >= end {
             return;
         }
-        let fits = first + (1 << order) <= end && order <= self.max_order;
-        if fits && (order == 0 || self.random.draw_below(2) == 0) {
+        let is_whole = first + (1 << order) <= end && order <= self.max_order;
+        if is_whole && (order == 0 || self.random.draw_below(2) == 0) {
             pieces.push((first, 1 << order));
         } else {
             self.split_block(first, order - 1, end, pieces);
@@ -196,12 +196,12 @@ impl FrameAllocator {
     }
 
     /// Draws up to `most` frames from a node's buddy lists, in ascending order within a piece.
-    fn draw_frames(&mut self, node: u32, most: usize) -> Vec<u32> {
+    fn draw_frames(&mut self, node: u32, max_frames: usize) -> Vec<u32> {
         let mut drawn = Vec::new();
-        while drawn.len() < most && self.refill(node) {
+        while drawn.len() < max_frames && self.refill(node) {
             let pieces = &mut self.nodes[node as usize].pieces;
             if let Some((first, frames)) = pieces.pop() {
-                let take = frames.min((most - drawn.len()) as u32);
+                let take = frames.min((max_frames - drawn.len()) as u32);
                 drawn.extend(first..first + take);
                 if take < frames {
                     pieces.push((first + take, frames - take));
@@ -252,7 +252,7 @@ impl FrameAllocator {
 
     fn allocate_run(&mut self, node: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
         let colors = self.colors;
-        let fits = |first: u32| {
+        let is_allowed_run = |first: u32| {
             first.is_multiple_of(pages)
                 && allowed.is_none_or(|allowed| (first..first + pages).all(|frame| allowed.contains(frame % colors)))
         };
@@ -261,23 +261,23 @@ impl FrameAllocator {
             let pieces = &self.nodes[node as usize].pieces;
             let runs = |&(first, frames): &(u32, u32)| {
                 let start = first.next_multiple_of(pages);
-                (start..first + frames).step_by(pages as usize).find(|&run| run + pages <= first + frames && fits(run))
+                (start..first + frames).step_by(pages as usize).find(|&run| run + pages <= first + frames && is_allowed_run(run))
             };
             if let Some((index, run)) =
                 pieces.iter().enumerate().rev().find_map(|(index, piece)| Some((index, runs(piece)?)))
             {
                 let (first, frames) = self.nodes[node as usize].pieces.remove(index);
-                let rest = [(run + pages, first + frames - run - pages), (first, run - first)];
-                let at_end = rest.into_iter().filter(|&(_, frames)| frames > 0);
+                let remaining_runs = [(run + pages, first + frames - run - pages), (first, run - first)];
+                let at_end = remaining_runs.into_iter().filter(|&(_, frames)| frames > 0);
                 self.nodes[node as usize].pieces.extend(at_end);
                 return Some(run);
             }
             // Cut further blocks, and keep the pieces that were examined for other requests.
             looked_at += 1;
             let scanned_pieces = std::mem::take(&mut self.nodes[node as usize].pieces);
-            let more = self.refill(node);
+            let refilled = self.refill(node);
             self.nodes[node as usize].pieces.extend(scanned_pieces);
-            if !more || looked_at > 64 {
+            if !refilled || looked_at > 64 {
                 return None;
             }
         }
@@ -311,8 +311,8 @@ mod tests {
         // Local memory first: CPU 1 belongs to node 1.
         assert!(frames_taken[..256].iter().all(|&frame| frames.node_of(frame) == 1));
         assert_eq!(frames.free_frames(), 4096 - 512);
-        let rest: Vec<u32> = std::iter::from_fn(|| frames.take_any(2)).collect();
-        assert_eq!(rest.len(), 4096 - 512);
+        let remaining_frames: Vec<u32> = std::iter::from_fn(|| frames.take_any(2)).collect();
+        assert_eq!(remaining_frames.len(), 4096 - 512);
         assert_eq!(frames.free_frames(), 0);
     }
 
@@ -344,7 +344,7 @@ mod tests {
         #[test]
         fn no_frame_is_lost_or_given_twice(steps in prop::collection::vec((0u32..5, 0u32..4, 0u32..8), 1..400)) {
             let mut frames = pool(3000, 2, 8);
-            let mut held = BTreeSet::new();
+            let mut held_frames = BTreeSet::new();
             for (step, cpu, color) in steps {
                 let allowed: IndexSet = [color, (color + 3) % 8].into_iter().collect();
                 let got: Vec<u32> = match step {
@@ -353,23 +353,23 @@ mod tests {
                     2 => frames.take_run(cpu, 4, None).map(|run| (run..run + 4).collect()).unwrap_or_default(),
                     3 => (0..100).filter_map(|_| frames.take_any(cpu)).collect(),
                     _ => {
-                        let back: Vec<u32> = held.iter().copied().step_by(2).collect();
-                        for frame in back {
-                            held.remove(&frame);
+                        let returned_frames: Vec<u32> = held_frames.iter().copied().step_by(2).collect();
+                        for frame in returned_frames {
+                            held_frames.remove(&frame);
                             frames.release_frame(cpu, frame);
                         }
                         Vec::new()
                     }
                 };
                 for frame in got {
-                    prop_assert!(frame < 3000 && held.insert(frame));
+                    prop_assert!(frame < 3000 && held_frames.insert(frame));
                 }
-                prop_assert_eq!(frames.free_frames(), 3000 - held.len() as u64);
+                prop_assert_eq!(frames.free_frames(), 3000 - held_frames.len() as u64);
             }
             while let Some(frame) = frames.take_any(0) {
-                prop_assert!(held.insert(frame));
+                prop_assert!(held_frames.insert(frame));
             }
-            prop_assert_eq!(held.len(), 3000);
+            prop_assert_eq!(held_frames.len(), 3000);
         }
     }
 }

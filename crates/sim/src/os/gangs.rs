@@ -61,13 +61,13 @@ impl SlotRotation {
         }
         let gangs = self.gangs.len();
         let next = (1..=gangs).map(|step| (self.turn + step) % gangs).find(|&index| runnable(&self.gangs[index]));
-        let over = self.turn_ends <= now;
+        let is_over = self.turn_ends <= now;
         if let Some(next) = next {
             self.turn = next;
             // A turn starts where the last one ended, so that rounding up to an event does not lengthen the rotation.
-            let from = if over { self.turn_ends.max(now.saturating_sub(self.slice_cycles)) } else { now };
-            self.turn_ends = from + u64::from(self.gangs[next].slices) * self.slice_cycles;
-        } else if over {
+            let turn_start = if is_over { self.turn_ends.max(now.saturating_sub(self.slice_cycles)) } else { now };
+            self.turn_ends = turn_start + u64::from(self.gangs[next].slices) * self.slice_cycles;
+        } else if is_over {
             self.turn_ends = now + self.slice_cycles;
         }
     }
@@ -90,20 +90,20 @@ pub fn assign_seats_with(
     dispatcher: &Dispatcher,
     allowed: &dyn Fn(Slot) -> CpuSet,
 ) -> Vec<(u32, Slot)> {
-    let mut placed: Vec<(u32, Slot)> = Vec::new();
+    let mut seats: Vec<(u32, Slot)> = Vec::new();
     for &(slot, cpu) in members {
         if let Some(cpu) = cpu.filter(|&cpu| allowed(slot).contains(cpu)) {
-            placed.push((cpu, slot));
+            seats.push((cpu, slot));
         }
     }
-    let named = placed.len();
+    let pinned_count = seats.len();
     let choices = |slot: Slot| -> Vec<u32> { cpus.intersection(&allowed(slot)).iter().collect() };
     for &(slot, _) in members.iter().filter(|(_, cpu)| cpu.is_none()) {
         let mut tried = CpuSet::default();
-        find_seat(slot, &choices, dispatcher, &mut placed, named, &mut tried);
+        find_seat(slot, &choices, dispatcher, &mut seats, pinned_count, &mut tried);
     }
-    placed.sort_unstable();
-    placed
+    seats.sort_unstable();
+    seats
 }
 
 /// Finds an augmenting path from `slot` to a free CPU; assignments from `named` on may change.
@@ -111,31 +111,31 @@ fn find_seat(
     slot: Slot,
     choices_of: &dyn Fn(Slot) -> Vec<u32>,
     dispatcher: &Dispatcher,
-    placed: &mut Vec<(u32, Slot)>,
-    named: usize,
+    seats: &mut Vec<(u32, Slot)>,
+    pinned_count: usize,
     tried: &mut CpuSet,
 ) -> bool {
     let last_cpu = dispatcher.task(slot).last_cpu;
     let mut choices = choices_of(slot);
     choices.sort_by_key(|&cpu| {
-        let free = placed.iter().all(|&(other, _)| other != cpu);
-        (!(free && last_cpu == Some(cpu)), !free, cpu)
+        let is_free = seats.iter().all(|&(other, _)| other != cpu);
+        (!(is_free && last_cpu == Some(cpu)), !is_free, cpu)
     });
     for cpu in choices {
         if tried.contains(cpu) {
             continue;
         }
         tried.insert(cpu);
-        match placed.iter().position(|&(other, _)| other == cpu) {
+        match seats.iter().position(|&(other, _)| other == cpu) {
             None => {
-                placed.push((cpu, slot));
+                seats.push((cpu, slot));
                 return true;
             }
-            Some(at) if at >= named => {
-                let (_, holder) = placed[at];
-                if find_seat(holder, choices_of, dispatcher, placed, named, tried) {
+            Some(at) if at >= pinned_count => {
+                let (_, holder) = seats[at];
+                if find_seat(holder, choices_of, dispatcher, seats, pinned_count, tried) {
                     // The previous holder has another CPU now, so this task gets its old one.
-                    placed[at] = (cpu, slot);
+                    seats[at] = (cpu, slot);
                     return true;
                 }
             }

@@ -25,7 +25,7 @@ const SEGMENT_RUN_PAGES: u32 = 8;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Coloring {
     pub allowed: IndexSet,
-    pub moving: PageMigration,
+    pub migration: PageMigration,
     /// Number of pages taken from a color that was not allowed, since the coloring began.
     pub fallback_pages: u64,
     pub moved_pages: u64,
@@ -79,14 +79,14 @@ pub struct VirtualMemory {
     spaces: Vec<AddressSpace>,
     segments: Vec<SharedSegment>,
     /// Migrated pages with their old frames, which become free once no translation refers to them.
-    left: Vec<MovedPage>,
+    moved_pages: Vec<MovedPage>,
     /// Whether a page was needed when no frame was free.
     pub exhausted: bool,
 }
 
 impl VirtualMemory {
     pub fn new(frames: FrameAllocator) -> Self {
-        VirtualMemory { frames, spaces: Vec::new(), segments: Vec::new(), left: Vec::new(), exhausted: false }
+        VirtualMemory { frames, spaces: Vec::new(), segments: Vec::new(), moved_pages: Vec::new(), exhausted: false }
     }
 
     /// Adds an empty address space, and returns its index.
@@ -114,8 +114,8 @@ impl VirtualMemory {
     }
 
     fn segment_of(&self, process: usize, page: u64) -> Option<usize> {
-        let within = |segment: &SharedSegment| (segment.first_page..segment.first_page + segment.pages).contains(&page);
-        self.spaces[process].segments.iter().copied().find(|&segment| within(&self.segments[segment]))
+        let holds_page = |segment: &SharedSegment| (segment.first_page..segment.first_page + segment.pages).contains(&page);
+        self.spaces[process].segments.iter().copied().find(|&segment| holds_page(&self.segments[segment]))
     }
 
     /// Returns the frame of a page that is touched on `cpu`, allocating or moving it if needed. If memory is exhausted,
@@ -145,9 +145,9 @@ impl VirtualMemory {
         let run_pages = u64::from(SEGMENT_RUN_PAGES);
         let (first, end) = (self.segments[segment].first_page, self.segments[segment].pages);
         let start = first + (page - first) / run_pages * run_pages;
-        let whole = start + run_pages <= first + end;
-        let empty = (start..start + run_pages).all(|page| self.segments[segment].table.frame(page).is_none());
-        if whole && empty {
+        let fits = start + run_pages <= first + end;
+        let is_unmapped = (start..start + run_pages).all(|page| self.segments[segment].table.frame(page).is_none());
+        if fits && is_unmapped {
             let allowed = self.spaces[process].coloring.as_ref().map(|coloring| coloring.allowed.clone());
             if let Some(run) = self.frames.take_run(cpu, SEGMENT_RUN_PAGES, allowed.as_ref()) {
                 for step in 0..SEGMENT_RUN_PAGES {
@@ -183,7 +183,7 @@ impl VirtualMemory {
     fn move_page_lazily(&mut self, process: usize, page: u64, frame: u32, cpu: u32) -> Option<u32> {
         let coloring = self.spaces[process].coloring.as_ref()?;
         let wrong = !coloring.allowed.contains(self.frames.color_of(frame));
-        if coloring.moving != PageMigration::Lazy || !wrong {
+        if coloring.migration != PageMigration::Lazy || !wrong {
             return None;
         }
         let fresh = self.take_allowed(process, cpu)?;
@@ -205,50 +205,50 @@ impl VirtualMemory {
         space.pages_per_node[self.frames.node_of(frame) as usize] += 1;
     }
 
-    fn remap(&mut self, process: usize, page: u64, old: u32, fresh: u32) {
+    fn remap(&mut self, process: usize, page: u64, old_frame: u32, new_frame: u32) {
         let space = &mut self.spaces[process];
-        space.table.map(page, fresh);
-        space.pages_per_color[self.frames.color_of(old) as usize] -= 1;
-        space.pages_per_node[self.frames.node_of(old) as usize] -= 1;
+        space.table.map(page, new_frame);
+        space.pages_per_color[self.frames.color_of(old_frame) as usize] -= 1;
+        space.pages_per_node[self.frames.node_of(old_frame) as usize] -= 1;
         if let Some(coloring) = &mut space.coloring {
             coloring.moved_pages += 1;
         }
-        self.count(process, fresh);
-        self.left.push(MovedPage { process, page, old_frame: old, frame: fresh });
+        self.count(process, new_frame);
+        self.moved_pages.push(MovedPage { process, page, old_frame, frame: new_frame });
     }
 
     /// Returns the pages that migrated since the last call. Their old frames are free from now on: translations must be
     /// dropped and lines flushed before a task runs again.
     pub fn take_moved(&mut self, cpu: u32) -> Vec<MovedPage> {
-        let moved = std::mem::take(&mut self.left);
-        moved.iter().for_each(|moved| self.frames.release_frame(cpu, moved.old_frame));
-        moved
+        let moved_pages = std::mem::take(&mut self.moved_pages);
+        moved_pages.iter().for_each(|page| self.frames.release_frame(cpu, page.old_frame));
+        moved_pages
     }
 
     /// Sets the colors of a process. Setting the same colors and migration again changes nothing. If it returns `true`,
     /// translations of all its pages must be dropped, so that touches are observed (lazy migration, hottest first).
-    pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, moving: PageMigration) -> bool {
+    pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, migration: PageMigration) -> bool {
         let earlier = self.spaces[process].coloring.take();
-        if let Some(same) = earlier.as_ref().filter(|same| same.allowed == *allowed && same.moving == moving) {
-            self.spaces[process].coloring = Some(same.clone());
+        if let Some(unchanged) = earlier.as_ref().filter(|unchanged| unchanged.allowed == *allowed && unchanged.migration == migration) {
+            self.spaces[process].coloring = Some(unchanged.clone());
             return false;
         }
         let mut coloring = Coloring {
             allowed: allowed.clone(),
-            moving,
+            migration,
             fallback_pages: earlier.map_or(0, |earlier| earlier.fallback_pages),
             moved_pages: 0,
             to_move: Vec::new(),
             total_pages: 0,
             sampling: false,
         };
-        if matches!(moving, PageMigration::All | PageMigration::HotFirst) {
+        if matches!(migration, PageMigration::All | PageMigration::HotFirst) {
             coloring.to_move = self.misplaced_pages(process, allowed);
             coloring.to_move.reverse();
             coloring.total_pages = coloring.to_move.len() as u64;
-            coloring.sampling = moving == PageMigration::HotFirst && !coloring.to_move.is_empty();
+            coloring.sampling = migration == PageMigration::HotFirst && !coloring.to_move.is_empty();
         }
-        let drop_translations = moving == PageMigration::Lazy || coloring.sampling;
+        let drop_translations = migration == PageMigration::Lazy || coloring.sampling;
         if coloring.sampling {
             self.spaces[process].table.clear_touched();
         }
@@ -271,10 +271,10 @@ impl VirtualMemory {
         let mut passed = vec![0; self.frames.colors() as usize];
         let misplaced = |&(_, frame, _): &(u64, u32, bool)| {
             let color = self.frames.color_of(frame);
-            let held = space.pages_per_color[color as usize].max(1);
-            let (stay, at) = (max_each.min(held), passed[color as usize]);
+            let color_pages = space.pages_per_color[color as usize].max(1);
+            let (stay, at) = (max_each.min(color_pages), passed[color as usize]);
             passed[color as usize] += 1;
-            !allowed.contains(color) || (at + 1) * stay / held == at * stay / held
+            !allowed.contains(color) || (at + 1) * stay / color_pages == at * stay / color_pages
         };
         space.table.iter().filter(misplaced).map(|(page, _, _)| page).collect()
     }
@@ -303,7 +303,7 @@ impl VirtualMemory {
                     return Some(MovedPage { process, page, old_frame, frame: fresh });
                 }
                 None => {
-                    let wrong = !self.allows(process, old_frame);
+                    let wrong = !self.is_allowed_frame(process, old_frame);
                     if let Some(coloring) = self.spaces[process].coloring.as_mut().filter(|_| wrong) {
                         coloring.fallback_pages += 1;
                     }
@@ -312,7 +312,7 @@ impl VirtualMemory {
         }
     }
 
-    fn allows(&self, process: usize, frame: u32) -> bool {
+    fn is_allowed_frame(&self, process: usize, frame: u32) -> bool {
         let color = self.frames.color_of(frame);
         self.spaces[process].coloring.as_ref().is_none_or(|coloring| coloring.allowed.contains(color))
     }
@@ -323,8 +323,8 @@ impl VirtualMemory {
         let space = &self.spaces[process];
         let allowed = &space.coloring.as_ref()?.allowed;
         let emptiest = allowed.iter().min_by_key(|&color| space.pages_per_color[color as usize])?;
-        let only: IndexSet = std::iter::once(emptiest).collect();
-        self.frames.take_colored(cpu, &only, 0).or_else(|| self.take_allowed(process, cpu))
+        let emptiest_color: IndexSet = std::iter::once(emptiest).collect();
+        self.frames.take_colored(cpu, &emptiest_color, 0).or_else(|| self.take_allowed(process, cpu))
     }
 
     pub fn coloring(&self, process: usize) -> Option<&Coloring> {
@@ -496,12 +496,12 @@ mod tests {
             let processes = [memory.add_process(), memory.add_process()];
             let mut mapped = [BTreeSet::new(), BTreeSet::new()];
             for (step, page, color, way) in steps {
-                let which = (page % 2) as usize;
-                let process = processes[which];
+                let index = (page % 2) as usize;
+                let process = processes[index];
                 match step {
                     0..=2 => for page in page..page + 8 {
                         memory.look_up(process, page, color % 2);
-                        mapped[which].insert(page);
+                        mapped[index].insert(page);
                     },
                     3 => {
                         let moving =

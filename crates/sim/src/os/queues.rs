@@ -82,8 +82,8 @@ impl SchedulerView<'_> {
         self.queue(cpu).len()
     }
     /// Returns the number of tasks that wait on `from` and are allowed on `cpu`.
-    pub fn count_waiting_for(&self, from: u32, cpu: u32) -> usize {
-        self.queue(from).iter().filter(|&&slot| self.may_run(slot, cpu)).count()
+    pub fn count_waiting_for(&self, queue_cpu: u32, cpu: u32) -> usize {
+        self.queue(queue_cpu).iter().filter(|&&slot| self.may_run(slot, cpu)).count()
     }
     pub fn all_queued(&self) -> impl Iterator<Item = Slot> + '_ {
         self.cpus.iter().flat_map(|cpu| cpu.queue.iter().copied())

@@ -48,7 +48,7 @@ struct OsProcess {
     tasks: Vec<Slot>,
     /// Number of posts that have not been waited for, by channel.
     posted: BTreeMap<u32, u64>,
-    waiting: BTreeMap<u32, VecDeque<Slot>>,
+    waiters: BTreeMap<u32, VecDeque<Slot>>,
     moving: bool,
 }
 
@@ -204,8 +204,8 @@ impl System {
     /// Replaces the gang schedules; a schedule that stays keeps its turn.
     pub fn set_rotations(&mut self, mut rotations: Vec<SlotRotation>) {
         for fresh in &mut rotations {
-            if let Some(same) = self.rotations.iter().find(|running| running.is_same_schedule(fresh)) {
-                *fresh = same.clone();
+            if let Some(current) = self.rotations.iter().find(|old_rotation| old_rotation.is_same_schedule(fresh)) {
+                *fresh = current.clone();
             }
         }
         self.rotations = rotations;
@@ -241,8 +241,8 @@ impl System {
     }
 
     /// Sets the colors of a process, and starts to move its pages.
-    pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, moving: PageMigration) {
-        if self.memory.set_colors(process, allowed, moving) {
+    pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, migration: PageMigration) {
+        if self.memory.set_colors(process, allowed, migration) {
             let pages: Vec<u64> = self.memory.pages(process).map(|(page, _)| page).collect();
             pages.into_iter().for_each(|page| self.drop_translation(process, page));
         }
@@ -336,9 +336,9 @@ impl System {
     /// Updates turns of gangs, then CPU assignments, then the dispatcher, and finally the hardware.
     fn settle_switches(&mut self) -> Vec<ContextSwitch> {
         for rotation in &mut self.rotations {
-            let before = rotation.active_gang();
+            let previous_gang = rotation.active_gang();
             rotation.advance(self.now, &self.dispatcher);
-            self.seats_changed |= rotation.active_gang() != before;
+            self.seats_changed |= rotation.active_gang() != previous_gang;
         }
         if std::mem::take(&mut self.seats_changed) {
             let seats = self.dispatcher_seats();
@@ -372,9 +372,9 @@ impl System {
             }
         }
         if let Some(hold) = &self.hold {
-            let wanted =
+            let is_held_seat =
                 |seat: &Seat| matches!(seat, Seat::Held(Some(slot)) if hold.seats.iter().any(|(_, s)| s == slot));
-            seats.iter_mut().filter(|seat| wanted(seat)).for_each(|seat| *seat = Seat::Held(None));
+            seats.iter_mut().filter(|seat| is_held_seat(seat)).for_each(|seat| *seat = Seat::Held(None));
             hold.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Held(None));
             hold.seats.iter().for_each(|&(cpu, slot)| seats[cpu as usize] = Seat::Held(Some(slot)));
         }
@@ -399,12 +399,12 @@ impl System {
                 if *posted > 0 {
                     *posted -= 1;
                 } else {
-                    self.processes[process].waiting.entry(channel).or_default().push_back(slot);
+                    self.processes[process].waiters.entry(channel).or_default().push_back(slot);
                     self.dispatcher.block(self.now, slot);
                 }
             }
             BatchEnd::Post { channel } => {
-                let first = self.processes[process].waiting.get_mut(&channel).and_then(VecDeque::pop_front);
+                let first = self.processes[process].waiters.get_mut(&channel).and_then(VecDeque::pop_front);
                 match first {
                     Some(woken) => self.dispatcher.wake(self.now, woken),
                     None => *self.processes[process].posted.entry(channel).or_default() += 1,
@@ -457,9 +457,9 @@ impl System {
 
     /// Drops all references to frames that pages have left.
     fn flush_moved_pages(&mut self) {
-        for moved in self.memory.take_moved(0) {
-            self.drop_translation(moved.process, moved.page);
-            self.hw.flush_frame(u64::from(moved.old_frame));
+        for page in self.memory.take_moved(0) {
+            self.drop_translation(page.process, page.page);
+            self.hw.flush_frame(u64::from(page.old_frame));
         }
     }
 
@@ -467,17 +467,17 @@ impl System {
     /// otherwise of the first CPU.
     fn move_pages(&mut self, process: usize) {
         let cpus = self.dispatcher.cpus();
-        let running =
+        let running_cpu =
             (0..cpus).find(|&cpu| self.dispatcher.running(cpu).is_some_and(|slot| self.tasks[slot].process == process));
-        let idle = || (0..cpus).find(|&cpu| self.dispatcher.running(cpu).is_none());
-        let cpu = running.or_else(idle).unwrap_or(0);
-        let each = self.costs.move_page_cycles.max(1);
-        let burst = (self.costs.move_burst_cycles / each).max(1);
+        let idle_cpu = || (0..cpus).find(|&cpu| self.dispatcher.running(cpu).is_none());
+        let cpu = running_cpu.or_else(idle_cpu).unwrap_or(0);
+        let page_cycles = self.costs.move_page_cycles.max(1);
+        let burst = (self.costs.move_burst_cycles / page_cycles).max(1);
         let pages: Vec<(u64, u32)> = (0..burst)
             .map_while(|_| self.memory.move_next(process, cpu))
-            .map(|moved| (moved.page, moved.frame))
+            .map(|moved_page| (moved_page.page, moved_page.frame))
             .collect();
-        let moved = pages.len() as u64;
+        let page_count = pages.len() as u64;
         self.flush_moved_pages();
         if let Some(slot) = self.dispatcher.running(cpu) {
             let task = TaskId(slot as u32);
@@ -485,14 +485,14 @@ impl System {
                 self.hw.insert_copied(CpuId(cpu), page, u64::from(frame), task);
             }
         }
-        self.page_copy_cycles += moved * each;
-        if moved > 0 {
-            self.hw.charge_cycles(CpuId(cpu), moved * each, Charge::PageCopy);
+        self.page_copy_cycles += page_count * page_cycles;
+        if page_count > 0 {
+            self.hw.charge_cycles(CpuId(cpu), page_count * page_cycles, Charge::PageCopy);
         }
-        let more = self.memory.coloring(process).is_some_and(|coloring| coloring.pending_pages() > 0);
-        self.processes[process].moving = more;
-        if more {
-            self.set_timer(self.now + moved.max(1) * each, Timer::MovePages(process));
+        let has_pending = self.memory.coloring(process).is_some_and(|coloring| coloring.pending_pages() > 0);
+        self.processes[process].moving = has_pending;
+        if has_pending {
+            self.set_timer(self.now + page_count.max(1) * page_cycles, Timer::MovePages(process));
         }
     }
 }

@@ -47,14 +47,14 @@ pub struct Dask {
 
 struct DaskClient {
     child: Child,
-    heard: Arc<Mutex<DaskReport>>,
+    report: Arc<Mutex<DaskReport>>,
 }
 
 /// Output of the client so far.
 struct DaskReport {
     at: Instant,
     /// Tasks submitted and not ended.
-    left: usize,
+    open_tasks: usize,
     workers: Option<u64>,
     broken: Option<(String, bool)>,
 }
@@ -88,19 +88,19 @@ impl Dask {
         let mut child = command
             .spawn()
             .map_err(|error| format!("{}: {error}; --python names a Python that has Dask", options.python.display()))?;
-        let heard = DaskReport { at: Instant::now(), left: tasks.len(), workers: None, broken: None };
-        let heard = Arc::new(Mutex::new(heard));
+        let report = DaskReport { at: Instant::now(), open_tasks: tasks.len(), workers: None, broken: None };
+        let report = Arc::new(Mutex::new(report));
         if let Some(out) = child.stdout.take() {
-            let heard = Arc::clone(&heard);
+            let report = Arc::clone(&report);
             std::thread::spawn(move || {
                 for line in BufReader::new(out).lines().map_while(Result::ok) {
-                    let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
-                    heard.at = Instant::now();
-                    heard.handle_message(&line);
+                    let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
+                    report.at = Instant::now();
+                    report.handle_message(&line);
                 }
             });
         }
-        Ok(DaskClient { child, heard })
+        Ok(DaskClient { child, report })
     }
 }
 
@@ -112,7 +112,7 @@ impl DaskReport {
             Some("alive") => self.workers = message.get("workers").and_then(Value::as_u64),
             Some("ended" | "lost") => {
                 let ids = message.get("ids").and_then(Value::as_array).map_or(0, Vec::len);
-                self.left = self.left.saturating_sub(ids);
+                self.open_tasks = self.open_tasks.saturating_sub(ids);
             }
             Some("broken") => {
                 let for_ever = message.get("for_ever").and_then(Value::as_bool) == Some(true);
@@ -145,20 +145,20 @@ impl TaskEngine for Dask {
     fn poll(&mut self) -> EngineStatus {
         let Some(client) = &mut self.client else { return EngineStatus::Done };
         let ended = client.child.try_wait();
-        let heard = client.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let report = client.report.lock().unwrap_or_else(PoisonError::into_inner);
         match ended {
-            Ok(None) if heard.at.elapsed() > SILENCE => {}
-            Ok(None) if heard.workers == Some(0) => {
+            Ok(None) if report.at.elapsed() > SILENCE => {}
+            Ok(None) if report.workers == Some(0) => {
                 return EngineStatus::Stuck("dask has no worker, so tasks wait".to_string());
             }
-            Ok(None) => return EngineStatus::Working { waiting: None, running: Some(heard.left) },
+            Ok(None) => return EngineStatus::Working { waiting: None, running: Some(report.open_tasks) },
             Ok(Some(_)) | Err(_) => {
-                if let Some((why, true)) = &heard.broken {
+                if let Some((why, true)) = &report.broken {
                     return EngineStatus::Broken(why.clone());
                 }
             }
         }
-        drop(heard);
+        drop(report);
         self.stop();
         EngineStatus::Done
     }

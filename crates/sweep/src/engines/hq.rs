@@ -43,7 +43,7 @@ pub struct Hq {
     /// Name of all jobs of this sweep's directory.
     name: String,
     /// The server and the worker started here.
-    own: Vec<Child>,
+    children: Vec<Child>,
     rounds: u32,
 }
 
@@ -51,7 +51,7 @@ impl Hq {
     /// An engine that has not started anything yet.
     pub fn new(command: WorkerCommand, options: HqOptions) -> Self {
         let name = format!("cachemate-{}", SweepTaskId::from_text(&command.folder.to_string_lossy()));
-        Hq { command, options, name, own: Vec::new(), rounds: 0 }
+        Hq { command, options, name, children: Vec::new(), rounds: 0 }
     }
 
     fn folder(&self) -> PathBuf {
@@ -68,19 +68,19 @@ impl Hq {
         command
     }
 
-    fn ask(&self, args: &[&str]) -> Result<Value, CallError> {
+    fn query(&self, args: &[&str]) -> Result<Value, CallError> {
         let output = call_ok(self.client().args(args), DEADLINE)?;
-        let bad = |error: serde_json::Error| CallError::Failed(NAME.to_string(), format!("{error} in its JSON"));
-        if output.trim().is_empty() { Ok(Value::Null) } else { serde_json::from_str(&output).map_err(bad) }
+        let json_error = |error: serde_json::Error| CallError::Failed(NAME.to_string(), format!("{error} in its JSON"));
+        if output.trim().is_empty() { Ok(Value::Null) } else { serde_json::from_str(&output).map_err(json_error) }
     }
 
     /// Starts a server and a worker unless they are running.
-    fn start_own(&mut self) -> Result<(), EngineError> {
+    fn start_server(&mut self) -> Result<(), EngineError> {
         let dead = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
-        if self.own.len() == 2 && !self.own.iter_mut().any(dead) {
+        if self.children.len() == 2 && !self.children.iter_mut().any(dead) {
             return Ok(());
         }
-        self.end_own();
+        self.end_server();
         let failed = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
         let folder = self.folder();
         std::fs::create_dir_all(self.server_dir()).map_err(|error| failed(error.to_string()))?;
@@ -91,7 +91,7 @@ impl Hq {
         server.arg("--journal").arg(journal);
         self.spawn(server, "server")?;
         let start = Instant::now();
-        while self.ask(&["server", "info"]).is_err() {
+        while self.query(&["server", "info"]).is_err() {
             if start.elapsed() > DEADLINE {
                 return Err(failed(format!(
                     "no server in {} s; its log is in {}",
@@ -116,27 +116,27 @@ impl Hq {
         let log_too = log.try_clone().map_err(failed)?;
         command.stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
         let child = command.spawn().map_err(failed)?;
-        self.own.push(child);
+        self.children.push(child);
         Ok(())
     }
 
-    fn end_own(&mut self) {
-        self.own.iter_mut().rev().for_each(kill_group);
-        self.own.clear();
+    fn end_server(&mut self) {
+        self.children.iter_mut().rev().for_each(kill_group);
+        self.children.clear();
     }
 
     /// Numbers of waiting and running tasks of this sweep's jobs.
     fn queue(&self) -> Result<(usize, usize), CallError> {
-        let jobs = self.ask(&["job", "list", "--all"])?;
-        let ours = jobs.as_array().into_iter().flatten();
-        let ours = ours.filter(|job| job.get("name").and_then(Value::as_str) == Some(&self.name));
+        let jobs = self.query(&["job", "list", "--all"])?;
+        let own_jobs = jobs.as_array().into_iter().flatten();
+        let own_jobs = own_jobs.filter(|job| job.get("name").and_then(Value::as_str) == Some(&self.name));
         let (mut waiting, mut running) = (0, 0);
-        for job in ours {
+        for job in own_jobs {
             let count = |pointer: &str| job.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
-            let over = count("/task_stats/finished") + count("/task_stats/failed") + count("/task_stats/canceled");
+            let ended = count("/task_stats/finished") + count("/task_stats/failed") + count("/task_stats/canceled");
             let now = count("/task_stats/running");
             running += now as usize;
-            waiting += count("/task_count").saturating_sub(over + now) as usize;
+            waiting += count("/task_count").saturating_sub(ended + now) as usize;
         }
         Ok((waiting, running))
     }
@@ -151,7 +151,7 @@ impl TaskEngine for Hq {
         let failed = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
         std::fs::create_dir_all(self.folder()).map_err(|error| failed(error.to_string()))?;
         if self.options.server_dir.is_none() {
-            self.start_own()?;
+            self.start_server()?;
         }
         self.rounds += 1;
         let name = format!("{}-{}", std::process::id(), self.rounds);
@@ -179,15 +179,15 @@ impl TaskEngine for Hq {
 
     fn stop(&mut self) {
         if self.options.server_dir.is_some() {
-            let ours = self.ask(&["job", "list", "--all"]).unwrap_or_default();
-            for job in ours.as_array().into_iter().flatten() {
-                let ours = job.get("name").and_then(Value::as_str) == Some(&self.name);
-                if let Some(id) = job.get("id").and_then(Value::as_u64).filter(|_| ours) {
+            let all_jobs = self.query(&["job", "list", "--all"]).unwrap_or_default();
+            for job in all_jobs.as_array().into_iter().flatten() {
+                let is_own = job.get("name").and_then(Value::as_str) == Some(&self.name);
+                if let Some(id) = job.get("id").and_then(Value::as_u64).filter(|_| is_own) {
                     let _ = call_ok(self.client().args(["job", "cancel", &id.to_string()]), DEADLINE);
                 }
             }
         }
-        self.end_own();
+        self.end_server();
     }
 }
 
@@ -197,12 +197,12 @@ impl Hq {
     }
 
     fn is_own_server_alive(&mut self) -> bool {
-        self.own.first_mut().is_some_and(|server| matches!(server.try_wait(), Ok(None)))
+        self.children.first_mut().is_some_and(|server| matches!(server.try_wait(), Ok(None)))
     }
 }
 
 impl Drop for Hq {
     fn drop(&mut self) {
-        self.end_own();
+        self.end_server();
     }
 }

@@ -27,7 +27,7 @@ struct WorkerState {
 /// The engine, with its threads.
 pub struct LocalEngine {
     workers: usize,
-    shared: Arc<WorkerState>,
+    worker_state: Arc<WorkerState>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -35,13 +35,13 @@ impl LocalEngine {
     /// An engine with this number of threads, at least one; nothing is started yet.
     pub fn new(store: Arc<Store>, work: Arc<dyn JobRunner>, inputs: Arc<Inputs>, workers: usize, retries: u32) -> Self {
         let (broken, live, ended) = (Mutex::new(None), Mutex::new(0), Condvar::new());
-        let shared = WorkerState { store, work, inputs, retries, stop: AtomicBool::new(false), broken, live, ended };
-        LocalEngine { workers: workers.max(1), shared: Arc::new(shared), threads: Vec::new() }
+        let worker_state = WorkerState { store, work, inputs, retries, stop: AtomicBool::new(false), broken, live, ended };
+        LocalEngine { workers: workers.max(1), worker_state: Arc::new(worker_state), threads: Vec::new() }
     }
 }
 
 impl WorkerState {
-    fn work_through(&self, tasks: &[SweepTask], next: &AtomicUsize) {
+    fn run_tasks(&self, tasks: &[SweepTask], next: &AtomicUsize) {
         while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
             if self.stop.load(Ordering::Relaxed) {
                 break;
@@ -55,7 +55,7 @@ impl WorkerState {
         self.ended.notify_all();
     }
 
-    fn live(&self) -> usize {
+    fn live_workers(&self) -> usize {
         *self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -68,35 +68,35 @@ impl TaskEngine for LocalEngine {
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
         let (tasks, next) = (Arc::new(tasks.to_vec()), Arc::new(AtomicUsize::new(0)));
         for _ in 0..self.workers.min(tasks.len()) {
-            let (shared, tasks, next) = (Arc::clone(&self.shared), Arc::clone(&tasks), Arc::clone(&next));
-            *self.shared.live.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-            self.threads.push(std::thread::spawn(move || shared.work_through(&tasks, &next)));
+            let (worker_state, tasks, next) = (Arc::clone(&self.worker_state), Arc::clone(&tasks), Arc::clone(&next));
+            *self.worker_state.live.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+            self.threads.push(std::thread::spawn(move || worker_state.run_tasks(&tasks, &next)));
         }
         Ok(())
     }
 
     fn poll(&mut self) -> EngineStatus {
-        let broken = self.shared.broken.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(why) = broken {
-            return EngineStatus::Broken(why);
+        let broken = self.worker_state.broken.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(message) = broken {
+            return EngineStatus::Broken(message);
         }
-        match self.shared.live() {
+        match self.worker_state.live_workers() {
             0 => EngineStatus::Done,
             live => EngineStatus::Working { waiting: None, running: Some(live) },
         }
     }
 
     fn wait(&mut self, at_most: Duration) -> bool {
-        let live = self.shared.live.lock().unwrap_or_else(PoisonError::into_inner);
+        let live = self.worker_state.live.lock().unwrap_or_else(PoisonError::into_inner);
         if *live == 0 {
             return true;
         }
-        let waited = self.shared.ended.wait_timeout(live, at_most).unwrap_or_else(PoisonError::into_inner);
+        let waited = self.worker_state.ended.wait_timeout(live, at_most).unwrap_or_else(PoisonError::into_inner);
         *waited.0 == 0
     }
 
     fn stop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
+        self.worker_state.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

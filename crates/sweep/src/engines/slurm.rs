@@ -57,7 +57,7 @@ impl Slurm {
         let output = call_ok(self.client("scontrol").args(["show", "config"]), DEADLINE);
         let message = output.map_err(|error| EngineError::from_call(NAME, error))?;
         let line = message.lines().find_map(|line| line.trim().strip_prefix("MaxArraySize"));
-        Ok(line.and_then(|rest| rest.split('=').nth(1)?.trim().parse().ok()).unwrap_or(MAX_ARRAY).max(2))
+        Ok(line.and_then(|value| value.split('=').nth(1)?.trim().parse().ok()).unwrap_or(MAX_ARRAY).max(2))
     }
 
     /// The script of one array: job number `$SLURM_ARRAY_TASK_ID` runs its own ids.
@@ -93,21 +93,21 @@ impl Slurm {
         if called.code != Some(0) {
             return Err(called.err.lines().next().unwrap_or("squeue printed no message").to_string());
         }
-        let split = |line: &str| line.split_once(' ').map(|(state, why)| (state.to_string(), why.trim().to_string()));
+        let split = |line: &str| line.split_once(' ').map(|(state, reason)| (state.to_string(), reason.trim().to_string()));
         Ok(called.out.lines().filter_map(split).collect())
     }
 
     /// The reason for which no node can take a job, if there is one.
-    fn no_node(&self) -> Option<String> {
+    fn unavailable_reason(&self) -> Option<String> {
         let output = call_ok(self.client("sinfo").args(["-h", "-N", "-o", "%T"]), DEADLINE).ok()?;
         let states: Vec<&str> = output.split_whitespace().collect();
-        let away = |state: &&str| ["drain", "down", "fail", "maint"].iter().any(|bad| state.starts_with(bad));
-        let all = !states.is_empty() && states.iter().all(away);
-        all.then(|| {
-            let mut each: Vec<&str> = states.clone();
-            each.sort_unstable();
-            each.dedup();
-            format!("all {} nodes are {}: jobs wait for ever", states.len(), each.join(" or "))
+        let is_unavailable = |state: &&str| ["drain", "down", "fail", "maint"].iter().any(|prefix| state.starts_with(prefix));
+        let none_available = !states.is_empty() && states.iter().all(is_unavailable);
+        none_available.then(|| {
+            let mut distinct: Vec<&str> = states.clone();
+            distinct.sort_unstable();
+            distinct.dedup();
+            format!("all {} nodes are {}: jobs wait for ever", states.len(), distinct.join(" or "))
         })
     }
 }
@@ -151,9 +151,9 @@ impl TaskEngine for Slurm {
         }
         let waiting = queue.iter().filter(|(state, _)| state == "PENDING").count();
         if waiting == queue.len()
-            && let Some(why) = self.no_node()
+            && let Some(reason) = self.unavailable_reason()
         {
-            return EngineStatus::Stuck(why);
+            return EngineStatus::Stuck(reason);
         }
         EngineStatus::Working { waiting: Some(waiting), running: Some(queue.len() - waiting) }
     }

@@ -39,7 +39,7 @@ pub(super) struct Columns {
     runs: Vec<(u32, u32)>,
     control: Vec<u8>,
     sizes: Vec<u8>,
-    wide: Vec<u8>,
+    wide_sizes: Vec<u8>,
     gaps: Vec<u8>,
     addresses: Vec<u8>,
 }
@@ -85,14 +85,14 @@ impl Columns {
             self.sizes.push(record.size as u8 | store);
         } else {
             self.sizes.push(WIDE | store);
-            self.wide.extend_from_slice(&record.size.to_le_bytes());
+            self.wide_sizes.extend_from_slice(&record.size.to_le_bytes());
         }
     }
 
     /// Writes the columns to `raw`, and empties them.
     pub(super) fn take_columns(&mut self, raw: &mut Vec<u8>) {
         raw.clear();
-        let counts = [self.threads.len(), self.runs.len(), self.wide.len() / 2, self.gaps.len(), self.addresses.len()];
+        let counts = [self.threads.len(), self.runs.len(), self.wide_sizes.len() / 2, self.gaps.len(), self.addresses.len()];
         counts.iter().for_each(|&count| raw.extend_from_slice(&(count as u32).to_le_bytes()));
         self.threads.iter().for_each(|&(id, _)| raw.extend_from_slice(&id.to_le_bytes()));
         for &(index, records) in &self.runs {
@@ -101,7 +101,7 @@ impl Columns {
         }
         self.threads.clear();
         self.runs.clear();
-        for column in [&mut self.control, &mut self.sizes, &mut self.wide, &mut self.gaps, &mut self.addresses] {
+        for column in [&mut self.control, &mut self.sizes, &mut self.wide_sizes, &mut self.gaps, &mut self.addresses] {
             raw.append(column);
         }
     }
@@ -114,7 +114,7 @@ pub(super) struct Block<'a> {
     runs: &'a [u8],
     control: &'a [u8],
     sizes: &'a [u8],
-    wide: &'a [u8],
+    wide_sizes: &'a [u8],
     gaps: &'a [u8],
     addresses: &'a [u8],
 }
@@ -129,16 +129,16 @@ impl<'a> Block<'a> {
         if raw_bytes < COUNTS_BYTES {
             return Err((format!("{raw_bytes} unpacked bytes"), format!("at least {COUNTS_BYTES}")));
         }
-        let [threads, runs, wide, gaps, addresses] = [0, 4, 8, 12, 16].map(|at| u32_at(padded, at) as usize);
+        let [threads, runs, wide, gaps, addresses] = [0, 4, 8, 12, 16].map(|offset| u32_at(padded, offset) as usize);
         let lengths = [4 * threads, 8 * runs, records, records, 2 * wide, gaps, addresses];
-        let all = COUNTS_BYTES + lengths.iter().sum::<usize>();
-        if all != raw_bytes {
-            return Err((format!("{raw_bytes} unpacked bytes"), format!("{all} by the column lengths")));
+        let total_bytes = COUNTS_BYTES + lengths.iter().sum::<usize>();
+        if total_bytes != raw_bytes {
+            return Err((format!("{raw_bytes} unpacked bytes"), format!("{total_bytes} by the column lengths")));
         }
-        let mut at = COUNTS_BYTES;
+        let mut offset = COUNTS_BYTES;
         let [threads, runs, control, sizes, wide, gaps, addresses] = lengths.map(|length| {
-            at += length;
-            &padded[at - length..]
+            offset += length;
+            &padded[offset - length..]
         });
         let threads = &threads[..lengths[0]];
         let block = Block {
@@ -147,7 +147,7 @@ impl<'a> Block<'a> {
             runs: &runs[..lengths[1]],
             control: &control[..records],
             sizes: &sizes[..records],
-            wide: &wide[..lengths[4]],
+            wide_sizes: &wide[..lengths[4]],
             gaps: &gaps[..lengths[5] + PADDING_BYTES],
             addresses: &addresses[..lengths[6] + PADDING_BYTES],
         };
@@ -163,9 +163,9 @@ impl<'a> Block<'a> {
             gap_bytes += usize::from(gap);
             too_long |= address > 8 || gap > 8;
         }
-        let wide = self.sizes.iter().filter(|&&size| size & !STORE_BIT == WIDE).count();
-        let lengths = (address_bytes + PADDING_BYTES, gap_bytes + PADDING_BYTES, 2 * wide);
-        if too_long || lengths != (self.addresses.len(), self.gaps.len(), self.wide.len()) {
+        let wide_count = self.sizes.iter().filter(|&&size| size & !STORE_BIT == WIDE).count();
+        let lengths = (address_bytes + PADDING_BYTES, gap_bytes + PADDING_BYTES, 2 * wide_count);
+        if too_long || lengths != (self.addresses.len(), self.gaps.len(), self.wide_sizes.len()) {
             return Err(("lengths that disagree with their columns".into(), "control bytes that add up".into()));
         }
         let threads = self.threads.len() / 4;
@@ -195,15 +195,15 @@ impl<'a> Block<'a> {
     }
 
     /// Appends the block's records.
-    pub(super) fn decode(&self, into: &mut Vec<AccessRecord>) {
+    pub(super) fn decode(&self, batch: &mut Vec<AccessRecord>) {
         let mut previous = vec![0u64; self.threads.len() / 4];
-        let (mut at, mut address_at, mut gap_at, mut wide_at) = (0, 0, 0, 0);
-        into.reserve(self.records);
+        let (mut position, mut address_at, mut gap_at, mut wide_at) = (0, 0, 0, 0);
+        batch.reserve(self.records);
         for (thread, index, records) in self.runs() {
             let mut address = previous[index];
-            let control = &self.control[at..at + records];
-            let sizes = &self.sizes[at..at + records];
-            into.extend(control.iter().zip(sizes).map(|(&control, &size)| {
+            let control = &self.control[position..position + records];
+            let sizes = &self.sizes[position..position + records];
+            batch.extend(control.iter().zip(sizes).map(|(&control, &size)| {
                 let (address_bytes, gap_bytes) = (usize::from(control & 15), usize::from(control >> 4));
                 let coded = u64_at(self.addresses, address_at) & low_bytes(address_bytes);
                 address = address.wrapping_add(unzigzag(coded));
@@ -212,24 +212,24 @@ impl<'a> Block<'a> {
                 gap_at += gap_bytes;
                 let mut bytes = u16::from(size & !STORE_BIT);
                 if bytes == u16::from(WIDE) {
-                    bytes = u16::from_le_bytes([self.wide[wide_at], self.wide[wide_at + 1]]);
+                    bytes = u16::from_le_bytes([self.wide_sizes[wide_at], self.wide_sizes[wide_at + 1]]);
                     wide_at += 2;
                 }
                 AccessRecord { address, gap, thread, size: bytes, store: size & STORE_BIT != 0 }
             }));
             previous[index] = address;
-            at += records;
+            position += records;
         }
     }
 
     /// Appends only the block's addresses.
-    pub(super) fn decode_addresses(&self, into: &mut Vec<u64>) {
+    pub(super) fn decode_addresses(&self, batch: &mut Vec<u64>) {
         let mut previous = vec![0u64; self.threads.len() / 4];
-        let (mut at, mut address_at) = (0, 0);
-        into.reserve(self.records);
+        let (mut position, mut address_at) = (0, 0);
+        batch.reserve(self.records);
         for (_, index, records) in self.runs() {
             let mut address = previous[index];
-            into.extend(self.control[at..at + records].iter().map(|&control| {
+            batch.extend(self.control[position..position + records].iter().map(|&control| {
                 let address_bytes = usize::from(control & 15);
                 let coded = u64_at(self.addresses, address_at) & low_bytes(address_bytes);
                 address = address.wrapping_add(unzigzag(coded));
@@ -237,7 +237,7 @@ impl<'a> Block<'a> {
                 address
             }));
             previous[index] = address;
-            at += records;
+            position += records;
         }
     }
 }

@@ -32,7 +32,7 @@ pub struct CmtReader<R> {
     index: Vec<IndexEntry>,
     salvage: bool,
     damage: Option<TraceError>,
-    ended: bool,
+    is_ended: bool,
 }
 
 impl CmtReader<BufReader<File>> {
@@ -113,7 +113,7 @@ impl<R: Read> CmtReader<R> {
             index: Vec::new(),
             salvage: false,
             damage: None,
-            ended: false,
+            is_ended: false,
         })
     }
 
@@ -231,8 +231,8 @@ impl<R: Read> CmtReader<R> {
 
     /// Loads the next block into `raw`, and returns its number of records, or `None` at the proper end.
     fn next_block(&mut self) -> Result<Option<usize>, TraceError> {
-        let (part, place) = self.read_part()?;
-        match part {
+        let (section, place) = self.read_part()?;
+        match section {
             SectionKind::Block { records } => {
                 self.block += 1;
                 self.next_record += records as u64;
@@ -259,13 +259,13 @@ impl<R: Read> CmtReader<R> {
     }
 
     fn batch(&mut self, decode: impl FnOnce(&Block<'_>)) -> Result<bool, TraceError> {
-        if self.ended {
+        if self.is_ended {
             return Ok(false);
         }
         let place = FilePosition::Block { block: self.block, offset: self.offset };
         let result = match self.next_block() {
             Ok(None) => {
-                self.ended = true;
+                self.is_ended = true;
                 return Ok(false);
             }
             Ok(Some(records)) => Block::check(&self.raw, records)
@@ -275,7 +275,7 @@ impl<R: Read> CmtReader<R> {
         };
         let Err(error) = result else { return Ok(true) };
         // After an error nothing more is read, because later data cannot be trusted.
-        self.ended = true;
+        self.is_ended = true;
         if !self.salvage {
             return Err(error);
         }
@@ -307,7 +307,7 @@ impl<R: Read + Seek> CmtReader<R> {
     fn seek_to_block(&mut self, entry: IndexEntry) -> Result<(), TraceError> {
         self.input.seek(SeekFrom::Start(entry.offset)).map_err(TraceError::io(&self.file, "seek in"))?;
         (self.offset, self.block, self.next_record) = (entry.offset, entry.block, entry.first_record);
-        (self.ended, self.damage) = (false, None);
+        (self.is_ended, self.damage) = (false, None);
         Ok(())
     }
 
@@ -325,9 +325,9 @@ impl<R: Read + Seek> CmtReader<R> {
     /// # Errors
     /// [`TraceError::Io`].
     pub fn seek_near(&mut self, record: u64) -> Result<u64, TraceError> {
-        let after = self.index.partition_point(|entry| entry.first_record <= record);
+        let next_index = self.index.partition_point(|entry| entry.first_record <= record);
         let start = IndexEntry { offset: self.data_start, first_record: 0, block: 0 };
-        let entry = after.checked_sub(1).map_or(start, |index| self.index[index]);
+        let entry = next_index.checked_sub(1).map_or(start, |index| self.index[index]);
         self.seek_to_block(entry)?;
         Ok(entry.first_record)
     }
@@ -352,20 +352,20 @@ impl<R: Read + Send> TraceReader for CmtReader<R> {
 
 fn read_whole(
     input: &mut impl Read,
-    into: &mut [u8],
+    buffer: &mut [u8],
     file: &str,
     place: FilePosition,
     expected: &str,
 ) -> Result<(), TraceError> {
-    let wanted = into.len();
-    let mut got = 0;
-    while got < wanted {
-        match input.read(&mut into[got..]) {
+    let wanted_bytes = buffer.len();
+    let mut read_bytes = 0;
+    while read_bytes < wanted_bytes {
+        match input.read(&mut buffer[read_bytes..]) {
             Ok(0) => {
-                let found = format!("the end of the file after {got} bytes");
+                let found = format!("the end of the file after {read_bytes} bytes");
                 return Err(TraceError::format_error(file, place, found, expected));
             }
-            Ok(read) => got += read,
+            Ok(read) => read_bytes += read,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) => return Err(TraceError::io(file, "read")(error)),
         }

@@ -18,12 +18,12 @@ fn written(records: &[AccessRecord], totals: TraceTotals) -> Vec<u8> {
 }
 
 fn read_all<R: std::io::Read + Send>(reader: &mut CmtReader<R>) -> (Vec<AccessRecord>, Option<TraceError>) {
-    let (mut all, mut batch) = (Vec::new(), Vec::new());
+    let (mut records, mut batch) = (Vec::new(), Vec::new());
     loop {
         match reader.read_batch(&mut batch) {
-            Ok(true) => all.extend_from_slice(&batch),
-            Ok(false) => return (all, None),
-            Err(error) => return (all, Some(error)),
+            Ok(true) => records.extend_from_slice(&batch),
+            Ok(false) => return (records, None),
+            Err(error) => return (records, Some(error)),
         }
     }
 }
@@ -61,9 +61,9 @@ proptest! {
         let bytes = written(&records, TraceTotals::default());
         let mut reader = CmtReader::new(&bytes[..], "test.cmt").unwrap();
         prop_assert_eq!(reader.header(), &header());
-        let (back, error) = read_all(&mut reader);
+        let (read_records, error) = read_all(&mut reader);
         prop_assert!(error.is_none());
-        prop_assert_eq!(&back, &records);
+        prop_assert_eq!(&read_records, &records);
         let mut reader = CmtReader::new(&bytes[..], "test.cmt").unwrap();
         let (mut addresses, mut batch) = (Vec::new(), Vec::new());
         while reader.read_addresses(&mut batch).unwrap() {
@@ -77,11 +77,11 @@ proptest! {
     fn one_changed_byte_never_gives_other_records(at in any::<prop::sample::Index>(), bit in 0u8..8) {
         let records = records(3000);
         let mut bytes = written(&records, TraceTotals::default());
-        let at = at.index(bytes.len());
-        bytes[at] ^= 1 << bit;
+        let index = at.index(bytes.len());
+        bytes[index] ^= 1 << bit;
         if let Ok(mut reader) = CmtReader::new(&bytes[..], "test.cmt") {
-            let (back, _) = read_all(&mut reader);
-            prop_assert!(records.starts_with(&back));
+            let (read_records, _) = read_all(&mut reader);
+            prop_assert!(records.starts_with(&read_records));
         }
     }
 }
@@ -135,17 +135,17 @@ fn a_truncated_file_gives_its_whole_blocks_and_names_the_broken_one() {
     let starts: Vec<usize> =
         bytes.windows(4).enumerate().filter(|(_, four)| *four == b"CMTB").map(|(index, _)| index).collect();
     assert_eq!(starts.len(), 3);
-    for (cut, whole) in [(starts[1], 1), (starts[1] + 3, 1), (starts[2] - 1, 1), (starts[2] + 40, 2)] {
+    for (cut, whole_blocks) in [(starts[1], 1), (starts[1] + 3, 1), (starts[2] - 1, 1), (starts[2] + 40, 2)] {
         let mut reader = CmtReader::new(&bytes[..cut], "cut.cmt").unwrap();
-        let (back, error) = read_all(&mut reader);
-        assert_eq!(back, records[..whole * BLOCK_RECORDS]);
+        let (read_records, error) = read_all(&mut reader);
+        assert_eq!(read_records, records[..whole_blocks * BLOCK_RECORDS]);
         let text = error.expect("an error").to_string();
-        let place = format!("cut.cmt: block {whole} at byte {}: found the end of the file", starts[whole]);
+        let place = format!("cut.cmt: block {whole_blocks} at byte {}: found the end of the file", starts[whole_blocks]);
         assert!(text.starts_with(&place), "{text}");
         let mut reader = CmtReader::new(&bytes[..cut], "cut.cmt").unwrap();
         reader.salvage();
-        let (back, error) = read_all(&mut reader);
-        assert!(error.is_none() && back.len() == whole * BLOCK_RECORDS);
+        let (read_records, error) = read_all(&mut reader);
+        assert!(error.is_none() && read_records.len() == whole_blocks * BLOCK_RECORDS);
         assert_eq!(reader.first_damage().map(ToString::to_string), Some(text));
     }
 }
@@ -157,8 +157,8 @@ fn a_damaged_block_is_named_and_those_before_it_are_read() {
     let mut bytes = written(&records, TraceTotals::default());
     let second = bytes.windows(4).rposition(|four| four == b"CMTB").unwrap();
     bytes[second + 100] ^= 0x10;
-    let (back, error) = read_all(&mut CmtReader::new(Cursor::new(&bytes), "x.cmt").unwrap());
-    assert_eq!(back, records[..BLOCK_RECORDS]);
+    let (read_records, error) = read_all(&mut CmtReader::new(Cursor::new(&bytes), "x.cmt").unwrap());
+    assert_eq!(read_records, records[..BLOCK_RECORDS]);
     match error {
         Some(TraceError::Bad { place: FilePosition::Block { block: 1, offset }, .. }) => {
             assert_eq!(offset, second as u64)

@@ -151,8 +151,8 @@ impl<W: Write> CmtWriter<W> {
     }
 
     fn write_out(&mut self, head: &[u8]) -> Result<(), TraceError> {
-        let written = self.out.write_all(head).and_then(|()| self.out.write_all(&self.packed));
-        written.map_err(TraceError::io(&self.file, "write"))?;
+        let outcome = self.out.write_all(head).and_then(|()| self.out.write_all(&self.packed));
+        outcome.map_err(TraceError::io(&self.file, "write"))?;
         self.offset += (head.len() + self.packed.len()) as u64;
         Ok(())
     }
@@ -201,8 +201,8 @@ impl<W: Write> CmtWriter<W> {
         self.write_out(&head)?;
         let mut trailer = footer_offset.to_le_bytes().to_vec();
         trailer.extend_from_slice(&END_MAGIC);
-        let written = self.out.write_all(&trailer).and_then(|()| self.out.flush());
-        written.map_err(TraceError::io(&self.file, "write"))?;
+        let outcome = self.out.write_all(&trailer).and_then(|()| self.out.flush());
+        outcome.map_err(TraceError::io(&self.file, "write"))?;
         Ok((self.out, totals))
     }
 }

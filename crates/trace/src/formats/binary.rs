@@ -11,26 +11,26 @@ struct Entries<R, const N: usize> {
     file: String,
     buffer: Vec<u8>,
     offset: u64,
-    ended: bool,
+    is_ended: bool,
 }
 
 impl<R: Read, const N: usize> Entries<R, N> {
     fn new(input: R, file: String) -> Self {
-        Entries { input, file, buffer: Vec::new(), offset: 0, ended: false }
+        Entries { input, file, buffer: Vec::new(), offset: 0, is_ended: false }
     }
 
     /// The next entries; none at the end.
     fn advance(&mut self) -> Result<&[[u8; N]], TraceError> {
         self.buffer.clear();
-        if !self.ended {
-            let wanted = (N * BATCH_RECORDS) as u64;
-            let read = self.input.by_ref().take(wanted).read_to_end(&mut self.buffer);
-            self.ended = read.map_err(TraceError::io(&self.file, "read"))? < N * BATCH_RECORDS;
+        if !self.is_ended {
+            let wanted_bytes = (N * BATCH_RECORDS) as u64;
+            let read = self.input.by_ref().take(wanted_bytes).read_to_end(&mut self.buffer);
+            self.is_ended = read.map_err(TraceError::io(&self.file, "read"))? < N * BATCH_RECORDS;
         }
-        let (entries, rest) = self.buffer.as_chunks();
-        if !rest.is_empty() {
+        let (entries, partial_entry) = self.buffer.as_chunks();
+        if !partial_entry.is_empty() {
             let place = FilePosition::Byte(self.offset + (N * entries.len()) as u64);
-            let found = format!("{} bytes before the end", rest.len());
+            let found = format!("{} bytes before the end", partial_entry.len());
             let expected = format!("entries of {N} bytes");
             return Err(TraceError::format_error(&self.file, place, found, expected));
         }

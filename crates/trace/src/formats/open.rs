@@ -82,8 +82,8 @@ impl Format {
         }
         let text = start.utf8_chunks().next()?.valid();
         // The end of the window may truncate the last line.
-        let whole = text.rsplit_once('\n')?.0;
-        let line = whole.lines().find(|line| !line.starts_with("==") && !line.trim().is_empty())?;
+        let whole_lines = text.rsplit_once('\n')?.0;
+        let line = whole_lines.lines().find(|line| !line.starts_with("==") && !line.trim().is_empty())?;
         let mut words = line.split_ascii_whitespace();
         match (words.next()?, words.next()?) {
             ("I" | "L" | "S" | "M", rest) if rest.contains(',') => Some(Format::Lackey),
@@ -98,9 +98,9 @@ impl Format {
 impl FromStr for Format {
     type Err = TraceError;
     fn from_str(name: &str) -> Result<Format, TraceError> {
-        let lower = name.to_ascii_lowercase().replace('_', "-");
-        let lower = if lower == "oraclegeneral" { "oracle-general".to_string() } else { lower };
-        let named_format = Format::ALL.into_iter().find(|format| format.name() == lower);
+        let lower_name = name.to_ascii_lowercase().replace('_', "-");
+        let lower_name = if lower_name == "oraclegeneral" { "oracle-general".to_string() } else { lower_name };
+        let named_format = Format::ALL.into_iter().find(|format| format.name() == lower_name);
         named_format.ok_or_else(|| {
             crate::unknown_name_error("format", name, Format::ALL.map(|format| format.name().to_string()))
         })

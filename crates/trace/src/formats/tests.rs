@@ -5,12 +5,12 @@ use proptest::prelude::*;
 use crate::*;
 
 fn read_all(reader: &mut dyn TraceReader) -> Result<Vec<AccessRecord>, TraceError> {
-    let (mut all, mut batch) = (Vec::new(), Vec::new());
+    let (mut records, mut batch) = (Vec::new(), Vec::new());
     while reader.read_batch(&mut batch)? {
         assert!(!batch.is_empty(), "an empty batch before the end");
-        all.extend_from_slice(&batch);
+        records.extend_from_slice(&batch);
     }
-    Ok(all)
+    Ok(records)
 }
 
 fn input(bytes: &[u8]) -> Box<dyn Read + Send> {
@@ -193,8 +193,8 @@ proptest! {
     ) {
         let (format, mut bytes) = seeds().swap_remove(which);
         for (at, value) in changes {
-            let at = at.index(bytes.len());
-            bytes[at] = value;
+            let index = at.index(bytes.len());
+            bytes[index] = value;
         }
         bytes.truncate(cut.index(bytes.len()) + 1);
         read(&bytes, "in", named.then_some(format)).ok();

@@ -156,10 +156,10 @@ fn lackey_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
     if text.is_empty() || text.starts_with(b"==") || text.starts_with(b"--") || text.starts_with(b"**") {
         return Ok(LineOutcome::Nothing);
     }
-    let rest = text[1..].trim_ascii_start();
-    let comma = rest.iter().position(|&byte| byte == b',').ok_or(LACKEY_EXPECTED)?;
-    let address = hex(&rest[..comma]).ok_or(LACKEY_EXPECTED)?;
-    let size = size(&rest[comma + 1..]).ok_or(LACKEY_EXPECTED)?;
+    let operands = text[1..].trim_ascii_start();
+    let comma = operands.iter().position(|&byte| byte == b',').ok_or(LACKEY_EXPECTED)?;
+    let address = hex(&operands[..comma]).ok_or(LACKEY_EXPECTED)?;
+    let size = size(&operands[comma + 1..]).ok_or(LACKEY_EXPECTED)?;
     match text[0] {
         b'I' => Ok(LineOutcome::Instruction),
         b'L' => Ok(LineOutcome::Access { address, size, store: false }),

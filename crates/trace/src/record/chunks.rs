@@ -31,7 +31,7 @@ pub(super) struct ChunkDecoder {
     pub(super) max_reached: bool,
     /// Has a process reported its end? A process that replaced itself by another program does not.
     pub(super) end_seen: bool,
-    several: bool,
+    has_several: bool,
 }
 
 struct ChunkHeader {
@@ -54,8 +54,8 @@ fn u64_of(bytes: &[u8], index: usize) -> u64 {
 
 impl ChunkDecoder {
     /// With `several`, children are followed: addresses contain their process.
-    pub(super) fn new(several: bool) -> Self {
-        ChunkDecoder { several, ..Default::default() }
+    pub(super) fn new(has_several: bool) -> Self {
+        ChunkDecoder { several: has_several, ..Default::default() }
     }
 
     fn chunk_error<T>(&self, found: String, expected: &str) -> Result<T, TraceError> {
@@ -63,20 +63,20 @@ impl ChunkDecoder {
     }
 
     /// Appends the records of every complete chunk in the earlier remainder and `bytes`.
-    pub(super) fn feed(&mut self, bytes: &[u8], into: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
+    pub(super) fn feed(&mut self, bytes: &[u8], records: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
         self.pending.extend_from_slice(bytes);
         let pending = std::mem::take(&mut self.pending);
-        let mut at = 0;
-        while pending.len() - at >= HEAD_BYTES {
-            let head = self.parse_header(&pending[at..at + HEAD_BYTES])?;
-            let end = at + HEAD_BYTES + head.payload_bytes;
-            let Some(payload) = pending.get(at + HEAD_BYTES..end) else { break };
-            self.chunk(&head, payload, into)?;
-            self.offset += (end - at) as u64;
-            at = end;
+        let mut position = 0;
+        while pending.len() - position >= HEAD_BYTES {
+            let head = self.parse_header(&pending[position..position + HEAD_BYTES])?;
+            let end = position + HEAD_BYTES + head.payload_bytes;
+            let Some(payload) = pending.get(position + HEAD_BYTES..end) else { break };
+            self.chunk(&head, payload, records)?;
+            self.offset += (end - position) as u64;
+            position = end;
         }
         self.pending = pending;
-        self.pending.drain(..at);
+        self.pending.drain(..position);
         Ok(())
     }
 
@@ -102,7 +102,7 @@ impl ChunkDecoder {
         Ok(head)
     }
 
-    fn chunk(&mut self, head: &ChunkHeader, payload: &[u8], into: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
+    fn chunk(&mut self, head: &ChunkHeader, payload: &[u8], records: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
         if head.flags & FLAG_START != 0 {
             return self.start(head.pid, payload);
         }
@@ -118,7 +118,7 @@ impl ChunkDecoder {
         let totals = &mut self.threads[thread as usize];
         (totals.instructions, totals.accesses) = (Some(head.instructions), Some(head.accesses));
         totals.os_thread = totals.os_thread.or((head.os_thread != 0).then_some(head.os_thread));
-        self.records(head.records, process, thread, payload, into)
+        self.records(head.records, process, thread, payload, records)
     }
 
     fn start(&mut self, pid: u32, payload: &[u8]) -> Result<(), TraceError> {
@@ -134,16 +134,16 @@ impl ChunkDecoder {
     }
 
     fn thread(&mut self, process: u32, thread: u32) -> Result<u32, TraceError> {
-        let next = self.threads.len() as u32;
-        if let Some(&found) = self.thread_of.get(&(process, thread)) {
-            return Ok(found);
+        let next_number = self.threads.len() as u32;
+        if let Some(&known_number) = self.thread_of.get(&(process, thread)) {
+            return Ok(known_number);
         }
-        if next as usize == THREADS_LIMIT {
+        if next_number as usize == THREADS_LIMIT {
             return self.chunk_error("one thread more".into(), "at most 1048576 threads in one recording");
         }
-        self.thread_of.insert((process, thread), next);
-        self.threads.push(ThreadTotals { thread: next, process, created: Some(thread), ..Default::default() });
-        Ok(next)
+        self.thread_of.insert((process, thread), next_number);
+        self.threads.push(ThreadTotals { thread: next_number, process, created: Some(thread), ..Default::default() });
+        Ok(next_number)
     }
 
     fn records(
@@ -152,33 +152,33 @@ impl ChunkDecoder {
         process: u32,
         thread: u32,
         payload: &[u8],
-        into: &mut Vec<AccessRecord>,
+        records: &mut Vec<AccessRecord>,
     ) -> Result<(), TraceError> {
-        let mut rest = payload;
+        let mut remaining = payload;
         let mut address = 0u64;
-        let above = if self.several { u64::from(process) << PROCESS_SHIFT } else { 0 };
-        let mask = if self.several { (1 << PROCESS_SHIFT) - 1 } else { u64::MAX };
+        let process_bits = if self.has_several { u64::from(process) << PROCESS_SHIFT } else { 0 };
+        let mask = if self.has_several { (1 << PROCESS_SHIFT) - 1 } else { u64::MAX };
         for _ in 0..count {
             let record = (|| {
-                let head = varint(&mut rest)?;
+                let head = varint(&mut remaining)?;
                 let size = match head >> 1 & 7 {
-                    7 => u16::try_from(varint(&mut rest)?).ok()?,
+                    7 => u16::try_from(varint(&mut remaining)?).ok()?,
                     code => 1 << code,
                 };
-                let difference = varint(&mut rest)?;
+                let difference = varint(&mut remaining)?;
                 address = address.wrapping_add(difference >> 1 ^ (difference & 1).wrapping_neg());
                 let store = head & 1 != 0;
-                Some(AccessRecord { address: address & mask | above, gap: head >> 4, thread, size, store })
+                Some(AccessRecord { address: address & mask | process_bits, gap: head >> 4, thread, size, store })
             })();
             match record {
-                Some(record) => into.push(record),
+                Some(record) => records.push(record),
                 None => return self.chunk_error("a record that its chunk cuts off".into(), "whole records"),
             }
         }
-        if rest.is_empty() {
+        if remaining.is_empty() {
             Ok(())
         } else {
-            self.chunk_error(format!("{} bytes behind the records", rest.len()), "none")
+            self.chunk_error(format!("{} bytes behind the records", remaining.len()), "none")
         }
     }
 
@@ -202,11 +202,11 @@ impl ChunkDecoder {
     }
 }
 
-fn varint(rest: &mut &[u8]) -> Option<u64> {
+fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0u64;
     for shift in (0..64).step_by(7) {
-        let (&byte, after) = rest.split_first()?;
-        *rest = after;
+        let (&byte, remaining) = bytes.split_first()?;
+        *bytes = remaining;
         value |= u64::from(byte & 0x7f) << shift;
         if byte < 0x80 {
             return Some(value);
@@ -290,8 +290,8 @@ mod tests {
                 rest = after;
             }
             prop_assert_eq!(whole, pieces);
-            let at = at.index(bytes.len());
-            bytes[at] = value;
+            let index = at.index(bytes.len());
+            bytes[index] = value;
             ChunkDecoder::new(false).feed(&bytes, &mut Vec::new()).ok();
         }
     }

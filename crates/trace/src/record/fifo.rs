@@ -25,13 +25,13 @@ pub(super) struct Fifo<'a> {
     child: Child,
     interrupt: &'a AtomicBool,
     /// Wait for processes that outlive the program?
-    follow: bool,
+    follows_children: bool,
     /// Stop the program at the next opportunity?
-    pub(super) enough: bool,
+    pub(super) has_enough: bool,
     /// Processes that write, besides the child.
     pub(super) writers: Vec<u32>,
-    asked: Option<Instant>,
-    killed: bool,
+    stop_time: Option<Instant>,
+    was_killed: bool,
     exited: Option<Instant>,
 }
 
@@ -50,23 +50,23 @@ impl<'a> Fifo<'a> {
         Ok(input)
     }
 
-    pub(super) fn new(input: File, child: Child, interrupt: &'a AtomicBool, follow: bool) -> Self {
+    pub(super) fn new(input: File, child: Child, interrupt: &'a AtomicBool, follows_children: bool) -> Self {
         Fifo {
             input,
             child,
             interrupt,
-            follow,
-            enough: false,
+            follow: follows_children,
+            has_enough: false,
             writers: Vec::new(),
-            asked: None,
-            killed: false,
+            stop_time: None,
+            was_killed: false,
             exited: None,
         }
     }
 
     /// Was the program stopped, or did it end by itself?
     pub(super) fn is_stopped(&self) -> bool {
-        self.asked.is_some()
+        self.stop_time.is_some()
     }
 
     /// Waits for the program, and returns its status.
@@ -85,16 +85,16 @@ impl<'a> Fifo<'a> {
     }
 
     fn stop_if_asked(&mut self) {
-        if !self.enough && !self.interrupt.load(Ordering::Relaxed) {
+        if !self.has_enough && !self.interrupt.load(Ordering::Relaxed) {
             return;
         }
-        match self.asked {
+        match self.stop_time {
             None => {
-                self.asked = Some(Instant::now());
+                self.stop_time = Some(Instant::now());
                 self.signal(Signal::TERM);
             }
-            Some(since) if !self.killed && since.elapsed() > GRACE => {
-                self.killed = true;
+            Some(since) if !self.was_killed && since.elapsed() > GRACE => {
+                self.was_killed = true;
                 self.signal(Signal::KILL);
             }
             Some(_) => {}
@@ -110,21 +110,21 @@ impl<'a> Fifo<'a> {
 }
 
 impl Read for Fifo<'_> {
-    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let tick = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-        let mut quiet = Instant::now();
+        let mut last_input = Instant::now();
         loop {
             self.stop_if_asked();
             // Checked before the read, because everything that a dead child wrote is in the pipe by then.
             self.note_exit()?;
-            let exited = self.exited.is_some();
-            match self.input.read(into) {
-                Ok(0) if exited => return Ok(0),
+            let has_exited = self.exited.is_some();
+            match self.input.read(buffer) {
+                Ok(0) if has_exited => return Ok(0),
                 // No process has opened it yet, or the program closed it and continues.
                 Ok(0) => std::thread::sleep(Duration::from_millis(5)),
                 Ok(read) => return Ok(read),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    if exited && (self.killed || !self.follow && quiet.elapsed() > SILENCE) {
+                    if has_exited && (self.was_killed || !self.follows_children && last_input.elapsed() > SILENCE) {
                         return Ok(0);
                     }
                     let mut fds = [PollFd::new(&self.input, PollFlags::IN)];
@@ -132,8 +132,8 @@ impl Read for Fifo<'_> {
                         Ok(_) | Err(rustix::io::Errno::INTR) => {}
                         Err(error) => return Err(error.into()),
                     }
-                    if !exited {
-                        quiet = Instant::now();
+                    if !has_exited {
+                        last_input = Instant::now();
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

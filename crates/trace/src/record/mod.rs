@@ -111,7 +111,7 @@ pub struct RecordingSummary {
     /// The totals, as stored in the file.
     pub totals: TraceTotals,
     /// The end of the program; its own failure is not an error of the recorder.
-    pub ended: RecordingEnd,
+    pub recording_end: RecordingEnd,
     /// Size of the file.
     pub bytes: u64,
     /// A note for the user: the fallback in use and its limits.
@@ -185,37 +185,37 @@ impl Recorder {
             RecorderTool::Tool { .. } => self.take_chunks(&mut fifo, &mut writer, &mut progress),
             RecorderTool::Lackey { .. } => self.take_lackey(&mut fifo, &mut writer, &mut progress),
         };
-        let stopped = fifo.is_stopped();
+        let was_stopped = fifo.is_stopped();
         let status = fifo.wait().map_err(TraceError::io("valgrind", "wait for"))?;
-        let ended = match (stopped, fifo.enough, status.code()) {
+        let recording_end = match (was_stopped, fifo.has_enough, status.code()) {
             (true, true, _) => RecordingEnd::AtMax,
             (true, false, _) => RecordingEnd::Interrupted,
             (false, _, Some(code)) => RecordingEnd::Exit(code),
             (false, _, None) => RecordingEnd::Signal(status.signal().unwrap_or(0)),
         };
-        let CaptureSummary { mut totals, started, max_reached, is_full, end_seen } = outcome?;
-        if !started && !stopped {
+        let CaptureSummary { mut totals, is_started, max_reached, is_full, end_seen } = outcome?;
+        if !is_started && !was_stopped {
             return Err(valgrind_failed(&self.command[0], &log_path));
         }
-        let ended = if self.kill_at_max && max_reached { RecordingEnd::AtMax } else { ended };
-        totals.ended = Some(ended.to_string());
-        let replaced = self.children == ChildProcesses::Ignore
+        let recording_end = if self.kill_at_max && max_reached { RecordingEnd::AtMax } else { recording_end };
+        totals.ended = Some(recording_end.to_string());
+        let was_replaced = self.children == ChildProcesses::Ignore
             && !end_seen
             && !max_reached
-            && matches!(ended, RecordingEnd::Exit(_));
+            && matches!(recording_end, RecordingEnd::Exit(_));
         let note = match recording {
             RecorderTool::Lackey { because, .. } => Some(lackey_note(because, self.filter.is_some())),
             RecorderTool::Tool { .. } if totals.threads.is_empty() && !self.skip_time.is_zero() => {
                 Some(EARLY_END_NOTE.to_string())
             }
-            RecorderTool::Tool { .. } if replaced => Some(REPLACED_NOTE.to_string()),
+            RecorderTool::Tool { .. } if was_replaced => Some(REPLACED_NOTE.to_string()),
             RecorderTool::Tool { .. } if is_full => Some(FULL_NOTE.to_string()),
             RecorderTool::Tool { .. } => None,
         };
         let (out, totals) = writer.finish(totals)?;
         out.into_inner().map_err(|error| TraceError::io(&output.name(), "write")(error.into_error()))?;
         let bytes = output.finish()?;
-        Ok(RecordingSummary { header, totals, ended, bytes, note })
+        Ok(RecordingSummary { header, totals, recording_end, bytes, note })
     }
 
     fn is_timed(&self) -> bool {
@@ -223,18 +223,18 @@ impl Recorder {
     }
 
     fn header(&self, recording: &RecorderTool) -> TraceHeader {
-        let (source, ours) = match recording {
+        let (source, is_ours) = match recording {
             RecorderTool::Tool { valgrind, .. } => (valgrind.clone(), true),
             RecorderTool::Lackey { valgrind, .. } => (format!("lackey of {valgrind}"), false),
         };
         TraceHeader {
             command: self.command.clone(),
-            filter: self.filter.filter(|_| ours),
+            filter: self.filter.filter(|_| is_ours),
             line_bytes: self.filter.map_or(64, |filter| filter.line_bytes),
             page_bytes: rustix::param::page_size() as u32,
             skip_accesses: self.skip,
             max_accesses: self.max,
-            process_shift: (ours && self.children == ChildProcesses::Follow).then_some(PROCESS_SHIFT),
+            process_shift: (is_ours && self.children == ChildProcesses::Follow).then_some(PROCESS_SHIFT),
             ..TraceHeader::for_import(&source, true)
         }
     }
@@ -308,12 +308,12 @@ impl Recorder {
             progress(RecordingProgress { program_accesses, records: writer.records(), bytes: writer.bytes() });
             if writer.bytes() >= self.max_bytes {
                 is_full = true;
-                fifo.enough = self.kill_at_max;
+                fifo.has_enough = self.kill_at_max;
             }
         }
         Ok(CaptureSummary {
             totals: decoder.totals(),
-            started: !decoder.processes.is_empty(),
+            is_started: !decoder.processes.is_empty(),
             max_reached: decoder.max_reached || is_full,
             is_full,
             end_seen: decoder.end_seen,
@@ -328,33 +328,33 @@ impl Recorder {
         progress: &mut impl FnMut(RecordingProgress),
     ) -> Result<CaptureSummary, TraceError> {
         let mut reader = LackeyReader::new(fifo, "lackey's output");
-        let (mut seen, mut instructions) = (0u64, 0u64);
+        let (mut seen_records, mut instructions) = (0u64, 0u64);
         let end = self.skip.saturating_add(self.max.unwrap_or(u64::MAX));
         let mut batch = Vec::new();
         while reader.read_batch(&mut batch)? {
             for record in &batch {
-                if (self.skip..end).contains(&seen) {
+                if (self.skip..end).contains(&seen_records) {
                     instructions += record.gap;
                     writer.push(record)?;
                 }
-                seen += 1;
+                seen_records += 1;
             }
             let (program_accesses, records) = (writer.records(), writer.records());
             progress(RecordingProgress { program_accesses, records, bytes: writer.bytes() });
-            if self.kill_at_max && seen >= end {
-                reader.input_mut().enough = true;
+            if self.kill_at_max && seen_records >= end {
+                reader.input_mut().has_enough = true;
             }
         }
         // The instructions after the last access belong only to a window that was not truncated.
-        let all = reader.totals().and_then(|totals| totals.instructions);
-        let read_all = seen <= end && self.skip == 0;
-        let instructions = if read_all { all } else { Some(instructions) };
+        let all_instructions = reader.totals().and_then(|totals| totals.instructions);
+        let read_all = seen_records <= end && self.skip == 0;
+        let instructions = if read_all { all_instructions } else { Some(instructions) };
         let records = writer.records();
         let totals = TraceTotals { program_accesses: Some(records), instructions, ..TraceTotals::default() };
         Ok(CaptureSummary {
             totals,
-            started: seen > 0,
-            max_reached: self.max.is_some() && seen >= end,
+            is_started: seen_records > 0,
+            max_reached: self.max.is_some() && seen_records >= end,
             is_full: false,
             end_seen: true,
         })
@@ -372,7 +372,7 @@ const EARLY_END_NOTE: &str = "the program ended before the time to skip was over
 struct CaptureSummary {
     totals: TraceTotals,
     /// Was the program started at all?
-    started: bool,
+    is_started: bool,
     max_reached: bool,
     /// Has the file reached its maximum size?
     is_full: bool,
@@ -431,7 +431,7 @@ fn valgrind_failed(program: &str, log: &Path) -> TraceError {
 /// (`/dev/null`, a pipe).
 struct RecordingFile {
     path: PathBuf,
-    part: Option<PathBuf>,
+    partial_path: Option<PathBuf>,
     file: File,
 }
 
@@ -439,15 +439,15 @@ impl RecordingFile {
     fn create(path: &Path, force: bool) -> Result<RecordingFile, TraceError> {
         let path = path.to_path_buf();
         if cachemate_files::exists(&path) && !path.is_file() {
-            return Ok(RecordingFile { file: create_output(&path, true)?, path, part: None });
+            return Ok(RecordingFile { file: create_output(&path, true)?, path, partial_path: None });
         }
         if cachemate_files::exists(&path) && !force {
             return Err(TraceError::Exists { file: path.display().to_string() });
         }
         let mut name = path.as_os_str().to_owned();
         name.push(".part");
-        let part = PathBuf::from(name);
-        Ok(RecordingFile { file: create_output(&part, true)?, path, part: Some(part) })
+        let partial_path = PathBuf::from(name);
+        Ok(RecordingFile { file: create_output(&partial_path, true)?, path, partial_path: Some(partial_path) })
     }
 
     fn name(&self) -> String {
@@ -460,8 +460,8 @@ impl RecordingFile {
 
     fn finish(mut self) -> Result<u64, TraceError> {
         let bytes = self.file.metadata().map_err(TraceError::io(&self.name(), "read"))?.len();
-        if let Some(part) = self.part.take() {
-            std::fs::rename(&part, &self.path).map_err(TraceError::io(&self.name(), "create"))?;
+        if let Some(partial_path) = self.partial_path.take() {
+            std::fs::rename(&partial_path, &self.path).map_err(TraceError::io(&self.name(), "create"))?;
         }
         Ok(bytes)
     }
@@ -470,10 +470,10 @@ impl RecordingFile {
 impl Drop for RecordingFile {
     /// Removes an unfinished file without any complete block, because it is useless.
     fn drop(&mut self) {
-        if let Some(part) = &self.part
+        if let Some(partial_path) = &self.partial_path
             && self.file.metadata().is_ok_and(|metadata| metadata.len() < 4096)
         {
-            std::fs::remove_file(part).ok();
+            std::fs::remove_file(partial_path).ok();
         }
     }
 }

@@ -20,11 +20,11 @@ fn quiet(command: Vec<String>, output: &Path) -> Recorder {
 
 fn read(path: &Path) -> (Vec<AccessRecord>, TraceTotals) {
     let mut reader = CmtReader::open(path).unwrap();
-    let (mut all, mut batch) = (Vec::new(), Vec::new());
+    let (mut records, mut batch) = (Vec::new(), Vec::new());
     while reader.read_batch(&mut batch).unwrap() {
-        all.extend_from_slice(&batch);
+        records.extend_from_slice(&batch);
     }
-    (all, reader.totals().unwrap().clone())
+    (records, reader.totals().unwrap().clone())
 }
 
 /// A C program compiled into `dir`.
@@ -48,7 +48,7 @@ fn l1_misses_of_gzip_agree_with_cachegrind() {
     let recorded = run(&quiet(command.clone(), &out));
     let (records, totals) = read(&out);
     assert_eq!(records.len() as u64, totals.records);
-    assert_eq!(recorded.ended, RecordingEnd::Exit(0));
+    assert_eq!(recorded.recording_end, RecordingEnd::Exit(0));
 
     let numbers = dir.path().join("cachegrind");
     let status = Command::new("valgrind")
@@ -83,7 +83,7 @@ fn a_window_is_a_slice_of_the_whole() {
     run(&all);
     let part = Recorder { output: window.clone(), skip: 5_000, max: Some(7_000), ..all };
     let recorded = run(&part);
-    assert_eq!(recorded.ended, RecordingEnd::Exit(0));
+    assert_eq!(recorded.recording_end, RecordingEnd::Exit(0));
     let ((whole, totals), (part, part_totals)) = (read(&whole), read(&window));
     assert_eq!(totals.program_accesses, Some(totals.records));
     assert_eq!(totals.instructions.map(|sum| sum >= whole.iter().map(|record| record.gap).sum()), Some(true));
@@ -100,9 +100,9 @@ fn the_childs_status_is_part_of_the_result() {
     let out = dir.path().join("x.cmt");
     let script = |text: &str| vec!["sh".to_string(), "-c".to_string(), text.to_string()];
     let forced = |command| Recorder { force: true, ..quiet(command, &out) };
-    assert_eq!(run(&forced(script("exit 3"))).ended, RecordingEnd::Exit(3));
+    assert_eq!(run(&forced(script("exit 3"))).recording_end, RecordingEnd::Exit(3));
     let killed = run(&forced(script("kill -TERM $$")));
-    assert_eq!((killed.ended, killed.totals.ended), (RecordingEnd::Signal(15), Some("signal 15".into())));
+    assert_eq!((killed.recording_end, killed.totals.ended), (RecordingEnd::Signal(15), Some("signal 15".into())));
     let error = quiet(words("true"), &out).run(&AtomicBool::new(false), |_| {}).unwrap_err();
     assert!(matches!(error, TraceError::Exists { .. }), "{error}");
     let missing = forced(words("no-such-program-xyz")).run(&AtomicBool::new(false), |_| {}).unwrap_err();
@@ -124,7 +124,7 @@ fn an_interrupt_keeps_what_was_recorded() {
         }
     });
     let recorded = recorded.unwrap();
-    assert_eq!(recorded.ended, RecordingEnd::Interrupted);
+    assert_eq!(recorded.recording_end, RecordingEnd::Interrupted);
     let (records, totals) = read(&out);
     assert!(records.len() > 200_000 && totals.ended.as_deref() == Some("interrupted"));
 }
@@ -149,7 +149,7 @@ fn threads_are_told_apart_and_stores_invalidate_the_others_lines() {
            return sum != 4950; }\n",
     );
     let out = dir.path().join("x.cmt");
-    assert_eq!(run(&quiet(vec![program], &out)).ended, RecordingEnd::Exit(0));
+    assert_eq!(run(&quiet(vec![program], &out)).recording_end, RecordingEnd::Exit(0));
     let (records, totals) = read(&out);
     assert_eq!(totals.threads.len(), 5, "main, the writer, and three that had one id after another");
     // The busiest line shared by both threads is `shared`: the main thread misses it once per round. The writer's
@@ -182,7 +182,7 @@ fn threads_keep_the_order_of_their_creation_and_their_kernel_ids() {
            FILE *f = fopen(a[1], \"w\"); for (int i = 0; i < 4; i++) fprintf(f, \"%ld\\n\", id[i]); return fclose(f); }\n",
     );
     let recorder = quiet(vec![program, ids.display().to_string()], &out);
-    assert_eq!(run(&recorder).ended, RecordingEnd::Exit(0));
+    assert_eq!(run(&recorder).recording_end, RecordingEnd::Exit(0));
     let totals = read(&out).1;
     let expected_ids: Vec<u32> =
         std::fs::read_to_string(&ids).unwrap().lines().map(|line| line.parse().unwrap()).collect();
@@ -199,13 +199,13 @@ fn children_are_left_or_followed_as_processes_of_their_own() {
     let command = vec!["sh".to_string(), "-c".to_string(), "ls / >/dev/null; (true); exit 2".to_string()];
     let recorder = Recorder { force: true, ..quiet(command, &out) };
     let recorded = run(&recorder);
-    assert_eq!((recorded.ended, recorded.totals.processes.len()), (RecordingEnd::Exit(2), 1));
+    assert_eq!((recorded.recording_end, recorded.totals.processes.len()), (RecordingEnd::Exit(2), 1));
     assert_eq!(recorded.note, None);
     let replaced = vec!["sh".to_string(), "-c".to_string(), "exec true".to_string()];
     let note = run(&Recorder { command: replaced, ..recorder.clone() }).note.unwrap();
     assert!(note.contains("replaced itself"), "{note}");
     let recorded = run(&Recorder { children: ChildProcesses::Follow, ..recorder });
-    assert_eq!(recorded.ended, RecordingEnd::Exit(2));
+    assert_eq!(recorded.recording_end, RecordingEnd::Exit(2));
     let (records, totals) = read(&out);
     let commands: Vec<&str> = totals.processes.iter().map(|process| process.command[0].as_str()).collect();
     assert!(commands.len() >= 3 && commands.iter().any(|name| name.ends_with("ls")), "{commands:?}");
@@ -225,7 +225,7 @@ fn lackey_records_the_same_accesses() {
     let recorder = quiet(words("true"), &lackeys);
     let recorded = recorder.run_with(&lackey, &AtomicBool::new(false), |_| {}).unwrap();
     assert!(recorded.note.is_some_and(|note| note.contains("without the L1 filter")));
-    assert_eq!((recorded.ended, recorded.header.filter), (RecordingEnd::Exit(0), None));
+    assert_eq!((recorded.recording_end, recorded.header.filter), (RecordingEnd::Exit(0), None));
     let ((ours, totals), (lackeys, lackey_totals)) = (read(&ours), read(&lackeys));
     let near = |a: u64, b: u64| (a as f64 / b as f64 - 1.0).abs() < 0.02;
     assert!(near(ours.len() as u64, lackeys.len() as u64), "{} {}", ours.len(), lackeys.len());
@@ -247,7 +247,7 @@ fn a_part_by_time_or_size_leaves_the_program_whole() {
     let short = run(&Recorder { max_time: Some(Duration::from_millis(5)), ..unfiltered("short.cmt") });
     let full = run(&Recorder { max_bytes: 20_000, ..unfiltered("full.cmt") });
     for part in [&late, &short, &full] {
-        assert_eq!(part.ended, RecordingEnd::Exit(7));
+        assert_eq!(part.recording_end, RecordingEnd::Exit(7));
         assert!(accesses(part) > 0 && accesses(part) < accesses(&all), "{} of {}", accesses(part), accesses(&all));
     }
     assert!(full.note.unwrap().contains("maximum size") && late.note.is_none() && short.note.is_none());
@@ -256,5 +256,5 @@ fn a_part_by_time_or_size_leaves_the_program_whole() {
     let never = run(&Recorder { skip_time: Duration::from_secs(3600), ..record("never.cmt") });
     assert!(never.totals.records == 0 && never.note.unwrap().contains("before the time to skip"));
     let killed = run(&Recorder { max_bytes: 20_000, kill_at_max: true, force: true, ..unfiltered("full.cmt") });
-    assert_eq!(killed.ended, RecordingEnd::AtMax);
+    assert_eq!(killed.recording_end, RecordingEnd::AtMax);
 }

@@ -111,10 +111,10 @@ fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
         let lines: Vec<&str> = stderr.lines().take(6).collect();
         return Err(recorder(format!("the recorder cannot be built: {}", lines.join(" / ")), remedy));
     }
-    let fresh = work.path().join("build");
+    let build_dir = work.path().join("build");
     if exists(&library) {
         std::fs::remove_dir_all(&library).map_err(io(&library, "remove the stale"))?;
     }
-    std::fs::rename(&fresh, &library).map_err(io(&library, "create"))?;
+    std::fs::rename(&build_dir, &library).map_err(io(&library, "create"))?;
     Ok(library)
 }

@@ -32,10 +32,10 @@ fn a_written_log_reads_back_bit_for_bit() {
         let records = recorded(&path);
         let log = RunLogReader::open(&path).unwrap();
         assert_eq!((log.header().pipeline.clone(), log.header().format), (config(), RUN_LOG_VERSION));
-        let (back, error) = read_all(log);
+        let (read_records, error) = read_all(log);
         assert!(error.is_none());
-        assert_eq!(back, records);
-        assert_eq!(serde_json::to_string(&back).unwrap(), serde_json::to_string(&records).unwrap());
+        assert_eq!(read_records, records);
+        assert_eq!(serde_json::to_string(&read_records).unwrap(), serde_json::to_string(&records).unwrap());
     }
 }
 
@@ -48,26 +48,26 @@ fn a_truncated_log_gives_what_was_before_and_the_line() {
     let bytes = std::fs::read(&path).unwrap();
     let ends: Vec<usize> =
         bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(index, _)| index + 1).collect();
-    for (cut, whole) in [(ends[2], 2), (ends[2] + 5, 2), (ends[3] - 1, 2), (ends[6], 6)] {
+    for (cut, whole_records) in [(ends[2], 2), (ends[2] + 5, 2), (ends[3] - 1, 2), (ends[6], 6)] {
         let log = RunLogReader::new(Box::new(std::io::Cursor::new(bytes[..cut].to_vec())), "run.jsonl").unwrap();
-        let (back, error) = read_all(log);
-        assert_eq!(back, records[..whole]);
+        let (read_records, error) = read_all(log);
+        assert_eq!(read_records, records[..whole_records]);
         let text = error.unwrap().to_string();
-        assert!(text.starts_with(&format!("run.jsonl: line {}: found the end of the file", whole + 2)), "{text}");
+        assert!(text.starts_with(&format!("run.jsonl: line {}: found the end of the file", whole_records + 2)), "{text}");
     }
     let mut damaged = bytes.clone();
     damaged[ends[1] + 1] = b'!';
     let log = RunLogReader::new(Box::new(std::io::Cursor::new(damaged)), "run.jsonl").unwrap();
-    let (back, error) = read_all(log);
-    assert_eq!(back, records[..1]);
+    let (read_records, error) = read_all(log);
+    assert_eq!(read_records, records[..1]);
     assert!(matches!(error, Some(TraceError::Bad { place: crate::FilePosition::Line(3), .. })));
     let packed = dir.path().join("run.jsonl.zst");
     recorded(&packed);
     let bytes = std::fs::read(&packed).unwrap();
     let cut = bytes[..bytes.len() - 40].to_vec();
-    let (back, error) = read_all(RunLogReader::new(Box::new(std::io::Cursor::new(cut)), "run.jsonl.zst").unwrap());
-    assert!(records.starts_with(&back) && !back.is_empty());
-    assert!(error.unwrap().to_string().starts_with(&format!("run.jsonl.zst: line {}:", back.len() + 2)));
+    let (read_records, error) = read_all(RunLogReader::new(Box::new(std::io::Cursor::new(cut)), "run.jsonl.zst").unwrap());
+    assert!(records.starts_with(&read_records) && !read_records.is_empty());
+    assert!(error.unwrap().to_string().starts_with(&format!("run.jsonl.zst: line {}:", read_records.len() + 2)));
 }
 
 /// Is a number that JSON cannot represent rejected when written, rather than when read?

@@ -85,13 +85,13 @@ fn levels(machine: &MachineSpec) -> anyhow::Result<Levels<'_>> {
 fn check(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
     let name = &machine.name;
     let l3s = machine.instances(levels.shared);
-    for (field, found, most) in [
+    for (field, found, limit) in [
         ("contexts_per_core", machine.contexts_per_core, 1),
         ("cores", machine.cores(), MAX_CPUS),
         ("last-level caches", l3s, MAX_L3S),
     ] {
-        if found > most {
-            bail!("{name}, {field}: found {found}, expected at most {most}, the limit of the lab's machine");
+        if found > limit {
+            bail!("{name}, {field}: found {found}, expected at most {limit}, the limit of the lab's machine");
         }
     }
     if levels.shared.shared_by_cores != machine.cores_per_package {
@@ -133,8 +133,8 @@ pub fn text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<
     let (streams, degree) = streamer.unwrap_or((0, 0));
     let classes = shared.way_partitions.filter(|_| !options.no_rdt).map_or(0, |parts| parts.groups.min(MAX_CLASSES));
     let counters = if options.no_counters { 0 } else { machine.counters.count.min(MAX_COUNTERS) };
-    let same = machine.coherence.same_package_cycles.unwrap_or(memory);
-    let other = machine.coherence.other_package_cycles.unwrap_or(memory);
+    let same_package = machine.coherence.same_package_cycles.unwrap_or(memory);
+    let other_package = machine.coherence.other_package_cycles.unwrap_or(memory);
     let per_line = (f64::from(LINE_BYTES) / machine.memory.bytes_per_cycle).round().max(1.0) as u64;
     let mut settings: Vec<(&str, u64)> = vec![
         ("hertz", machine.hertz),
@@ -152,8 +152,8 @@ pub fn text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<
         ("memory_cycles", beyond_l1(memory)),
         ("prefetch_streams", streams.into()),
         ("prefetch_degree", degree.into()),
-        ("same_l3_cycles", beyond_l1(same)),
-        ("other_l3_cycles", beyond_l1(other)),
+        ("same_l3_cycles", beyond_l1(same_package)),
+        ("other_l3_cycles", beyond_l1(other_package)),
         ("memory_cycles_per_line", per_line),
         ("memory_per_l3", has_own_memories(machine).into()),
         ("classes", classes.into()),
@@ -170,8 +170,8 @@ pub fn text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<
         settings.push(("remote_memory_cycles", beyond_l1(machine.memory.remote_latency_cycles)));
     }
     let mut text = format!("# A modeled machine: {}\nname {}\n", machine.description, machine.name);
-    for missing in not_modeled(machine, streamer.is_some()) {
-        let _ = writeln!(text, "# not modeled: {missing}");
+    for feature in not_modeled(machine, streamer.is_some()) {
+        let _ = writeln!(text, "# not modeled: {feature}");
     }
     if has_own_memories(machine) {
         let _ = writeln!(text, "# qemu {}", memory_nodes(machine));
@@ -204,18 +204,18 @@ fn memory_nodes(machine: &MachineSpec) -> String {
 }
 
 fn not_modeled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
-    let mut missing = vec!["instruction fetches and page walks".to_string()];
+    let mut missing_features = vec!["instruction fetches and page walks".to_string()];
     if !matches!(machine.pipeline, cachemate_core::CoreModel::InOrder { issue_width: 1 }) {
-        missing.push("the pipeline: one instruction per cycle, and every miss stalls".to_string());
+        missing_features.push("the pipeline: one instruction per cycle, and every miss stalls".to_string());
     }
     let prefetchers = machine.prefetchers.len() - usize::from(streamer);
     if prefetchers > 0 {
-        missing.push(format!("{prefetchers} of its prefetchers: only a stride prefetcher at a private L2 is"));
+        missing_features.push(format!("{prefetchers} of its prefetchers: only a stride prefetcher at a private L2 is"));
     }
     if machine.memory.nodes > 1 && !has_own_memories(machine) {
-        missing.push("memory nodes: all memory is local, and all L3s share the bandwidth of one node".to_string());
+        missing_features.push("memory nodes: all memory is local, and all L3s share the bandwidth of one node".to_string());
     }
-    missing
+    missing_features
 }
 
 #[cfg(test)]

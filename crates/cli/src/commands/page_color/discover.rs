@@ -66,11 +66,11 @@ impl Discover {
 ///
 /// # Errors
 /// No colors were found, with the reason.
-pub fn discover_colors(session: &Session, bytes: u64, at_most: Duration, seed: u64) -> anyhow::Result<ColorMap> {
+pub fn discover_colors(session: &Session, bytes: u64, max_time: Duration, seed: u64) -> anyhow::Result<ColorMap> {
     let topology = read_topology(Path::new("/")).context("cannot read the caches of this host")?.topology;
-    let allowed = LinuxHost::new("/").affinity(std::process::id() as i32).context("cannot read this process's CPUs")?;
+    let allowed_cpus = LinuxHost::new("/").affinity(std::process::id() as i32).context("cannot read this process's CPUs")?;
     // The last CPU, because most interrupts are handled on the first.
-    let cpu = allowed.iter().last().map(CpuId).context("this process may run on no CPU")?;
+    let cpu = allowed_cpus.iter().last().map(CpuId).context("this process may run on no CPU")?;
     let available = available_bytes().unwrap_or(u64::MAX);
     if bytes > available / 2 {
         bail!(
@@ -89,7 +89,7 @@ pub fn discover_colors(session: &Session, bytes: u64, at_most: Duration, seed: u
     let mut wish = DiscoveryOptions {
         base: Path::new(BASE),
         pool_bytes: bytes,
-        at_most,
+        max_time,
         seed,
         progress: &mut progress,
         stop: &|| stop.load(Ordering::Relaxed),
@@ -107,8 +107,8 @@ struct MapSummary<'a>(&'a ColorMap);
 
 impl serde::Serialize for MapSummary<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let without = ColorMap { frames: Vec::new(), ..self.0.clone() };
-        let mut value = serde_json::to_value(without).map_err(serde::ser::Error::custom)?;
+        let frameless_map = ColorMap { frames: Vec::new(), ..self.0.clone() };
+        let mut value = serde_json::to_value(frameless_map).map_err(serde::ser::Error::custom)?;
         if let Some(object) = value.as_object_mut() {
             object.remove("frames");
         }
@@ -137,24 +137,24 @@ fn render(map: &ColorMap) -> String {
     text.push_str(&format!("frame numbers: {}\n", map.frame_numbers));
     text.push_str(&describe_coverage("private cache", &map.private));
     match &map.last_level {
-        Some(found) => text.push_str(&describe_coverage("last level", found)),
+        Some(coverage) => text.push_str(&describe_coverage("last level", coverage)),
         None => text.push_str("last level: the kernel reports none of known size\n"),
     }
     text
 }
 
-fn describe_coverage(name: &str, found: &ColorCoverage) -> String {
-    let says = match found.is_partitioned {
+fn describe_coverage(name: &str, coverage: &ColorCoverage) -> String {
+    let verdict = match coverage.is_partitioned {
         Some(true) => "confined",
         Some(false) => "NOT confined",
         None => "not determined: too few frames of one color (--memory), or too little of the cache is free now",
     };
-    let knee = found.knee_bytes.map_or("none found".to_string(), size_text);
+    let knee = coverage.knee_bytes.map_or("none found".to_string(), size_text);
     let mut text =
-        format!("{name}: {says}; one color's share {}, knee of one color {knee}\n", size_text(found.share_bytes));
+        format!("{name}: {verdict}; one color's share {}, knee of one color {knee}\n", size_text(coverage.share_bytes));
     let mut table =
         Table::new(&[("chase over", Align::Right), ("one color ns", Align::Right), ("all colors ns", Align::Right)]);
-    for point in &found.curve {
+    for point in &coverage.curve {
         table.row([
             &size_text(point.size_bytes),
             &format!("{:.1}", point.colored_ns),

@@ -67,7 +67,7 @@ impl ColorRunArgs {
         let mask =
             color_mask(&self.colors).ok_or_else(|| UsageError("--colors: found no color, or one above 63".into()))?;
         migration::page_ns_with_frames()
-            .map_err(|unusable| anyhow::anyhow!("{} (remedy: {})", unusable.why, unusable.remedy))?;
+            .map_err(|unusable| anyhow::anyhow!("{} (remedy: {})", unusable.reason, unusable.remedy))?;
         let colors = known_colors(session)?;
         if self.colors.iter().any(|color| color >= colors) {
             bail!(UsageError(format!("--colors {}: this host has colors 0-{}", self.colors, colors - 1)));
@@ -146,7 +146,7 @@ fn print_report(session: &Session, report: &ColorRunReport) {
     for ProcessReport { pid, agent } in &report.processes {
         let figure = |name: &str| agent.counter(name).unwrap_or(0);
         let words = match &agent.account {
-            Err(why) => format!("process {pid} was not confined: {why}"),
+            Err(reason) => format!("process {pid} was not confined: {reason}"),
             Ok(_) => format!(
                 "process {pid}: {} of {} pages in allowed colors; {} faults at {:.1} us, {} fallback frames of other colors, {} frames from the kernel; {} pages migrated; at most {} held",
                 count_text(figure("allowed_pages")),

@@ -76,8 +76,8 @@ impl Verify {
 }
 
 fn render(result: &VerifyJson) -> String {
-    let worst = result.colors.iter().enumerate().max_by_key(|(_, color)| color.frames_moved);
-    let worst = worst.filter(|(_, color)| color.frames_moved > 0);
+    let worst_color = result.colors.iter().enumerate().max_by_key(|(_, color)| color.frames_moved);
+    let worst_color = worst_color.filter(|(_, color)| color.frames_moved > 0);
     format!(
         "{} of {} frames still have their color, {} have moved, {} are undecided; {} answers in {:.1} s, {:.1} % of them disturbed by other programs; a hit takes {} cycles, a miss {}\n{}",
         result.frames_hold,
@@ -89,8 +89,8 @@ fn render(result: &VerifyJson) -> String {
         100.0 * result.answers_disturbed as f64 / result.answers.max(1) as f64,
         result.hit_cycles,
         result.miss_cycles,
-        worst.map_or(String::new(), |(at, color)| format!(
-            "most of the moved frames are of color {at}: {} of {}\n",
+        worst_color.map_or(String::new(), |(color_index, color)| format!(
+            "most of the moved frames are of color {color_index}: {} of {}\n",
             color.frames_moved, color.frames
         )),
     )

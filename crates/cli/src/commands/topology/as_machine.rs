@@ -102,12 +102,12 @@ pub fn machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Res
     let memory_bytes = facts.memory_bytes.unwrap_or(USUAL_MEMORY_BYTES) / page_bytes * page_bytes;
     let mut guessed =
         vec!["latencies of caches, memory and coherence", "pipeline", "memory bandwidth", "prefetchers", "counters"];
-    for (known, subject) in [
+    for (is_known, subject) in [
         (hertz.is_some(), "clock"),
         (facts.memory_bytes.is_some(), "memory size"),
         (facts.classes.is_some() && last.is_some(), "classes of service (none)"),
     ] {
-        if !known {
+        if !is_known {
             guessed.push(subject);
         }
     }

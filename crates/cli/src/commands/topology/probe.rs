@@ -12,7 +12,7 @@ use cachemate_daemon::host;
 const TRIES: u32 = 5;
 /// Number of CPUs up to which every pair is measured; beyond it, each CPU is measured against one CPU of every group
 /// found so far.
-const ALL_PAIRS_UP_TO: usize = 24;
+const MAX_ALL_PAIRS: usize = 24;
 
 /// `cachemate topology --probe --json`.
 #[derive(Serialize)]
@@ -46,14 +46,14 @@ pub fn measure(session: &Session) -> anyhow::Result<ProbedTopology> {
     let progress = session.progress("ping-pong", Some(online.len() as u64));
     for (index, &cpu) in online.iter().enumerate() {
         let mut home: Option<usize> = None;
-        let against: Vec<u32> = match online.len() <= ALL_PAIRS_UP_TO {
+        let earlier_cpus: Vec<u32> = match online.len() <= MAX_ALL_PAIRS {
             true => online[..index].to_vec(),
             false => groups.iter().filter_map(CpuSet::first).collect(),
         };
-        for other in against {
-            let pair = pair(other, cpu, &bounds);
+        for other_cpu in earlier_cpus {
+            let pair = pair(other_cpu, cpu, &bounds);
             if pair.says == "shared" && home.is_none() {
-                home = groups.iter().position(|group| group.contains(other));
+                home = groups.iter().position(|group| group.contains(other_cpu));
             }
             pairs.push(pair);
         }
@@ -79,22 +79,22 @@ pub fn measure(session: &Session) -> anyhow::Result<ProbedTopology> {
 }
 
 fn pair(a: u32, b: u32, bounds: &RoundTripBounds) -> CpuPair {
-    let mut best: Option<f64> = None;
+    let mut best_ns: Option<f64> = None;
     for _ in 0..TRIES {
         if let Ok(round_trip) = round_trip((CpuId(a), CpuId(b))) {
-            best = Some(best.map_or(round_trip.round_trip_ns, |best: f64| best.min(round_trip.round_trip_ns)));
+            best_ns = Some(best_ns.map_or(round_trip.round_trip_ns, |best_ns: f64| best_ns.min(round_trip.round_trip_ns)));
             if bounds.classify(round_trip.round_trip_ns) != SharingVerdict::Unclear {
                 break;
             }
         }
     }
-    let says = match best.map(|ns| bounds.classify(ns)) {
+    let verdict = match best_ns.map(|ns| bounds.classify(ns)) {
         Some(SharingVerdict::Shared) => "shared",
         Some(SharingVerdict::Split) => "split",
         Some(SharingVerdict::Unclear) => "unclear",
         None => "busy",
     };
-    CpuPair { cpus: (a, b), round_trip_ns: best, says }
+    CpuPair { cpus: (a, b), round_trip_ns: best_ns, says: verdict }
 }
 
 pub fn render(measured: &ProbedTopology) -> String {

@@ -21,14 +21,14 @@ use crate::safety::journal::{self, JournalObject, ObjectState};
 
 /// Lends the kernel for a few calls at a time, because the runners of gangs need it in between.
 pub(crate) trait KernelLender {
-    fn with_kernel<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T;
+    fn with_kernel<T>(&self, action: impl FnOnce(&dyn Kernel) -> T) -> T;
 }
 
 impl<K: Kernel> KernelLender for Arc<Mutex<K>> {
-    fn with_kernel<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T {
+    fn with_kernel<T>(&self, action: impl FnOnce(&dyn Kernel) -> T) -> T {
         // A poisoned lock only means that another thread panicked; the kernel behind it has no state of ours that could
         // be inconsistent.
-        with(&*self.lock().unwrap_or_else(PoisonError::into_inner))
+        action(&*self.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -64,30 +64,30 @@ pub(crate) struct Execution<'a, L> {
 impl<'a, L: KernelLender> Execution<'a, L> {
     /// Executes the list. Each refused line of the plan is reported; changes that do not depend on it are still made.
     pub fn run(host: ApplyContext<'a, L>, reading: &'a HostSnapshot, list: &'a [Change]) -> ApplyReport {
-        let held = reading.objects.iter().map(|(object, (_, state))| (object.clone(), state.clone())).collect();
+        let current_states = reading.objects.iter().map(|(object, (_, state))| (object.clone(), state.clone())).collect();
         let overridden = reading.overridden_items(host.actuator);
         let report =
-            ApplyReport { in_force: held, overridden, refused: reading.refused.clone(), ..ApplyReport::default() };
+            ApplyReport { in_force: current_states, overridden, refused: reading.refused.clone(), ..ApplyReport::default() };
         let mut execution = Execution { host, reading, list, journalled: BTreeMap::new(), made: report };
-        let mut partly = Vec::new();
-        let done = run(list, |change| {
-            partly.extend(execution.apply(change)?);
+        let mut partial_refusals = Vec::new();
+        let outcomes = run(list, |change| {
+            partial_refusals.extend(execution.apply(change)?);
             Ok(())
         });
         execution.commit_gangs();
-        execution.record_refusals(&done, partly);
+        execution.record_refusals(&outcomes, partial_refusals);
         let Execution { host, made, .. } = execution;
         host.actuator.set_last_states(made.in_force.clone());
         made
     }
 
     /// Refusals of every line that a change was for, each line once.
-    fn record_refusals(&mut self, done: &[Done<RefusedItem>], partly: Vec<(ChangeId, RefusedItem)>) {
-        let mut lines = refused_items(self.list, done);
-        for (id, why) in partly {
+    fn record_refusals(&mut self, outcomes: &[Done<RefusedItem>], partial_refusals: Vec<(ChangeId, RefusedItem)>) {
+        let mut lines = refused_items(self.list, outcomes);
+        for (id, refused_item) in partial_refusals {
             for item in &self.list[id.0 as usize].items {
                 if lines.iter().all(|line| line.item != *item) {
-                    lines.push(RefusedItem { item: item.clone(), ..why.clone() });
+                    lines.push(RefusedItem { item: item.clone(), ..refused_item.clone() });
                 }
             }
         }
@@ -97,8 +97,8 @@ impl<'a, L: KernelLender> Execution<'a, L> {
     /// Puts the gangs of this list in force; if that fails, the lines of the plan that ask for them are refused.
     fn commit_gangs(&mut self) {
         let Err(error) = self.host.gangs.commit_gangs() else { return };
-        let started = self.list.iter().filter(|change| matches!(change.kind, ChangeKind::StartGangs { .. }));
-        let items: Vec<PlanItem> = started.flat_map(|change| change.items.iter().cloned()).collect();
+        let gang_starts = self.list.iter().filter(|change| matches!(change.kind, ChangeKind::StartGangs { .. }));
+        let items: Vec<PlanItem> = gang_starts.flat_map(|change| change.items.iter().cloned()).collect();
         let items = if items.is_empty() { vec![PlanItem::Plan] } else { items };
         let refuse = |item| RefusedItem { item, reason: RefusalReason::Failed, message: error.to_string() };
         self.made.refused.extend(items.into_iter().map(refuse));
@@ -165,8 +165,8 @@ impl<'a, L: KernelLender> Execution<'a, L> {
                 Err(_) => {} // its turn comes
             }
         }
-        let written = host.kernel.with_kernel(|kernel| host.actuator.journal_changes(kernel, &batch));
-        written.map_err(|error| {
+        let journal_result = host.kernel.with_kernel(|kernel| host.actuator.journal_changes(kernel, &batch));
+        journal_result.map_err(|error| {
             self.journalled.clear();
             RefusedItem { item, reason: RefusalReason::NoCapacity, message: error.to_string() }
         })
@@ -182,10 +182,10 @@ impl<'a, L: KernelLender> Execution<'a, L> {
                 self.made.in_force.insert(step.object.clone(), now.clone());
                 Ok((now != step.state).then_some(now))
             }
-            Err(refused) => {
+            Err(refusal) => {
                 self.made.calls += 1;
                 self.made.in_force.remove(&step.object);
-                Err(refused)
+                Err(refusal)
             }
         }
     }

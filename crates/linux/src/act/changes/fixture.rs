@@ -15,18 +15,18 @@ use crate::sense::tasks::TaskTable;
 
 /// A fake host has one user only, so it is lent as it is.
 impl KernelLender for crate::fake_tests::FakeHost {
-    fn with_kernel<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T {
-        with(self)
+    fn with_kernel<T>(&self, action: impl FnOnce(&dyn Kernel) -> T) -> T {
+        action(self)
     }
 }
 impl KernelLender for crate::act::resctrl::fake_tests::FakeCat {
-    fn with_kernel<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T {
-        with(self)
+    fn with_kernel<T>(&self, action: impl FnOnce(&dyn Kernel) -> T) -> T {
+        action(self)
     }
 }
 impl KernelLender for crate::kernel::LinuxHost {
-    fn with_kernel<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T {
-        with(self)
+    fn with_kernel<T>(&self, action: impl FnOnce(&dyn Kernel) -> T) -> T {
+        action(self)
     }
 }
 
@@ -40,7 +40,7 @@ impl GangController for RecordedGangs {
         Ok(())
     }
     fn stop(&mut self, schedule: &GangSchedule) {
-        self.0.retain(|running| running != schedule);
+        self.0.retain(|running_schedule| running_schedule != schedule);
     }
 }
 
@@ -63,13 +63,13 @@ pub(crate) struct ApplyFixture<'a, L> {
 impl<L: KernelLender> ApplyFixture<'_, L> {
     pub fn apply(self, plan: &Plan) -> (ApplyReport, ChangeList) {
         let ApplyFixture { host, actuator, mut ways, tasks, capabilities, groups } = self;
-        let (mut plan, all) = (plan.clone(), tasks.all());
+        let (mut plan, threads) = (plan.clone(), tasks.all());
         let (reading, _lock) = host.with_kernel(|kernel| {
             let groups = cpusets::read_groups(kernel, groups, &actuator.originals());
-            let before =
-                AppliedHistory { actuator, weights: &Default::default(), gangs: Vec::new(), by_scheduler: false };
-            let mut reading = HostSnapshot::read(kernel, &plan, &all, groups, &before);
-            let lock = ways.as_mut().and_then(|ways| ways.read(kernel, &mut plan, &all, &mut reading, true));
+            let history =
+                AppliedHistory { actuator, weights: &Default::default(), gangs: Vec::new(), runs_by_scheduler: false };
+            let mut reading = HostSnapshot::read(kernel, &plan, &threads, groups, &history);
+            let lock = ways.as_mut().and_then(|ways| ways.read(kernel, &mut plan, &threads, &mut reading, true));
             (reading, lock)
         });
         let derived = derive_changes(&plan, &reading.confined, &reading.state, &topology(), capabilities);

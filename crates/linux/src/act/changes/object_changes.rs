@@ -56,9 +56,9 @@ pub(super) fn object_changes(
         ChangeKind::Cpuset { group, to, .. } => {
             let path = reading.group_files.get(group).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
             let states_to_come = reading.pending_states.get(group).into_iter().flatten();
-            let step = |want: &crate::act::desired_state::DesiredState| ObjectChange {
-                object: want.object.clone(),
-                state: want.state.clone(),
+            let step = |desired_state: &crate::act::desired_state::DesiredState| ObjectChange {
+                object: desired_state.object.clone(),
+                state: desired_state.state.clone(),
                 write: false,
             };
             let mut steps: Vec<ObjectChange> = states_to_come.map(step).collect();
@@ -96,13 +96,13 @@ pub(super) fn object_changes(
         ChangeKind::StopGangs { .. } => Vec::new(),
         ChangeKind::StartGangs { schedule } => {
             let members = schedule.gangs.iter().flat_map(|gang| gang.members.iter().map(|(task, _)| *task));
-            let known = members.filter_map(|task| reading.threads.get(&task));
+            let member_threads = members.filter_map(|task| reading.threads.get(&task));
             let mut steps = Vec::new();
-            for thread in known {
+            for thread in member_threads {
                 // A thread that has exited gets no turn; the rest of its gang continues.
                 let Some(now) = none_if_missing(kernel.scheduling(thread.key.tid))? else { continue };
                 let object = JournalObject::Policy { pid: thread.pid, thread: thread.key };
-                if reading.by_scheduler {
+                if reading.runs_by_scheduler {
                     steps.push(ObjectChange { object: object.clone(), state: ObjectState::Policy(EXT), write: false });
                 }
                 steps.push(ObjectChange { object, state: now.to_waiting().into(), write: false });

@@ -52,7 +52,7 @@ pub(crate) struct HostSnapshot {
     pub pending_states: BTreeMap<String, Vec<DesiredState>>,
     pub originals: BTreeMap<JournalObject, ObjectState>,
     /// Gangs may be kept by the gang scheduler, which gives threads its policy.
-    pub by_scheduler: bool,
+    pub runs_by_scheduler: bool,
 }
 
 /// The machine's memory of earlier lists.
@@ -62,7 +62,7 @@ pub(crate) struct AppliedHistory<'a> {
     pub weights: &'a BTreeMap<ThreadKey, (f64, i32)>,
     pub gangs: Vec<GangSchedule>,
     /// Does the gang scheduler run?
-    pub by_scheduler: bool,
+    pub runs_by_scheduler: bool,
 }
 
 impl HostSnapshot {
@@ -72,7 +72,7 @@ impl HostSnapshot {
         plan: &Plan,
         tasks: &[&ManagedThread],
         groups: CpusetGroups,
-        before: &AppliedHistory<'_>,
+        history: &AppliedHistory<'_>,
     ) -> Self {
         let manner =
             ActuationLimits { seats_are_affinities: true, no_lazy_moving: true, no_hot_first: true, max_classes: None };
@@ -82,8 +82,8 @@ impl HostSnapshot {
             group_files: groups.files,
             pending_states: groups.states_to_come,
             refused: groups.refused,
-            originals: before.actuator.originals(),
-            by_scheduler: before.by_scheduler,
+            originals: history.actuator.originals(),
+            runs_by_scheduler: history.runs_by_scheduler,
             ..HostSnapshot::default()
         };
         for (group, file) in reading.group_files.clone() {
@@ -99,16 +99,16 @@ impl HostSnapshot {
             .iter()
             .flat_map(|schedule| schedule.gangs.iter().flat_map(|gang| gang.members.iter().map(|(task, _)| *task)))
             .collect();
-        for task in tasks.iter().filter(|task| !task.exited) {
-            let placed = plan.affinity.contains_key(&task.task) || seated.contains(&task.task);
+        for task in tasks.iter().filter(|task| !task.has_exited) {
+            let is_placed = plan.affinity.contains_key(&task.task) || seated.contains(&task.task);
             let group = groups.threads.get(&task.thread.tid).cloned();
-            let affinity = reading.affinity(kernel, task, placed, before);
-            let weight = reading.weight(kernel, task, plan.weights.contains_key(&task.task), before);
+            let affinity = reading.affinity(kernel, task, is_placed, history);
+            let weight = reading.weight(kernel, task, plan.weights.contains_key(&task.task), history);
             reading.state.tasks.push(TaskState {
                 task: task.task,
                 process: task.process,
                 name: task.name.clone(),
-                movable: !task.fixed,
+                movable: !task.is_fixed,
                 group,
                 affinity,
                 weight,
@@ -117,7 +117,7 @@ impl HostSnapshot {
                 no_idle_turns: seated.contains(&task.task).then(|| reading.wait_refusal(kernel, task)).flatten(),
             });
         }
-        let mut gangs = before.gangs.clone();
+        let mut gangs = history.gangs.clone();
         gangs.sort_by(|a, b| a.cpus.cmp(&b.cpus));
         reading.state.gangs = gangs;
         reading.read_colors(kernel, plan, tasks);
@@ -150,7 +150,7 @@ impl HostSnapshot {
         kernel: &dyn Kernel,
         task: &ManagedThread,
         is_requested: bool,
-        before: &AppliedHistory<'_>,
+        history: &AppliedHistory<'_>,
     ) -> Option<TrackedObject<CpuSet>> {
         let object = JournalObject::Affinity { pid: task.pid, thread: task.thread };
         let key = ThreadTarget { pid: task.pid, key: task.thread, original_nice: task.nice };
@@ -159,11 +159,11 @@ impl HostSnapshot {
             Some(ObjectState::Cpus(original)) => Some(original.clone()),
             _ => None,
         };
-        if task.fixed || !(is_requested || original.is_some()) {
+        if task.is_fixed || !(is_requested || original.is_some()) {
             return None;
         }
         // The cheaper read, if the affinity is still as it was left.
-        let last = match before.actuator.last_state(&object) {
+        let last = match history.actuator.last_state(&object) {
             Some(ObjectState::Cpus(last)) if kernel.has_affinity(task.thread.tid, last).unwrap_or(false) => {
                 Some(last.clone())
             }
@@ -183,14 +183,14 @@ impl HostSnapshot {
         kernel: &dyn Kernel,
         task: &ManagedThread,
         is_requested: bool,
-        before: &AppliedHistory<'_>,
+        history: &AppliedHistory<'_>,
     ) -> Option<TrackedObject<f64>> {
         let object = JournalObject::Nice { pid: task.pid, thread: task.thread };
         let original = match self.originals.get(&object) {
             Some(ObjectState::Nice(original)) => Some(*original),
             _ => None,
         };
-        if task.fixed || !(is_requested || original.is_some()) {
+        if task.is_fixed || !(is_requested || original.is_some()) {
             return None;
         }
         let read = read_state(kernel, &object);
@@ -201,7 +201,7 @@ impl HostSnapshot {
         if let Some(thread) = self.threads.get_mut(&task.task) {
             thread.original_nice = original;
         }
-        let now = match before.weights.get(&task.thread) {
+        let now = match history.weights.get(&task.thread) {
             Some((weight, of)) if *of == nice => *weight,
             _ => 1.25f64.powi(original - nice),
         };
@@ -220,16 +220,16 @@ impl HostSnapshot {
             }
         }
         let mut looked = BTreeSet::new();
-        for task in tasks.iter().filter(|task| !task.exited) {
+        for task in tasks.iter().filter(|task| !task.has_exited) {
             if !looked.insert(task.process) {
                 continue;
             }
-            let changed = self.originals.keys().find_map(|object| match object {
+            let changed_file = self.originals.keys().find_map(|object| match object {
                 JournalObject::File { path } if pid_of_color_file(path) == Some(task.pid) => Some(path.clone()),
                 _ => None,
             });
             let item = by_process.get(&task.process).cloned();
-            let file = match (changed, &item) {
+            let file = match (changed_file, &item) {
                 (Some(path), _) => path,
                 (None, Some(_)) => match agent_folder(kernel, task.pid) {
                     Some(folder) => folder.join("wanted"),
@@ -272,10 +272,10 @@ impl HostSnapshot {
 
     /// Lines of the plan whose objects another process has changed since cachemate set them.
     pub fn overridden_items(&self, actuator: &Actuator) -> Vec<PlanItem> {
-        let theirs = |(object, (_, now)): &(&JournalObject, &(PlanItem, ObjectState))| {
+        let is_overridden = |(object, (_, now)): &(&JournalObject, &(PlanItem, ObjectState))| {
             actuator.last_state(object).is_some_and(|last| last != now)
         };
-        let mut items: Vec<PlanItem> = self.objects.iter().filter(theirs).map(|(_, (item, _))| item.clone()).collect();
+        let mut items: Vec<PlanItem> = self.objects.iter().filter(is_overridden).map(|(_, (item, _))| item.clone()).collect();
         items.dedup();
         items
     }
@@ -288,17 +288,17 @@ pub(crate) fn plan_item(class: &ServiceClass) -> PlanItem {
 
 /// The process whose colors this file asks for.
 pub(crate) fn pid_of_color_file(path: &std::path::Path) -> Option<i32> {
-    let below = path.strip_prefix(crate::act::colors::reference_set::BASE).ok()?;
-    (below.file_name()? == "wanted").then_some(())?;
-    below.parent()?.file_name()?.to_str()?.parse().ok()
+    let relative_path = path.strip_prefix(crate::act::colors::reference_set::BASE).ok()?;
+    (relative_path.file_name()? == "wanted").then_some(())?;
+    relative_path.parent()?.file_name()?.to_str()?.parse().ok()
 }
 
 /// The colors that a `wanted` file asks for.
 fn parse_colors(text: &ObjectState) -> Option<ColorAssignment> {
     let ObjectState::Text(text) = text else { return None };
-    let (mask, all) = cachemate_agent::layout::parse_target(text.as_bytes())?;
-    let allowed: IndexSet = (0..64).filter(|color| mask >> color & 1 == 1).collect();
-    Some(ColorAssignment { allowed, migration: if all { PageMigration::All } else { PageMigration::Never } })
+    let (mask, moves_all) = cachemate_agent::layout::parse_target(text.as_bytes())?;
+    let allowed_colors: IndexSet = (0..64).filter(|color| mask >> color & 1 == 1).collect();
+    Some(ColorAssignment { allowed: allowed_colors, migration: if moves_all { PageMigration::All } else { PageMigration::Never } })
 }
 
 #[cfg(test)]

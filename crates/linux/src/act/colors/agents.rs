@@ -76,11 +76,11 @@ pub fn processes(kernel: &dyn Kernel, session: &Path) -> Vec<i32> {
 pub fn agent_folder(kernel: &dyn Kernel, pid: i32) -> Option<PathBuf> {
     let base = Path::new(BASE);
     let sessions = kernel.list(base).unwrap_or_default().into_iter().filter(|name| name.starts_with('s'));
-    let own = pid.to_string();
+    let pid_name = pid.to_string();
     let mut folders = sessions
         .map(|session| base.join(session))
-        .filter(|session| kernel.list(session).is_ok_and(|names| names.contains(&own)));
-    let folder = folders.next()?.join(&own);
+        .filter(|session| kernel.list(session).is_ok_and(|names| names.contains(&pid_name)));
+    let folder = folders.next()?.join(&pid_name);
     // The process id may have been reused.
     AgentReport::read(kernel, &folder).ok()?.account.is_ok().then_some(folder)
 }
@@ -93,8 +93,8 @@ pub fn color_mask(colors: &IndexSet) -> Option<u64> {
 }
 
 /// The content of a `wanted` file, without its newline.
-pub fn target_text(mask: u64, all: bool) -> String {
-    String::from_utf8_lossy(&format_target(mask, all)).trim_end().to_string()
+pub fn target_text(mask: u64, moves_all: bool) -> String {
+    String::from_utf8_lossy(&format_target(mask, moves_all)).trim_end().to_string()
 }
 
 /// An agent's report on its own work.
@@ -122,8 +122,8 @@ impl AgentReport {
 
     /// `None` = torn or forged: the first and the last line are not the same turn, or a figure stands there twice.
     fn parse(text: &str) -> Option<Self> {
-        if let Some(why) = text.strip_prefix("refused ") {
-            return Some(AgentReport { account: Err(why.trim_end().to_string()) });
+        if let Some(reason) = text.strip_prefix("refused ") {
+            return Some(AgentReport { account: Err(reason.trim_end().to_string()) });
         }
         // A last line without its end may be the beginning of a longer number.
         let mut lines: Vec<(&str, u64)> = Vec::new();
@@ -154,8 +154,8 @@ impl AgentReport {
     pub fn allowed_share(&self) -> Option<f64> {
         let pages = |name: &str| self.counter(name).map(|pages| pages as f64);
         let inside = pages("inside_pages")?;
-        let all = inside + pages("outside_pages")? + pages("unknown_pages")?;
-        (all > 0.0).then(|| inside / all)
+        let total_pages = inside + pages("outside_pages")? + pages("unknown_pages")?;
+        (total_pages > 0.0).then(|| inside / total_pages)
     }
 }
 
@@ -191,14 +191,14 @@ impl ResidentPages {
 
     /// Share of the anonymous mappings' pages in allowed colors.
     pub fn allowed_anonymous_share(&self) -> Option<f64> {
-        let all = self.anonymous_pages();
-        (all > 0).then(|| self.allowed_pages as f64 / all as f64)
+        let total_pages = self.anonymous_pages();
+        (total_pages > 0).then(|| self.allowed_pages as f64 / total_pages as f64)
     }
 
     /// Share of all the process's own pages in allowed colors, its copies of files' pages included.
     pub fn allowed_own_share(&self) -> Option<f64> {
-        let all = self.anonymous_pages() + self.copied_pages;
-        (all > 0).then(|| self.allowed_pages as f64 / all as f64)
+        let total_pages = self.anonymous_pages() + self.copied_pages;
+        (total_pages > 0).then(|| self.allowed_pages as f64 / total_pages as f64)
     }
 
     /// The sum over several processes.
@@ -227,39 +227,39 @@ pub fn resident(pid: i32, ledger: &FrameLedger, mask: u64, agent: Option<&AgentR
     let maps = cachemate_files::read_text_limited(Path::new(&format!("/proc/{pid}/maps")), MAX_MAPS_BYTES)?;
     let program = cachemate_files::link_target(Path::new(&format!("/proc/{pid}/exe")))?;
     let pagemap = Ok(cachemate_files::open_plain(Path::new(&format!("/proc/{pid}/pagemap")))?);
-    let own = agent.map_or(0..0, AgentReport::own_addresses);
-    let (mut found, mut picker) = (ResidentPages::default(), MappingFilter::default());
-    found.held_pages = agent.and_then(|agent| agent.counter("held_frames")).unwrap_or(0);
+    let own_addresses = agent.map_or(0..0, AgentReport::own_addresses);
+    let (mut resident_pages, mut picker) = (ResidentPages::default(), MappingFilter::default());
+    resident_pages.held_pages = agent.and_then(|agent| agent.counter("held_frames")).unwrap_or(0);
     for line in maps.lines() {
-        let colored = picker.pick_range(line.as_bytes(), program.as_os_str().as_encoded_bytes()).is_some();
+        let is_colored = picker.pick_range(line.as_bytes(), program.as_os_str().as_encoded_bytes()).is_some();
         let mut words = line.split_ascii_whitespace();
         let Some((start, end)) = words.next().and_then(|range| range.split_once('-')) else { continue };
         let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16)) else { continue };
         let anonymous = words.nth(3).is_some_and(|inode| inode == "0");
         let kernels = words.next().is_some_and(|name| name.starts_with("[v"));
-        let mut at = start;
-        while at < end && !kernels {
-            if own.contains(&at) {
-                at = own.end; // address space for gigabytes of frames, which costs much to go over
+        let mut address = start;
+        while address < end && !kernels {
+            if own_addresses.contains(&address) {
+                address = own_addresses.end; // address space for gigabytes of frames, which costs much to go over
                 continue;
             }
-            let until = if at < own.start { end.min(own.start) } else { end };
-            let pages = ((until - at) / PAGE_BYTES).min(1 << 16);
-            for page in present_pages(&pagemap, at, pages).into_iter().flatten() {
+            let range_end = if address < own_addresses.start { end.min(own_addresses.start) } else { end };
+            let pages = ((range_end - address) / PAGE_BYTES).min(1 << 16);
+            for page in present_pages(&pagemap, address, pages).into_iter().flatten() {
                 let count = match ledger.color(page.frame) {
-                    _ if page.of_file => &mut found.file_pages,
-                    _ if !anonymous => &mut found.copied_pages,
-                    _ if !colored => &mut found.excluded_pages,
-                    Some(color) if mask >> color & 1 == 1 => &mut found.allowed_pages,
-                    Some(_) => &mut found.other_pages,
-                    None => &mut found.unknown_pages,
+                    _ if page.is_file_page => &mut resident_pages.file_pages,
+                    _ if !anonymous => &mut resident_pages.copied_pages,
+                    _ if !is_colored => &mut resident_pages.excluded_pages,
+                    Some(color) if mask >> color & 1 == 1 => &mut resident_pages.allowed_pages,
+                    Some(_) => &mut resident_pages.other_pages,
+                    None => &mut resident_pages.unknown_pages,
                 };
                 *count += 1;
             }
-            at += pages * PAGE_BYTES;
+            address += pages * PAGE_BYTES;
         }
     }
-    Ok(found)
+    Ok(resident_pages)
 }
 
 #[cfg(test)]
@@ -269,12 +269,12 @@ mod tests {
     /// Is a torn status rejected, a refusal read with its reason, and a whole status with its figures?
     #[test]
     fn a_torn_status_is_not_believed() {
-        let whole = "turn 00000000000000000007\ninside_pages 30\noutside_pages 9\nunknown_pages 1\nturn 7\n";
-        let agent = AgentReport::parse(whole).unwrap();
+        let report = "turn 00000000000000000007\ninside_pages 30\noutside_pages 9\nunknown_pages 1\nturn 7\n";
+        let agent = AgentReport::parse(report).unwrap();
         assert_eq!((agent.counter("outside_pages"), agent.counter("faults")), (Some(9), None));
         assert_eq!(agent.allowed_share(), Some(0.75));
-        assert_eq!(AgentReport::parse(&whole.replace("turn 7", "turn 8")), None);
-        assert_eq!(AgentReport::parse(&whole[..40]), None);
+        assert_eq!(AgentReport::parse(&report.replace("turn 7", "turn 8")), None);
+        assert_eq!(AgentReport::parse(&report[..40]), None);
         assert_eq!(
             AgentReport::parse("refused no reference set\n").unwrap().account,
             Err("no reference set".to_string())
@@ -285,22 +285,22 @@ mod tests {
     /// reports on can write any of them.
     #[test]
     fn a_cut_repeated_or_reordered_report_is_rejected() {
-        let whole = "turn 17\ninside_pages 30\noutside_pages 9\nunknown_pages 1\nturn 17\n";
-        assert!(AgentReport::parse(whole).is_some());
-        for end in 0..whole.len() {
-            assert_eq!(AgentReport::parse(&whole[..end]), None, "{end}");
+        let report = "turn 17\ninside_pages 30\noutside_pages 9\nunknown_pages 1\nturn 17\n";
+        assert!(AgentReport::parse(report).is_some());
+        for end in 0..report.len() {
+            assert_eq!(AgentReport::parse(&report[..end]), None, "{end}");
         }
-        assert_eq!(AgentReport::parse(&whole.repeat(2)), None);
-        let lines: Vec<&str> = whole.lines().collect();
+        assert_eq!(AgentReport::parse(&report.repeat(2)), None);
+        let lines: Vec<&str> = report.lines().collect();
         for swapped in [[0, 1], [1, 4], [3, 4]] {
             let mut lines = lines.clone();
             lines.swap(swapped[0], swapped[1]);
             assert_eq!(AgentReport::parse(&format!("{}\n", lines.join("\n"))), None, "{swapped:?}");
         }
-        let twice = whole.replace("outside_pages 9\n", "outside_pages 9\noutside_pages 0\n");
+        let twice = report.replace("outside_pages 9\n", "outside_pages 9\noutside_pages 0\n");
         assert_eq!(AgentReport::parse(&twice), None);
         for forged in ["inside_pages -1", "inside_pages 99999999999999999999", "inside_pages NaN", "inside_pages"] {
-            assert_eq!(AgentReport::parse(&whole.replace("inside_pages 30", forged)), None, "{forged}");
+            assert_eq!(AgentReport::parse(&report.replace("inside_pages 30", forged)), None, "{forged}");
         }
     }
 

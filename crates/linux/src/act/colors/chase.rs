@@ -29,31 +29,31 @@ pub unsafe fn load_ns(pages: &[*mut u8], draw: &mut DiscoveryRng) -> f64 {
         return 0.0;
     }
     draw.shuffle(&mut lines);
-    for (at, &line) in lines.iter().enumerate() {
+    for (index, &line) in lines.iter().enumerate() {
         // SAFETY: lines begin at multiples of 64 bytes in pages that the caller owns.
-        unsafe { line.cast::<*mut u8>().write(lines[(at + 1) % lines.len()]) };
+        unsafe { line.cast::<*mut u8>().write(lines[(index + 1) % lines.len()]) };
     }
     let steps = lines.len().max(MIN_STEPS);
     // SAFETY: the cycle just written.
-    let mut at = unsafe { follow(lines[0], 2 * lines.len()) };
+    let mut pointer = unsafe { follow(lines[0], 2 * lines.len()) };
     let mut rounds = [0.0; ROUNDS];
     for round in &mut rounds {
         let start = Instant::now();
         // SAFETY: the same cycle.
-        at = unsafe { follow(at, steps) };
+        pointer = unsafe { follow(pointer, steps) };
         *round = start.elapsed().as_nanos() as f64 / steps as f64;
     }
     rounds.sort_by(f64::total_cmp);
     rounds[ROUNDS / 2]
 }
 
-unsafe fn follow(from: *mut u8, steps: usize) -> *mut u8 {
-    let mut at = from;
+unsafe fn follow(start: *mut u8, steps: usize) -> *mut u8 {
+    let mut pointer = start;
     for _ in 0..steps {
         // SAFETY: every line holds the address of another one.
-        at = unsafe { at.cast::<*mut u8>().read_volatile() };
+        pointer = unsafe { pointer.cast::<*mut u8>().read_volatile() };
     }
-    at
+    pointer
 }
 
 /// One size of a comparison: the same number of frames, of some colors and of all.
@@ -68,20 +68,20 @@ pub struct ChaseComparison {
 }
 
 /// How much slower colored frames must be than ordinary ones for a knee to count.
-const SLOWER: f64 = 1.3;
+const MIN_SLOWDOWN: f64 = 1.3;
 
 /// The size from which on the colored frames are slower than ordinary ones; `None` = they are slower at no size. Sizes
 /// ascend; one outlier in the middle does not make a knee.
 pub fn knee_bytes(curve: &[ChaseComparison]) -> Option<u64> {
-    let slower = |point: &ChaseComparison| point.colored_ns > SLOWER * point.ordinary_ns;
-    let at = (0..curve.len()).find(|&index| slower(&curve[index]) && curve.get(index + 1).is_none_or(slower))?;
-    Some(curve[at].size_bytes)
+    let is_slower = |point: &ChaseComparison| point.colored_ns > MIN_SLOWDOWN * point.ordinary_ns;
+    let knee = (0..curve.len()).find(|&index| is_slower(&curve[index]) && curve.get(index + 1).is_none_or(is_slower))?;
+    Some(curve[knee].size_bytes)
 }
 
 /// Are frames for `share_bytes` of a cache as fast as ordinary ones below half of that share, and slower beyond it?
 pub fn is_share_confined(curve: &[ChaseComparison], share_bytes: u64) -> bool {
     let fits = curve.iter().filter(|point| 2 * point.size_bytes <= share_bytes);
-    let fast = fits.clone().all(|point| point.colored_ns <= SLOWER * point.ordinary_ns);
+    let fast = fits.clone().all(|point| point.colored_ns <= MIN_SLOWDOWN * point.ordinary_ns);
     fast && knee_bytes(curve).is_some_and(|knee| knee <= 2 * share_bytes)
 }
 

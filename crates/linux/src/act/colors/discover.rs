@@ -29,13 +29,13 @@ const SEED_PAGES_PER_COLOR: usize = 128;
 const HIT_PAGES: usize = 24;
 const CALIBRATIONS: usize = 101;
 /// Largest share of pages that fit no color in an accepted discovery.
-const NONE_AT_MOST: f64 = 0.10;
+const MAX_UNCOLORED_SHARE: f64 = 0.10;
 
 /// Frames that are classified between two reads of the clock.
-const AT_ONCE: usize = 1024;
+const BATCH_FRAMES: usize = 1024;
 
 /// Pause between tries: a disturbance of one try may be over by the next.
-const BETWEEN_TRIES: Duration = Duration::from_millis(500);
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Options of a discovery.
 pub struct DiscoveryOptions<'a> {
@@ -44,7 +44,7 @@ pub struct DiscoveryOptions<'a> {
     /// Memory whose frames are classified.
     pub pool_bytes: u64,
     /// Time for all tries together.
-    pub at_most: Duration,
+    pub max_time: Duration,
     /// Determines the order in which pages are tested.
     pub seed: u64,
     /// Receives the current step, the number of finished items, and their total.
@@ -73,20 +73,20 @@ pub struct TargetCache {
 /// # Errors
 /// There is no such cache, or it has only one color, or more than a mask can hold.
 pub fn find_target_cache(topology: &Topology, cpu: CpuId) -> Result<TargetCache, ColorError> {
-    let mine = |cache: &&Cache| cache.cpus.contains(cpu.0);
-    let second = topology.caches.iter().filter(mine).find(|cache| cache.level == CacheLevel::L2);
-    let none = |why: &str| ColorError::NoColors(why.to_string());
-    let cache = second.ok_or_else(|| none("the kernel describes no second-level cache"))?;
+    let serves_cpu = |cache: &&Cache| cache.cpus.contains(cpu.0);
+    let second = topology.caches.iter().filter(serves_cpu).find(|cache| cache.level == CacheLevel::L2);
+    let no_colors = |reason: &str| ColorError::NoColors(reason.to_string());
+    let cache = second.ok_or_else(|| no_colors("the kernel describes no second-level cache"))?;
     let (Some(size_bytes), Some(ways)) = (cache.size_bytes, cache.ways.filter(|ways| *ways > 1)) else {
-        return Err(none("the kernel does not say how large the second-level cache is, or how many ways it has"));
+        return Err(no_colors("the kernel does not say how large the second-level cache is, or how many ways it has"));
     };
     let colors = u32::try_from(size_bytes / u64::from(ways) / PAGE_BYTES as u64).unwrap_or(u32::MAX);
     if !(2..=MAX_COLORS).contains(&colors) {
-        return Err(none(&format!(
+        return Err(no_colors(&format!(
             "a second-level cache of {size_bytes} bytes and {ways} ways has {colors} colors of {PAGE_BYTES} bytes; 2 to {MAX_COLORS} can be told"
         )));
     }
-    let last = topology.caches.iter().filter(mine).find(|cache| cache.last_level && cache.level != CacheLevel::L2);
+    let last = topology.caches.iter().filter(serves_cpu).find(|cache| cache.last_level && cache.level != CacheLevel::L2);
     Ok(TargetCache {
         level: cache.level,
         size_bytes,
@@ -110,7 +110,7 @@ pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<
         PinnedThread::new(cpu).map_err(|source| ColorError::io(&PathBuf::from(format!("CPU {}", cpu.0)), source))?;
     let mut reasons: Vec<String> = Vec::new();
     let mut draw = DiscoveryRng::new(options.seed);
-    while start.elapsed() < options.at_most && !(options.stop)() {
+    while start.elapsed() < options.max_time && !(options.stop)() {
         match attempt(&target, options, &mut draw, start) {
             Ok(mut map) => {
                 map.seconds = start.elapsed().as_secs_f64();
@@ -121,7 +121,7 @@ pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<
             }
             Err(ColorError::Noisy(why)) => {
                 reasons.push(why);
-                std::thread::sleep(BETWEEN_TRIES);
+                std::thread::sleep(RETRY_PAUSE);
             }
             Err(other) => return Err(other),
         }
@@ -131,9 +131,9 @@ pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<
 
 /// All tries in one sentence: their number, and the last reasons.
 fn describe_refusal(reasons: &[String], spent: Duration) -> String {
-    const TOLD: usize = 3;
-    let last = reasons.iter().rev().take(TOLD).rev().cloned().collect::<Vec<_>>().join("; ");
-    let which = if reasons.len() > TOLD { "the last of them: " } else { "" };
+    const MAX_REASONS: usize = 3;
+    let last = reasons.iter().rev().take(MAX_REASONS).rev().cloned().collect::<Vec<_>>().join("; ");
+    let which = if reasons.len() > MAX_REASONS { "the last of them: " } else { "" };
     format!("{} tries in {:.0} s, all refused: {which}{last}", reasons.len(), spent.as_secs_f64())
 }
 
@@ -158,13 +158,13 @@ fn attempt(
     let mut items: Vec<usize> = (0..seed.pages()).collect();
     draw.shuffle(&mut items);
     let page = |index: usize| seed.page(index).cast_const();
-    let until = start + options.at_most;
-    let mut timed = TimedOracle { page: &page, threshold_cycles, turn: 0, until };
+    let deadline = start + options.max_time;
+    let mut timed = TimedOracle { page: &page, threshold_cycles, turn: 0, deadline };
     let per_class = per_color(ways);
     let groups = group(&mut timed, &items, &GroupingParameters { ways, max_classes: 2 * colors, per_class });
     if timed.is_exhausted() {
-        let (found, classes) = (groups.classes.len(), colors);
-        return Err(ColorError::Noisy(format!("the time was over at {found} classes of {classes}")));
+        let (found_classes, classes) = (groups.classes.len(), colors);
+        return Err(ColorError::Noisy(format!("the time was over at {found_classes} classes of {classes}")));
     }
     if groups.classes.len() != colors {
         return Err(ColorError::Noisy(format!(
@@ -177,7 +177,7 @@ fn attempt(
     }
     (options.progress)("keeping frames of each color", 0, 1);
     let id = draw.draw_below(usize::MAX) as u64;
-    let mut classes = Classes { page: &page, threshold_cycles, classes: &groups.classes, per_class, until };
+    let mut classes = Classes { page: &page, threshold_cycles, classes: &groups.classes, per_class, deadline };
     reference_set::create(options.base, ways, id, &mut classes)?;
     drop(seed);
     let kit = reference_set::open_new(options.base)?;
@@ -190,13 +190,13 @@ fn calibrate(pool: &Pool, draw: &mut DiscoveryRng) -> Calibration {
         let mut targets: Vec<u64> = (0..CALIBRATIONS)
             .map(|line| {
                 let target = draw.draw_below(pool.pages());
-                let others: Vec<*const u8> = (0..pages)
+                let other_pages: Vec<*const u8> = (0..pages)
                     .map(|_| draw.draw_below(pool.pages()))
                     .filter(|at| *at != target)
                     .map(|index| pool.page(index).cast_const())
                     .collect();
                 // SAFETY: pages of the pool.
-                unsafe { reload_cycles(pool.page(target), others.iter().copied(), line) }
+                unsafe { reload_cycles(pool.page(target), other_pages.iter().copied(), line) }
             })
             .collect();
         targets.sort_unstable();
@@ -220,10 +220,10 @@ fn classify_pages(
     let mut by_color: Vec<Vec<usize>> = vec![Vec::new(); target.colors as usize];
     let mut page_colors = Vec::with_capacity(pool.pages());
     let begun = Instant::now();
-    for (chunk, frames) in frames.chunks(AT_ONCE).enumerate() {
-        let first = chunk * AT_ONCE;
+    for (chunk, frames) in frames.chunks(BATCH_FRAMES).enumerate() {
+        let first = chunk * BATCH_FRAMES;
         (options.progress)("classifying frames", first as u64, pool.pages() as u64);
-        if start.elapsed() > options.at_most || (options.stop)() {
+        if start.elapsed() > options.max_time || (options.stop)() {
             break;
         }
         let pages: Vec<*const u8> = (first..first + frames.len()).map(|index| pool.page(index).cast_const()).collect();
@@ -240,10 +240,10 @@ fn classify_pages(
         }
         page_colors.append(&mut colors);
     }
-    let none = page_colors.iter().filter(|color| color.is_none()).count();
+    let uncolored_pages = page_colors.iter().filter(|color| color.is_none()).count();
     let classify_ns = begun.elapsed().as_nanos() as f64 / page_colors.len().max(1) as f64;
-    if page_colors.is_empty() || none as f64 > NONE_AT_MOST * page_colors.len() as f64 {
-        return Err(ColorError::Noisy(format!("{none} of {} pages fit no color", page_colors.len())));
+    if page_colors.is_empty() || uncolored_pages as f64 > MAX_UNCOLORED_SHARE * page_colors.len() as f64 {
+        return Err(ColorError::Noisy(format!("{uncolored_pages} of {} pages fit no color", page_colors.len())));
     }
     (options.progress)("chasing over one color's frames", 0, 1);
     let share = target.size_bytes / u64::from(target.colors);
@@ -269,7 +269,7 @@ fn classify_pages(
         miss_cycles: kit.calibration.miss_cycles,
         classify_ns,
         pages: page_colors.len() as u64,
-        pages_unclassified: none as u64,
+        pages_unclassified: uncolored_pages as u64,
         private: ColorCoverage::from_share(share, &private, true),
         last_level: last,
         frame_numbers: frame_numbers(&frames, &page_colors, target.colors).to_string(),
@@ -288,19 +288,19 @@ fn compare(
     sizes: &[u64],
     behind: Option<(u64, f64)>,
 ) -> Vec<ChaseComparison> {
-    let most = by_color.iter().max_by_key(|class| class.len());
+    let largest_class = by_color.iter().max_by_key(|class| class.len());
     let mut points = Vec::new();
     for &size_bytes in sizes {
         let count = (size_bytes / PAGE_BYTES as u64) as usize;
-        let Some(class) = most.filter(|class| class.len() >= count && count > 0) else { break };
+        let Some(class) = largest_class.filter(|class| class.len() >= count && count > 0) else { break };
         let colored: Vec<*mut u8> = class[..count].iter().map(|&index| pool.page(index)).collect();
         // Equally many frames of each color: a random choice would fill some colors twice as much as others.
         let mut ordinary = Vec::with_capacity(count);
         for round in 0.. {
             let of_round = by_color.iter().filter_map(|class| class.get(round));
-            let before = ordinary.len();
-            ordinary.extend(of_round.take(count - before).map(|&index| pool.page(index)));
-            if ordinary.len() == count || ordinary.len() == before {
+            let previous_len = ordinary.len();
+            ordinary.extend(of_round.take(count - previous_len).map(|&index| pool.page(index)));
+            if ordinary.len() == count || ordinary.len() == previous_len {
                 break;
             }
         }
@@ -338,28 +338,28 @@ fn last_level(
 /// Whether the last level is divided as well, and the size from which on this shows; `None` = it held the frames of no
 /// size.
 fn last_level_verdict(curve: &[ChaseComparison], found_ns: f64) -> (Option<bool>, Option<u64>) {
-    const STILL_FOUND: f64 = 2.0;
-    let held = curve.iter().filter(|point| point.ordinary_ns <= STILL_FOUND * found_ns);
-    let held: Vec<ChaseComparison> = held.copied().collect();
-    let knee = knee_bytes(&held);
-    ((!held.is_empty()).then_some(knee.is_some()), knee)
+    const MAX_FOUND_RATIO: f64 = 2.0;
+    let fast_points = curve.iter().filter(|point| point.ordinary_ns <= MAX_FOUND_RATIO * found_ns);
+    let fast_points: Vec<ChaseComparison> = fast_points.copied().collect();
+    let knee = knee_bytes(&fast_points);
+    ((!fast_points.is_empty()).then_some(knee.is_some()), knee)
 }
 
 /// Do the low bits of the frame number give the color? On bare metal and on huge host pages they do.
 fn frame_numbers(frames: &[Option<u64>], classified: &[Option<u32>], colors: u32) -> &'static str {
-    let mut together = vec![vec![0u32; colors as usize]; colors as usize];
-    let mut known = 0;
+    let mut joint_counts = vec![vec![0u32; colors as usize]; colors as usize];
+    let mut known_frames = 0;
     for (frame, color) in frames.iter().zip(classified) {
         if let (Some(frame), Some(color)) = (frame, color) {
-            together[(frame % u64::from(colors)) as usize][*color as usize] += 1;
-            known += 1;
+            joint_counts[(frame % u64::from(colors)) as usize][*color as usize] += 1;
+            known_frames += 1;
         }
     }
     // If colors were random, the fullest cell of a row would hold little more than one color's share of the row.
-    let explained: u32 = together.iter().filter_map(|row| row.iter().max()).sum();
-    match known {
+    let explained: u32 = joint_counts.iter().filter_map(|row| row.iter().max()).sum();
+    match known_frames {
         0 => PFN_UNKNOWN,
-        _ if explained * 10 >= known * 9 => PFN_BITS_ARE_REAL,
+        _ if explained * 10 >= known_frames * 9 => PFN_BITS_ARE_REAL,
         _ => PFN_BITS_ARE_SHAM,
     }
 }

@@ -102,25 +102,25 @@ fn group_remaining(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses
 }
 
 /// A subset of `from` of hardly more than `ways` items that pushes `target` out; `None` where all of them do not.
-fn reduce_to_minimal(test: &mut impl EvictionOracle, target: usize, from: &[usize], ways: usize) -> Option<Vec<usize>> {
-    let mut set: Vec<usize> = from.iter().copied().filter(|&item| item != target).collect();
+fn reduce_to_minimal(test: &mut impl EvictionOracle, target: usize, start_set: &[usize], ways: usize) -> Option<Vec<usize>> {
+    let mut set: Vec<usize> = start_set.iter().copied().filter(|&item| item != target).collect();
     if !test.evicts(target, &set) {
         return None;
     }
     // With so few items, no second class can be complete among them.
-    let enough = 2 * ways - 1;
-    while set.len() > enough && !test.is_exhausted() {
+    let target_len = 2 * ways - 1;
+    while set.len() > target_len && !test.is_exhausted() {
         // Rounded down: there must be more groups than the set needs members, or each group might hold a needed one.
         let group = (set.len() / (ways + 1)).max(1);
-        let without = |index: usize| {
+        let drop_group = |index: usize| {
             let end = (index + group).min(set.len());
             set[..index].iter().chain(&set[end..]).copied().collect::<Vec<_>>()
         };
         // One wrong answer here would spoil the whole class.
-        let mut still = |rest: &Vec<usize>| test.evicts_reliably(target, rest);
-        let smaller = (0..set.len()).step_by(group).map(without).find(|rest| still(rest));
+        let mut still_evicts = |reduced_set: &Vec<usize>| test.evicts_reliably(target, reduced_set);
+        let smaller = (0..set.len()).step_by(group).map(drop_group).find(|reduced_set| still_evicts(reduced_set));
         match smaller {
-            Some(rest) => set = rest,
+            Some(reduced_set) => set = reduced_set,
             None => break, // every group is needed: it is as small as it gets
         }
     }
@@ -129,13 +129,13 @@ fn reduce_to_minimal(test: &mut impl EvictionOracle, target: usize, from: &[usiz
 
 /// Members of `items` that the rest of `set` evicts.
 fn evicted_items(test: &mut impl EvictionOracle, items: &[usize], set: &[usize]) -> Vec<usize> {
-    let mut others = Vec::with_capacity(set.len());
+    let mut other_items = Vec::with_capacity(set.len());
     let mut belongs = |item: usize| {
-        others.clear();
-        others.extend(set.iter().filter(|&&other| other != item));
+        other_items.clear();
+        other_items.extend(set.iter().filter(|&&other| other != item));
         // A wrong yes would spoil the class, so each yes is tested again, which costs little; a wrong no is found
         // later.
-        test.evicts(item, &others) && test.evicts(item, &others)
+        test.evicts(item, &other_items) && test.evicts(item, &other_items)
     };
     items.iter().copied().filter(|&item| belongs(item)).collect()
 }
@@ -146,17 +146,17 @@ fn split_large(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, se
     let mut sizes: Vec<usize> = grouped.classes.iter().map(Vec::len).collect();
     sizes.sort_unstable();
     let Some(&usual) = sizes.get(sizes.len() / 2) else { return };
-    let mut at = 0;
-    while at < grouped.classes.len() {
-        let large = 2 * grouped.classes[at].len() > 3 * usual && grouped.classes.len() < search.max_classes;
-        match large.then(|| split(test, &grouped.classes[at], search)).flatten() {
+    let mut index = 0;
+    while index < grouped.classes.len() {
+        let is_large = 2 * grouped.classes[index].len() > 3 * usual && grouped.classes.len() < search.max_classes;
+        match is_large.then(|| split(test, &grouped.classes[index], search)).flatten() {
             Some((one, other)) => {
-                let before = std::mem::replace(&mut grouped.classes[at], one);
-                let is_classified = |item: &usize| grouped.classes[at].contains(item) || other.contains(item);
-                grouped.left_over.extend(before.into_iter().filter(|item| !is_classified(item)));
+                let whole_class = std::mem::replace(&mut grouped.classes[index], one);
+                let is_classified = |item: &usize| grouped.classes[index].contains(item) || other.contains(item);
+                grouped.left_over.extend(whole_class.into_iter().filter(|item| !is_classified(item)));
                 grouped.classes.push(other); // looked at again: it may be of two kinds itself, as may be what is left here
             }
-            None => at += 1,
+            None => index += 1,
         }
     }
 }
@@ -168,31 +168,31 @@ fn split(
     search: &GroupingParameters,
 ) -> Option<(Vec<usize>, Vec<usize>)> {
     // Parts range from hardly a set's worth of one color to several colors' worth.
-    const PARTS: usize = 24;
-    for index in 0..PARTS {
+    const SUBSETS: usize = 24;
+    for index in 0..SUBSETS {
         if test.is_exhausted() {
             return None;
         }
         let size = search.ways + search.ways / 2 + index % 8 * search.ways / 2;
-        let part: Vec<usize> = class.iter().copied().cycle().skip(index * size).take(size.min(class.len())).collect();
-        let yes = evicted_items(test, class, &part);
+        let subset: Vec<usize> = class.iter().copied().cycle().skip(index * size).take(size.min(class.len())).collect();
+        let yes = evicted_items(test, class, &subset);
         let no: Vec<usize> = class.iter().copied().filter(|item| !yes.contains(item)).collect();
         if yes.len() <= search.ways + 1 || no.len() <= search.ways + 1 {
             continue;
         }
         let core = |items: &[usize]| items.iter().copied().take(2 * search.per_class).collect::<Vec<_>>();
         let (yes_core, no_core) = (core(&yes), core(&no));
-        let mut mostly = |items: &[usize], by: &[usize]| 4 * evicted_items(test, items, by).len() >= 3 * items.len();
-        let few = |items: &[usize]| items.iter().copied().take(12).collect::<Vec<_>>();
-        let (some_yes, some_no) = (few(&yes), few(&no));
-        let apart = mostly(&some_yes, &yes_core) && mostly(&some_no, &no_core);
+        let mut mostly = |items: &[usize], evictors: &[usize]| 4 * evicted_items(test, items, evictors).len() >= 3 * items.len();
+        let take_few = |items: &[usize]| items.iter().copied().take(12).collect::<Vec<_>>();
+        let (some_yes, some_no) = (take_few(&yes), take_few(&no));
+        let is_separate = mostly(&some_yes, &yes_core) && mostly(&some_no, &no_core);
         let crossing = evicted_items(test, &some_no, &yes_core).len() + evicted_items(test, &some_yes, &no_core).len();
-        if apart && crossing <= 3 {
+        if is_separate && crossing <= 3 {
             let own_items = evicted_items(test, class, &yes_core);
             let remaining_items: Vec<usize> = class.iter().copied().filter(|item| !own_items.contains(item)).collect();
-            let other = evicted_items(test, &remaining_items, &no_core);
-            if own_items.len() > search.ways && other.len() > search.ways {
-                return Some((own_items, other));
+            let other_items = evicted_items(test, &remaining_items, &no_core);
+            if own_items.len() > search.ways && other_items.len() > search.ways {
+                return Some((own_items, other_items));
             }
         }
     }
@@ -201,27 +201,27 @@ fn split(
 
 /// Merges classes that evict each other's members.
 fn merge(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: &GroupingParameters) {
-    let mut at = 0;
-    while at < grouped.classes.len() {
-        let mut other = at + 1;
-        while other < grouped.classes.len() {
-            let told_by = |class: &[usize]| class.iter().copied().take(search.per_class).collect::<Vec<_>>();
-            let (first_items, two) = (told_by(&grouped.classes[at]), told_by(&grouped.classes[other]));
+    let mut index = 0;
+    while index < grouped.classes.len() {
+        let mut other_index = index + 1;
+        while other_index < grouped.classes.len() {
+            let sample_items = |class: &[usize]| class.iter().copied().take(search.per_class).collect::<Vec<_>>();
+            let (first_items, second_items) = (sample_items(&grouped.classes[index]), sample_items(&grouped.classes[other_index]));
             let mut crossing = 0;
             for try_ in 0..3 {
-                let there = test.evicts(two[try_ % two.len()], &first_items);
-                let back = test.evicts(first_items[try_ % first_items.len()], &two);
-                crossing += usize::from(there && back);
+                let first_evicts = test.evicts(second_items[try_ % second_items.len()], &first_items);
+                let second_evicts = test.evicts(first_items[try_ % first_items.len()], &second_items);
+                crossing += usize::from(first_evicts && second_evicts);
             }
             if crossing >= 2 {
-                let same = grouped.classes.remove(other);
-                grouped.classes[at].extend(same);
+                let merged_class = grouped.classes.remove(other_index);
+                grouped.classes[index].extend(merged_class);
                 grouped.merged += 1;
             } else {
-                other += 1;
+                other_index += 1;
             }
         }
-        at += 1;
+        index += 1;
     }
 }
 

@@ -107,17 +107,17 @@ impl ColorMap {
 
     /// Runs of neighboring frames, ascending; frames without a number are left out.
     pub fn frame_runs(frames: &[Option<u64>], colors: &[Option<u32>]) -> Vec<FrameRun> {
-        let mut known: Vec<(u64, Option<u32>)> =
+        let mut known_frames: Vec<(u64, Option<u32>)> =
             frames.iter().zip(colors).filter_map(|(frame, color)| Some(((*frame)?, *color))).collect();
-        known.sort_unstable();
-        known.dedup_by_key(|(frame, _)| *frame);
+        known_frames.sort_unstable();
+        known_frames.dedup_by_key(|(frame, _)| *frame);
         let mut runs: Vec<FrameRun> = Vec::new();
-        let mut next = 0;
-        for (frame, color) in known {
-            if runs.is_empty() || frame != next {
+        let mut next_frame = 0;
+        for (frame, color) in known_frames {
+            if runs.is_empty() || frame != next_frame {
                 runs.push(FrameRun { first_frame: frame, colors: String::new() });
             }
-            next = frame + 1;
+            next_frame = frame + 1;
             let text = color.map_or("--".to_string(), |color| format!("{color:02x}"));
             runs.last_mut().expect("pushed just now, or there before").colors.push_str(&text);
         }
@@ -179,26 +179,26 @@ impl ColorMap {
             return Err(format!("found format {format}, expected {}", Self::FORMAT));
         }
         let map: ColorMap = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        let most = cachemate_agent::layout::MAX_COLORS;
-        if !(2..=most).contains(&map.colors) {
-            return Err(format!("colors: found {}, expected 2 to {most}", map.colors));
+        let max_colors = cachemate_agent::layout::MAX_COLORS;
+        if !(2..=max_colors).contains(&map.colors) {
+            return Err(format!("colors: found {}, expected 2 to {max_colors}", map.colors));
         }
         for (index, run) in map.frames.iter().enumerate() {
-            let bad = |found: &str| {
+            let color_error = |found: &str| {
                 format!(
                     "frames[{index}].colors: found '{found}', expected '--' or two hexadecimal digits below {:02x}",
                     map.colors
                 )
             };
             if !run.colors.is_ascii() || run.colors.len() % 2 != 0 {
-                return Err(bad(&run.colors));
+                return Err(color_error(&run.colors));
             }
             for digits in run.colors.as_bytes().chunks_exact(2) {
                 let digits = std::str::from_utf8(digits).unwrap_or_default();
-                let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-                let color = u32::from_str_radix(digits, 16).ok().filter(|color| plain && *color < map.colors);
+                let is_hexadecimal = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+                let color = u32::from_str_radix(digits, 16).ok().filter(|color| is_hexadecimal && *color < map.colors);
                 if digits != "--" && color.is_none() {
-                    return Err(bad(digits));
+                    return Err(color_error(digits));
                 }
             }
         }

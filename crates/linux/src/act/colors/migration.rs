@@ -15,13 +15,13 @@ const PAGES: usize = 256;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MigrationUnavailable {
     /// The reason, as a sentence.
-    pub why: String,
+    pub reason: String,
     /// The remedy, as a sentence.
     pub remedy: String,
 }
 
-fn refuse_migration<T>(why: impl Into<String>, remedy: &str) -> Result<T, MigrationUnavailable> {
-    Err(MigrationUnavailable { why: why.into(), remedy: remedy.to_string() })
+fn refuse_migration<T>(reason: impl Into<String>, remedy: &str) -> Result<T, MigrationUnavailable> {
+    Err(MigrationUnavailable { reason: reason.into(), remedy: remedy.to_string() })
 }
 
 /// As [`page_ns`], for callers that color programs themselves and so must also read the frames of pages.
@@ -30,7 +30,7 @@ fn refuse_migration<T>(why: impl Into<String>, remedy: &str) -> Result<T, Migrat
 /// The missing prerequisite, with its remedy.
 pub fn page_ns_with_frames() -> Result<f64, MigrationUnavailable> {
     let memory =
-        |error: io::Error| MigrationUnavailable { why: format!("memory: {error}"), remedy: "more memory".into() };
+        |error: io::Error| MigrationUnavailable { reason: format!("memory: {error}"), remedy: "more memory".into() };
     let page = Pool::new(1).map_err(memory)?;
     if page_frames(&cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")), page.page(0) as usize, 1)
         [0]
@@ -51,16 +51,16 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
         return refuse_migration("pages are colored on x86-64 only", "an x86-64 host");
     }
     let memory =
-        |error: io::Error| MigrationUnavailable { why: format!("memory: {error}"), remedy: "more memory".into() };
+        |error: io::Error| MigrationUnavailable { reason: format!("memory: {error}"), remedy: "more memory".into() };
     let program = Pool::new(PAGES).map_err(memory)?;
-    let fresh = Pool::new(PAGES).map_err(memory)?;
+    let fresh_pool = Pool::new(PAGES).map_err(memory)?;
     let aside = Pool::new(1).map_err(memory)?;
     // SAFETY: no memory is passed. Close-on-exec, non-blocking; faults in kernel mode are handled as well, because a
     // program's read(2) into fresh memory would fail otherwise.
     let file = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
     if file < 0 {
-        let why = format!("userfaultfd: {}", io::Error::from_raw_os_error(-file as i32));
-        return refuse_migration(why, "root, CAP_SYS_PTRACE, or sysctl vm.unprivileged_userfaultfd=1");
+        let reason = format!("userfaultfd: {}", io::Error::from_raw_os_error(-file as i32));
+        return refuse_migration(reason, "root, CAP_SYS_PTRACE, or sysctl vm.unprivileged_userfaultfd=1");
     }
     // SAFETY: a descriptor of our own, closed at the end of this function.
     let _closer = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(file as i32) };
@@ -68,26 +68,26 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
         return refuse_migration("this kernel cannot move pages between frames (UFFDIO_MOVE)", "Linux 6.8 or newer");
     }
     let bytes = (PAGES * PAGE_BYTES) as u64;
-    let registered = fault::register(file, program.page(0) as u64, bytes) >= 0
+    let is_registered = fault::register(file, program.page(0) as u64, bytes) >= 0
         && fault::register(file, aside.page(0) as u64, PAGE_BYTES as u64) >= 0;
     // SAFETY: the pool's page; the destination of a move must be absent, and it has no reader.
     unsafe { libc::madvise(aside.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
-    if !registered {
+    if !is_registered {
         return refuse_migration("memory cannot be registered with userfaultfd", "a kernel with CONFIG_USERFAULTFD");
     }
     let mut frames: Vec<u64> = Vec::with_capacity(PAGES);
     for index in 0..PAGES {
-        let (page, fresh) = (program.page(index), fresh.page(index));
+        let (page, fresh_page) = (program.page(index), fresh_pool.page(index));
         let start = Instant::now();
         if fault::move_page(file, page as u64, aside.page(0) as u64) < 0 {
             continue;
         }
         // SAFETY: two pages that hold frames: the fresh one, and the one that was just taken out.
-        unsafe { sys::copy_page(aside.page(0), fresh) };
-        let back = fault::move_page(file, fresh as u64, page as u64);
+        unsafe { sys::copy_page(aside.page(0), fresh_page) };
+        let move_result = fault::move_page(file, fresh_page as u64, page as u64);
         frames.push(start.elapsed().as_nanos() as u64);
-        if back < 0 {
-            return refuse_migration(format!("a page could not be moved in: error {back}"), "another kernel");
+        if move_result < 0 {
+            return refuse_migration(format!("a page could not be moved in: error {move_result}"), "another kernel");
         }
         // SAFETY: as above. The frame that was taken out is returned to the kernel.
         unsafe { libc::madvise(aside.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
@@ -109,8 +109,8 @@ mod tests {
         match page_ns() {
             Ok(cost_ns) => assert!(cost_ns > 0.0),
             Err(unusable) => {
-                assert!(!unusable.why.is_empty() && !unusable.remedy.is_empty());
-                crate::skip_test::report_unchecked("moving pages", unusable.why);
+                assert!(!unusable.reason.is_empty() && !unusable.remedy.is_empty());
+                crate::skip_test::report_unchecked("moving pages", unusable.reason);
             }
         }
     }

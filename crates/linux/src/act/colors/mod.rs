@@ -71,7 +71,7 @@ pub fn boot_id() -> String {
 /// # Errors
 /// The reason, with its remedy.
 pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionSupport)>, migration::MigrationUnavailable> {
-    let unusable = |why: String, remedy: &str| migration::MigrationUnavailable { why, remedy: remedy.to_string() };
+    let unusable = |reason: String, remedy: &str| migration::MigrationUnavailable { reason, remedy: remedy.to_string() };
     let discover = "cachemate page-color discover";
     let map = match map::ColorMap::open_of_host(Path::new(reference_set::BASE)) {
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {

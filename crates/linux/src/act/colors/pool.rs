@@ -84,7 +84,7 @@ pub struct PresentPage {
     /// Frame number; never 0.
     pub frame: u64,
     /// Does the page belong to the page cache? False = it is the process's own copy, or was never part of a file.
-    pub of_file: bool,
+    pub is_file_page: bool,
 }
 
 /// As [`page_frames`], with the kind of each page.
@@ -95,8 +95,8 @@ pub fn present_pages(pagemap: &io::Result<File>, address: usize, pages: usize) -
     let entry = |index: usize| {
         let word = u64::from_le_bytes(bytes.get(index * 8..index * 8 + 8)?.try_into().ok()?);
         // Bit 63 = present, 61 = of a file or shared, 0-54 = frame number (Documentation/admin-guide/mm/pagemap.rst).
-        let (frame, of_file) = (word & ((1 << 55) - 1), word >> 61 & 1 == 1);
-        (index * 8 < read && word >> 63 == 1 && frame != 0).then_some(PresentPage { frame, of_file })
+        let (frame, is_file_page) = (word & ((1 << 55) - 1), word >> 61 & 1 == 1);
+        (index * 8 < read && word >> 63 == 1 && frame != 0).then_some(PresentPage { frame, is_file_page })
     };
     (0..pages).map(entry).collect()
 }
@@ -110,7 +110,7 @@ pub struct TimedOracle<'a> {
     /// Advances with each test, so that the next test uses another line.
     pub turn: usize,
     /// Time at which it gives up.
-    pub until: Instant,
+    pub deadline: Instant,
 }
 
 impl TimedOracle<'_> {
@@ -130,7 +130,7 @@ impl EvictionOracle for TimedOracle<'_> {
         (0..6).all(|_| self.is_eviction_slow(target, set))
     }
     fn is_exhausted(&self) -> bool {
-        Instant::now() > self.until
+        Instant::now() > self.deadline
     }
 }
 

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 /// Finds the file that a shell would run for `name`.
 pub fn find(name: &str, path: Option<&str>) -> Option<PathBuf> {
-    let runs = |file: &PathBuf| file.metadata().is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0);
+    let is_executable = |file: &PathBuf| file.metadata().is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0);
     if name.contains('/') {
-        return Some(PathBuf::from(name)).filter(runs);
+        return Some(PathBuf::from(name)).filter(is_executable);
     }
-    path?.split(':').map(|folder| Path::new(folder).join(name)).find(runs)
+    path?.split(':').map(|folder| Path::new(folder).join(name)).find(is_executable)
 }
 
 /// Why the program cannot run colored; `None` = it can.
@@ -42,28 +42,28 @@ fn refusal_within(file: &Path, interpreters_left: u32) -> io::Result<Option<Stri
         }
         // `env NAME`: the program is NAME, wherever it is found.
         let env = interpreter.rsplit('/').next() == Some("env");
-        let named = words.find(|word| !word.starts_with('-')).filter(|_| env);
+        let command_name = words.find(|word| !word.starts_with('-')).filter(|_| env);
         let path = std::env::var("PATH").ok();
-        let target = named.map_or_else(|| Some(PathBuf::from(interpreter)), |name| find(name, path.as_deref()));
+        let target = command_name.map_or_else(|| Some(PathBuf::from(interpreter)), |name| find(name, path.as_deref()));
         return match target {
             Some(target) => refusal_within(&target, interpreters_left - 1),
             None => Ok(Some(format!("{shown}: its interpreter '{line}' is not found"))),
         };
     }
-    Ok(check_loader(&open, &head[..read]).err().map(|why| format!("{shown}: {why}")))
+    Ok(check_loader(&open, &head[..read]).err().map(|reason| format!("{shown}: {reason}")))
 }
 
 /// The dynamic linker that an ELF file asks for.
 fn check_loader(open: &File, head: &[u8]) -> Result<(), String> {
-    let half = |index: usize| head.get(index..index + 2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
+    let u16_at = |index: usize| head.get(index..index + 2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
     if head.get(..4) != Some(b"\x7fELF") {
         return Err("neither an ELF program nor a script".to_string());
     }
-    if head.get(4..6) != Some(&[2, 1]) || half(18) != Some(62) {
+    if head.get(4..6) != Some(&[2, 1]) || u16_at(18) != Some(62) {
         return Err("not a program for x86-64".to_string());
     }
     let table = head.get(32..40).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
-    let (Some(table), Some(size), Some(count)) = (table, half(54), half(56)) else {
+    let (Some(table), Some(size), Some(count)) = (table, u16_at(54), u16_at(56)) else {
         return Err("its ELF header is cut off".to_string());
     };
     for index in 0..u64::from(count) {
@@ -115,7 +115,7 @@ mod tests {
 
     fn why(content: &[u8], mode: u32) -> Option<String> {
         let (_folder, path) = file(content, mode);
-        refusal(&path).unwrap().map(|why| why.replace(&path.display().to_string(), "P"))
+        refusal(&path).unwrap().map(|reason| reason.replace(&path.display().to_string(), "P"))
     }
 
     /// Are static, foreign and set-user-id programs refused with the reason, and ordinary ones not?

@@ -31,7 +31,7 @@ pub fn per_color(ways: usize) -> usize {
 }
 
 /// Additional candidate frames of each color; only the best frames are kept.
-const SPARE: usize = 8;
+const SPARE_FRAMES: usize = 8;
 
 /// A file mapped shared and readable, for as long as this lives.
 #[derive(Debug)]
@@ -94,8 +94,8 @@ pub fn open(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 /// # Errors
 /// As [`open`], but an invalid reference set is reported as noise.
 pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
-    open_file(base, NEW).map_err(|error| match error {
-        ColorError::BadReferenceSet(_, why) => ColorError::Noisy(why),
+    open_file(base, NEW_KIT).map_err(|error| match error {
+        ColorError::BadReferenceSet(_, reason) => ColorError::Noisy(reason),
         other => other,
     })
 }
@@ -105,8 +105,8 @@ pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 /// # Errors
 /// As the file system says.
 pub fn accept_base(base: &Path) -> Result<(), ColorError> {
-    let renamed = open_base(base).and_then(|folder| folder.rename(NEW, KIT));
-    renamed.map_err(|source| ColorError::io(&base.join(NEW), source))
+    let renamed = open_base(base).and_then(|folder| folder.rename(NEW_KIT, KIT));
+    renamed.map_err(|source| ColorError::io(&base.join(NEW_KIT), source))
 }
 
 /// Opens for reading and writing, and creates a missing file; opening changes no content.
@@ -118,7 +118,7 @@ fn open_base(base: &Path) -> io::Result<TrustedDir> {
 }
 
 const KIT: &str = "reference-set";
-const NEW: &str = "reference-set.new";
+const NEW_KIT: &str = "reference-set.new";
 
 fn open_file(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     let mut open = load(base, name)?;
@@ -160,7 +160,7 @@ pub fn id(base: &Path) -> Result<u64, ColorError> {
 fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
     let path = base.join(name);
     let io = |source| ColorError::io(&path, source);
-    let bad = |problem: String| ColorError::BadReferenceSet(path.clone(), problem);
+    let set_error = |problem: String| ColorError::BadReferenceSet(path.clone(), problem);
     let folder = TrustedDir::open_anchored(base, DirAccess::ReadOnly);
     let file = match folder.and_then(|folder| folder.file(Path::new(name), OFlags::RDONLY)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoReferenceSet(path)),
@@ -168,13 +168,13 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), Color
     };
     let bytes = file.metadata().map_err(io)?.len() as usize;
     if bytes < ReferenceSetHeader::PAGES * PAGE_BYTES {
-        return Err(bad(format!("found {bytes} bytes, expected a header of {} pages", ReferenceSetHeader::PAGES)));
+        return Err(set_error(format!("found {bytes} bytes, expected a header of {} pages", ReferenceSetHeader::PAGES)));
     }
     let mapped = MappedFile::new(&file, bytes, false).map_err(io)?;
     // SAFETY: the first bytes of a mapping that is longer than they are.
     let content = unsafe { std::slice::from_raw_parts(mapped.start(), ReferenceSetHeader::BYTES) };
     let header =
-        ReferenceSetHeader::from_bytes(content).ok_or_else(|| bad("no reference set of this version".to_string()))?;
+        ReferenceSetHeader::from_bytes(content).ok_or_else(|| set_error("no reference set of this version".to_string()))?;
     Ok((mapped, header.id))
 }
 
@@ -185,10 +185,10 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), Color
 /// No room in memory, or too few pages of some class.
 pub fn create(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Result<(), ColorError> {
     let folder = TrustedDir::create_anchored(base).map_err(|source| ColorError::io(base, source))?;
-    let path = base.join(NEW);
+    let path = base.join(NEW_KIT);
     let io = |source| ColorError::io(&path, source);
     let (colors, per_color) = (classes.classes.len(), per_color(ways));
-    let file = folder.file(Path::new(NEW), READ_WRITE).map_err(io)?;
+    let file = folder.file(Path::new(NEW_KIT), READ_WRITE).map_err(io)?;
     file.set_len(0).map_err(io)?;
     let pages = ReferenceSetHeader::PAGES + 3 * colors * per_color;
     file.set_len((pages * PAGE_BYTES) as u64).map_err(io)?;
@@ -200,22 +200,22 @@ pub fn create(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> R
         let page = unsafe { mapped.start().add(index * PAGE_BYTES) };
         // SAFETY: as above.
         unsafe { page.write_volatile(1) };
-        if Instant::now() > classes.until {
+        if Instant::now() > classes.deadline {
             return Err(ColorError::Noisy("the time was over before every color had its frames".to_string()));
         }
-        match classes.sole_class(page).filter(|&color| table[color].len() < per_color + SPARE) {
+        match classes.sole_class(page).filter(|&color| table[color].len() < per_color + SPARE_FRAMES) {
             Some(color) => table[color].push(index as u32),
             None => unused.push(index),
         }
     }
     let page = |at: usize| mapped.start().wrapping_add(at * PAGE_BYTES).cast_const();
     let mut timed =
-        TimedOracle { page: &page, threshold_cycles: classes.threshold_cycles, turn: 3, until: classes.until };
+        TimedOracle { page: &page, threshold_cycles: classes.threshold_cycles, turn: 3, deadline: classes.deadline };
     unused.extend(keep_best(&mut timed, &mut table, per_color));
-    if let Some(short) = table.iter().find(|members| members.len() < per_color) {
+    if let Some(short_class) = table.iter().find(|members| members.len() < per_color) {
         return Err(ColorError::Noisy(format!(
             "{} frames of one color for the reference set, {per_color} needed",
-            short.len()
+            short_class.len()
         )));
     }
     for index in unused {
@@ -237,23 +237,23 @@ pub fn create(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> R
 fn keep_best(test: &mut impl EvictionOracle, table: &mut [Vec<u32>], per_color: usize) -> Vec<usize> {
     const ROUNDS: usize = 4;
     let sets: Vec<Vec<usize>> =
-        table.iter().map(|members| members.iter().take(per_color).map(|&at| at as usize).collect()).collect();
-    let mut gone = Vec::new();
+        table.iter().map(|members| members.iter().take(per_color).map(|&member| member as usize).collect()).collect();
+    let mut removed_indices = Vec::new();
     for (color, members) in table.iter_mut().enumerate() {
-        let next = &sets[(color + 1) % sets.len()];
-        let mut held: Vec<(usize, u32)> = Vec::with_capacity(members.len());
+        let next_set = &sets[(color + 1) % sets.len()];
+        let mut scored_members: Vec<(usize, u32)> = Vec::with_capacity(members.len());
         for &index in members.iter() {
-            let own: Vec<usize> = sets[color].iter().copied().filter(|&other| other != index as usize).collect();
-            let holds = |_: &usize| test.evicts(index as usize, &own) && !test.evicts(index as usize, next);
-            held.push(((0..ROUNDS).filter(holds).count(), index));
+            let own_set: Vec<usize> = sets[color].iter().copied().filter(|&other| other != index as usize).collect();
+            let is_confirmed = |_: &usize| test.evicts(index as usize, &own_set) && !test.evicts(index as usize, next_set);
+            scored_members.push(((0..ROUNDS).filter(is_confirmed).count(), index));
         }
         // A stable sort keeps the first among equals.
-        held.sort_by_key(|(rounds, _)| std::cmp::Reverse(*rounds));
-        let good = held.iter().take(per_color).filter(|(rounds, _)| rounds + 1 >= ROUNDS).count();
-        gone.extend(held.split_off(good).into_iter().map(|(_, at)| at as usize));
-        *members = held.into_iter().map(|(_, at)| at).collect();
+        scored_members.sort_by_key(|(rounds, _)| std::cmp::Reverse(*rounds));
+        let confirmed_count = scored_members.iter().take(per_color).filter(|(rounds, _)| rounds + 1 >= ROUNDS).count();
+        removed_indices.extend(scored_members.split_off(confirmed_count).into_iter().map(|(_, member)| member as usize));
+        *members = scored_members.into_iter().map(|(_, member)| member).collect();
     }
-    gone
+    removed_indices
 }
 
 /// Classes of a pool's pages, and the parameters for testing against them.
@@ -267,15 +267,15 @@ pub struct Classes<'a> {
     /// Maximum number of a class's members that a page is tested against.
     pub per_class: usize,
     /// Time at which testing stops.
-    pub until: Instant,
+    pub deadline: Instant,
 }
 
 impl Classes<'_> {
     /// The only class that evicts the page; `None` = no class or several evict it.
     fn sole_class(&mut self, page: *const u8) -> Option<usize> {
-        let with = |item: usize| if item == usize::MAX { page } else { (self.page)(item) };
+        let page_of = |item: usize| if item == usize::MAX { page } else { (self.page)(item) };
         let mut timed =
-            TimedOracle { page: &with, threshold_cycles: self.threshold_cycles, turn: 5, until: self.until };
+            TimedOracle { page: &page_of, threshold_cycles: self.threshold_cycles, turn: 5, deadline: self.deadline };
         let mut frame = None;
         for (index, class) in self.classes.iter().enumerate() {
             if timed.evicts(usize::MAX, &class[..class.len().min(self.per_class)]) {

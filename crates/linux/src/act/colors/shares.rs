@@ -15,12 +15,12 @@ use crate::sense::tasks::ManagedThread;
 
 /// Share of the pages that may still have other colors when recoloring counts as done, because the kernel pins some
 /// pages for a while.
-const DONE_BUT: f64 = 0.01;
+const MAX_PENDING_SHARE: f64 = 0.01;
 
 /// Counts of the agents' fallback frames at the beginning of each share.
 #[derive(Debug, Default)]
 pub struct ColorShares {
-    fallen_before: BTreeMap<PathBuf, (u64, u64)>,
+    initial_fallbacks: BTreeMap<PathBuf, (u64, u64)>,
 }
 
 /// Colors of a share.
@@ -47,10 +47,10 @@ impl ColorShares {
         shares: &[CacheShare],
         tasks: &[&ManagedThread],
     ) -> (Vec<ActiveShare>, Vec<PendingItem>) {
-        let (mut held, mut pending) = (Vec::new(), Vec::new());
+        let (mut active_shares, mut pending) = (Vec::new(), Vec::new());
         for share in shares {
             let Some(mask) = requested_colors(share).and_then(color_mask) else { continue };
-            let (mut inside, mut all, mut fallen, mut done, mut total) = (0, 0, 0, 0, 0);
+            let (mut inside, mut counted_pages, mut fallen, mut done_pages, mut total) = (0, 0, 0, 0, 0);
             let (mut agents, mut taken_up) = (0, true);
             for folder in members(kernel, share, tasks).into_iter().filter_map(|(_, folder)| folder) {
                 let Ok(agent) = AgentReport::read(kernel, &folder) else { continue };
@@ -58,29 +58,29 @@ impl ColorShares {
                 agents += 1;
                 taken_up &= figure("mask") == mask;
                 inside += figure("inside_pages");
-                all += figure("inside_pages") + figure("outside_pages") + figure("unknown_pages");
-                done += figure("recolor_done");
+                counted_pages += figure("inside_pages") + figure("outside_pages") + figure("unknown_pages");
+                done_pages += figure("recolor_done");
                 total += figure("recolor_total").max(figure("recolor_done"));
                 let fallback = figure("fallback_frames") + figure("kernel_frames");
-                let before = self.fallen_before.entry(folder).or_insert((mask, fallback));
-                if before.0 != mask {
-                    *before = (mask, fallback); // another share: counted anew
+                let baseline = self.initial_fallbacks.entry(folder).or_insert((mask, fallback));
+                if baseline.0 != mask {
+                    *baseline = (mask, fallback); // another share: counted anew
                 }
-                fallen += fallback - before.1.min(fallback);
+                fallen += fallback - baseline.1.min(fallback);
             }
             if agents == 0 {
                 continue;
             }
-            let pages_inside = (all > 0).then(|| inside as f64 / all as f64);
-            if !taken_up || pages_inside.is_some_and(|share| share < 1.0 - DONE_BUT) {
+            let pages_inside = (counted_pages > 0).then(|| inside as f64 / counted_pages as f64);
+            if !taken_up || pages_inside.is_some_and(|share| share < 1.0 - MAX_PENDING_SHARE) {
                 let item = PlanItem::Share(share.group, share.cache);
                 let total = (taken_up && total > 0).then_some(total);
-                pending.push(PendingItem { item, done: if taken_up { done } else { 0 }, total });
+                pending.push(PendingItem { item, done: if taken_up { done_pages } else { 0 }, total });
             }
             let (share, fallback_pages) = (share.clone(), Some(fallen));
-            held.push(ActiveShare { share, pages_in_share: pages_inside, fallback_pages, occupancy_bytes: None });
+            active_shares.push(ActiveShare { share, pages_in_share: pages_inside, fallback_pages, occupancy_bytes: None });
         }
-        (held, pending)
+        (active_shares, pending)
     }
 }
 

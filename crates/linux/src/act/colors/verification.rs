@@ -16,9 +16,9 @@ use super::ColorError;
 
 /// Maximum time that a proof waits for quiet moments.
 const PATIENCE: Duration = Duration::from_secs(4);
-const BETWEEN_ROUNDS: Duration = Duration::from_millis(25);
+const ROUND_PAUSE: Duration = Duration::from_millis(25);
 /// Frames of each color that are tested in one round; at least [`MIN_RIGHT`] of them must have their color.
-const ASKED: u32 = 8;
+const TESTED_FRAMES: u32 = 8;
 const MIN_RIGHT: u32 = 5;
 /// Number of rounds in which a color's frames must behave like moved ones to count as moved.
 const MOVED_ROUNDS: u32 = 4;
@@ -40,8 +40,8 @@ pub enum ProofResult {
 /// The page must belong to the reference set.
 unsafe fn verify_frame(kit: &mut ReferenceSet, page: *const u8, color: u32) -> ProofResult {
     // SAFETY: the caller's promise.
-    let (own, next) = unsafe { (kit.has_color(page, color), kit.has_color(page, (color + 1) % kit.colors())) };
-    match (own, next) {
+    let (own_proof, next_proof) = unsafe { (kit.has_color(page, color), kit.has_color(page, (color + 1) % kit.colors())) };
+    match (own_proof, next_proof) {
         (true, false) => ProofResult::Confirmed,
         (false, false) => ProofResult::Changed,
         (_, true) => ProofResult::Disturbed,
@@ -51,18 +51,18 @@ unsafe fn verify_frame(kit: &mut ReferenceSet, page: *const u8, color: u32) -> P
 /// Results of a color over all rounds.
 #[derive(Clone, Copy, Default, Debug)]
 struct ColorProof {
-    holds: bool,
+    is_confirmed: bool,
     moved_rounds: u32,
 }
 
 impl ColorProof {
-    /// Adds a round: the numbers of frames, out of [`ASKED`], that held and that moved.
-    fn add(&mut self, holds: u32, moved: u32) {
-        self.holds |= holds >= MIN_RIGHT;
-        self.moved_rounds += u32::from(moved >= MIN_RIGHT);
+    /// Adds a round: the numbers of frames, out of [`TESTED_FRAMES`], that held and that moved.
+    fn add(&mut self, held_frames: u32, moved_frames: u32) {
+        self.is_confirmed |= held_frames >= MIN_RIGHT;
+        self.moved_rounds += u32::from(moved_frames >= MIN_RIGHT);
     }
     fn is_settled(&self) -> bool {
-        self.holds || self.moved_rounds >= MOVED_ROUNDS
+        self.is_confirmed || self.moved_rounds >= MOVED_ROUNDS
     }
 }
 
@@ -78,19 +78,19 @@ pub(super) fn verify_reference_set(kit: &mut ReferenceSet, path: &Path) -> Resul
     for round in 0.. {
         if calibration.threshold_cycles().is_some() {
             for (index, color) in colors.iter_mut().enumerate().filter(|(_, color)| !color.is_settled()) {
-                let (holds, moved) = test_round(kit, index as u32, round);
-                color.add(holds, moved);
+                let (held_frames, moved_frames) = test_round(kit, index as u32, round);
+                color.add(held_frames, moved_frames);
             }
         }
         if colors.iter().all(ColorProof::is_settled) || start.elapsed() > PATIENCE {
             break;
         }
-        std::thread::sleep(BETWEEN_ROUNDS);
+        std::thread::sleep(ROUND_PAUSE);
         calibration = kit.calibrate();
     }
-    let not_told = colors.iter().filter(|color| !color.is_settled()).count();
-    let moved = colors.iter().filter(|color| !color.holds && color.is_settled()).count();
-    if not_told == 0 && moved == 0 {
+    let unsettled_colors = colors.iter().filter(|color| !color.is_settled()).count();
+    let moved_colors = colors.iter().filter(|color| !color.is_confirmed && color.is_settled()).count();
+    if unsettled_colors == 0 && moved_colors == 0 {
         return Ok(calibration);
     }
     if calibration.threshold_cycles().is_none() {
@@ -99,15 +99,15 @@ pub(super) fn verify_reference_set(kit: &mut ReferenceSet, path: &Path) -> Resul
             calibration.hit_cycles, calibration.miss_cycles
         )));
     }
-    if moved == 0 {
+    if moved_colors == 0 {
         return Err(ColorError::Noisy(format!(
-            "{not_told} of {} colors could not be verified in {:.0} s: another program fills this core's cache",
+            "{unsettled_colors} of {} colors could not be verified in {:.0} s: another program fills this core's cache",
             colors.len(),
             PATIENCE.as_secs_f64()
         )));
     }
     let problem = format!(
-        "frames of {moved} of {} colors are no longer of one color, in {MOVED_ROUNDS} rounds each: the host moved them",
+        "frames of {moved_colors} of {} colors are no longer of one color, in {MOVED_ROUNDS} rounds each: the host moved them",
         colors.len()
     );
     Err(ColorError::BadReferenceSet(path.to_path_buf(), problem))
@@ -116,17 +116,17 @@ pub(super) fn verify_reference_set(kit: &mut ReferenceSet, path: &Path) -> Resul
 /// Numbers of frames that hold and that have moved, among the frames that are tested in this round.
 fn test_round(kit: &mut ReferenceSet, color: u32, round: u32) -> (u32, u32) {
     let members: Vec<*const u8> = kit.frames(color).collect();
-    let (mut holds, mut moved) = (0, 0);
-    for index in 0..ASKED {
-        let page = members[((round * ASKED + index) as usize) % members.len()];
+    let (mut held_frames, mut moved_frames) = (0, 0);
+    for index in 0..TESTED_FRAMES {
+        let page = members[((round * TESTED_FRAMES + index) as usize) % members.len()];
         // SAFETY: a frame of the mapped reference set.
         match unsafe { verify_frame(kit, page, color) } {
-            ProofResult::Confirmed => holds += 1,
-            ProofResult::Changed => moved += 1,
+            ProofResult::Confirmed => held_frames += 1,
+            ProofResult::Changed => moved_frames += 1,
             ProofResult::Disturbed => {}
         }
     }
-    (holds, moved)
+    (held_frames, moved_frames)
 }
 
 /// Results of repeated tests of one color's frames.
@@ -147,13 +147,13 @@ pub struct ColorVerification {
 impl ColorVerification {
     /// Do enough of its frames hold for a proof?
     pub fn is_usable(&self) -> bool {
-        self.frames_hold * u64::from(ASKED) >= self.frames * u64::from(MIN_RIGHT)
+        self.frames_hold * u64::from(TESTED_FRAMES) >= self.frames * u64::from(MIN_RIGHT)
     }
 }
 
 /// Tests every frame of the reference set once per round, until `at_most` has passed or `stop` returns true; results by
 /// color.
-pub fn watch(kit: &mut ReferenceSet, at_most: Duration, stop: &dyn Fn() -> bool) -> Vec<ColorVerification> {
+pub fn watch(kit: &mut ReferenceSet, max_time: Duration, stop: &dyn Fn() -> bool) -> Vec<ColorVerification> {
     let start = Instant::now();
     let pages: Vec<(u32, *const u8)> = (0..kit.colors())
         .flat_map(|color| kit.frames(color).map(move |page| (color, page)).collect::<Vec<_>>())
@@ -166,10 +166,10 @@ pub fn watch(kit: &mut ReferenceSet, at_most: Duration, stop: &dyn Fn() -> bool)
             // SAFETY: frames of the mapped reference set.
             counts[unsafe { verify_frame(kit, *page, *color) } as usize] += 1;
         }
-        if start.elapsed() >= at_most || stop() {
+        if start.elapsed() >= max_time || stop() {
             break;
         }
-        std::thread::sleep(BETWEEN_ROUNDS);
+        std::thread::sleep(ROUND_PAUSE);
     }
     let mut colors = vec![ColorVerification::default(); kit.colors() as usize];
     for ((color, _), [holds, moved, disturbed]) in pages.iter().zip(shown) {
@@ -193,13 +193,13 @@ mod tests {
         let mut color = ColorProof::default();
         (0..100).for_each(|_| color.add(2, 2)); // the rest was disturbed
         assert!(!color.is_settled());
-        (0..MOVED_ROUNDS - 1).for_each(|_| color.add(0, ASKED));
+        (0..MOVED_ROUNDS - 1).for_each(|_| color.add(0, TESTED_FRAMES));
         assert!(!color.is_settled());
         let mut held = color;
         held.add(MIN_RIGHT, 0);
-        assert!(held.is_settled() && held.holds);
+        assert!(held.is_settled() && held.is_confirmed);
         color.add(0, MIN_RIGHT);
-        assert!(color.is_settled() && !color.holds);
+        assert!(color.is_settled() && !color.is_confirmed);
         let watched = |frames_hold| ColorVerification { frames: 32, frames_hold, ..ColorVerification::default() };
         assert!(watched(20).is_usable() && !watched(19).is_usable());
     }

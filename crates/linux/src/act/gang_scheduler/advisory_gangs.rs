@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use super::compose::{AdvisoryGangs, GANGS_AT_MOST, GangMember};
+use super::compose::{AdvisoryGangs, MAX_GANGS, GangMember};
 use super::message::NumberedCache;
 use crate::kernel::ThreadKey;
 
@@ -23,7 +23,7 @@ pub(crate) fn advised_gangs(
     caches: &[NumberedCache],
 ) -> Option<AdvisoryGangs> {
     let cpus: usize = caches.iter().map(|cache| cache.cpus.count() as usize).sum();
-    let count = members.len().div_ceil(cpus.max(1)).min(GANGS_AT_MOST);
+    let count = members.len().div_ceil(cpus.max(1)).min(MAX_GANGS);
     if count < 2 || penalties.values().all(|penalty| *penalty <= 0.0) {
         return None;
     }
@@ -48,11 +48,11 @@ pub(crate) fn advised_gangs(
             regret.then(a.burden.total_cmp(&b.burden))
         };
         // Reversed to choose the first of equals, because `max_by` returns the last.
-        let next =
+        let next_index =
             (0..unassigned.len()).rev().max_by(|a, b| urgent(&unassigned[*a], &unassigned[*b])).expect("not empty");
-        let chosen = unassigned.remove(next);
-        let best = open.iter().copied().min_by(|a, b| chosen.costs[*a].total_cmp(&chosen.costs[*b]));
-        let gang = best.expect("all gangs together have a place for every member");
+        let chosen = unassigned.remove(next_index);
+        let cheapest_gang = open.iter().copied().min_by(|a, b| chosen.costs[*a].total_cmp(&chosen.costs[*b]));
+        let gang = cheapest_gang.expect("all gangs together have a place for every member");
         unassigned.iter_mut().for_each(|other| other.costs[gang] += penalty_between(chosen.member.0, other.member.0));
         gangs[gang].push(chosen.member);
     }

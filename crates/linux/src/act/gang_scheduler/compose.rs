@@ -10,7 +10,7 @@ use crate::kernel::ThreadKey;
 use crate::kernel::scheduling::SchedParams;
 
 /// Maximum number of gangs per cache.
-pub const GANGS_AT_MOST: usize = 30;
+pub const MAX_GANGS: usize = 30;
 /// Lengths of a turn that the scheduler accepts.
 const TURN_US: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
 /// A weight of 1.0.
@@ -64,8 +64,8 @@ pub(crate) fn build_schedule_part(
     if used_caches.contains(&cache) {
         return Err(format!("cache {cache} has turns of another schedule already"));
     }
-    if rotation.gangs.len() > GANGS_AT_MOST {
-        return Err(format!("found {} gangs, expected at most {GANGS_AT_MOST}", rotation.gangs.len()));
+    if rotation.gangs.len() > MAX_GANGS {
+        return Err(format!("found {} gangs, expected at most {MAX_GANGS}", rotation.gangs.len()));
     }
     let mut visited = BTreeSet::new();
     let mut gangs = Vec::new();
@@ -97,13 +97,13 @@ pub(crate) fn plan_message(
 ) -> SchedulerPlan {
     let mut plan =
         SchedulerPlan { version: VERSION, generation, longest_wait_ms: 0, turns: Vec::new(), tasks: Vec::new() };
-    let used_caches: Vec<u32> = parts.iter().map(|part| part.cache).collect();
-    for part in parts {
-        let gangs: Vec<&[GangMember]> = part.gangs.iter().map(|(_, members)| members.as_slice()).collect();
-        for (gang, (turn_us, members)) in part.gangs.iter().enumerate() {
+    let used_caches: Vec<u32> = parts.iter().map(|cache_schedule| cache_schedule.cache).collect();
+    for cache_schedule in parts {
+        let gangs: Vec<&[GangMember]> = cache_schedule.gangs.iter().map(|(_, members)| members.as_slice()).collect();
+        for (gang, (turn_us, members)) in cache_schedule.gangs.iter().enumerate() {
             let may_fill = fillers(gang, &gangs, clashes);
-            plan.turns.push(ScheduledTurn { cache: part.cache, gang: gang as u32, turn_us: *turn_us, may_fill });
-            plan.tasks.extend(members.iter().map(|member| task(member, gang, vec![part.cache], weights)));
+            plan.turns.push(ScheduledTurn { cache: cache_schedule.cache, gang: gang as u32, turn_us: *turn_us, may_fill });
+            plan.tasks.extend(members.iter().map(|member| task(member, gang, vec![cache_schedule.cache], weights)));
         }
     }
     if let Some(advised) = advised {
@@ -116,11 +116,11 @@ pub(crate) fn plan_message(
             }
         }
         if !caches.is_empty() {
-            let placed = gangs
+            let placements = gangs
                 .iter()
                 .enumerate()
                 .flat_map(|(gang, members)| members.iter().map(move |gang_member| (gang, gang_member)));
-            plan.tasks.extend(placed.map(|(gang, member)| task(member, gang, caches.clone(), weights)));
+            plan.tasks.extend(placements.map(|(gang, member)| task(member, gang, caches.clone(), weights)));
         }
     }
     plan.longest_wait_ms = longest_wait_ms(&plan.turns);

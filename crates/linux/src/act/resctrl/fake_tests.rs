@@ -242,8 +242,8 @@ impl Kernel for FakeCat {
                 Ok(fixed.into_iter().chain(self.groups.borrow().keys().cloned()).collect())
             }
             Some((name, "")) => {
-                let there = self.groups.borrow().contains_key(&name);
-                if there { Ok(vec!["schemata".into(), "tasks".into()]) } else { Err(errno(libc::ENOENT)) }
+                let is_there = self.groups.borrow().contains_key(&name);
+                if is_there { Ok(vec!["schemata".into(), "tasks".into()]) } else { Err(errno(libc::ENOENT)) }
             }
             Some((_, "mon_data")) => Ok(vec!["mon_L3_00".into(), "mon_L3_08".into()]),
             _ => self.host.list(path),

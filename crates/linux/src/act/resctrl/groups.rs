@@ -115,9 +115,9 @@ const NO_OWN: &str = "no group of this process";
 
 /// Removes our groups whose owner has exited; their threads go to the root group. Requires resctrl's lock. Returns each
 /// orphan.
-pub fn sweep(kernel: &dyn Kernel, mount: &Path, own: &str) -> Vec<OrphanGroup> {
+pub fn sweep(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Vec<OrphanGroup> {
     let mut swept = Vec::new();
-    for (path, has_owner) in orphans(kernel, mount, own) {
+    for (path, has_owner) in orphans(kernel, mount, own_prefix) {
         let error = match kernel.lock_dir(&path, ORPHAN_PATIENCE) {
             Ok(_lock) => remove_group(kernel, &path).err().map(|error| error.to_string()),
             // The name has no owner, so the holder of the lock may be the owner.
@@ -130,14 +130,14 @@ pub fn sweep(kernel: &dyn Kernel, mount: &Path, own: &str) -> Vec<OrphanGroup> {
 }
 
 /// Our groups except those of live owners, and whether their names contain an owner.
-fn orphans(kernel: &dyn Kernel, mount: &Path, own: &str) -> Vec<(PathBuf, bool)> {
+fn orphans(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Vec<(PathBuf, bool)> {
     let names = names(kernel, mount).unwrap_or_default().into_iter();
-    let ours = names.filter(|name| name.starts_with(PREFIX) && !name.starts_with(own));
+    let candidates = names.filter(|name| name.starts_with(PREFIX) && !name.starts_with(own_prefix));
     let orphan = |name: String| match owner(&name) {
         Some(owner) if kernel.is_alive(owner).unwrap_or(true) => None,
         owner => Some((mount.join(name), owner.is_some())),
     };
-    ours.filter_map(orphan).collect()
+    candidates.filter_map(orphan).collect()
 }
 
 /// The process that made a group, by the group's name.

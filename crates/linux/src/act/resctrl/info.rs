@@ -31,7 +31,7 @@ pub struct ResctrlCache {
     /// Number of bits in a full mask.
     pub ways: u32,
     /// Minimum number of ways in a mask.
-    pub at_least: u32,
+    pub min_ways: u32,
     /// Whether masks must be contiguous.
     pub contiguous: bool,
     /// Ways that the hardware also uses for input and output (DDIO), whose lines do not belong to the group alone.
@@ -61,9 +61,9 @@ pub struct Resctrl {
     /// Number of classes of service, including those of the root group and of other tools; 0 if nothing can be divided.
     pub classes: u32,
     /// Number of classes that other tools used when this was read.
-    pub others: u32,
+    pub other_groups: u32,
     /// Counters that the monitors have.
-    pub counted: MonitoredEvents,
+    pub counted_events: MonitoredEvents,
     /// Caches of the topology by domain of the monitors.
     pub monitored: BTreeMap<u32, CacheId>,
 }
@@ -83,7 +83,7 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
         let folder = mount.join("info").join(resource);
         let Some(level) = resource_level(resource) else { continue };
         let (limits, number) = control(kernel, &folder)?;
-        classes = Some(classes.map_or(number, |least: u32| least.min(number)));
+        classes = Some(classes.map_or(number, |smallest: u32| smallest.min(number)));
         let shared_with_io = mask_file(kernel, &folder.join("shareable_bits")).unwrap_or_default();
         for &domain in domains.keys() {
             let Some(cache) = find_cache(host, level, domain) else { continue };
@@ -93,7 +93,7 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
             let size_bytes = host.topology.caches.iter().find(|c| c.id == cache).and_then(|c| c.size_bytes);
             let MaskConstraints { ways, min_ways: at_least, contiguous, .. } = limits;
             let shared_with_io = shared_with_io.clone();
-            caches.push(ResctrlCache { cache, level, domain, ways, at_least, contiguous, shared_with_io, size_bytes });
+            caches.push(ResctrlCache { cache, level, domain, ways, min_ways: at_least, contiguous, shared_with_io, size_bytes });
         }
     }
     caches.sort_by_key(|divided| divided.cache);
@@ -102,18 +102,18 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     let classes = classes.map_or(0, |classes| bandwidth.map_or(classes, |number| number.min(classes)));
     let names =
         groups::names(kernel, &mount).map_err(|error| missing(format!("{}: {error}", mount.display()), None))?;
-    let others = names.iter().filter(|name| !name.starts_with(groups::PREFIX)).count() as u32;
-    let counted = monitored_events(kernel, &mount);
+    let other_groups = names.iter().filter(|name| !name.starts_with(groups::PREFIX)).count() as u32;
+    let counted_events = monitored_events(kernel, &mount);
     let monitored = monitored_domains(kernel, &mount, host);
-    Ok(Resctrl { mount, divided: caches, classes, others, counted, monitored })
+    Ok(Resctrl { mount, divided: caches, classes, other_groups, counted_events, monitored })
 }
 
 fn control(kernel: &dyn Kernel, folder: &Path) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
     let file = |name: &str| folder.join(name);
     let mask = mask_file(kernel, &file("cbm_mask"));
-    let needed = |name: &str, expected: &str| missing(format!("{}: expected {expected}", file(name).display()), None);
-    let mask = mask.filter(|mask| !mask.is_empty()).ok_or_else(|| needed("cbm_mask", "a hexadecimal mask"))?;
-    let number = |name: &str| number_file(kernel, &file(name)).ok_or_else(|| needed(name, "a whole number"));
+    let missing_file = |name: &str, expected: &str| missing(format!("{}: expected {expected}", file(name).display()), None);
+    let mask = mask.filter(|mask| !mask.is_empty()).ok_or_else(|| missing_file("cbm_mask", "a hexadecimal mask"))?;
+    let number = |name: &str| number_file(kernel, &file(name)).ok_or_else(|| missing_file(name, "a whole number"));
     let ways = mask.iter().last().map_or(0, |last| last + 1);
     // Before Linux 6.6, the kernel does not report whether it accepts gaps; contiguous masks are accepted everywhere.
     let contiguous = number_file(kernel, &file("sparse_masks")) != Some(1);
@@ -124,11 +124,11 @@ fn control(kernel: &dyn Kernel, folder: &Path) -> Result<(MaskConstraints, u32),
 
 fn monitored_events(kernel: &dyn Kernel, mount: &Path) -> MonitoredEvents {
     let features = kernel.read(&mount.join("info/L3_MON/mon_features")).unwrap_or_default();
-    let has = |name: &str| features.lines().any(|line| line.trim() == name);
+    let has_feature = |name: &str| features.lines().any(|line| line.trim() == name);
     MonitoredEvents {
-        occupancy: has("llc_occupancy"),
-        total_bytes: has("mbm_total_bytes"),
-        local_bytes: has("mbm_local_bytes"),
+        occupancy: has_feature("llc_occupancy"),
+        total_bytes: has_feature("mbm_total_bytes"),
+        local_bytes: has_feature("mbm_local_bytes"),
     }
 }
 
@@ -140,11 +140,11 @@ fn monitored_domains(kernel: &dyn Kernel, mount: &Path, host: &HostTopology) -> 
 }
 
 fn find_cache(host: &HostTopology, level: CacheLevel, domain: u32) -> Option<CacheId> {
-    let same = |cache: &&cachemate_core::Cache| {
+    let is_match = |cache: &&cachemate_core::Cache| {
         let id = host.kernel_cache_ids.get(cache.id.0 as usize).copied().flatten();
         cache.level == level && id == Some(domain)
     };
-    host.topology.caches.iter().find(same).map(|cache| cache.id)
+    host.topology.caches.iter().find(is_match).map(|cache| cache.id)
 }
 
 fn read(kernel: &dyn Kernel, path: &Path) -> Result<String, ResctrlUnavailable> {
@@ -162,10 +162,10 @@ fn mask_file(kernel: &dyn Kernel, path: &Path) -> Option<IndexSet> {
 impl Resctrl {
     /// Caches that policies may partition: none if the root group's class is the only one.
     pub fn partitions(&self) -> Vec<(CacheId, PartitionSupport)> {
-        let max_groups = self.classes.saturating_sub(self.others);
+        let max_groups = self.classes.saturating_sub(self.other_groups);
         let ways = |divided: &ResctrlCache| {
-            let ResctrlCache { cache, ways, at_least, contiguous, .. } = *divided;
-            (cache, PartitionSupport::Ways { ways, min_ways: at_least, contiguous, max_groups })
+            let ResctrlCache { cache, ways, min_ways, contiguous, .. } = *divided;
+            (cache, PartitionSupport::Ways { ways, min_ways, contiguous, max_groups })
         };
         if max_groups > 1 { self.divided.iter().map(ways).collect() } else { Vec::new() }
     }
@@ -184,17 +184,17 @@ impl Resctrl {
             let remedy = "a processor with Intel CAT, AMD QoS or Arm MPAM";
             return Err(missing(format!("{}: no cache can be divided", self.mount.display()), Some(remedy)));
         };
-        let ResctrlCache { ways, at_least, contiguous, .. } = first;
+        let ResctrlCache { ways, min_ways, contiguous, .. } = first;
         let (caches, mount) = (self.divided.len(), self.mount.display());
-        let piece = if *contiguous { " in one piece" } else { "" };
-        let (classes, others) = (self.classes, self.others);
-        if classes.saturating_sub(others) < 2 {
-            let why = format!("{mount}: {classes} classes of service, others hold {others}, the root group has one");
-            return Err(missing(why, Some("remove others' groups, or a processor with more classes")));
+        let contiguity = if *contiguous { " in one piece" } else { "" };
+        let (classes, other_groups) = (self.classes, self.other_groups);
+        if classes.saturating_sub(other_groups) < 2 {
+            let reason = format!("{mount}: {classes} classes of service, others hold {other_groups}, the root group has one");
+            return Err(missing(reason, Some("remove others' groups, or a processor with more classes")));
         }
         Ok(format!(
-            "at {mount}: {caches} caches of {ways} ways, {at_least} or more{piece} a group, {} groups",
-            classes - others - 1
+            "at {mount}: {caches} caches of {ways} ways, {min_ways} or more{contiguity} a group, {} groups",
+            classes - other_groups - 1
         ))
     }
 }

@@ -31,21 +31,21 @@ impl Schemata {
     /// # Errors
     /// A line of a cache resource does not have the form `L3:0=ff;1=ff`; the error contains the line.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let mut all = BTreeMap::new();
+        let mut masks = BTreeMap::new();
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-            let bad = || format!("schemata: found '{line}', expected a line such as L3:0=ff;1=ff");
-            let (resource, domains) = line.split_once(':').ok_or_else(bad)?;
+            let problem = || format!("schemata: found '{line}', expected a line such as L3:0=ff;1=ff");
+            let (resource, domains) = line.split_once(':').ok_or_else(problem)?;
             if resource_level(resource).is_none() {
                 continue;
             }
-            let domain = |part: &str| {
-                let (id, mask) = part.split_once('=')?;
+            let domain = |domain_text: &str| {
+                let (id, mask) = domain_text.split_once('=')?;
                 Some((id.trim().parse().ok()?, parse_mask(mask)?))
             };
             let domains: Option<BTreeMap<u32, IndexSet>> = domains.split(';').map(domain).collect();
-            all.insert(resource.to_string(), domains.ok_or_else(bad)?);
+            masks.insert(resource.to_string(), domains.ok_or_else(problem)?);
         }
-        Ok(Schemata(all))
+        Ok(Schemata(masks))
     }
 
     /// The mask of a cache; if it is divided separately for code and data, the ways that either may fill.

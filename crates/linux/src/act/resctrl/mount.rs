@@ -13,8 +13,8 @@ pub(crate) fn mount_point(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavail
         Some((false, mount)) => Ok(mount),
         Some((true, mount)) => Err(missing(format!("{}: mounted read-only", mount.display()), Some("remount it rw"))),
         None => {
-            let known = kernel.read(Path::new("/proc/filesystems")).is_ok_and(|text| text.contains("resctrl"));
-            Err(match known {
+            let is_supported = kernel.read(Path::new("/proc/filesystems")).is_ok_and(|text| text.contains("resctrl"));
+            Err(match is_supported {
                 true => missing("not mounted", Some("mount -t resctrl resctrl /sys/fs/resctrl")),
                 false => missing(
                     "the kernel has no resctrl, or the processor no RDT/QoS",
@@ -28,32 +28,32 @@ pub(crate) fn mount_point(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavail
 /// Parses a line such as `36 35 0:30 / /sys/fs/resctrl rw,relatime shared:1 - resctrl resctrl rw`
 /// (proc_pid_mountinfo(5)).
 fn parse_mount_line(line: &str) -> Option<(bool, PathBuf)> {
-    let (before, after) = line.split_once(" - ")?;
-    let before: Vec<&str> = before.split(' ').collect();
-    let mut after = after.split(' ');
-    if after.next()? != "resctrl" || *before.get(3)? != "/" {
+    let (mount_text, source_text) = line.split_once(" - ")?;
+    let mount_fields: Vec<&str> = mount_text.split(' ').collect();
+    let mut source_fields = source_text.split(' ');
+    if source_fields.next()? != "resctrl" || *mount_fields.get(3)? != "/" {
         return None;
     }
     let read_only = |options: &str| options.split(',').any(|option| option == "ro");
-    let read_only = read_only(before.get(5)?) || after.nth(1).is_some_and(read_only);
-    Some((read_only, PathBuf::from(unescape(before.get(4)?))))
+    let read_only = read_only(mount_fields.get(5)?) || source_fields.nth(1).is_some_and(read_only);
+    Some((read_only, PathBuf::from(unescape(mount_fields.get(4)?))))
 }
 
 /// Decodes a path, in which the kernel writes blanks, tabs, newlines and backslashes as `\ooo`.
 fn unescape(path: &str) -> String {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    escapes.iter().fold(path.to_string(), |path, (escape, plain)| path.replace(escape, plain))
+    escapes.iter().fold(path.to_string(), |path, (escape, character)| path.replace(escape, character))
 }
 
 pub(super) fn missing(why: impl Into<String>, remedy: Option<&str>) -> ResctrlUnavailable {
-    ResctrlUnavailable { why: why.into(), remedy: remedy.map(str::to_string) }
+    ResctrlUnavailable { reason: why.into(), remedy: remedy.map(str::to_string) }
 }
 
 /// The reason why resctrl is unavailable, and the remedy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ResctrlUnavailable {
     /// The reason, as a sentence.
-    pub why: String,
+    pub reason: String,
     /// The remedy; `None` = none is known.
     pub remedy: Option<String>,
 }

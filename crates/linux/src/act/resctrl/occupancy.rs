@@ -39,20 +39,20 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    pub fn read(kernel: &dyn Kernel, group: &Path, domain: u32, counted: MonitoredEvents) -> Self {
-        let read_if_monitored = |is, name| if is { read_counter(kernel, &monitor(group, domain, name)) } else { None };
+    pub fn read(kernel: &dyn Kernel, group: &Path, domain: u32, counted_events: MonitoredEvents) -> Self {
+        let read_if_monitored = |is_monitored, name| if is_monitored { read_counter(kernel, &monitor(group, domain, name)) } else { None };
         Traffic {
-            total_bytes: read_if_monitored(counted.total_bytes, "mbm_total_bytes"),
-            local_bytes: read_if_monitored(counted.local_bytes, "mbm_local_bytes"),
+            total_bytes: read_if_monitored(counted_events.total_bytes, "mbm_total_bytes"),
+            local_bytes: read_if_monitored(counted_events.local_bytes, "mbm_local_bytes"),
         }
     }
 
     /// The traffic since `earlier`; `None` for a counter that was reset between the two.
     pub fn difference(self, earlier: Traffic) -> Traffic {
-        let since = |now: Option<u64>, then: Option<u64>| now?.checked_sub(then?);
+        let count_since = |now: Option<u64>, earlier_count: Option<u64>| now?.checked_sub(earlier_count?);
         Traffic {
-            total_bytes: since(self.total_bytes, earlier.total_bytes),
-            local_bytes: since(self.local_bytes, earlier.local_bytes),
+            total_bytes: count_since(self.total_bytes, earlier.total_bytes),
+            local_bytes: count_since(self.local_bytes, earlier.local_bytes),
         }
     }
 
@@ -78,17 +78,17 @@ impl Traffic {
 /// Ways per domain that a group uses exclusively (`E`) or that are pseudo-locked (`P`), from `bit_usage`, which has one
 /// letter per way, the highest way first.
 pub fn exclusive_ways(kernel: &dyn Kernel, mount: &Path, level: CacheLevel) -> BTreeMap<u32, IndexSet> {
-    let mut all: BTreeMap<u32, IndexSet> = BTreeMap::new();
+    let mut ways_by_domain: BTreeMap<u32, IndexSet> = BTreeMap::new();
     let resources = if level == CacheLevel::L2 { ["L2", "L2CODE", "L2DATA"] } else { ["L3", "L3CODE", "L3DATA"] };
     for resource in resources {
         let text = kernel.read(&mount.join("info").join(resource).join("bit_usage")).unwrap_or_default();
-        for (domain, letters) in text.trim().split(';').filter_map(|part| part.split_once('=')) {
+        for (domain, letters) in text.trim().split(';').filter_map(|domain_text| domain_text.split_once('=')) {
             let Ok(domain) = domain.trim().parse() else { continue };
-            let alone = letters.chars().rev().zip(0..).filter(|(letter, _)| matches!(letter, 'E' | 'P'));
-            all.entry(domain).or_default().extend(alone.map(|(_, way)| way));
+            let exclusive_letters = letters.chars().rev().zip(0..).filter(|(letter, _)| matches!(letter, 'E' | 'P'));
+            ways_by_domain.entry(domain).or_default().extend(exclusive_letters.map(|(_, way)| way));
         }
     }
-    all
+    ways_by_domain
 }
 
 /// Masks of the other groups in one cache, by name; the root group is `/`.
@@ -99,28 +99,28 @@ pub fn explain(
     share: &CacheShare,
     occupancy_bytes: Option<u64>,
     resctrl_cache: &ResctrlCache,
-    others: &OtherGroupMasks,
+    other_masks: &OtherGroupMasks,
 ) -> Vec<String> {
     let Units::Ways { mask } = &share.units else { return Vec::new() };
-    let mut why = Vec::new();
+    let mut reasons = Vec::new();
     let room_bytes =
         resctrl_cache.size_bytes.map(|size| size / u64::from(resctrl_cache.ways.max(1)) * u64::from(mask.count()));
-    if let Some((held, room)) = occupancy_bytes.zip(room_bytes).filter(|(held, room)| held > room) {
-        why.push(format!(
-            "holds {held} bytes where its ways have {room}: lines from before its mask stay until they are evicted"
+    if let Some((held_bytes, room)) = occupancy_bytes.zip(room_bytes).filter(|(held_bytes, room)| held_bytes > room) {
+        reasons.push(format!(
+            "holds {held_bytes} bytes where its ways have {room}: lines from before its mask stay until they are evicted"
         ));
     }
     let io = mask.intersection(&resctrl_cache.shared_with_io);
     if !io.is_empty() {
-        why.push(format!("ways {io} are filled by input and output too"));
+        reasons.push(format!("ways {io} are filled by input and output too"));
     }
-    for (name, other) in others {
-        let both = mask.intersection(other);
-        if !both.is_empty() {
-            why.push(format!("ways {both} may also be filled by group {name}"));
+    for (name, other_mask) in other_masks {
+        let shared_ways = mask.intersection(other_mask);
+        if !shared_ways.is_empty() {
+            reasons.push(format!("ways {shared_ways} may also be filled by group {name}"));
         }
     }
-    why
+    reasons
 }
 
 #[cfg(test)]
@@ -173,7 +173,7 @@ mod tests {
             level: CacheLevel::L3,
             domain: 0,
             ways: 16,
-            at_least: 1,
+            min_ways: 1,
             contiguous: true,
             shared_with_io: "14-15".parse().unwrap(),
             size_bytes: Some(16 << 20),

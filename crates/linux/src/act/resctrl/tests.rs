@@ -82,7 +82,7 @@ fn the_guests_trees_are_read() {
     assert!(guest.monitored.is_empty());
 
     let owned = found(GUEST_WITH_OWNER).unwrap();
-    assert_eq!((owned.others, owned.classes), (1, 8));
+    assert_eq!((owned.other_groups, owned.classes), (1, 8));
     let (_dir, host) = unpacked(GUEST_WITH_OWNER);
     let exclusive = super::occupancy::exclusive_ways(&host, Path::new("/mnt/rdt"), cachemate_core::CacheLevel::L3);
     assert_eq!(exclusive[&1].to_string(), "0");
@@ -93,7 +93,7 @@ fn the_guests_trees_are_read() {
     assert_eq!(survey.divided.len(), 4);
     assert!(survey.partitions().is_empty());
     assert_eq!(
-        survey.describe_ways().unwrap_err().why,
+        survey.describe_ways().unwrap_err().reason,
         "/mnt/rdt: 1 classes of service, others hold 0, the root group has one"
     );
 }
@@ -124,7 +124,7 @@ fn an_intel_host_with_code_and_data_apart_is_read() {
     let ways = PartitionSupport::Ways { ways: 11, min_ways: 2, contiguous: true, max_groups: 4 };
     assert_eq!(intel.partitions(), [(CacheId(0), ways.clone()), (CacheId(1), ways)]);
     assert_eq!(intel.monitored, BTreeMap::from([(0, CacheId(0)), (1, CacheId(1))]));
-    assert!(intel.counted.occupancy && intel.counted.total_bytes && intel.counted.local_bytes);
+    assert!(intel.counted_events.occupancy && intel.counted_events.total_bytes && intel.counted_events.local_bytes);
 }
 
 /// Is an EPYC host read: gaps in masks allowed, sparse cache ids, and other tools' groups using classes?
@@ -147,7 +147,7 @@ fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
     assert_eq!(epyc.partitions().len(), 4);
     assert_eq!(epyc.partitions()[2], (CacheId(2), ways));
     assert_eq!(epyc.cache(CacheId(2)).unwrap().domain, 8);
-    assert_eq!(epyc.counted, super::MonitoredEvents::default());
+    assert_eq!(epyc.counted_events, super::MonitoredEvents::default());
 }
 
 /// Not mounted, mounted read-only, one group bind-mounted elsewhere, a file with invalid content: is each reported,
@@ -160,15 +160,15 @@ fn what_is_missing_is_told_with_a_remedy() {
         let proc = format!("==> /proc/self/mountinfo <==\n{mountinfo}\n==> /proc/filesystems <==\n{filesystems}\n");
         found(&format!("{}{proc}", &bare[..start])).unwrap_err()
     };
-    assert_eq!(with("", "nodev\text4\n").why, "the kernel has no resctrl, or the processor no RDT/QoS");
+    assert_eq!(with("", "nodev\text4\n").reason, "the kernel has no resctrl, or the processor no RDT/QoS");
     let not_mounted = with("1 2 0:3 / / rw - ext4 x rw", "nodev\tresctrl");
-    assert_eq!(not_mounted.why, "not mounted");
+    assert_eq!(not_mounted.reason, "not mounted");
     assert_eq!(not_mounted.remedy.as_deref(), Some("mount -t resctrl resctrl /sys/fs/resctrl"));
     let bound = "36 35 0:30 /db /srv/db rw - resctrl resctrl rw";
-    assert_eq!(with(bound, "resctrl").why, "not mounted", "a mount of one group is not the whole");
-    assert_eq!(with("3 4 0:3 / /a\\040b ro - resctrl r rw", "resctrl").why, "/a b: mounted read-only");
+    assert_eq!(with(bound, "resctrl").reason, "not mounted", "a mount of one group is not the whole");
+    assert_eq!(with("3 4 0:3 / /a\\040b ro - resctrl r rw", "resctrl").reason, "/a b: mounted read-only");
     let broken = bare + &files(&[("schemata", "L3:0=ff"), ("info/L3/cbm_mask", "zz")]);
-    assert_eq!(found(&broken).unwrap_err().why, "/sys/fs/resctrl/info/L3/cbm_mask: expected a hexadecimal mask");
+    assert_eq!(found(&broken).unwrap_err().reason, "/sys/fs/resctrl/info/L3/cbm_mask: expected a hexadecimal mask");
 }
 
 /// Everything that a plan needs, on the fake host.
@@ -502,7 +502,7 @@ fn the_journal_alone_puts_everything_back() {
     for killed_after in 0..7 {
         let cat = FakeCat::new();
         cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [8].into() });
-        let before = cat.groups.borrow().clone();
+        let groups_before = cat.groups.borrow().clone();
         let mut bench = ResctrlFixture::on(cat);
         // Every later write fails, as if the process had been killed.
         bench.cat.host.broken_from.set(Some(killed_after));
@@ -510,7 +510,7 @@ fn the_journal_alone_puts_everything_back() {
         bench.cat.host.broken_from.set(None);
         let ResctrlFixture { cat, dir, .. } = bench;
         crate::safety::guardian::restore_left_behind(&cat, dir.path()).unwrap();
-        assert_eq!(*cat.groups.borrow(), before, "killed after {killed_after} writes");
+        assert_eq!(*cat.groups.borrow(), groups_before, "killed after {killed_after} writes");
         assert!(!dir.path().join(Journal::FILE_NAME).exists());
     }
 }

@@ -47,7 +47,7 @@ pub struct WayController {
     /// Prefix of our groups' names.
     prefix: String,
     groups: BTreeMap<ServiceClassId, OwnGroup>,
-    swept: bool,
+    is_swept: bool,
     /// Traffic by group and domain at the last read.
     traffic: BTreeMap<(String, u32), Traffic>,
 }
@@ -59,7 +59,7 @@ impl WayController {
             resctrl,
             prefix: groups::own_prefix(owner),
             groups: BTreeMap::new(),
-            swept: false,
+            is_swept: false,
             traffic: BTreeMap::new(),
         }
     }
@@ -95,8 +95,8 @@ impl WayController {
                 return None;
             }
         };
-        if act && !self.swept {
-            self.swept = true;
+        if act && !self.is_swept {
+            self.is_swept = true;
             let items =
                 |orphan: groups::OrphanGroup| refuse_all([PlanItem::Plan], &RefusalReason::Failed, &orphan.to_string());
             let swept = groups::sweep(kernel, &self.resctrl.mount, &self.prefix).into_iter();
@@ -120,36 +120,36 @@ impl WayController {
 
     /// Reads the classes; a group that another process has removed no longer counts.
     fn read_classes(&mut self, kernel: &dyn Kernel, reading: &mut HostSnapshot) {
-        let mut gone = Vec::new();
+        let mut gone_groups = Vec::new();
         for (&id, group) in &self.groups {
             let item = plan_item(&group.class);
             let directory = JournalObject::Directory { path: group.path.clone() };
-            let there = read_state(kernel, &directory);
-            if matches!(there, Ok(ObjectState::Absent)) {
-                gone.push(id);
+            let dir_state = read_state(kernel, &directory);
+            if matches!(dir_state, Ok(ObjectState::Absent)) {
+                gone_groups.push(id);
             }
-            let Ok(there) = there else { continue };
-            reading.objects.insert(directory, (item.clone(), there));
+            let Ok(dir_state) = dir_state else { continue };
+            reading.objects.insert(directory, (item.clone(), dir_state));
             let object = self.schemata(id);
             let Ok(ObjectState::Text(now)) = read_state(kernel, &object) else {
                 reading.add_class(id, WayMasks::new());
                 continue;
             };
-            let plain = match reading.originals.get(&object) {
+            let original_masks = match reading.originals.get(&object) {
                 Some(ObjectState::Text(plain)) => Schemata::parse(plain).unwrap_or_default(),
                 _ => Schemata::default(),
             };
             let text = Schemata::parse(&now).unwrap_or_default();
             let mut masks = WayMasks::new();
             for ResctrlCache { cache, level, domain, .. } in &self.resctrl.divided {
-                let (now, plain) = (text.mask(*level, *domain), plain.mask(*level, *domain));
-                let ours = group.class.masks.contains_key(cache) || plain.is_some_and(|plain| now != Some(plain));
-                masks.extend(now.filter(|_| ours).map(|now| (*cache, now)));
+                let (now, original_mask) = (text.mask(*level, *domain), original_masks.mask(*level, *domain));
+                let is_ours = group.class.masks.contains_key(cache) || original_mask.is_some_and(|original_mask| now != Some(original_mask));
+                masks.extend(now.filter(|_| is_ours).map(|now| (*cache, now)));
             }
             reading.objects.insert(object, (item, ObjectState::Text(now)));
             reading.add_class(id, masks);
         }
-        for id in gone {
+        for id in gone_groups {
             self.groups.remove(&id);
             reading.state.classes.remove(&id);
         }
@@ -157,7 +157,7 @@ impl WayController {
 
     /// The groups of the threads that the plan names or that we have moved.
     fn read_members(&self, kernel: &dyn Kernel, plan: &Plan, tasks: &[&ManagedThread], reading: &mut HostSnapshot) {
-        for task in tasks.iter().filter(|task| !task.exited && !task.fixed) {
+        for task in tasks.iter().filter(|task| !task.has_exited && !task.is_fixed) {
             let member = |share: &&CacheShare| {
                 matches!(share.units, Units::Ways { .. })
                     && (share.members.contains(&ShareMember::Task(task.task))
@@ -177,11 +177,11 @@ impl WayController {
                     continue;
                 }
             };
-            let class = self.groups.iter().find(|(_, own)| Path::new("/").join(own.name()) == group);
-            let (class, ours) = (class.map(|(id, _)| *id), self.may_move(&group));
+            let class = self.groups.iter().find(|(_, own_group)| Path::new("/").join(own_group.name()) == group);
+            let (class, is_ours) = (class.map(|(id, _)| *id), self.may_move(&group));
             if let Some(state) = reading.task_mut(task.task) {
                 state.class = class;
-                state.class_owner = (!ours).then(|| {
+                state.class_owner = (!is_ours).then(|| {
                     let (tid, group) = (task.thread.tid, group.display());
                     format!("thread {tid} is in resctrl group {group}, which belongs to another tool")
                 });
@@ -231,11 +231,11 @@ impl WayController {
         masks: &WayMasks,
     ) -> io::Result<ObjectState> {
         let object = self.schemata(class);
-        let plain = reading.originals.get(&object).cloned();
-        let plain = plain.map_or_else(|| read_state(kernel, &object), Ok)?;
-        let ObjectState::Text(plain) = plain else { return Err(io::ErrorKind::InvalidData.into()) };
+        let original_state = reading.originals.get(&object).cloned();
+        let original_state = original_state.map_or_else(|| read_state(kernel, &object), Ok)?;
+        let ObjectState::Text(original_text) = original_state else { return Err(io::ErrorKind::InvalidData.into()) };
         let mut schemata =
-            Schemata::parse(&plain).map_err(|problem| io::Error::new(io::ErrorKind::InvalidData, problem))?;
+            Schemata::parse(&original_text).map_err(|problem| io::Error::new(io::ErrorKind::InvalidData, problem))?;
         for (cache, mask) in masks {
             if let Some(divided) = self.resctrl.cache(*cache) {
                 schemata.set(divided.level, divided.domain, mask);
@@ -267,7 +267,7 @@ impl WayController {
 
     /// The shares in force, read from the groups: masks, members, occupancy.
     pub fn read_back(&self, kernel: &dyn Kernel, shares: &[CacheShare], tasks: &[&ManagedThread]) -> Vec<ActiveShare> {
-        let mut held = Vec::new();
+        let mut active_shares = Vec::new();
         for group in self.groups.values().filter(|group| !group.class.shares.is_empty()) {
             let Ok(text) = kernel.read(&group.path.join("schemata")) else { continue };
             let Ok(schemata) = Schemata::parse(&text) else { continue };
@@ -282,7 +282,7 @@ impl WayController {
                 let occupancy = self.counts_occupancy(divided).filter(|_| group.class.group_of(share.cache).is_some());
                 let occupancy = occupancy.and_then(|domain| occupancy_bytes(kernel, &group.path, domain));
                 let share = CacheShare { members, units: Units::Ways { mask }, ..share.clone() };
-                held.push(ActiveShare {
+                active_shares.push(ActiveShare {
                     share,
                     pages_in_share: None,
                     fallback_pages: None,
@@ -290,59 +290,59 @@ impl WayController {
                 });
             }
         }
-        held.sort_by_key(|held| (held.share.cache, held.share.group));
-        held
+        active_shares.sort_by_key(|active_share| (active_share.share.cache, active_share.share.group));
+        active_shares
     }
 
     fn counts_occupancy(&self, resctrl_cache: &ResctrlCache) -> Option<u32> {
-        let counted = self.resctrl.counted.occupancy && self.resctrl.monitored.contains_key(&resctrl_cache.domain);
-        (counted && resctrl_cache.level == cachemate_core::CacheLevel::L3).then_some(resctrl_cache.domain)
+        let is_counted = self.resctrl.counted_events.occupancy && self.resctrl.monitored.contains_key(&resctrl_cache.domain);
+        (is_counted && resctrl_cache.level == cachemate_core::CacheLevel::L3).then_some(resctrl_cache.domain)
     }
 
     /// The reasons why a share's lines differ from its mask.
     pub fn explain(&self, kernel: &dyn Kernel, active: &ActiveShare) -> Vec<String> {
         let Some(divided) = self.resctrl.cache(active.share.cache) else { return Vec::new() };
         let key: ShareKey = (active.share.group, active.share.cache);
-        let own = self.groups.values().find(|group| group.class.shares.contains(&key));
-        let mut others = OtherGroupMasks::new();
+        let own_group = self.groups.values().find(|group| group.class.shares.contains(&key));
+        let mut other_masks = OtherGroupMasks::new();
         let names = groups::names(kernel, &self.resctrl.mount).unwrap_or_default();
         for name in std::iter::once("").chain(names.iter().map(String::as_str)) {
             let path = if name.is_empty() { self.resctrl.mount.clone() } else { self.resctrl.mount.join(name) };
-            if own.is_some_and(|own| own.path == path) {
+            if own_group.is_some_and(|own_group| own_group.path == path) {
                 continue;
             }
             let masks = kernel.read(&path.join("schemata")).ok().and_then(|text| Schemata::parse(&text).ok());
             let mask = masks.and_then(|masks| masks.mask(divided.level, divided.domain));
-            others.extend(mask.map(|mask| (format!("/{name}"), mask)));
+            other_masks.extend(mask.map(|mask| (format!("/{name}"), mask)));
         }
-        explain(&active.share, active.occupancy_bytes, divided, &others)
+        explain(&active.share, active.occupancy_bytes, divided, &other_masks)
     }
 
     /// Memory traffic since the last window: of our groups, and of every monitored cache as the sum of all groups.
     /// Read-only.
     pub fn traffic_counts(&mut self, kernel: &dyn Kernel) -> Vec<(CounterScope, EventCounts)> {
-        let counted = self.resctrl.counted;
-        if !(counted.total_bytes || counted.local_bytes) {
+        let counted_events = self.resctrl.counted_events;
+        if !(counted_events.total_bytes || counted_events.local_bytes) {
             return Vec::new();
         }
         let names = groups::names(kernel, &self.resctrl.mount).unwrap_or_default();
         let mut now = BTreeMap::new();
         let mut places = Vec::new();
         for (&domain, &cache) in &self.resctrl.monitored {
-            let mut whole: Option<Traffic> = None;
+            let mut cache_traffic: Option<Traffic> = None;
             for name in std::iter::once("").chain(names.iter().map(String::as_str)) {
                 let key = (name.to_string(), domain);
-                let read = Traffic::read(kernel, &self.resctrl.mount.join(name), domain, counted);
+                let read = Traffic::read(kernel, &self.resctrl.mount.join(name), domain, counted_events);
                 // A new group has no earlier reading, and without it this window's sum would miss the group's traffic.
-                let since = self.traffic.get(&key).map_or(Traffic::default(), |&then| read.difference(then));
+                let new_traffic = self.traffic.get(&key).map_or(Traffic::default(), |&earlier| read.difference(earlier));
                 now.insert(key, read);
-                whole = Some(whole.map_or(since, |sum| sum.sum(since)));
-                let own = self.groups.values().find(|group| group.path.ends_with(name) && !name.is_empty());
-                if let Some(group) = own.and_then(|own| own.class.group_of(cache)) {
-                    places.push((CounterScope::Group(group, cache), since.counts()));
+                cache_traffic = Some(cache_traffic.map_or(new_traffic, |sum| sum.sum(new_traffic)));
+                let own_group = self.groups.values().find(|group| group.path.ends_with(name) && !name.is_empty());
+                if let Some(group) = own_group.and_then(|own_group| own_group.class.group_of(cache)) {
+                    places.push((CounterScope::Group(group, cache), new_traffic.counts()));
                 }
             }
-            places.extend(whole.map(|sum| (CounterScope::Cache(cache), sum.counts())));
+            places.extend(cache_traffic.map(|sum| (CounterScope::Cache(cache), sum.counts())));
         }
         self.traffic = now;
         places.retain(|(_, counts)| !counts.0.is_empty());
@@ -359,15 +359,15 @@ fn members_inside(
     inside: &BTreeSet<i32>,
 ) -> Vec<ShareMember> {
     let is_in = |task: &&&ManagedThread| inside.contains(&task.thread.tid) && class.members.contains(&task.task);
-    let live = || tasks.iter().filter(|task| !task.exited && !task.fixed);
-    let holds = |member: &&ShareMember| match member {
+    let live = || tasks.iter().filter(|task| !task.has_exited && !task.is_fixed);
+    let is_inside = |member: &&ShareMember| match member {
         ShareMember::Task(id) => live().filter(|task| task.task == *id).any(|task| is_in(&task)),
         ShareMember::Process(id) => {
             let mut threads = live().filter(|task| task.process == *id).peekable();
             threads.peek().is_some() && threads.all(|task| is_in(&task))
         }
     };
-    share.members.iter().filter(holds).copied().collect()
+    share.members.iter().filter(is_inside).copied().collect()
 }
 
 fn refuse_all(items: impl IntoIterator<Item = PlanItem>, because: &RefusalReason, message: &str) -> Vec<RefusedItem> {

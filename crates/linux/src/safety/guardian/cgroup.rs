@@ -30,13 +30,13 @@ fn locate_cgroup(kernel: &dyn Kernel, pid: &str) -> io::Result<(PathBuf, PathBuf
         let mount = fields.next()?;
         (fields.next()? == "cgroup2").then(|| PathBuf::from(mount))
     });
-    let missing = |subject: &str| io::Error::new(io::ErrorKind::NotFound, subject.to_string());
-    let mount = mount.ok_or_else(|| missing("no cgroup v2 is mounted"))?;
+    let not_found = |subject: &str| io::Error::new(io::ErrorKind::NotFound, subject.to_string());
+    let mount = mount.ok_or_else(|| not_found("no cgroup v2 is mounted"))?;
     let groups = kernel.read(&Path::new("/proc").join(pid).join("cgroup"))?;
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"));
-    let group = group.ok_or_else(|| missing("no group of version 2"))?;
-    if group.split('/').any(|part| part == "..") {
-        return Err(missing("its group lies beyond what is mounted"));
+    let group = group.ok_or_else(|| not_found("no group of version 2"))?;
+    if group.split('/').any(|component| component == "..") {
+        return Err(not_found("its group lies beyond what is mounted"));
     }
     Ok((mount.clone(), mount.join(group)))
 }
@@ -49,7 +49,7 @@ impl GuardianCgroup {
     /// There is no cgroup v2, or no right to change it; this process stays where it was.
     pub fn enter(kernel: &dyn Kernel) -> io::Result<Option<Self>> {
         let (root, came_from) = locate_cgroup(kernel, "self")?;
-        if came_from.strip_prefix(&root).is_ok_and(|below| below.as_os_str().is_empty()) {
+        if came_from.strip_prefix(&root).is_ok_and(|relative_path| relative_path.as_os_str().is_empty()) {
             return Ok(None);
         }
         let sibling_parent = came_from.parent().unwrap_or(&root);
@@ -58,12 +58,12 @@ impl GuardianCgroup {
             let pid = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok());
             pid.is_some_and(|pid| kernel.read(Path::new(&format!("/proc/{pid}/stat"))).is_err())
         };
-        let old = kernel.list(sibling_parent).unwrap_or_default().into_iter().filter(dead);
-        old.for_each(|name| drop(kernel.remove_dir(&sibling_parent.join(name))));
+        let dead_groups = kernel.list(sibling_parent).unwrap_or_default().into_iter().filter(dead);
+        dead_groups.for_each(|name| drop(kernel.remove_dir(&sibling_parent.join(name))));
         let group = sibling_parent.join(format!("{PREFIX}{}", std::process::id()));
         kernel.make_dir(&group)?;
-        let moved = kernel.write(&group.join("cgroup.procs"), "0");
-        if let Err(error) = moved {
+        let move_result = kernel.write(&group.join("cgroup.procs"), "0");
+        if let Err(error) = move_result {
             let _ = kernel.remove_dir(&group);
             return Err(error);
         }
@@ -84,8 +84,8 @@ impl GuardianCgroup {
 }
 
 /// Do two processes end together when one's control group is ended? `None` = not known.
-pub fn do_end_together(kernel: &dyn Kernel, pid: i32, other: i32) -> Option<bool> {
+pub fn do_end_together(kernel: &dyn Kernel, pid: i32, other_pid: i32) -> Option<bool> {
     let (root, of_one) = locate_cgroup(kernel, &pid.to_string()).ok()?;
-    let (_, of_other) = locate_cgroup(kernel, &other.to_string()).ok()?;
+    let (_, of_other) = locate_cgroup(kernel, &other_pid.to_string()).ok()?;
     Some(of_one != root && of_other.starts_with(&of_one))
 }

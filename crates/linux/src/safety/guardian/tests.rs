@@ -213,11 +213,11 @@ fn a_journal_of_another_pid_namespace_is_kept() {
     let host = crate::kernel::LinuxHost::new("/");
     let mut program = Command::new("sleep").arg("100").spawn().unwrap();
     let stat = host.stat(program.id() as i32).unwrap();
-    let (tid, before) = (stat.key.tid, host.affinity(stat.key.tid).unwrap());
-    let narrow: cachemate_core::CpuSet = before.iter().take(1).collect();
+    let (tid, affinity_before) = (stat.key.tid, host.affinity(stat.key.tid).unwrap());
+    let narrow: cachemate_core::CpuSet = affinity_before.iter().take(1).collect();
     let mut journal = Journal::create(dir.path(), &host.boot_id().unwrap(), 0).unwrap();
     let object = JournalObject::Affinity { pid: tid, thread: stat.key };
-    let (now, wanted) = (ObjectState::Cpus(before.clone()), ObjectState::Cpus(narrow.clone()));
+    let (now, wanted) = (ObjectState::Cpus(affinity_before.clone()), ObjectState::Cpus(narrow.clone()));
     journal.journal_changes(&[IntendedChange { object, now, wanted, follows: false }]).unwrap();
     host.set_affinity(tid, &narrow).unwrap();
     drop(journal);
@@ -237,10 +237,10 @@ fn a_journal_of_another_pid_namespace_is_kept() {
         crate::skip_test::report_unchecked("a restore in another PID namespace", message);
     }
     let restored = restore_left_behind(&host, dir.path()).unwrap();
-    let after = host.affinity(tid).unwrap();
+    let affinity_after = host.affinity(tid).unwrap();
     program.kill().unwrap();
     program.wait().unwrap();
-    assert_eq!((after, restored.account.len()), (before, 1));
+    assert_eq!((affinity_after, restored.account.len()), (affinity_before, 1));
     assert!(!dir.path().join(Journal::FILE_NAME).exists());
 }
 
@@ -272,7 +272,7 @@ fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
     journal::remove_left_behind(dir.path()).unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 0).unwrap();
     journal.journal_changes(&[IntendedChange { object: object.clone(), now, wanted, follows: false }]).unwrap();
-    for (object, entry) in recovered.held {
+    for (object, entry) in recovered.entries {
         let (now, wanted) = (entry.original, entry.our_values[0].clone());
         journal.journal_changes(&[IntendedChange { object, now, wanted, follows: false }]).unwrap();
     }
@@ -281,12 +281,12 @@ fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
         let restored = restore_left_behind(&host, dir.path()).unwrap();
         assert_eq!(moved(&host), 0, "all threads are restored");
         let failed = restored.account.iter().filter_map(|line| match &line.outcome {
-            RestoreOutcome::Failed(why) => Some((line.object.clone(), why.contains("its parent has CPUs '1'"))),
+            RestoreOutcome::Failed(reason) => Some((line.object.clone(), reason.contains("its parent has CPUs '1'"))),
             _ => None,
         });
         assert_eq!(failed.collect::<Vec<_>>(), [(object.clone(), true)]);
         let retained = journal::recover(dir.path()).unwrap().unwrap();
-        assert_eq!(retained.held.keys().collect::<Vec<_>>(), [&object]);
+        assert_eq!(retained.entries.keys().collect::<Vec<_>>(), [&object]);
         assert_eq!(retained.boot_id.as_deref(), Some("boot"));
     }
     *host.refused_file.borrow_mut() = None;

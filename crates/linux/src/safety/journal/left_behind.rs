@@ -14,7 +14,7 @@ use super::{Journal, JournalError, JournalFile, JournalObject, RecoveredJournal,
 /// The file system fails; the journal keeps its path.
 pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
-    let name = |at: u32| state_dir.join(format!("{}.{at}", Journal::ASIDE));
+    let name = |index: u32| state_dir.join(format!("{}.{index}", Journal::ASIDE));
     let aside = (1..).map(name).find(|aside| !cachemate_files::exists(aside)).expect("numbers do not end");
     match fs::rename(&path, &aside).and_then(|()| sync_dir(state_dir)) {
         Ok(()) => Ok(aside),
@@ -48,14 +48,14 @@ pub fn remove_left_behind(state_dir: &Path) -> Result<(), JournalError> {
 pub fn retain_left_behind(
     state_dir: &Path,
     recovered: RecoveredJournal,
-    keep: impl Fn(&JournalObject) -> bool,
+    is_kept: impl Fn(&JournalObject) -> bool,
 ) -> Result<(), JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
-    let RecoveredJournal { boot_id: Some(boot_id), pid_namespace, held, .. } = recovered else { return Ok(()) };
+    let RecoveredJournal { boot_id: Some(boot_id), pid_namespace, entries, .. } = recovered else { return Ok(()) };
     let Some(file) = open_own(&path)? else { return Ok(()) };
-    let since_ticks = held.values().map(|entry| entry.since_ticks).next().unwrap_or_default();
+    let since_ticks = entries.values().map(|entry| entry.since_ticks).next().unwrap_or_default();
     let (disk, good_bytes, live_bytes_after_compaction) = (JournalFile::new(file), 0, 0);
-    let torn = false;
-    Journal { path, disk, good_bytes, torn, live_bytes_after_compaction, boot_id, pid_namespace, since_ticks, held }
-        .renew(keep)
+    let is_torn = false;
+    Journal { path, disk, good_bytes, is_torn, live_bytes_after_compaction, boot_id, pid_namespace, since_ticks, entries }
+        .renew(is_kept)
 }

@@ -19,11 +19,11 @@ fn only_the_original_is_an_original() {
     journal.journal_changes(&[change(1, 1, 3)]).unwrap();
     let recovered = recover(dir.path()).unwrap().unwrap();
     assert_eq!(
-        recovered.held[&affinity(1)],
+        recovered.entries[&affinity(1)],
         JournalEntry { original: cpus(0), our_values: vec![cpus(1), cpus(3)], since_ticks: 70, follows_cpuset: false }
     );
-    assert_eq!(&recovered.held, journal.entries());
-    assert_eq!((recovered.boot_id.as_deref(), recovered.torn), (Some("boot"), false));
+    assert_eq!(&recovered.entries, journal.entries());
+    assert_eq!((recovered.boot_id.as_deref(), recovered.is_torn), (Some("boot"), false));
     assert!(Journal::create(dir.path(), "boot", 70).is_err(), "a journal left behind must not be overwritten");
     journal.remove().unwrap();
     assert_eq!(recover(dir.path()).unwrap(), None);
@@ -41,9 +41,9 @@ fn a_journal_of_the_version_before_is_read() {
     let sum = |line: &str| format!("{:016x} {line}\n", xxhash_rust::xxh3::xxh3_64(line.as_bytes()));
     fs::write(dir.path().join(Journal::FILE_NAME), lines.map(sum).concat()).unwrap();
     let recovered = recover(dir.path()).unwrap().unwrap();
-    let held =
+    let entry =
         JournalEntry { original: cpus(0), our_values: vec![cpus(1), cpus(3)], since_ticks: 70, follows_cpuset: false };
-    assert_eq!((recovered.held, recovered.damaged_lines), (BTreeMap::from([(affinity(1), held)]), Vec::new()));
+    assert_eq!((recovered.entries, recovered.damaged_lines), (BTreeMap::from([(affinity(1), entry)]), Vec::new()));
 }
 
 /// If a crash cuts the file at any byte: is everything before the torn line read?
@@ -59,7 +59,7 @@ fn a_journal_cut_anywhere_keeps_all_whole_lines() {
         let recovered = recover(dir.path()).unwrap().unwrap();
         // A line that lacks only its newline is complete.
         let whole = (0..=cut).filter(|&index| bytes[index] == b'\n').count();
-        assert_eq!(recovered.held.len(), whole.saturating_sub(1), "cut at {cut}");
+        assert_eq!(recovered.entries.len(), whole.saturating_sub(1), "cut at {cut}");
         assert!(recovered.damaged_lines.is_empty());
     }
 }
@@ -76,7 +76,7 @@ fn a_damaged_line_is_named_and_the_others_are_read() {
     bytes[second] ^= 1;
     fs::write(&path, bytes).unwrap();
     let recovered = recover(dir.path()).unwrap().unwrap();
-    assert_eq!((recovered.damaged_lines, recovered.held.len()), (vec![2], 2));
+    assert_eq!((recovered.damaged_lines, recovered.entries.len()), (vec![2], 2));
 }
 
 /// If any single bit of a journal flips: is every line but the one with the bit read, and that one reported?
@@ -93,10 +93,10 @@ fn one_flipped_bit_costs_one_line_and_is_told() {
         fs::write(&path, &bytes).unwrap();
         let Ok(recovered) = recover(dir.path()) else { continue };
         let recovered = recovered.unwrap();
-        let whole = recovered.boot_id.is_some() && &recovered.held == journal.entries();
+        let whole = recovered.boot_id.is_some() && &recovered.entries == journal.entries();
         assert!(whole || !recovered.damaged_lines.is_empty(), "bit {bit}: {recovered:?}");
         // A damaged newline also costs the next line.
-        assert!(recovered.held.len() + 2 >= journal.entries().len(), "bit {bit}");
+        assert!(recovered.entries.len() + 2 >= journal.entries().len(), "bit {bit}");
     }
 }
 
@@ -115,8 +115,8 @@ fn short_lived_threads_leave_no_trace() {
     journal.compact().unwrap();
     journal.journal_changes(&[change(1, 1, 2)]).unwrap();
     let recovered = recover(dir.path()).unwrap().unwrap();
-    assert_eq!(recovered.held.len(), 1);
-    assert_eq!(recovered.held[&affinity(1)].original, cpus(0));
+    assert_eq!(recovered.entries.len(), 1);
+    assert_eq!(recovered.entries[&affinity(1)].original, cpus(0));
 }
 
 /// The disk's next failure.
@@ -164,7 +164,7 @@ fn lines_after_a_compaction_are_found() {
         assert_eq!(journal.compact().is_err(), sync);
         NEXT.set(Fails::default());
         journal.journal_changes(&[change(2, 0, 1)]).unwrap();
-        assert_eq!(recover(dir.path()).unwrap().unwrap().held.len(), 2);
+        assert_eq!(recover(dir.path()).unwrap().unwrap().entries.len(), 2);
     }
 }
 
@@ -182,22 +182,22 @@ fn a_short_write_refuses_the_batch_and_hides_nothing() {
             let dir = tempfile::tempdir().unwrap();
             let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
             journal.journal_changes(&[change(1, 0, 1)]).unwrap();
-            let before = journal.entries().clone();
+            let entries_before = journal.entries().clone();
             let room_bytes = (room <= text.len()).then_some(room);
             journal.disk.fails = Fails { room_bytes, sync: room_bytes.is_none(), cut };
             assert!(journal.journal_changes(&batch).is_err(), "{room} bytes taken");
-            assert_eq!(journal.entries(), &before, "{room} bytes taken, cut {cut}");
+            assert_eq!(journal.entries(), &entries_before, "{room} bytes taken, cut {cut}");
             // Another process changes the object that we could not change: its new state is now the original.
             journal.journal_changes(&[change(2, 5, 1), change(4, 0, 1)]).unwrap();
             journal.disk.fails = Fails::default();
             journal.journal_changes(&[change(1, 1, 2)]).unwrap();
             let recovered = recover(dir.path()).unwrap().unwrap();
-            for (object, held) in journal.entries() {
-                assert_eq!(recovered.held[object].original, held.original, "{room} bytes taken, cut fails: {cut}");
-                assert!(held.our_values.iter().all(|state| recovered.held[object].our_values.contains(state)));
+            for (object, entry) in journal.entries() {
+                assert_eq!(recovered.entries[object].original, entry.original, "{room} bytes taken, cut fails: {cut}");
+                assert!(entry.our_values.iter().all(|state| recovered.entries[object].our_values.contains(state)));
             }
             // An object of the failed batch may be in it, in its original state: restoring that changes nothing.
-            let extra = recovered.held.keys().filter(|object| !journal.entries().contains_key(object));
+            let extra = recovered.entries.keys().filter(|object| !journal.entries().contains_key(object));
             assert!(extra.clone().count() <= usize::from(cut) && recovered.damaged_lines.is_empty());
             assert!(!cut || extra.clone().all(|object| *object == affinity(3)));
         }
@@ -217,5 +217,5 @@ fn a_full_disk_refuses_the_change_and_keeps_the_journal() {
     }
     journal.disk.file = good;
     journal.journal_changes(&[change(3, 0, 1)]).unwrap();
-    assert_eq!(recover(dir.path()).unwrap().unwrap().held.len(), 2);
+    assert_eq!(recover(dir.path()).unwrap().unwrap().entries.len(), 2);
 }

@@ -7,11 +7,11 @@ fn cpus(list: &str) -> ObjectState {
 }
 
 /// Records the change as the journal would, and makes it.
-fn make(host: &FakeHost, held: &mut BTreeMap<JournalObject, JournalEntry>, object: JournalObject, wanted: ObjectState) {
+fn make(host: &FakeHost, entries: &mut BTreeMap<JournalObject, JournalEntry>, object: JournalObject, wanted: ObjectState) {
     let now = read_state(host, &object).unwrap();
     let follows = host.cpuset.borrow().clone().is_some_and(|cpuset| now == ObjectState::Cpus(cpuset));
     let change = IntendedChange { now, object, wanted, follows };
-    let entry = held.entry(change.object.clone()).or_insert(JournalEntry {
+    let entry = entries.entry(change.object.clone()).or_insert(JournalEntry {
         original: change.now,
         our_values: Vec::new(),
         since_ticks: 65,
@@ -33,24 +33,24 @@ fn every_kind_of_object_is_put_back() {
     host.file("/cg/tasks", "5\n9\n");
     host.file("/cg/cpuset.cpus", "0-3");
     host.file("/cg/freezer.state", "THAWED");
-    let mut held = BTreeMap::new();
+    let mut entries = BTreeMap::new();
     let group = JournalObject::Directory { path: "/cg/ours".into() };
-    make(&host, &mut held, group, ObjectState::Present);
+    make(&host, &mut entries, group, ObjectState::Present);
     let membership = JournalObject::Membership { hierarchy: "/cg".into(), pid: 5, thread };
-    make(&host, &mut held, membership, ObjectState::Group("/ours".into()));
-    make(&host, &mut held, affinity(5, thread), cpus("1"));
-    make(&host, &mut held, JournalObject::Nice { pid: 5, thread }, ObjectState::Nice(7));
-    make(&host, &mut held, JournalObject::Policy { pid: 5, thread }, ObjectState::Policy(5));
-    make(&host, &mut held, JournalObject::File { path: "/cg/cpuset.cpus".into() }, ObjectState::Text("1".into()));
+    make(&host, &mut entries, membership, ObjectState::Group("/ours".into()));
+    make(&host, &mut entries, affinity(5, thread), cpus("1"));
+    make(&host, &mut entries, JournalObject::Nice { pid: 5, thread }, ObjectState::Nice(7));
+    make(&host, &mut entries, JournalObject::Policy { pid: 5, thread }, ObjectState::Policy(5));
+    make(&host, &mut entries, JournalObject::File { path: "/cg/cpuset.cpus".into() }, ObjectState::Text("1".into()));
     make(
         &host,
-        &mut held,
+        &mut entries,
         JournalObject::File { path: "/cg/freezer.state".into() },
         ObjectState::Text("FROZEN".into()),
     );
     host.file("/cg/ours/tasks", "5\n6\n"); // a child was born into our group
 
-    let account = restore(&host, &held);
+    let account = restore(&host, &entries);
     assert_eq!(account.len(), 7);
     assert!(account.iter().all(|restored| restored.outcome == RestoreOutcome::Restored), "{account:#?}");
     assert_eq!(account[0].object, JournalObject::File { path: "/cg/freezer.state".into() }, "thaw first");
@@ -59,8 +59,8 @@ fn every_kind_of_object_is_put_back() {
     assert_eq!(host.text("/cg/tasks"), "9\n5\n6\n");
     assert_eq!((host.text("/cg/cpuset.cpus").trim(), host.text("/cg/freezer.state").trim()), ("0-3", "THAWED"));
     assert!(!host.files.borrow().contains_key(Path::new("/cg/ours")));
-    let again = restore(&host, &held);
-    assert!(again.iter().all(|restored| restored.outcome == RestoreOutcome::Unchanged), "{again:#?}");
+    let second_account = restore(&host, &entries);
+    assert!(second_account.iter().all(|restored| restored.outcome == RestoreOutcome::Unchanged), "{second_account:#?}");
 }
 
 /// Is another process's later change kept, a thread with a reused id left unchanged, and an exit not a failure?
@@ -69,14 +69,14 @@ fn what_is_not_ours_is_left_alone() {
     let host = FakeHost::default();
     let (theirs, reused, gone) =
         (host.thread(5, 5, 1, "0-3"), host.thread(6, 6, 1, "0-3"), host.thread(7, 7, 1, "0-3"));
-    let mut held = BTreeMap::new();
+    let mut entries = BTreeMap::new();
     for (pid, thread) in [(5, theirs), (6, reused), (7, gone)] {
-        make(&host, &mut held, affinity(pid, thread), cpus("1"));
+        make(&host, &mut entries, affinity(pid, thread), cpus("1"));
     }
     host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "2-3".parse().unwrap();
     host.threads.borrow_mut().get_mut(&6).unwrap().start_ticks += 1;
     host.threads.borrow_mut().remove(&7);
-    let outcomes: Vec<RestoreOutcome> = restore(&host, &held).into_iter().map(|restored| restored.outcome).collect();
+    let outcomes: Vec<RestoreOutcome> = restore(&host, &entries).into_iter().map(|restored| restored.outcome).collect();
     assert!(matches!(outcomes[0], RestoreOutcome::ChangedByOther(_)));
     assert_eq!(outcomes[1..], [RestoreOutcome::Gone, RestoreOutcome::Gone]);
     assert_eq!(host.threads.borrow()[&6].cpus.to_string(), "1");
@@ -87,15 +87,15 @@ fn what_is_not_ours_is_left_alone() {
 fn heirs_of_a_mask_are_put_back_too() {
     let host = FakeHost::default();
     let parent = host.thread(5, 5, 1, "0-3");
-    let mut held = BTreeMap::new();
-    make(&host, &mut held, affinity(5, parent), cpus("1"));
+    let mut entries = BTreeMap::new();
+    make(&host, &mut entries, affinity(5, parent), cpus("1"));
     host.thread(5, 50, 1, "1"); // a thread of the same process
     host.thread(8, 8, 5, "1"); // a child
     host.thread(9, 9, 8, "1"); // its child
     host.thread(10, 10, 5, "0"); // a child with a wish of its own
     host.thread(11, 11, 1, "1"); // no relation
     host.thread(6, 6, 5, "1"); // a child that lived before us and had this mask already
-    restore(&host, &held);
+    restore(&host, &entries);
     let masks: Vec<String> = [5, 50, 8, 9, 10, 11, 6].map(|tid| host.threads.borrow()[&tid].cpus.to_string()).into();
     assert_eq!(masks, ["0-3", "0-3", "0-3", "0-3", "0", "1", "1"]);
 }
@@ -107,18 +107,18 @@ fn one_failure_stops_nothing_else() {
     for errno in [libc::EPERM, libc::EBUSY, libc::ENOSPC, libc::EINVAL] {
         for nth in 0..3 {
             let host = FakeHost::default();
-            let mut held = BTreeMap::new();
+            let mut entries = BTreeMap::new();
             for tid in 5..8 {
                 let thread = host.thread(tid, tid, 1, "0-3");
-                make(&host, &mut held, affinity(tid, thread), cpus("1"));
+                make(&host, &mut entries, affinity(tid, thread), cpus("1"));
             }
             host.fault.set(Some((nth, errno)));
             let failed =
-                restore(&host, &held).iter().filter(|r| matches!(r.outcome, RestoreOutcome::Failed(_))).count();
+                restore(&host, &entries).iter().filter(|r| matches!(r.outcome, RestoreOutcome::Failed(_))).count();
             assert_eq!(failed, 1);
             let confined_count = host.threads.borrow().values().filter(|thread| thread.cpus.to_string() == "1").count();
             assert_eq!(confined_count, 1);
-            restore(&host, &held);
+            restore(&host, &entries);
             assert!(host.threads.borrow().values().all(|thread| thread.cpus.to_string() == "0-3"));
         }
     }
@@ -131,16 +131,16 @@ fn who_lives_is_not_gone() {
     for (errno_for, outcome) in [(2, RestoreOutcome::Restored), (u32::MAX, RestoreOutcome::Failed(String::new()))] {
         let host = FakeHost::default();
         let thread = host.thread(5, 5, 1, "0-3");
-        let mut held = BTreeMap::new();
-        make(&host, &mut held, affinity(5, thread), cpus("1"));
+        let mut entries = BTreeMap::new();
+        make(&host, &mut entries, affinity(5, thread), cpus("1"));
         host.no_such_process_for.set(errno_for);
-        let account = restore(&host, &held);
+        let account = restore(&host, &entries);
         match outcome {
             RestoreOutcome::Restored => assert_eq!(account[0].outcome, RestoreOutcome::Restored),
             _ => assert!(matches!(account[0].outcome, RestoreOutcome::Failed(_)), "{account:?}"),
         }
         host.no_such_process_for.set(0);
-        restore(&host, &held);
+        restore(&host, &entries);
         assert_eq!(host.threads.borrow()[&5].cpus.to_string(), "0-3");
     }
 }
@@ -152,13 +152,13 @@ fn a_group_that_was_as_its_parent_is_so_again() {
         let host = FakeHost::default();
         host.file("/cg/cpuset.cpus.effective", "0-7\n");
         host.file("/cg/batch/cpuset.cpus", "\n");
-        let mut held = BTreeMap::new();
+        let mut entries = BTreeMap::new();
         let object = JournalObject::File { path: "/cg/batch/cpuset.cpus".into() };
-        make(&host, &mut held, object, ObjectState::Text("4-5".into()));
+        make(&host, &mut entries, object, ObjectState::Text("4-5".into()));
         if populated {
             host.fault.set(Some((0, libc::ENOSPC)));
         }
-        let account = restore(&host, &held);
+        let account = restore(&host, &entries);
         assert_eq!(account[0].outcome, RestoreOutcome::Restored, "{account:?}");
         assert_eq!(host.text("/cg/batch/cpuset.cpus").trim(), if populated { "0-7" } else { "" });
     }
@@ -171,17 +171,17 @@ fn who_cannot_be_asked_is_not_gone() {
     for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EIO, libc::EPERM, libc::EINTR] {
         let host = FakeHost::default();
         let thread = host.thread(5, 5, 1, "0-3");
-        let mut held = BTreeMap::new();
-        make(&host, &mut held, affinity(5, thread), cpus("1"));
+        let mut entries = BTreeMap::new();
+        make(&host, &mut entries, affinity(5, thread), cpus("1"));
         host.thread(7, 7, 5, "1"); // an inheritor
         host.reads_fail.set(Some(errno));
-        let account = restore(&host, &held);
+        let account = restore(&host, &entries);
         assert!(
             !account.is_empty() && account.iter().all(|line| matches!(line.outcome, RestoreOutcome::Failed(_))),
             "{account:?}"
         );
         host.reads_fail.set(None);
-        restore(&host, &held);
+        restore(&host, &entries);
         assert!(host.threads.borrow().values().all(|thread| thread.cpus.to_string() == "0-3"));
     }
 }
@@ -196,14 +196,14 @@ fn a_narrower_mask_is_theirs_unless_the_cpuset_made_it_so() {
         let host = FakeHost::default();
         let thread = host.thread(5, 5, 1, "0-3");
         host.set_cpuset("0-3");
-        let mut held = BTreeMap::new();
-        make(&host, &mut held, affinity(5, thread), cpus("1-2"));
+        let mut entries = BTreeMap::new();
+        make(&host, &mut entries, affinity(5, thread), cpus("1-2"));
         match by_cpuset {
             true => host.set_cpuset("0-1,3"),
             false => host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "1".parse().unwrap(),
         }
         assert_eq!(host.threads.borrow()[&5].cpus.to_string(), "1");
-        let account = restore(&host, &held);
+        let account = restore(&host, &entries);
         assert_eq!(std::mem::discriminant(&account[0].outcome), std::mem::discriminant(&outcome), "{account:?}");
         let now = host.threads.borrow()[&5].cpus.to_string();
         assert_eq!(now, if by_cpuset { "0-1,3" } else { "1" });
@@ -218,10 +218,10 @@ fn what_followed_its_cpuset_does_so_again() {
     let (wide, narrow) = (host.thread(5, 5, 1, "0-3"), host.thread(6, 6, 1, "2"));
     host.threads.borrow_mut().get_mut(&6).unwrap().asked = Some("2".parse().unwrap());
     host.set_cpuset("0-3");
-    let mut held = BTreeMap::new();
-    make(&host, &mut held, affinity(5, wide), cpus("1"));
-    make(&host, &mut held, affinity(6, narrow), cpus("1"));
-    restore(&host, &held);
+    let mut entries = BTreeMap::new();
+    make(&host, &mut entries, affinity(5, wide), cpus("1"));
+    make(&host, &mut entries, affinity(6, narrow), cpus("1"));
+    restore(&host, &entries);
     let masks = || [5, 6].map(|tid| host.threads.borrow()[&tid].cpus.to_string());
     assert_eq!(masks(), ["0-3", "2"]);
     host.set_cpuset("0-7");
@@ -236,11 +236,11 @@ fn a_group_that_became_a_partition_is_left_to_its_owner() {
     for (kind, expected) in [("member\n", "0-3"), ("root\n", "1"), ("isolated\n", "1")] {
         let host = FakeHost::default();
         host.file("/cg/cpuset.cpus", "0-3");
-        let mut held = BTreeMap::new();
+        let mut entries = BTreeMap::new();
         let file = JournalObject::File { path: "/cg/cpuset.cpus".into() };
-        make(&host, &mut held, file, ObjectState::Text("1".into()));
+        make(&host, &mut entries, file, ObjectState::Text("1".into()));
         host.file("/cg/cpuset.cpus.partition", kind);
-        let account = restore(&host, &held);
+        let account = restore(&host, &entries);
         assert_eq!(host.text("/cg/cpuset.cpus").trim(), expected, "{kind}");
         let is_left =
             account[0].outcome == RestoreOutcome::ChangedByOther(format!("a cpuset partition ({})", kind.trim()));

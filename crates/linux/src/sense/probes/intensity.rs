@@ -37,7 +37,7 @@ const MAX_FITTED: Duration = Duration::from_secs(8);
 /// Smallest buffer; smaller ones might fit into private caches.
 const SMALLEST_BYTES: usize = 4 << 20;
 /// Largest share of the lines just loaded that may already have been evicted.
-const GONE_AT_ONCE: f64 = 0.25;
+const MAX_EVICTED_SHARE: f64 = 0.25;
 
 /// Size of the buffer: half of the cache, within limits on time and memory.
 pub fn buffer_bytes(cache_bytes: Option<u64>) -> usize {
@@ -112,7 +112,7 @@ impl PrimeProber {
     fn is_buffer_retained(&mut self) -> bool {
         let mut missed: [u32; 5] = std::array::from_fn(|_| self.sample(Duration::ZERO).missed);
         missed.sort_unstable();
-        f64::from(missed[2]) <= GONE_AT_ONCE * RELOADS as f64
+        f64::from(missed[2]) <= MAX_EVICTED_SHARE * RELOADS as f64
     }
 
     /// Size of the cache that this buffer fits.
@@ -166,10 +166,10 @@ impl PrimeProber {
     /// Cycles that separate a load served by the shared cache from one served by memory: the middle, on a logarithmic
     /// scale, between the typical load of a part just primed and the typical load after a flush.
     fn calibrate(&self) -> io::Result<u64> {
-        let part = (self.buffer.len() / WORDS_PER_LINE).min(CALIBRATED_BYTES / LINE_BYTES);
+        let calibrated_lines = (self.buffer.len() / WORDS_PER_LINE).min(CALIBRATED_BYTES / LINE_BYTES);
         let lines: Vec<usize> =
-            self.order.iter().map(|&line| line as usize).filter(|&line| line < part).take(RELOADS).collect();
-        for line in (0..part).chain(0..part) {
+            self.order.iter().map(|&line| line as usize).filter(|&line| line < calibrated_lines).take(RELOADS).collect();
+        for line in (0..calibrated_lines).chain(0..calibrated_lines) {
             self.timed_load(line);
         }
         let hits: Vec<u64> = lines.iter().map(|&line| self.timed_load(line)).collect();

@@ -16,7 +16,7 @@ const LINES_AT_ONCE: usize = 4096;
 /// A neighbor with its memory.
 pub struct NeighborLoad {
     memory: Vec<u64>,
-    at: usize,
+    position: usize,
     chase: bool,
 }
 
@@ -35,19 +35,19 @@ impl NeighborLoad {
         } else {
             memory.iter_mut().step_by(WORDS_PER_LINE).for_each(|word| *word = 1);
         }
-        NeighborLoad { memory, at: 0, chase }
+        NeighborLoad { memory, position: 0, chase }
     }
 
     /// Runs for about `how_long`, and returns the number of touched lines.
-    pub fn run(&mut self, how_long: Duration) -> u64 {
+    pub fn run(&mut self, duration: Duration) -> u64 {
         let start = Instant::now();
         let mut lines = 0;
-        while start.elapsed() < how_long {
+        while start.elapsed() < duration {
             for _ in 0..LINES_AT_ONCE {
-                let word = std::hint::black_box(self.memory[self.at]);
-                self.at = if self.chase { word as usize } else { self.at + WORDS_PER_LINE };
-                if self.at >= self.memory.len() {
-                    self.at = 0;
+                let word = std::hint::black_box(self.memory[self.position]);
+                self.position = if self.chase { word as usize } else { self.position + WORDS_PER_LINE };
+                if self.position >= self.memory.len() {
+                    self.position = 0;
                 }
             }
             lines += LINES_AT_ONCE as u64;

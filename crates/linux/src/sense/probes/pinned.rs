@@ -23,9 +23,9 @@ impl PinnedThread {
     pub fn new(cpu: CpuId) -> io::Result<Self> {
         let host = LinuxHost::new("/");
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
-        let before = host.affinity(tid)?;
+        let previous_affinity = host.affinity(tid)?;
         host.set_affinity(tid, &[cpu.0].into_iter().collect())?;
-        Ok(PinnedThread { tid, previous_affinity: before, cpu_time_at_start_ns: thread_time_ns() })
+        Ok(PinnedThread { tid, previous_affinity, cpu_time_at_start_ns: thread_time_ns() })
     }
 
     /// Processor time of this thread since it was pinned.

@@ -33,13 +33,13 @@ const IDLE_PART: f64 = 1.0 / 16.0;
 pub struct WatchCandidates {
     /// First address and size in bytes, by address.
     mappings: Vec<(u64, u64)>,
-    found: BTreeMap<u64, MappingStats>,
+    mapping_stats: BTreeMap<u64, MappingStats>,
 }
 
 /// Results for a mapping so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct MappingStats {
-    drawn: u32,
+    draws: u32,
     in_memory: u32,
     watched: u32,
     touched: u32,
@@ -48,7 +48,7 @@ struct MappingStats {
 impl MappingStats {
     /// Share of a mapping's words that is worth drawing.
     fn weight(&self) -> f64 {
-        let in_memory = f64::from(self.in_memory + 1) / f64::from(self.drawn + 2);
+        let in_memory = f64::from(self.in_memory + 1) / f64::from(self.draws + 2);
         let is_idle = self.touched == 0 && self.watched >= IDLE_AFTER;
         in_memory * if is_idle { IDLE_PART } else { 1.0 }
     }
@@ -87,24 +87,24 @@ impl WatchCandidates {
     }
 
     fn set(&mut self, mappings: Vec<(u64, u64)>) {
-        self.found.retain(|first, _| mappings.iter().any(|(other, _)| other == first));
+        self.mapping_stats.retain(|first, _| mappings.iter().any(|(other, _)| other == first));
         self.mappings = mappings;
     }
 
     /// Draws the address of a resident word; `has` returns whether the page of an address is in memory. `None` = no
     /// resident word was found.
-    pub fn draw(&mut self, generator: &mut SplitMix64, has: impl Fn(u64) -> Option<bool>) -> Option<u64> {
+    pub fn draw(&mut self, generator: &mut SplitMix64, is_in_memory: impl Fn(u64) -> Option<bool>) -> Option<u64> {
         let mut remaining_draws = DRAWS;
         while remaining_draws > 0 {
             let (first, bytes) = self.mapping(generator)?;
-            let stats = self.found.entry(first).or_default();
+            let stats = self.mapping_stats.entry(first).or_default();
             for _ in 0..DRAWS_OF_ONE {
                 let address = first + WORD_BYTES * generator.draw_below(bytes / WORD_BYTES);
-                let there = has(address);
-                stats.drawn += 1;
-                stats.in_memory += u32::from(there != Some(false));
+                let presence = is_in_memory(address);
+                stats.draws += 1;
+                stats.in_memory += u32::from(presence != Some(false));
                 remaining_draws = remaining_draws.saturating_sub(1);
-                if there != Some(false) {
+                if presence != Some(false) {
                     return Some(address);
                 }
             }
@@ -115,22 +115,22 @@ impl WatchCandidates {
     /// Draws one of the mappings, by their weights.
     fn mapping(&self, generator: &mut SplitMix64) -> Option<(u64, u64)> {
         let worth =
-            |&(first, bytes): &(u64, u64)| bytes as f64 * self.found.get(&first).copied().unwrap_or_default().weight();
-        let mut rest = generator.draw_unit() * self.mappings.iter().map(worth).sum::<f64>();
+            |&(first, bytes): &(u64, u64)| bytes as f64 * self.mapping_stats.get(&first).copied().unwrap_or_default().weight();
+        let mut remaining_weight = generator.draw_unit() * self.mappings.iter().map(worth).sum::<f64>();
         let chosen = self.mappings.iter().find(|mapping| {
-            rest -= worth(mapping);
-            rest < 0.0
+            remaining_weight -= worth(mapping);
+            remaining_weight < 0.0
         });
         chosen.or(self.mappings.last()).copied()
     }
 
     /// Records whether the thread touched a watched word.
-    pub fn record_watch(&mut self, address: u64, touched: bool) {
+    pub fn record_watch(&mut self, address: u64, was_touched: bool) {
         let mapping = self.mappings.iter().find(|(first, bytes)| (*first..first + bytes).contains(&address));
         let Some((first, _)) = mapping else { return };
-        let stats = self.found.entry(*first).or_default();
+        let stats = self.mapping_stats.entry(*first).or_default();
         stats.watched += 1;
-        stats.touched += u32::from(touched);
+        stats.touched += u32::from(was_touched);
     }
 }
 

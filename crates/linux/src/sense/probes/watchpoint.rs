@@ -28,7 +28,7 @@ const TOUCHES: i32 = 2;
 /// Bytes per record of a touch.
 const RECORD: usize = 24;
 /// Number of debug registers.
-pub const AT_ONCE: usize = 4;
+pub const DEBUG_REGISTERS: usize = 4;
 
 /// One watched word of one thread.
 struct Watchpoint {
@@ -96,9 +96,9 @@ impl Watchpoint {
             let mut record = [0u8; RECORD];
             // SAFETY: `at + RECORD` lies within the page of records that the kernel has finished up to `head`.
             unsafe { ptr::copy_nonoverlapping(self.ring.add(PAGE + at), record.as_mut_ptr(), RECORD) };
-            let kind = u32::from_ne_bytes([record[0], record[1], record[2], record[3]]);
+            let record_type = u32::from_ne_bytes([record[0], record[1], record[2], record[3]]);
             let size = usize::from(u16::from_ne_bytes([record[6], record[7]]));
-            if kind == perf::bindings::PERF_RECORD_SAMPLE {
+            if record_type == perf::bindings::PERF_RECORD_SAMPLE {
                 touches.push(u64::from_ne_bytes(record[16..].try_into().expect("eight bytes")));
             }
             at += size.max(8);
@@ -126,7 +126,7 @@ pub fn self_test() -> io::Result<String> {
         unsafe { ptr::read_volatile(word.as_ref()) };
     }
     match watch.touches_ns().len() {
-        2 => Ok(format!("{AT_ONCE} at once; reuses under some 15 us are not resolved")),
+        2 => Ok(format!("{DEBUG_REGISTERS} at once; reuses under some 15 us are not resolved")),
         other => {
             Err(io::Error::other(format!("a watched word was touched three times and {other} touches of two came")))
         }
@@ -151,7 +151,7 @@ pub struct WatchTarget<'a> {
     pub seed: u64,
 }
 
-/// Watches random words of one thread's process, [`AT_ONCE`] at a time, until all locations were watched or the
+/// Watches random words of one thread's process, [`DEBUG_REGISTERS`] at a time, until all locations were watched or the
 /// deadline has passed.
 ///
 /// # Errors
@@ -164,15 +164,15 @@ pub fn reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Result<Vec<R
     let mut samples = Vec::new();
     while samples.len() < locations && Instant::now() < deadline {
         let mut watches = Vec::new();
-        for _ in 0..AT_ONCE.min(locations - samples.len()) {
+        for _ in 0..DEBUG_REGISTERS.min(locations - samples.len()) {
             let Some(address) = words.draw(&mut generator, |address| pages.is_resident(address)) else { break };
             watches.push((address, Watchpoint::set(tid, address)?));
         }
         if watches.is_empty() {
             break;
         }
-        let until = (Instant::now() + patience).min(deadline);
-        while Instant::now() < until && watches.iter().any(|(_, watch)| watch.touches_ns().len() < 2) {
+        let wait_end = (Instant::now() + patience).min(deadline);
+        while Instant::now() < wait_end && watches.iter().any(|(_, watch)| watch.touches_ns().len() < 2) {
             std::thread::sleep(Duration::from_millis(1));
         }
         let mut any_touched = false;

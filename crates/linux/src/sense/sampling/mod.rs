@@ -132,7 +132,7 @@ impl Config {
         let wrong = || format!("{}: found '{format}', expected a place such as config1:0-15", path.display());
         let (word, places) = format.split_once(':').ok_or_else(wrong)?;
         let word = ["config", "config1", "config2"].iter().position(|known| *known == word).ok_or_else(wrong)?;
-        let mut rest = value;
+        let mut remaining_bits = value;
         for place in places.split(',') {
             let (low, high) = place.split_once('-').unwrap_or((place, place));
             let (low, high): (u32, u32) = low.parse().ok().zip(high.parse().ok()).ok_or_else(wrong)?;
@@ -141,8 +141,8 @@ impl Config {
             }
             let width = high - low + 1;
             let mask = if width == 64 { u64::MAX } else { (1 << width) - 1 };
-            self.0[word] = self.0[word] & !(mask << low) | (rest & mask) << low;
-            rest = if width == 64 { 0 } else { rest >> width };
+            self.0[word] = self.0[word] & !(mask << low) | (remaining_bits & mask) << low;
+            remaining_bits = if width == 64 { 0 } else { remaining_bits >> width };
         }
         Ok(true)
     }
@@ -206,7 +206,7 @@ impl PerfSampler {
     }
 
     /// Adds the records since the last call to `into`.
-    pub fn drain(&mut self, into: &mut RingContents) {
+    pub fn drain(&mut self, contents: &mut RingContents) {
         let control = self.ring.cast::<perf::bindings::perf_event_mmap_page>();
         // SAFETY: the control page lives as long as the mapping. The head is written by the kernel and read with acquire
         // order, so that the records before it are whole; the tail is ours, and the kernel reads it.
@@ -216,11 +216,11 @@ impl PerfSampler {
                 &*ptr::addr_of!((*control).data_tail).cast::<AtomicU64>(),
             )
         };
-        let (from, to) = (tail.load(Ordering::Relaxed), head.load(Ordering::Acquire));
+        let (tail_position, head_position) = (tail.load(Ordering::Relaxed), head.load(Ordering::Acquire));
         // SAFETY: the data pages follow the control page; between tail and head the kernel does not write.
         let data = unsafe { std::slice::from_raw_parts(self.ring.add(PAGE), PAGE * DATA_PAGES) };
-        parse(&unroll(data, from, to), into);
-        tail.store(to, Ordering::Release);
+        parse(&unroll(data, tail_position, head_position), contents);
+        tail.store(head_position, Ordering::Release);
     }
 
     /// Stops sampling; samples in the ring remain.

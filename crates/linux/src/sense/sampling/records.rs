@@ -63,14 +63,14 @@ pub fn unroll(ring: &[u8], tail: u64, head: u64) -> Vec<u8> {
 }
 
 /// Reads records until the bytes end; a record that is cut or has an impossible size ends the reading.
-pub fn parse(bytes: &[u8], into: &mut RingContents) {
+pub fn parse(bytes: &[u8], contents: &mut RingContents) {
     let mut remaining_records = bytes;
     while let Some((kind, misc, record)) = next_record(remaining_records) {
         remaining_records = &remaining_records[record.len()..];
         match kind {
-            perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => sample(misc, record, into),
+            perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => sample(misc, record, contents),
             // The record's fields are an id and the number of lost records.
-            perf::PERF_RECORD_LOST if record.len() >= 24 => into.lost = into.lost.saturating_add(word(record, 16)),
+            perf::PERF_RECORD_LOST if record.len() >= 24 => contents.lost = contents.lost.saturating_add(word(record, 16)),
             _ => {} // throttling and whatever later kernels write
         }
     }
@@ -78,17 +78,17 @@ pub fn parse(bytes: &[u8], into: &mut RingContents) {
 
 fn next_record(bytes: &[u8]) -> Option<(u32, u16, &[u8])> {
     let header: [u8; 8] = bytes.get(..8)?.try_into().ok()?;
-    let kind = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
+    let record_type = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
     let misc = u16::from_ne_bytes([header[4], header[5]]);
     let size = usize::from(u16::from_ne_bytes([header[6], header[7]]));
-    Some((kind, misc, bytes.get(..size).filter(|_| size >= 8)?))
+    Some((record_type, misc, bytes.get(..size).filter(|_| size >= 8)?))
 }
 
 fn word(record: &[u8], index: usize) -> u64 {
     u64::from_ne_bytes(record[index..index + 8].try_into().expect("checked: the record is that long"))
 }
 
-fn sample(misc: u16, record: &[u8], into: &mut RingContents) {
+fn sample(misc: u16, record: &[u8], contents: &mut RingContents) {
     let field = |index: usize| word(record, 8 + 8 * index);
     let tid = (field(0).to_ne_bytes()[4..].try_into()).map_or(0, i32::from_ne_bytes);
     let raw = RawSample {
@@ -99,12 +99,12 @@ fn sample(misc: u16, record: &[u8], into: &mut RingContents) {
         latency_cycles: field(4),
         data_source: field(5),
     };
-    into.events = into.events.saturating_add(raw.period);
+    contents.events = contents.events.saturating_add(raw.period);
     // IBS samples every operation, most of which touch no memory; the upper half of addresses is the kernel's.
     if misc & MODE_MASK == MODE_USER && raw.address != 0 && raw.address >> 63 == 0 {
-        into.samples.push(raw);
+        contents.samples.push(raw);
     } else {
-        into.unusable += 1;
+        contents.unusable += 1;
     }
 }
 
@@ -193,7 +193,7 @@ mod tests {
     fn a_ring_becomes_samples() {
         let mut read = RingContents::default();
         parse(&ring(), &mut read);
-        let want = RawSample {
+        let expected = RawSample {
             tid: 41,
             time_ns: 1_000,
             address: 0x7f12_3456_7840,
@@ -201,7 +201,7 @@ mod tests {
             latency_cycles: 230,
             data_source: 0x6810_1042,
         };
-        assert_eq!(read.samples[0], want);
+        assert_eq!(read.samples[0], expected);
         assert_eq!((read.samples.len(), read.samples[1].tid), (2, 42));
         assert_eq!((read.lost, read.unusable, read.events), (17, 2, 8_000));
     }
@@ -233,7 +233,7 @@ mod tests {
     /// Do the kernel's encodings yield the source that `perf mem report` prints for them?
     #[test]
     fn the_source_is_what_perf_prints() {
-        for (encoded, want) in [
+        for (encoded, expected) in [
             (0x6810_0142, DataSource::Cache(CacheLevel::L1Data)), // L1 hit
             (0x6810_0242, DataSource::Unknown),                   // line fill buffer
             (0x6810_0442, DataSource::Cache(CacheLevel::L2)),     // L2 hit
@@ -247,7 +247,7 @@ mod tests {
             (0x2 | 0xb << 33 | 1 << 37, DataSource::RemoteCache), // any cache, remote
             (0x0508_0021, DataSource::Unknown),                   // PERF_MEM_NA
         ] {
-            assert_eq!(source(encoded), want, "{encoded:#x}");
+            assert_eq!(source(encoded), expected, "{encoded:#x}");
         }
     }
 }

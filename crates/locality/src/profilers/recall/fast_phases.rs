@@ -32,43 +32,43 @@ struct PhaseHistory {
     phase: (u32, u64),
     lengths_windows: VecDeque<u64>,
     /// Number of the phase at which averaging began.
-    since: Option<u32>,
+    averaging_since: Option<u32>,
     curves: VecDeque<LevelCurves>,
 }
 
 /// The averages; see the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub struct FastPhaseAverages {
-    past: BTreeMap<TaskId, PhaseHistory>,
+    histories: BTreeMap<TaskId, PhaseHistory>,
 }
 
 impl FastPhaseAverages {
     /// Observes a window, and forgets exited tasks.
     pub fn observe(&mut self, window: u64, measured: &Profiles) {
-        self.past.retain(|task, _| measured.contains_key(task));
+        self.histories.retain(|task, _| measured.contains_key(task));
         for (&task, profile) in measured {
             let fresh = || PhaseHistory { phase: (profile.phase_number, window), ..PhaseHistory::default() };
-            let past = self.past.entry(task).or_insert_with(fresh);
-            past.enter_phase(profile.phase_number, window);
-            past.record_curves(&profile.locality.misses_per_kilo_instr);
+            let history = self.histories.entry(task).or_insert_with(fresh);
+            history.enter_phase(profile.phase_number, window);
+            history.record_curves(&profile.locality.misses_per_kilo_instr);
         }
     }
 
     /// Returns the phase number and the curves of a task with averaged phases.
     pub fn average_curves(&self, task: TaskId) -> Option<(u32, LevelCurves)> {
-        let past = self.past.get(&task).filter(|past| past.is_averaged())?;
-        Some((past.since?, mean(&past.curves)?))
+        let history = self.histories.get(&task).filter(|history| history.is_averaged())?;
+        Some((history.averaging_since?, mean(&history.curves)?))
     }
 }
 
 impl PhaseHistory {
     fn is_averaged(&self) -> bool {
-        self.since.is_some() && self.curves.len() >= MIN_CURVES
+        self.averaging_since.is_some() && self.curves.len() >= MIN_CURVES
     }
 
     fn enter_phase(&mut self, number: u32, window: u64) {
-        let (phase, since) = self.phase;
-        let length = window.saturating_sub(since);
+        let (phase, start_window) = self.phase;
+        let length = window.saturating_sub(start_window);
         if phase != number {
             self.phase = (number, window);
             self.lengths_windows.push_back(length);
@@ -77,17 +77,17 @@ impl PhaseHistory {
             }
         } else if length >= 2 * MIN_FOLLOWED_WINDOWS {
             self.lengths_windows.clear();
-            self.since = None;
+            self.averaging_since = None;
         }
         let sum: u64 = self.lengths_windows.iter().sum();
         if self.lengths_windows.len() == PHASES && sum < MIN_FOLLOWED_WINDOWS * PHASES as u64 {
-            self.since.get_or_insert(number);
+            self.averaging_since.get_or_insert(number);
         }
     }
 
     fn record_curves(&mut self, measured: &LevelCurves) {
-        let Some(at) = largest_measured_size(measured) else { return };
-        if self.curves.back().and_then(largest_measured_size) == Some(at) {
+        let Some(size_bytes) = largest_measured_size(measured) else { return };
+        if self.curves.back().and_then(largest_measured_size) == Some(size_bytes) {
             return;
         }
         // Curves at other sizes belong to other caches, so there is no mean of both.
@@ -102,24 +102,24 @@ impl PhaseHistory {
 }
 
 /// Are the curves for the same levels, at the same sizes?
-fn are_alike(curves_a: &LevelCurves, other: &LevelCurves) -> bool {
+fn are_alike(first: &LevelCurves, second: &LevelCurves) -> bool {
     let sizes = |curves: &LevelCurves| -> Vec<(CacheLevel, Vec<u64>)> {
         let level_sizes = |(level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
             (*level, fact.value.iter().map(|(size, _)| *size).collect())
         };
         curves.iter().map(level_sizes).collect()
     };
-    sizes(curves_a) == sizes(other)
+    sizes(first) == sizes(second)
 }
 
 /// `None` if there are none.
 fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
     let last = curves.back()?;
     let mean_of_level = |(&level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
-        let all: Vec<&SizeCurve> =
+        let level_curves: Vec<&SizeCurve> =
             curves.iter().filter_map(|level_curves| level_curves.get(&level).map(|fact| &fact.value)).collect();
         let point = |index: usize| {
-            (fact.value[index].0, mean_estimate(&all.iter().map(|curve| curve[index].1).collect::<Vec<_>>()))
+            (fact.value[index].0, mean_estimate(&level_curves.iter().map(|curve| curve[index].1).collect::<Vec<_>>()))
         };
         (level, Fact { value: (0..fact.value.len()).map(point).collect(), ..fact.clone() })
     };
@@ -128,12 +128,12 @@ fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
 
 /// Returns the mean of measurements; its interval is the mean of their intervals, or two standard errors if these are
 /// wider.
-fn mean_estimate(all: &[Estimate]) -> Estimate {
-    let count = all.len() as f64;
-    let mean = |metric: &dyn Fn(&Estimate) -> f64| all.iter().map(metric).sum::<f64>() / count;
+fn mean_estimate(estimates: &[Estimate]) -> Estimate {
+    let count = estimates.len() as f64;
+    let mean = |metric: &dyn Fn(&Estimate) -> f64| estimates.iter().map(metric).sum::<f64>() / count;
     let value = mean(&|fact| fact.value);
     let spread =
-        all.iter().map(|fact| (fact.value - value) * (fact.value - value)).sum::<f64>() / (count - 1.0).max(1.0);
+        estimates.iter().map(|fact| (fact.value - value) * (fact.value - value)).sum::<f64>() / (count - 1.0).max(1.0);
     let error = 2.0 * libm::sqrt(spread / count);
     let (low, high) = (mean(&|fact| fact.low).min(value - error), mean(&|fact| fact.high).max(value + error));
     Estimate { value, low: low.max(0.0), high }

@@ -45,13 +45,13 @@ impl PhaseCurveRecall {
 
 impl ProfileRecall for PhaseCurveRecall {
     fn recall(&mut self, observation: &Observation, measured: &Profiles) -> Option<Profiles> {
-        let present = observation.live_tasks();
-        self.curves.retain(|(task, _), _| present.contains(task));
+        let live_tasks = observation.live_tasks();
+        self.curves.retain(|(task, _), _| live_tasks.contains(task));
         if let Some(averages) = &mut self.averages {
             averages.observe(observation.window, measured);
         }
         let mut recalled: Option<Profiles> = None;
-        for (&task, profile) in measured.iter().filter(|(task, _)| present.contains(task)) {
+        for (&task, profile) in measured.iter().filter(|(task, _)| live_tasks.contains(task)) {
             if let Some((number, curves)) = self.averages.as_ref().and_then(|averages| averages.average_curves(task)) {
                 if let Some(profile) = profile_mut(&mut recalled, measured, task) {
                     profile.phase_number = number;
@@ -62,15 +62,15 @@ impl ProfileRecall for PhaseCurveRecall {
             }
             let Some(kind) = profile.phase.kind.as_ref().map(|fact| fact.value) else { continue };
             let curves = &profile.locality.misses_per_kilo_instr;
-            let known = self.curves.get(&(task, kind));
+            let stored_curves = self.curves.get(&(task, kind));
             if !curves.is_empty() {
-                if known != Some(curves) {
+                if stored_curves != Some(curves) {
                     self.curves.insert((task, kind), curves.clone());
                 }
-            } else if let Some(known) = known
+            } else if let Some(stored_curves) = stored_curves
                 && let Some(profile) = profile_mut(&mut recalled, measured, task)
             {
-                profile.locality.misses_per_kilo_instr = known.clone();
+                profile.locality.misses_per_kilo_instr = stored_curves.clone();
             }
         }
         recalled

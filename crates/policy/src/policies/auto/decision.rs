@@ -87,11 +87,11 @@ pub enum CandidateVerdict {
 
 /// Chooses between the plan in force and the best candidate. If every trial were canceled, trials would cost half of
 /// the gain and decide nothing, so without time for trials a likely plan is applied.
-pub fn decide(prospect: &CandidateComparison, min_gain: f64) -> CandidateVerdict {
-    let is_likely = prospect.probability >= LIKELY && prospect.gain >= min_gain;
-    if prospect.is_in_force || !(prospect.mends_goal || is_likely) {
+pub fn decide(comparison: &CandidateComparison, min_gain: f64) -> CandidateVerdict {
+    let is_likely = comparison.probability >= LIKELY && comparison.gain >= min_gain;
+    if comparison.is_in_force || !(comparison.mends_goal || is_likely) {
         CandidateVerdict::Keep
-    } else if prospect.mends_goal || prospect.probability >= MOST_LIKELY || !prospect.has_time_for_trial {
+    } else if comparison.mends_goal || comparison.probability >= MOST_LIKELY || !comparison.has_time_for_trial {
         CandidateVerdict::Adopt
     } else {
         CandidateVerdict::Try
@@ -125,8 +125,8 @@ mod tests {
                 CandidateVerdict::Adopt,
             ),
         ];
-        for (prospect, expected) in table {
-            assert_eq!(decide(&prospect, 0.01), expected, "{prospect:?}");
+        for (comparison, expected) in table {
+            assert_eq!(decide(&comparison, 0.01), expected, "{comparison:?}");
         }
     }
 

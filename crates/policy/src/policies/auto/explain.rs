@@ -15,7 +15,7 @@ pub struct SearchReport<'a> {
     pub problem: &'a PlanningProblem,
     pub candidates: &'a [CandidatePlan],
     pub best: &'a CandidatePlan,
-    pub held: &'a SiteLayout,
+    pub current_layout: &'a SiteLayout,
     pub judge: PlanComparator,
     /// Gain over the plan in force, as a share, and the probability that it pays off.
     pub gain: f64,
@@ -46,8 +46,8 @@ const NEWS_FROM: f64 = 0.05;
 impl ReportedForecasts {
     /// Has a task's forecast changed enough to be reported?
     fn has_changed(&mut self, task: TaskId, over_alone: f64, place: &str) -> bool {
-        let known = self.tasks.get(&task);
-        let is_unchanged = known.is_some_and(|(speed, at)| at == place && (speed - over_alone).abs() < NEWS_FROM);
+        let last_report = self.tasks.get(&task);
+        let is_unchanged = last_report.is_some_and(|(speed, last_place)| last_place == place && (speed - over_alone).abs() < NEWS_FROM);
         if !is_unchanged {
             self.tasks.insert(task, (over_alone, place.to_string()));
         }
@@ -55,7 +55,7 @@ impl ReportedForecasts {
     }
 
     fn retain(&mut self, problem: &PlanningProblem) {
-        let problem_tasks: BTreeSet<TaskId> = problem.tasks.iter().map(|scene_task| scene_task.task).collect();
+        let problem_tasks: BTreeSet<TaskId> = problem.tasks.iter().map(|problem_task| problem_task.task).collect();
         self.tasks.retain(|task, _| problem_tasks.contains(task));
     }
 }
@@ -89,7 +89,7 @@ impl SearchReport<'_> {
         &self,
         probe_planner: &ProbePlanner,
         reported: &mut ReportedForecasts,
-        why: &mut Vec<Reason>,
+        reasons: &mut Vec<Reason>,
     ) {
         let text = format!(
             "the plan in force stays: of {} candidates, '{}' is best, {:+.1} % forecast, pays off with {:.0} % probability{}{}",
@@ -107,7 +107,7 @@ impl SearchReport<'_> {
         let now = speeds(self.problem, &self.reported_layout());
         for index in self.problem.known_tasks() {
             let Some(now) = now[index] else { continue };
-            let (task, place) = (self.problem.tasks[index].task, self.describe_place(self.held, index));
+            let (task, place) = (self.problem.tasks[index].task, self.describe_place(self.current_layout, index));
             if !reported.has_changed(task, now.over_alone, &place) {
                 continue;
             }
@@ -120,15 +120,15 @@ impl SearchReport<'_> {
         // The search is reported before the forecasts that follow from it, even if it has not changed.
         if !news.is_empty() || reported.unchanged.as_ref() != Some(&unchanged) {
             reported.unchanged = Some(unchanged);
-            why.push(reason);
-            why.append(&mut news);
+            reasons.push(reason);
+            reasons.append(&mut news);
         }
     }
 
     /// Returns the plan in force on the reported caches; if only newcomers were placed, these are the newcomers'
     /// caches.
     fn reported_layout(&self) -> SiteLayout {
-        let mut layout = self.held.clone();
+        let mut layout = self.current_layout.clone();
         if let Some(newcomers) = self.newcomers.filter(|_| self.problem.bus.is_none()) {
             let sites: BTreeSet<usize> = newcomers.iter().filter_map(|&index| layout.site_of[index]).collect();
             layout.site_of.iter_mut().for_each(|home| *home = home.filter(|site| sites.contains(site)));
@@ -139,13 +139,13 @@ impl SearchReport<'_> {
     /// Explains why the best plan is applied or put on trial.
     pub fn explain_change(
         &self,
-        how: &str,
+        action: &str,
         probe_planner: &ProbePlanner,
         reported: &mut ReportedForecasts,
-        why: &mut Vec<Reason>,
+        reasons: &mut Vec<Reason>,
     ) {
         let text = format!(
-            "'{}' is {how}: it is the best of {} candidates, {:+.1} % forecast, pays off with {:.0} % probability{}",
+            "'{}' is {action}: it is the best of {} candidates, {:+.1} % forecast, pays off with {:.0} % probability{}",
             self.best.label,
             self.candidates.len(),
             100.0 * self.gain,
@@ -153,24 +153,24 @@ impl SearchReport<'_> {
             self.placed_names()
         );
         *reported = ReportedForecasts::default();
-        why.push(self.score_reason(probe_planner, text));
-        let (before, after) = (speeds(self.problem, self.held), speeds(self.problem, &self.best.layout));
+        reasons.push(self.score_reason(probe_planner, text));
+        let (speeds_before, speeds_after) = (speeds(self.problem, self.current_layout), speeds(self.problem, &self.best.layout));
         for index in self.problem.known_tasks() {
-            if let (Some(old), Some(new)) = (before[index], after[index]) {
-                why.push(self.task_reason(index, old, new));
+            if let (Some(old_speed), Some(new_speed)) = (speeds_before[index], speeds_after[index]) {
+                reasons.push(self.task_reason(index, old_speed, new_speed));
             }
         }
     }
 
-    fn task_reason(&self, index: usize, old: ForecastSpeed, new: ForecastSpeed) -> Reason {
+    fn task_reason(&self, index: usize, old_speed: ForecastSpeed, new_speed: ForecastSpeed) -> Reason {
         let mut text =
-            format!("{{0}}: {:.0} % of its solo speed, {:.0} % before", 100.0 * new.over_alone, 100.0 * old.over_alone);
+            format!("{{0}}: {:.0} % of its solo speed, {:.0} % before", 100.0 * new_speed.over_alone, 100.0 * old_speed.over_alone);
         text += &self.describe_place(&self.best.layout, index);
         let mut numbers = vec![
-            named_number("speed_over_alone", new.over_alone),
-            named_number("speed_over_alone_before", old.over_alone),
-            named_number("held_bytes", new.held_bytes),
-            named_number("held_bytes_before", old.held_bytes),
+            named_number("speed_over_alone", new_speed.over_alone),
+            named_number("speed_over_alone_before", old_speed.over_alone),
+            named_number("held_bytes", new_speed.held_bytes),
+            named_number("held_bytes_before", old_speed.held_bytes),
         ];
         numbers.extend(self.known_forecasts(index));
         Reason { kind: ReasonKind::Explanation, tasks: vec![self.problem.tasks[index].task], text, numbers }
@@ -201,7 +201,7 @@ impl SearchReport<'_> {
         let site = self.problem.tasks[index].last_site.map(|site| self.problem.sites[site].memory_node);
         let farther = site.map_or(0.0, |node| program.far_cycles(node));
         let farther = (farther > 0.0).then(|| named_number("cycles_per_miss_for_far_memory", farther));
-        let mut known = vec![
+        let mut numbers = vec![
             named_number("misses_per_kilo_instr_alone", misses(1.0)),
             named_number("misses_per_kilo_instr_on_half", misses(0.5)),
             named_number("misses_per_kilo_instr_on_an_eighth", misses(0.125)),
@@ -209,8 +209,8 @@ impl SearchReport<'_> {
             named_number("cycles_per_instr_without_misses", program.base_cycles),
             named_number("holds_over_composed", program.occupancy_odds),
         ];
-        known.extend(farther);
-        known
+        numbers.extend(farther);
+        numbers
     }
 
     fn describe_place(&self, layout: &SiteLayout, index: usize) -> String {
@@ -220,16 +220,16 @@ impl SearchReport<'_> {
             text += &format!(", on cache {}", self.problem.sites[site].cache.0);
         }
         if let Some(group) = layout.partitions[site].iter().find(|group| group.members.contains(&index)) {
-            let units = self.problem.sites[site].divided.map_or(0, |divided| divided.units());
+            let units = self.problem.sites[site].partition_units.map_or(0, |partition_units| partition_units.units());
             text += &format!(", with {} of its {units} units", group.units);
             if group.members.len() > 1 {
                 text += &format!(" shared with {} more", group.members.len() - 1);
             }
         }
-        if let Some(turns) = &layout.rotations[site]
-            && let Some(gang) = turns.gangs.iter().find(|gang| gang.contains(&index))
+        if let Some(rotation) = &layout.rotations[site]
+            && let Some(gang) = rotation.gangs.iter().find(|gang| gang.contains(&index))
         {
-            let ms = turns.slice_ns / 1_000_000;
+            let ms = rotation.slice_ns / 1_000_000;
             text += &format!(", ganged with {} more in time slices of {ms} ms", gang.len() - 1);
         }
         if self.problem.tasks[index].cluster.is_some() {
@@ -249,28 +249,28 @@ mod tests {
     use super::*;
 
     fn problem(parts: &[f64]) -> PlanningProblem {
-        let tasks = parts.iter().enumerate().map(|(id, &part)| task(id as u32, 0, part)).collect();
+        let tasks = parts.iter().enumerate().map(|(id, &share)| task(id as u32, 0, share)).collect();
         PlanningProblem::undisturbed(vec![site(0, 4)], tasks)
     }
 
     fn explain_unchanged(problem: &PlanningProblem, reported: &mut ReportedForecasts) -> Vec<Reason> {
-        let held = SiteLayout::from_default_sites(problem, &BTreeMap::new());
+        let current_layout = SiteLayout::from_default_sites(problem, &BTreeMap::new());
         let best = CandidatePlan {
             label: "space",
             mechanism: Some(Mechanism::Space),
-            layout: held.clone(),
-            score: score(problem, &held, &ScoreCache::default()),
+            layout: current_layout.clone(),
+            score: score(problem, &current_layout, &ScoreCache::default()),
         };
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let singles = [MechanismGain { mechanism: Mechanism::Space, gain: 0.002, error: Some(0.021) }];
         let candidates = [best.clone()];
-        let (best, held, newcomers) = (&best, &held, None);
+        let (best, current_layout, newcomers) = (&best, &current_layout, None);
         let (gain, probability, singles) = (0.002, 0.3, &singles);
-        let chosen =
-            SearchReport { problem, candidates: &candidates, best, held, judge, gain, probability, newcomers, singles };
-        let mut why = Vec::new();
-        chosen.explain_unchanged(&ProbePlanner::default(), reported, &mut why);
-        why
+        let report =
+            SearchReport { problem, candidates: &candidates, best, current_layout, judge, gain, probability, newcomers, singles };
+        let mut reasons = Vec::new();
+        report.explain_unchanged(&ProbePlanner::default(), reported, &mut reasons);
+        reasons
     }
 
     /// Is the plan in force explained once, by mechanism and by task, and again only for tasks whose forecast has
@@ -278,22 +278,22 @@ mod tests {
     #[test]
     fn an_unchanged_plan_is_explained_once() {
         let mut reported = ReportedForecasts::default();
-        let why = explain_unchanged(&problem(&[0.5, 1.2, 0.4]), &mut reported);
-        assert_eq!(why.len(), 4);
+        let reasons = explain_unchanged(&problem(&[0.5, 1.2, 0.4]), &mut reported);
+        assert_eq!(reasons.len(), 4);
         assert!(
-            why[0].text.contains("+0.2 % forecast, pays off with 30 % probability; space +0.2 ± 2.1 %"),
+            reasons[0].text.contains("+0.2 % forecast, pays off with 30 % probability; space +0.2 ± 2.1 %"),
             "{}",
-            why[0].text
+            reasons[0].text
         );
-        assert!(why[1].text.starts_with("{0} stays: ") && why[1].tasks == [TaskId(0)], "{}", why[1].text);
-        let has_number = |name: &str| why[1].numbers.iter().any(|(number, _)| number == name);
+        assert!(reasons[1].text.starts_with("{0} stays: ") && reasons[1].tasks == [TaskId(0)], "{}", reasons[1].text);
+        let has_number = |name: &str| reasons[1].numbers.iter().any(|(number, _)| number == name);
         assert!(
             has_number("speed_over_alone")
                 && has_number("cycles_per_miss")
                 && has_number("misses_per_kilo_instr_on_half")
         );
         assert_eq!(explain_unchanged(&problem(&[0.5, 1.2, 0.4]), &mut reported), [], "nothing is new");
-        let why = explain_unchanged(&problem(&[0.5, 1.2, 0.4, 1.4]), &mut reported);
-        assert!(why.iter().any(|reason| reason.tasks == [TaskId(3)]), "a newcomer is reported");
+        let reasons = explain_unchanged(&problem(&[0.5, 1.2, 0.4, 1.4]), &mut reported);
+        assert!(reasons.iter().any(|reason| reason.tasks == [TaskId(3)]), "a newcomer is reported");
     }
 }

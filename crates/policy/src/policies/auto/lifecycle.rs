@@ -95,8 +95,8 @@ pub const TRANSITIONS: &[Transition] = &[
 ];
 
 /// Returns the row of an event in a state; `None` if the event cannot occur there.
-pub fn transition(from: LifecycleState, event: LifecycleEvent) -> Option<&'static Transition> {
-    TRANSITIONS.iter().find(|row| row.event == event && row.from.contains(&from))
+pub fn transition(state: LifecycleState, event: LifecycleEvent) -> Option<&'static Transition> {
+    TRANSITIONS.iter().find(|row| row.event == event && row.from.contains(&state))
 }
 
 /// The present state of the lifecycle, and the forecast of the plan for the next window.
@@ -204,19 +204,19 @@ mod tests {
             reached.sort_unstable();
             reached
         };
-        let mut all = ANY.to_vec();
-        all.sort_unstable();
-        ANY.iter().for_each(|&state| assert_eq!(reach(state), all, "{state:?}"));
+        let mut all_states = ANY.to_vec();
+        all_states.sort_unstable();
+        ANY.iter().for_each(|&state| assert_eq!(reach(state), all_states, "{state:?}"));
     }
 
     /// Is every row followed, and does an event that cannot occur leave the state unchanged?
     #[test]
     fn rows_are_followed() {
         for row in TRANSITIONS {
-            for &from in row.from {
-                let mut lifecycle = Lifecycle { state: from, ..Lifecycle::default() };
+            for &state in row.from {
+                let mut lifecycle = Lifecycle { state, ..Lifecycle::default() };
                 lifecycle.advance(row.event);
-                assert_eq!(lifecycle.state, row.to, "{from:?} {:?}", row.event);
+                assert_eq!(lifecycle.state, row.to, "{state:?} {:?}", row.event);
                 assert_eq!(lifecycle.is_idle(), row.to != Proposed);
             }
         }
@@ -230,28 +230,28 @@ mod tests {
     fn settling_windows_do_not_count() {
         let mut measured = MeasuredWindows::default();
         measured.restart(2);
-        let enough: Vec<bool> = (0..7)
+        let reports: Vec<bool> = (0..7)
             .map(|_| {
                 measured.add();
                 measured.is_enough()
             })
             .collect();
-        assert_eq!(enough, [false, false, false, false, false, true, true]);
+        assert_eq!(reports, [false, false, false, false, false, true, true]);
     }
 
     /// Returns the table as a Mermaid diagram, without transitions from a state to itself.
     fn diagram() -> String {
         let mut edges: Vec<(LifecycleState, LifecycleState, Vec<&str>)> = Vec::new();
         for Transition { from, to, reason, .. } in TRANSITIONS.iter().filter(|row| row.from != ANY) {
-            for from in from.iter().filter(|from| *from != to) {
-                match edges.iter_mut().find(|(a, b, _)| (a, b) == (from, to)) {
+            for source in from.iter().filter(|source| *source != to) {
+                match edges.iter_mut().find(|(a, b, _)| (a, b) == (source, to)) {
                     Some((.., labels)) => labels.push(reason),
-                    None => edges.push((*from, *to, vec![reason])),
+                    None => edges.push((*source, *to, vec![reason])),
                 }
             }
         }
-        let line = |(from, to, labels): &(LifecycleState, LifecycleState, Vec<&str>)| {
-            format!("    {from:?} --> {to:?}: {}\n", labels.join(", "))
+        let line = |(source, target, labels): &(LifecycleState, LifecycleState, Vec<&str>)| {
+            format!("    {source:?} --> {target:?}: {}\n", labels.join(", "))
         };
         let lines: String = edges.iter().map(line).collect();
         format!("stateDiagram-v2\n    [*] --> {:?}\n{lines}", LifecycleState::default())

@@ -230,7 +230,7 @@ impl Auto {
         &mut self,
         view: &View<'_>,
         next: &mut DecidedPlan,
-        why: &mut Vec<Reason>,
+        reasons: &mut Vec<Reason>,
     ) -> Option<Box<ProposedChange>> {
         let level = view.topology.last_level()?;
         if self.evidence.observe(view, level) {
@@ -256,7 +256,7 @@ impl Auto {
             return None;
         }
         self.searches.begin(stamp, window);
-        let (event, proposed) = self.search(view, next, why);
+        let (event, proposed) = self.search(view, next, reasons);
         self.lifecycle.advance(event);
         proposed
     }
@@ -288,10 +288,10 @@ impl Auto {
 
     /// Releases the partitions and turns of tasks whose phases have changed.
     fn release_changed(&mut self, view: &View<'_>, plan: &mut DecidedPlan) {
-        let changed = self.searches.record_phases(view);
+        let changed_tasks = self.searches.record_phases(view);
         let window = view.observation.window;
-        self.evidence.phase_changed_at.extend(changed.iter().map(|(task, _)| (*task, window)));
-        let live: Vec<_> = changed.into_iter().filter_map(|(task, process)| Some((task, process?))).collect();
+        self.evidence.phase_changed_at.extend(changed_tasks.iter().map(|(task, _)| (*task, window)));
+        let live: Vec<_> = changed_tasks.into_iter().filter_map(|(task, process)| Some((task, process?))).collect();
         phases::release(&mut plan.0, &live);
     }
 
@@ -301,15 +301,15 @@ impl Auto {
         &mut self,
         view: &View<'_>,
         plan: &mut DecidedPlan,
-        why: &mut Vec<Reason>,
+        reasons: &mut Vec<Reason>,
     ) -> (LifecycleEvent, Option<Box<ProposedChange>>) {
-        let none = (LifecycleEvent::NoBetterPlan, None);
+        let no_better_plan = (LifecycleEvent::NoBetterPlan, None);
         let options = ProblemOptions {
             uses_nodes: !self.parameters.disable.contains(&Mechanism::MemoryNodes),
             uses_counts: self.parameters.has(PolicyPart::Evidence),
         };
         let Some(input) = self.searches.prepare(view, &plan.0, &mut self.evidence, options) else {
-            return none;
+            return no_better_plan;
         };
         let Parameters { warmup_windows, leg_windows, .. } = self.parameters;
         let trial_windows = shortest_trial(warmup_windows, leg_windows);
@@ -319,16 +319,16 @@ impl Auto {
             parameters: &self.parameters,
             seed: self.seed,
             view,
-            in_force: plan,
+            current_plan: plan,
             evidence: &self.evidence,
             record: &self.record,
             has_time_for_trial,
         };
-        let SearchResult { in_force: of_old, proposal } = finder.find(&input, &mut self.reported, why);
+        let SearchResult { current_forecast: of_old, proposal } = finder.find(&input, &mut self.reported, reasons);
         self.searches.finish(input);
         self.lifecycle.forecast = Some(of_old.clone());
-        let Some(Proposal { choice, new, old, speeds, gain, forecast }) = proposal else { return none };
-        let (event, method) = if choice == CandidateVerdict::Try {
+        let Some(Proposal { verdict, new: new_plan, old: old_plan, speeds, gain, forecast }) = proposal else { return no_better_plan };
+        let (event, method) = if verdict == CandidateVerdict::Try {
             self.trials += 1;
             let seed = self.seed ^ self.trials;
             (LifecycleEvent::LikelyGain, VerificationMethod::Trial { warmup_windows, leg_windows, seed })
@@ -337,14 +337,14 @@ impl Auto {
             (LifecycleEvent::SureGain, VerificationMethod::Monitoring)
         };
         self.lifecycle.forecast = Some(forecast.clone());
-        *plan = new;
+        *plan = new_plan;
         let objective = match self.parameters.objective {
             PlanObjective::WorstSlowdown => SpeedObjective::Slowest,
             _ => SpeedObjective::Sum,
         };
         let change = ProposedChange {
             method,
-            old: old.0,
+            old: old_plan.0,
             forecasts: [of_old, forecast],
             forecast_gain: gain,
             min_gain: self.parameters.min_gain,
@@ -370,23 +370,23 @@ mod tests {
     };
 
     /// Two partitioned tasks, the first of them in its second phase: returns the decision if this plan is in force.
-    fn decided(policy: &mut Auto, window: u64, before: &Plan) -> Plan {
+    fn decide_window(policy: &mut Auto, window: u64, previous_plan: &Plan) -> Plan {
         let (topology, can) = (last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities(&[Ability::Ways]));
-        let mut seen = observation(window, 2);
+        let mut observation = observation(window, 2);
         let reading = |event| EventCount { event, count: 1_000_000, enabled_share: 1.0 };
-        for task in &mut seen.tasks {
+        for task in &mut observation.tasks {
             task.counts = EventCounts([CounterEvent::Instructions, CounterEvent::Cycles].map(reading).to_vec());
             task.on_cpu_ns = vec![(CpuId(task.task.0), 1_000_000_000)];
         }
         let profile = |id: u32| Profile { phase_number: 1 - id, ..Profile::default() };
         let profiles: Profiles = (0..2).map(|id| (TaskId(id), profile(id))).collect();
-        let (topology, capabilities, seen, profiles) = (&topology, &can, &seen, &profiles);
+        let (topology, capabilities, observation, profiles) = (&topology, &can, &observation, &profiles);
         let view = View {
             topology,
             capabilities,
-            observation: seen,
+            observation,
             profiles,
-            previous_plan: before,
+            previous_plan,
             predictor: &NullPredictor,
             verdicts: &(),
         };
@@ -406,7 +406,7 @@ mod tests {
         parts.shares = vec![share(0), share(1)];
         let mut policy = Auto::new(Parameters::default(), 1);
         policy.searches.begin(vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1);
-        assert_eq!(decided(&mut policy, 2, &parts).shares, [share(1)]);
-        assert_eq!(decided(&mut policy, 3, &parts).shares.len(), 2, "it is released once");
+        assert_eq!(decide_window(&mut policy, 2, &parts).shares, [share(1)]);
+        assert_eq!(decide_window(&mut policy, 3, &parts).shares.len(), 2, "it is released once");
     }
 }

@@ -30,7 +30,7 @@ const MAX_DRAWS: usize = 8;
 
 /// A better plan, for a trial or for immediate use.
 pub struct Proposal {
-    pub choice: CandidateVerdict,
+    pub verdict: CandidateVerdict,
     pub new: DecidedPlan,
     /// The plan in force with all known tasks pinned to their sites.
     pub old: DecidedPlan,
@@ -45,7 +45,7 @@ pub struct Proposal {
 /// The result of a search.
 pub struct SearchResult {
     /// Forecast of the plan in force.
-    pub in_force: Forecast,
+    pub current_forecast: Forecast,
     /// The best plan, if it is worth at least a trial.
     pub proposal: Option<Proposal>,
 }
@@ -55,7 +55,7 @@ pub struct PlanFinder<'a, 'v> {
     pub parameters: &'a Parameters,
     pub seed: u64,
     pub view: &'a View<'v>,
-    pub in_force: &'a DecidedPlan,
+    pub current_plan: &'a DecidedPlan,
     pub evidence: &'a TaskEvidence,
     pub record: &'a ForecastRecord,
     pub has_time_for_trial: bool,
@@ -63,10 +63,10 @@ pub struct PlanFinder<'a, 'v> {
 
 impl PlanFinder<'_, '_> {
     /// Searches for the best plan, and forecasts it and the plan in force.
-    pub fn find(&self, input: &SearchInput, reported: &mut ReportedForecasts, why: &mut Vec<Reason>) -> SearchResult {
-        let held = SiteLayout::from_plan(&self.in_force.0, &input.problem);
-        let in_force = self.forecast(&input.problem, &held);
-        SearchResult { in_force, proposal: self.propose(input, held, reported, why) }
+    pub fn find(&self, input: &SearchInput, reported: &mut ReportedForecasts, reasons: &mut Vec<Reason>) -> SearchResult {
+        let current_layout = SiteLayout::from_plan(&self.current_plan.0, &input.problem);
+        let current_forecast = self.forecast(&input.problem, &current_layout);
+        SearchResult { current_forecast, proposal: self.propose(input, current_layout, reported, reasons) }
     }
 
     fn forecast(&self, problem: &PlanningProblem, layout: &SiteLayout) -> Forecast {
@@ -79,7 +79,7 @@ impl PlanFinder<'_, '_> {
         input: &SearchInput,
         held: SiteLayout,
         reported: &mut ReportedForecasts,
-        why: &mut Vec<Reason>,
+        reasons: &mut Vec<Reason>,
     ) -> Option<Proposal> {
         let (problem, memo) = (&input.problem, &input.memo);
         let (mut candidates, judge) = self.candidates(input, &held);
@@ -93,11 +93,11 @@ impl PlanFinder<'_, '_> {
         let now = score(problem, &held, memo);
         let gain = self.gain(input, &judge, &held, &best.layout);
         let probability = gain.probability(self.parameters.min_gain);
-        unmet_goals::explain_unmet(problem, &candidates[0].layout, &best.layout, why);
-        let new = self.plan_of(problem, &best.layout);
-        let choice = decide(
+        unmet_goals::explain_unmet(problem, &candidates[0].layout, &best.layout, reasons);
+        let new_plan = self.plan_of(problem, &best.layout);
+        let verdict = decide(
             &CandidateComparison {
-                is_in_force: best.layout == held || new.is_same(&self.in_force.0),
+                is_in_force: best.layout == held || new_plan.is_same(&self.current_plan.0),
                 mends_goal: unmet_goals::is_improvement(now.unmet_goals, best.score.unmet_goals),
                 gain: gain.middle,
                 probability,
@@ -109,29 +109,29 @@ impl PlanFinder<'_, '_> {
             problem,
             candidates: &candidates,
             best: &best,
-            held: &held,
+            current_layout: &held,
             judge,
             gain: gain.middle,
             probability,
             newcomers: input.newcomers.as_deref(),
             singles: &self.single_gains(input, &judge, &held, &candidates),
         };
-        let how = match choice {
+        let action = match verdict {
             CandidateVerdict::Keep => {
-                report.explain_unchanged(&self.evidence.probe_planner, reported, why);
+                report.explain_unchanged(&self.evidence.probe_planner, reported, reasons);
                 return None;
             }
             CandidateVerdict::Try => "put to a trial",
             CandidateVerdict::Adopt => "applied",
         };
-        report.explain_change(how, &self.evidence.probe_planner, reported, why);
+        report.explain_change(action, &self.evidence.probe_planner, reported, reasons);
         let mut pinned = held.clone();
         pinned.pinned =
             problem.tasks.iter().map(|problem_task| problem_task.movable && problem_task.program.is_some()).collect();
-        let (old, speeds) =
+        let (old_plan, speeds) =
             (self.plan_of(problem, &pinned), weighted_speeds(problem, &held, self.parameters.objective));
         let forecast = self.forecast(problem, &best.layout);
-        Some(Proposal { choice, new, old, speeds, gain: gain.middle, forecast })
+        Some(Proposal { verdict, new: new_plan, old: old_plan, speeds, gain: gain.middle, forecast })
     }
 
     /// All candidates, and their comparator.
@@ -168,18 +168,18 @@ impl PlanFinder<'_, '_> {
     /// Returns the gain over the plan in force, drawn within the errors of curves and costs.
     fn gain(&self, input: &SearchInput, judge: &PlanComparator, held: &SiteLayout, best: &SiteLayout) -> Gain {
         let (problem, memo) = (&input.problem, &input.memo);
-        let over = |best: LayoutScore, held: LayoutScore| {
-            best.value(judge.objective) / held.value(judge.objective).max(1e-9) - 1.0
+        let relative_gain = |best: LayoutScore, current_score: LayoutScore| {
+            best.value(judge.objective) / current_score.value(judge.objective).max(1e-9) - 1.0
         };
         let (of_best, of_held) = (LayoutScorer::new(problem, best), LayoutScorer::new(problem, held));
         let by_site = |draw: &ErrorDraw| {
-            let held = of_held.scores(draw, memo);
-            over(sum(&of_best.scores_beside(&of_held, &held, draw, memo)), sum(&held))
+            let current_scores = of_held.scores(draw, memo);
+            relative_gain(sum(&of_best.scores_beside(&of_held, &current_scores, draw, memo)), sum(&current_scores))
         };
         // If sites wait for one another, scores of single sites are not stored.
         let waiting = |problem: &PlanningProblem| {
             let memo = ScoreCache::default();
-            over(score(problem, best, &memo), score(problem, held, &memo))
+            relative_gain(score(problem, best, &memo), score(problem, held, &memo))
         };
         let waits = problem.bus.is_some();
         let middle = if waits { waiting(problem) } else { by_site(&ErrorDraw::default()) };
@@ -201,8 +201,8 @@ impl PlanFinder<'_, '_> {
     ) -> Vec<MechanismGain> {
         let now = score(&input.problem, held, &input.memo).value(judge.objective).max(1e-9);
         let best_of = |mechanism: Mechanism| {
-            let own = candidates.iter().filter(|candidate| candidate.mechanism == Some(mechanism));
-            let best = own.reduce(|a, b| if judge.key(b.score) > judge.key(a.score) { b } else { a })?;
+            let own_candidates = candidates.iter().filter(|candidate| candidate.mechanism == Some(mechanism));
+            let best = own_candidates.reduce(|a, b| if judge.key(b.score) > judge.key(a.score) { b } else { a })?;
             let gain = best.score.value(judge.objective) / now - 1.0;
             let is_drawn = input.problem.tasks.len() <= MAX_DRAWN_TASKS;
             let error = is_drawn.then(|| self.gain(input, judge, held, &best.layout).error);
@@ -223,7 +223,7 @@ impl PlanFinder<'_, '_> {
             return true;
         }
         let plan = self.plan_of(problem, layout);
-        layout.is_expressed_by(&plan.0, problem) && !self.view.verdicts.excludes(&plan.0, &self.in_force.0, self.view)
+        layout.is_expressed_by(&plan.0, problem) && !self.view.verdicts.excludes(&plan.0, &self.current_plan.0, self.view)
     }
 
     /// Returns the processor time of copying pages to other colors.
@@ -236,7 +236,7 @@ impl PlanFinder<'_, '_> {
         for share in &plan.shares {
             let Units::Colors { allowed, .. } = &share.units else { continue };
             let site = problem.sites.iter().find(|site| site.cache == share.cache);
-            let Some(PartitionUnits::Colors { move_page_ns, .. }) = site.and_then(|site| site.divided) else {
+            let Some(PartitionUnits::Colors { move_page_ns, .. }) = site.and_then(|site| site.partition_units) else {
                 continue;
             };
             let members =
@@ -252,15 +252,15 @@ impl PlanFinder<'_, '_> {
 /// objective.
 fn weighted_speeds(problem: &PlanningProblem, layout: &SiteLayout, objective: PlanObjective) -> Vec<(ProcessId, f64)> {
     let mut weighted: Vec<(ProcessId, f64, f64)> = Vec::new();
-    for (scene_task, speed) in problem.tasks.iter().zip(speeds(problem, layout)) {
-        let (Some(program), Some(speed)) = (&scene_task.program, speed) else { continue };
-        match weighted.iter_mut().find(|(process, ..)| *process == scene_task.process) {
+    for (problem_task, speed) in problem.tasks.iter().zip(speeds(problem, layout)) {
+        let (Some(program), Some(speed)) = (&problem_task.program, speed) else { continue };
+        match weighted.iter_mut().find(|(process, ..)| *process == problem_task.process) {
             // Each thread of a process counts.
             Some((.., over_alone)) => *over_alone += speed.over_alone,
             None => {
                 let priority =
                     if objective == PlanObjective::WorstSlowdown { 1.0 } else { program.goal.priority.max(0.0) };
-                weighted.push((scene_task.process, priority, speed.over_alone));
+                weighted.push((problem_task.process, priority, speed.over_alone));
             }
         }
     }

@@ -40,11 +40,11 @@ impl MeanSlowdowns {
 
 impl OvercommittedCache<'_> {
     /// Writes the gangs into the plan, or none if they do not pay off.
-    pub fn gang(&self, parameters: &Parameters, plan: &mut Plan, why: &mut Vec<Reason>) {
+    pub fn gang(&self, parameters: &Parameters, plan: &mut Plan, reasons: &mut Vec<Reason>) {
         plan.affinity.clear();
         plan.gangs.clear();
         if self.tasks.len() > parameters.max_ganged {
-            why.push(reason(
+            reasons.push(reason(
                 &[],
                 format!("{} programs are too many for gangs on one cache", self.tasks.len()),
                 Vec::new(),
@@ -52,25 +52,25 @@ impl OvercommittedCache<'_> {
             return;
         }
         let seats = self.cpus.count() as usize;
-        let turns = self.active.len().div_ceil(seats);
-        let solved = best(self.costs, &Seats { cpus_per_cache: vec![self.cpus.count(); turns] });
+        let turn_count = self.active.len().div_ceil(seats);
+        let solution = best(self.costs, &Seats { cpus_per_cache: vec![self.cpus.count(); turn_count] });
         let left_alone = self.unplaced_intensity();
         let means = |ganged| MeanSlowdowns { left_alone, ganged };
-        let without_refills = means(solved.total / self.active.len() as f64);
+        let without_refills = means(solution.total / self.active.len() as f64);
         if left_alone - without_refills.ganged < parameters.min_gain {
             let text = format!("gangs would not pay off: on average {}, by the probes", without_refills.text());
-            why.push(reason(&[], text, without_refills.numbers()));
+            reasons.push(reason(&[], text, without_refills.numbers()));
             return;
         }
-        let gangs = self.gangs(&solved);
-        let members = self.refills(&solved);
+        let gangs = self.gangs(&solution);
+        let members = self.refills(&solution);
         let at_most = left_alone - parameters.min_gain;
         let slice_ns = match parameters.slice_ns {
             Some(stated) => stated,
             None => match gang_quantum::quantum_ns(&members, at_most, gangs.len(), parameters.max_wait_ns) {
                 Ok(law) => law.unwrap_or(USUAL_SLICE_NS),
                 Err(long) => {
-                    why.push(reason(&[], long.to_string(), without_refills.numbers()));
+                    reasons.push(reason(&[], long.to_string(), without_refills.numbers()));
                     return;
                 }
             },
@@ -87,7 +87,7 @@ impl OvercommittedCache<'_> {
                 member_texts.join(" and "),
                 means.text()
             );
-            why.push(reason(gang, text, means.numbers()));
+            reasons.push(reason(gang, text, means.numbers()));
         }
         let gang =
             |members: Vec<TaskId>| Gang { members: members.into_iter().map(|task| (task, None)).collect(), slices: 1 };
@@ -99,15 +99,15 @@ impl OvercommittedCache<'_> {
     /// on each of the other CPUs.
     fn unplaced_intensity(&self) -> f64 {
         let n = self.active.len();
-        let all: f64 = (0..n).map(|i| (0..n).filter(|j| *j != i).map(|j| self.costs[i][j]).sum::<f64>()).sum();
-        all * (self.cpus.count() - 1) as f64 / (n as f64 - 1.0) / n as f64
+        let total_cost: f64 = (0..n).map(|i| (0..n).filter(|j| *j != i).map(|j| self.costs[i][j]).sum::<f64>()).sum();
+        total_cost * (self.cpus.count() - 1) as f64 / (n as f64 - 1.0) / n as f64
     }
 
     /// Returns the solver's gangs. Quiet tasks first fill free CPUs, and then get turns of their own.
-    fn gangs(&self, solved: &Solution) -> Vec<Vec<TaskId>> {
+    fn gangs(&self, solution: &Solution) -> Vec<Vec<TaskId>> {
         let seats = self.cpus.count() as usize;
         let mut gangs: Vec<Vec<TaskId>> =
-            solved.seating.by_cache.iter().map(|gang| members(gang, self.active)).collect();
+            solution.seating.by_cache.iter().map(|gang| members(gang, self.active)).collect();
         gangs.retain(|gang| !gang.is_empty());
         let quiet = self.tasks.iter().map(|task| task.task).filter(|task| !self.active.contains(task));
         for task in quiet {
@@ -120,20 +120,20 @@ impl OvercommittedCache<'_> {
     }
 
     /// Returns the slowdown of each active task in its gang, and the time of its refill.
-    fn refills(&self, solved: &Solution) -> Vec<GangCandidate> {
+    fn refills(&self, solution: &Solution) -> Vec<GangCandidate> {
         let cache = self.view.topology.last_level_caches().find(|cache| self.cpus.is_subset(&cache.cpus));
         let refill_ns = |task: &TaskId| {
             let profile = self.view.profiles.get(task)?;
             gang_quantum::refill_ns(profile, cache?, self.view)
         };
-        let suffered = solved.seating.costs_by_program(self.costs);
+        let suffered = solution.seating.costs_by_program(self.costs);
         let ganged = |(task, slowdown): (&TaskId, f64)| GangCandidate { refill_ns: refill_ns(task), slowdown };
         self.active.iter().zip(suffered).map(ganged).collect()
     }
 }
 
 fn members(cpus: &[Vec<usize>], active: &[TaskId]) -> Vec<TaskId> {
-    let mut all: Vec<usize> = cpus.iter().flatten().copied().collect();
-    all.sort_unstable();
-    all.into_iter().map(|member| active[member]).collect()
+    let mut indices: Vec<usize> = cpus.iter().flatten().copied().collect();
+    indices.sort_unstable();
+    indices.into_iter().map(|member| active[member]).collect()
 }

@@ -26,7 +26,7 @@ struct ProbedHost {
     policy: Box<dyn Policy>,
     truth: Vec<(f64, Option<f64>)>,
     round_trip_ns: f64,
-    before: Plan,
+    previous_plan: Plan,
     profiles: Profiles,
     window: u64,
     penalty_cycles: f64,
@@ -37,13 +37,13 @@ struct ProbedHost {
 
 impl ProbedHost {
     fn new(truth: &[(f64, Option<f64>)], round_trip_ns: f64) -> Self {
-        let before = Plan::idle(WindowLength::Time { ns: 1 });
+        let previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
         let policy = build("", 1).unwrap();
         ProbedHost {
             policy,
             truth: truth.to_vec(),
             round_trip_ns,
-            before,
+            before: previous_plan,
             profiles: Profiles::new(),
             window: 0,
             penalty_cycles: 200.0,
@@ -83,7 +83,7 @@ impl ProbedHost {
     }
 
     fn step(&mut self) -> Decision {
-        let probes = self.before.probes.clone();
+        let probes = self.previous_plan.probes.clone();
         let answers = probes.iter().map(|probe| self.answer(probe)).collect();
         let observation = Observation {
             window: self.window,
@@ -102,14 +102,14 @@ impl ProbedHost {
             capabilities: &capabilities,
             observation: &observation,
             profiles: &profiles,
-            previous_plan: &self.before,
+            previous_plan: &self.previous_plan,
             predictor: &ReferencePredictor { miss_penalty_cycles: self.penalty_cycles },
             verdicts: &(),
         };
         let decision = self.policy.decide(&view);
         check_plan(&decision.plan, &view).unwrap();
         self.window += 1;
-        self.before = decision.plan.clone();
+        self.previous_plan = decision.plan.clone();
         decision
     }
 
@@ -124,7 +124,7 @@ impl ProbedHost {
 
     fn gangs(&mut self, windows: usize) -> Vec<Vec<u32>> {
         (0..windows).for_each(|_| drop(self.step()));
-        let gangs = self.before.gangs.iter().flat_map(|schedule| &schedule.gangs);
+        let gangs = self.previous_plan.gangs.iter().flat_map(|schedule| &schedule.gangs);
         let mut gangs: Vec<Vec<u32>> =
             gangs.map(|gang| gang.members.iter().map(|(task, _)| task.0).collect()).collect();
         gangs.sort();
@@ -148,13 +148,13 @@ fn victims_and_aggressors_are_separated_in_time() {
 fn turns_follow_the_law_if_footprints_are_known() {
     let slice_ns = |host: &mut ProbedHost| {
         assert_eq!(host.gangs(20).len(), 2);
-        host.before.gangs[0].slice_ns
+        host.previous_plan.gangs[0].slice_ns
     };
     assert_eq!(slice_ns(&mut ProbedHost::new(&MIX, 60.0)), 50_000_000);
-    let mut known = ProbedHost::new(&MIX, 60.0);
+    let mut host = ProbedHost::new(&MIX, 60.0);
     // 24 MiB, 100 ns a line: a refill takes 39 ms; 4 times that exceeds the longest wait, but less pays off as well.
-    known.knows_footprints(&[(0, 24 << 20), (2, 1 << 20)]);
-    let by_law = slice_ns(&mut known);
+    host.knows_footprints(&[(0, 24 << 20), (2, 1 << 20)]);
+    let by_law = slice_ns(&mut host);
     assert!((100_000_000..=225_000_000).contains(&by_law), "{by_law}");
     let mut stated = ProbedHost::new(&MIX, 60.0);
     stated.policy = build("slice_ns = 20_000_000", 1).unwrap();
@@ -169,10 +169,10 @@ fn turns_that_pay_off_too_late_are_refused() {
     host.policy = build("max_wait_ns = 120_000_000", 1).unwrap();
     host.knows_footprints(&[(0, 24 << 20), (2, 24 << 20)]);
     assert!(host.gangs(20).is_empty());
-    let why = host.step().reasons;
+    let reasons = host.step().reasons;
     assert!(
-        why.iter().any(|reason| reason.text.contains("turns pay off from") && reason.text.contains("5 ms")),
-        "{why:?}"
+        reasons.iter().any(|reason| reason.text.contains("turns pay off from") && reason.text.contains("5 ms")),
+        "{reasons:?}"
     );
 }
 
@@ -189,7 +189,7 @@ fn initial_profiling_ends_at_the_costs_of_a_host() {
 #[test]
 fn without_a_shared_cache_nothing_is_done() {
     let mut host = ProbedHost::new(&MIX, 330.0);
-    assert!(host.gangs(20).is_empty() && host.before.affinity.is_empty());
+    assert!(host.gangs(20).is_empty() && host.previous_plan.affinity.is_empty());
     let mut host = ProbedHost::new(&MIX, 60.0);
     assert_eq!(host.gangs(25).len(), 2);
     host.round_trip_ns = 330.0;

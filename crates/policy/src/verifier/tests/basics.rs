@@ -18,7 +18,7 @@ fn insists() -> impl Policy {
 }
 
 /// Returns the windows in which the decision was in force, if its speed is `factor` times that before, with some noise.
-fn held(factor: f64, noise: f64, config: impl Into<Option<GuardConfig>>, windows: u64) -> Vec<usize> {
+fn windows_in_force(factor: f64, noise: f64, config: impl Into<Option<GuardConfig>>, windows: u64) -> Vec<usize> {
     let mut generator = SplitMix64::new(1);
     let machine = |_, plan: &Plan| {
         let speed = if plan.affinity.is_empty() { 100.0 } else { 100.0 * factor };
@@ -32,20 +32,20 @@ fn held(factor: f64, noise: f64, config: impl Into<Option<GuardConfig>>, windows
 /// failure?
 #[test]
 fn a_decision_that_hurts_is_rolled_back_with_growing_cooldowns() {
-    let held = held(0.8, 0.05, CONFIG, 400);
-    let first: Vec<usize> = held.chunk_by(|a, b| a + 1 == *b).map(|stretch| stretch[0]).collect();
-    assert_eq!(&held[..6], [7, 8, 9, 10, 11, 12], "{held:?}");
+    let windows_held = windows_in_force(0.8, 0.05, CONFIG, 400);
+    let first: Vec<usize> = windows_held.chunk_by(|a, b| a + 1 == *b).map(|stretch| stretch[0]).collect();
+    assert_eq!(&windows_held[..6], [7, 8, 9, 10, 11, 12], "{windows_held:?}");
     // On cooldown for 20, 40, 80 and 160 windows, with trials of six windows in between.
-    assert_eq!(first, [7, 33, 79, 165, 331], "{held:?}");
+    assert_eq!(first, [7, 33, 79, 165, 331], "{windows_held:?}");
 }
 
 /// Is a decision kept if it helps, if its effect is within the noise, or if it cannot be measured?
 #[test]
 fn helpful_and_unmeasurable_decisions_are_kept() {
     for (factor, noise) in [(1.2, 0.05), (0.99, 0.02), (0.9, 1.0), (0.0, 0.0)] {
-        assert_eq!(held(factor, noise, CONFIG, 60).len(), 53, "{factor} {noise}");
+        assert_eq!(windows_in_force(factor, noise, CONFIG, 60).len(), 53, "{factor} {noise}");
     }
-    assert_eq!(held(0.5, 0.0, None, 60).len(), 53);
+    assert_eq!(windows_in_force(0.5, 0.0, None, 60).len(), 53);
 }
 
 /// Are system calls a proxy for programs that report no work, with a note in the reason, and only if they are steady?
@@ -75,11 +75,11 @@ fn steady_proxies_are_compared() {
 #[test]
 fn threads_count_as_one_process() {
     let machine = |_, plan: &Plan| {
-        let moved = !plan.affinity.is_empty();
+        let has_moved = !plan.affinity.is_empty();
         let thread =
-            |id: u32| TaskSample { process: ProcessId(9), ..program(id, None, if moved { 50.0 } else { 100.0 }) };
-        let others = (20..23).map(|id| program(id, None, if moved { 140.0 } else { 100.0 }));
-        (0..16).map(thread).chain(others).collect()
+            |id: u32| TaskSample { process: ProcessId(9), ..program(id, None, if has_moved { 50.0 } else { 100.0 }) };
+        let other_tasks = (20..23).map(|id| program(id, None, if has_moved { 140.0 } else { 100.0 }));
+        (0..16).map(thread).chain(other_tasks).collect()
     };
     let decisions = run(insists(), CONFIG, 60, machine);
     assert_eq!(
@@ -92,20 +92,20 @@ fn threads_count_as_one_process() {
 /// Is a change rolled back if it breaks a goal, whatever others gain, and kept if it restores one?
 #[test]
 fn goals_come_before_the_mean() {
-    let verdicts = |own: f64, others: f64, solo: Option<f64>| {
+    let verdicts = |own_factor: f64, other_factor: f64, solo: Option<f64>| {
         let machine = move |_, plan: &Plan| {
-            let moved = !plan.affinity.is_empty();
-            let factor = |factor: f64| if moved { factor } else { 1.0 };
+            let has_moved = !plan.affinity.is_empty();
+            let factor = |factor: f64| if has_moved { factor } else { 1.0 };
             let counts = |rate: f64| {
                 let reading = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
                 EventCounts(vec![reading(CounterEvent::Instructions, 1e9 * rate), reading(CounterEvent::Cycles, 1e9)])
             };
             let goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
-            let promised = TaskSample { goal, counts: counts(factor(own)), ..program(0, None, 0.0) };
+            let promised = TaskSample { goal, counts: counts(factor(own_factor)), ..program(0, None, 0.0) };
             let rates = RateFacts { solo_instr_per_cycle: solo.map(Fact::oracle), ..RateFacts::default() };
             let profile = Profile::default().with_rates(rates);
-            let other = |id| TaskSample { counts: counts(factor(others)), ..program(id, None, 0.0) };
-            (vec![promised, other(1), other(2)], Profiles::from([(TaskId(0), profile)]))
+            let other_program = |id| TaskSample { counts: counts(factor(other_factor)), ..program(id, None, 0.0) };
+            (vec![promised, other_program(1), other_program(2)], Profiles::from([(TaskId(0), profile)]))
         };
         verdicts(&run_with_profiles(insists(), CONFIG, 35, machine)).len()
     };
@@ -120,10 +120,10 @@ fn goals_come_before_the_mean() {
 /// ran; and does reported work count before instructions?
 #[test]
 fn a_promised_rate_comes_before_the_mean() {
-    let verdicts = |own: f64, threads: u32, reports: bool, at_least: f64| {
+    let verdicts = |own_factor: f64, threads: u32, reports: bool, min_rate: f64| {
         let machine = move |_, plan: &Plan| {
-            let moved = !plan.affinity.is_empty();
-            let factor = |factor: f64| if moved { factor } else { 1.0 };
+            let has_moved = !plan.affinity.is_empty();
+            let factor = |factor: f64| if has_moved { factor } else { 1.0 };
             let count = |rate: f64| {
                 EventCounts(vec![EventCount {
                     event: CounterEvent::Instructions,
@@ -131,17 +131,17 @@ fn a_promised_rate_comes_before_the_mean() {
                     enabled_share: 1.0,
                 }])
             };
-            let goal = Some(Goal { min_rate: Some(at_least), ..Goal::default() });
+            let goal = Some(Goal { min_rate: Some(min_rate), ..Goal::default() });
             let promised = |id: u32| TaskSample {
                 goal,
                 process: ProcessId(0),
-                counts: count(factor(own)),
+                counts: count(factor(own_factor)),
                 on_cpu_ns: vec![(CpuId(id), SECOND_NS)],
-                progress: reports.then(|| 500.0 * factor(own)),
+                progress: reports.then(|| 500.0 * factor(own_factor)),
                 ..program(id, None, 0.0)
             };
-            let other = |id| TaskSample { counts: count(factor(2.0)), ..program(id, None, 0.0) };
-            let tasks = (0..threads).map(promised).chain((10..14).map(other)).collect();
+            let other_program = |id| TaskSample { counts: count(factor(2.0)), ..program(id, None, 0.0) };
+            let tasks = (0..threads).map(promised).chain((10..14).map(other_program)).collect();
             (tasks, Profiles::new())
         };
         verdicts(&run_with_profiles(insists(), CONFIG, 35, machine)).len()
@@ -183,9 +183,9 @@ fn nothing_is_changed_before_it_can_be_compared() {
         run(policy, config, 60, machine)
     };
     let judged = decisions(true, 0.5);
-    let held = windows_with(&judged, &pinned(&[(0, 1)]));
+    let windows_held = windows_with(&judged, &pinned(&[(0, 1)]));
     // Window 0 does not count, because all processes arrived in it; windows 1 and 2 are the reference.
-    assert_eq!(held[0], 2, "{held:?}");
+    assert_eq!(windows_held[0], 2, "{windows_held:?}");
     assert!(
         judged[..2].iter().all(|decision| decision.reasons[0].text.starts_with("no change yet")),
         "{:?}",

@@ -10,11 +10,11 @@ fn rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
         let mut generator = SplitMix64::new(seed);
         let mut deviations = [0.0; 4];
         let machine = |_, plan: &Plan| {
-            let moved = !plan.affinity.is_empty();
+            let has_moved = !plan.affinity.is_empty();
             let mut speed = |index: usize| {
                 let fresh = normal(&mut generator) * libm::sqrt(1.0 - alike * alike);
                 deviations[index] = alike * deviations[index] + fresh;
-                100.0 * libm::exp(noise * deviations[index]) * if moved { factors[index] } else { 1.0 }
+                100.0 * libm::exp(noise * deviations[index]) * if has_moved { factors[index] } else { 1.0 }
             };
             (0..4).map(|index| program(index as u32, None, speed(index))).collect()
         };

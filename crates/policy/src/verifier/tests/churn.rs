@@ -4,40 +4,40 @@ use super::*;
 /// second.
 fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSample> {
     let (start, end) = (window * SECOND_NS, (window + 1) * SECOND_NS);
-    let mut seen = Vec::new();
+    let mut samples = Vec::new();
     for index in 0..end.div_ceil(every_ns) {
         let (born, dies) = (index * every_ns, index * every_ns + lives_ns);
         // A process that exits between two checks is never reported.
-        let known = dies.div_ceil(SECOND_NS) > born.div_ceil(SECOND_NS);
-        if known && born < end && dies >= start {
+        let is_reported = dies.div_ceil(SECOND_NS) > born.div_ceil(SECOND_NS);
+        if is_reported && born < end && dies >= start {
             let arrived =
                 TaskSample { arrival_ns: born, exited: dies < end, ..program(1000 + index as u32, Some(1), 50.0) };
-            seen.push(arrived);
+            samples.push(arrived);
         }
     }
-    seen
+    samples
 }
 
 /// From window 40 on, all processes are confined to one CPU, including newcomers.
 fn squeezes() -> impl Policy {
     ScriptedPolicy(|view: &View<'_>| {
-        let there = view.observation.tasks.iter().filter(|task| !task.exited);
+        let live_tasks = view.observation.tasks.iter().filter(|task| !task.exited);
         let cpu = if view.observation.window >= 40 { 0 } else { 1 };
-        pinned(&there.map(|task| (task.task.0, cpu)).collect::<Vec<_>>())
+        pinned(&live_tasks.map(|task| (task.task.0, cpu)).collect::<Vec<_>>())
     })
 }
 
 fn halved_under_churn(every_ns: u64, lives_ns: u64) -> Vec<usize> {
-    let mut seen = 0;
+    let mut max_reported = 0;
     let machine = |window, plan: &Plan| {
         let mut tasks = short_processes(window, every_ns, lives_ns);
-        seen = seen.max(tasks.iter().map(|task| task.task.0 - 999).max().unwrap_or(0));
+        max_reported = max_reported.max(tasks.iter().map(|task| task.task.0 - 999).max().unwrap_or(0));
         let squeezed = plan.affinity.get(&TaskId(0)).is_some_and(|cpus| cpus.contains(0));
         tasks.extend([0, 1].map(|id| program(id, Some(1), if squeezed { 50.0 } else { 100.0 })));
         tasks
     };
     let decisions = run(squeezes(), GuardConfig::default(), 230, machine);
-    assert!(u64::from(seen) + 60 > 230 * SECOND_NS / every_ns, "the short processes are there: {seen}");
+    assert!(u64::from(max_reported) + 60 > 230 * SECOND_NS / every_ns, "the short processes are there: {max_reported}");
     windows_with(&decisions, &pinned(&[(0, 0), (1, 0)]))
 }
 
@@ -45,10 +45,10 @@ fn halved_under_churn(every_ns: u64, lives_ns: u64) -> Vec<usize> {
 #[test]
 fn arrivals_and_exits_do_not_switch_the_guard_off() {
     for (every_ns, lives_ns) in [(1_400_000_000, 500_000_000), (60_000_000, 1_200_000_000), (60_000_000, 300_000_000)] {
-        let held = halved_under_churn(every_ns, lives_ns);
-        assert!(held.starts_with(&[40, 41, 42, 43, 44, 45]), "{held:?}");
+        let harmed_windows = halved_under_churn(every_ns, lives_ns);
+        assert!(harmed_windows.starts_with(&[40, 41, 42, 43, 44, 45]), "{harmed_windows:?}");
         // Six windows of the first trial, and of the next ones after 60 and after 120 windows.
-        assert!(held.len() <= 3 * 6, "{every_ns}: {held:?}");
+        assert!(harmed_windows.len() <= 3 * 6, "{every_ns}: {harmed_windows:?}");
     }
 }
 
@@ -59,8 +59,8 @@ fn newcomers_are_judged_by_their_own_reference() {
         let policy =
             ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 40 { pinned(&[(0, 0)]) } else { idle() });
         let machine = |window: u64, plan: &Plan| {
-            let moved = !plan.affinity.is_empty();
-            let newcomer = (window >= arrives).then(|| program(7, None, if moved { 50.0 } else { 100.0 }));
+            let has_moved = !plan.affinity.is_empty();
+            let newcomer = (window >= arrives).then(|| program(7, None, if has_moved { 50.0 } else { 100.0 }));
             [program(0, None, 100.0)].into_iter().chain(newcomer).collect()
         };
         verdicts(&run(policy, GuardConfig::default(), 70, machine))
@@ -79,9 +79,9 @@ fn plans_are_restored_for_live_tasks_only() {
         gangs: members.iter().map(|&task| Gang { members: vec![(TaskId(task), None)], slices: 1 }).collect(),
     };
     let policy = ScriptedPolicy(|view: &View<'_>| {
-        let there: Vec<u32> =
+        let live_tasks: Vec<u32> =
             view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task.0).collect();
-        if view.observation.window >= 40 { idle() } else { Plan { gangs: vec![gangs(&there)], ..idle() } }
+        if view.observation.window >= 40 { idle() } else { Plan { gangs: vec![gangs(&live_tasks)], ..idle() } }
     });
     // Task 2 exits while the change is on trial.
     let machine = |window: u64, plan: &Plan| {

@@ -7,14 +7,14 @@ fn verdicts_of(honest: &[f64], mut lies: impl FnMut() -> Vec<f64>, liar_user: u3
     let policy =
         ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 20 { pinned(&[(0, 0)]) } else { idle() });
     let machine = |_, plan: &Plan| {
-        let moved = !plan.affinity.is_empty();
-        let factor = |factor: f64| 100.0 * if moved { factor } else { 1.0 };
+        let has_moved = !plan.affinity.is_empty();
+        let factor = |factor: f64| 100.0 * if has_moved { factor } else { 1.0 };
         let user = |id: u32| Some(if liar_user == 1 { 1 } else { 10 + id });
         let programs = honest.iter().zip(0..).map(|(&speed, id)| program(id, user(id), factor(speed)));
-        let mut all: Vec<TaskSample> = programs.collect();
+        let mut samples: Vec<TaskSample> = programs.collect();
         let liars = lies().into_iter().enumerate();
-        all.extend(liars.map(|(id, lie)| program(100 + id as u32, Some(liar_user), factor(lie))));
-        all
+        samples.extend(liars.map(|(id, lie)| program(100 + id as u32, Some(liar_user), factor(lie))));
+        samples
     };
     verdicts(&run(policy, GuardConfig::default(), 60, machine)).len()
 }

@@ -35,21 +35,21 @@ fn machine(generator: &mut SplitMix64) -> Topology {
     topology
 }
 
-fn set(of: impl IntoIterator<Item = u32>) -> IndexSet {
-    of.into_iter().collect()
+fn set(indices: impl IntoIterator<Item = u32>) -> IndexSet {
+    indices.into_iter().collect()
 }
 
 /// Tasks on a CPU, on a cache, on two of them or free, some with gangs, ways and colors.
 fn plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
     let mut plan = idle();
-    let any =
+    let any_cache =
         |generator: &mut SplitMix64| &topology.caches[generator.draw_below(topology.caches.len() as u64) as usize];
     for task in 0..TASKS {
-        let cache = any(generator);
+        let cache = any_cache(generator);
         let cpus = match generator.draw_below(5) {
             0 => continue,
             1 => set(cache.cpus.first()),
-            2 => cache.cpus.union(&any(generator).cpus),
+            2 => cache.cpus.union(&any_cache(generator).cpus),
             _ => cache.cpus.clone(),
         };
         plan.affinity.insert(TaskId(task), cpus);
@@ -58,8 +58,8 @@ fn plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
         let inside: Vec<TaskId> =
             (0..TASKS).map(TaskId).filter(|task| plan.affinity.get(task) == Some(&cache.cpus)).collect();
         if inside.len() > 1 && generator.draw_below(3) == 0 {
-            let seat = |task| (task, (generator.draw_below(3) == 0).then(|| CpuId(cache.cpus.first().unwrap())));
-            let gangs = inside.iter().copied().map(seat).map(|member| Gang { members: vec![member], slices: 1 });
+            let with_seat = |task| (task, (generator.draw_below(3) == 0).then(|| CpuId(cache.cpus.first().unwrap())));
+            let gangs = inside.iter().copied().map(with_seat).map(|member| Gang { members: vec![member], slices: 1 });
             let gangs: Vec<Gang> = gangs.collect();
             plan.gangs.push(GangSchedule { cpus: cache.cpus.clone(), slice_ns: 1000, gangs });
         }
@@ -81,8 +81,8 @@ fn orders(places: usize) -> Vec<Vec<usize>> {
     if places == 0 {
         return vec![Vec::new()];
     }
-    let put = |rest: Vec<usize>| (0..places).map(move |index| [&rest[..index], &[places - 1], &rest[index..]].concat());
-    orders(places - 1).into_iter().flat_map(put).collect()
+    let insertions = |order: Vec<usize>| (0..places).map(move |index| [&order[..index], &[places - 1], &order[index..]].concat());
+    orders(places - 1).into_iter().flat_map(insertions).collect()
 }
 
 /// Returns the new places of each cache and CPU, for every exchange that preserves nodes, packages and properties of
@@ -94,38 +94,38 @@ fn exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
         (cpu.memory_node, cpu.package)
     };
     let like = |a: usize, b: usize| {
-        let (item, other) = (&topology.caches[a], &topology.caches[b]);
-        (item.size_bytes, item.cpus.count(), place(a).0) == (other.size_bytes, other.cpus.count(), place(b).0)
+        let (item, other_cache) = (&topology.caches[a], &topology.caches[b]);
+        (item.size_bytes, item.cpus.count(), place(a).0) == (other_cache.size_bytes, other_cache.cpus.count(), place(b).0)
     };
     let caches = topology.caches.len();
-    let together = |a: usize, b: usize| place(a).1 == place(b).1;
-    let fits = |to: &Vec<usize>| {
-        (0..caches).all(|a| like(a, to[a]) && (0..caches).all(|b| together(a, b) == together(to[a], to[b])))
+    let is_same_node = |a: usize, b: usize| place(a).1 == place(b).1;
+    let preserves_topology = |permutation: &Vec<usize>| {
+        (0..caches).all(|a| like(a, permutation[a]) && (0..caches).all(|b| is_same_node(a, b) == is_same_node(permutation[a], permutation[b])))
     };
     let mut symmetries = Vec::new();
-    for to in orders(caches).into_iter().filter(fits) {
+    for permutation in orders(caches).into_iter().filter(preserves_topology) {
         // Caches have two CPUs at most, which may be exchanged in each cache separately.
         for turned in 0..1u32 << caches {
             let mut cpus = vec![0; topology.cpus.len()];
-            for (from, &to) in to.iter().enumerate() {
-                let targets: Vec<u32> = topology.caches[to].cpus.iter().collect();
-                for (nth, cpu) in topology.caches[from].cpus.iter().enumerate() {
-                    let turn = usize::from(turned >> from & 1 == 1);
+            for (source, &target) in permutation.iter().enumerate() {
+                let targets: Vec<u32> = topology.caches[target].cpus.iter().collect();
+                for (nth, cpu) in topology.caches[source].cpus.iter().enumerate() {
+                    let turn = usize::from(turned >> source & 1 == 1);
                     cpus[cpu as usize] = targets[(nth + turn) % targets.len()];
                 }
             }
-            symmetries.push((to.clone(), cpus));
+            symmetries.push((permutation.clone(), cpus));
         }
     }
     symmetries
 }
 
 fn exchanged(plan: &Plan, caches: &[usize], cpus: &[u32]) -> Plan {
-    let moved = |set: &CpuSet| set.iter().map(|cpu| cpus[cpu as usize]).collect::<CpuSet>();
+    let moved_set = |set: &CpuSet| set.iter().map(|cpu| cpus[cpu as usize]).collect::<CpuSet>();
     let mut plan = plan.clone();
-    plan.affinity.values_mut().for_each(|allowed| *allowed = moved(allowed));
+    plan.affinity.values_mut().for_each(|allowed| *allowed = moved_set(allowed));
     for schedule in &mut plan.gangs {
-        schedule.cpus = moved(&schedule.cpus);
+        schedule.cpus = moved_set(&schedule.cpus);
         let members = schedule.gangs.iter_mut().flat_map(|gang| &mut gang.members);
         members.for_each(|(_, cpu)| *cpu = cpu.map(|cpu| CpuId(cpus[cpu.0 as usize])));
     }
@@ -139,7 +139,7 @@ fn colors_anywhere(plan: &Plan, topology: &Topology) -> Plan {
     let mut plan = plan.clone();
     for share in plan.shares.iter_mut().filter(|share| matches!(share.units, Units::Colors { .. })) {
         let size = |cache: CacheId| topology.cache(cache).unwrap().size_bytes;
-        share.cache = topology.caches.iter().find(|other| other.size_bytes == size(share.cache)).unwrap().id;
+        share.cache = topology.caches.iter().find(|candidate| candidate.size_bytes == size(share.cache)).unwrap().id;
     }
     plan
 }
@@ -159,30 +159,30 @@ proptest! {
         let exchanges = exchanges(&topology);
         let failed = plan(&topology, generator);
         let mut keep_out = PlanCooldown::default();
-        let present = all_tasks();
-        keep_out.record_failure(&failed, &present, &topology, 100, 60);
+        let live_tasks = all_tasks();
+        keep_out.record_failure(&failed, &live_tasks, &topology, 100, 60);
         let refused = |plan: &Plan| {
-            matches!(keep_out.refuses(plan, &idle(), &present, &topology, 110), Some(CooldownReason::Failed { until: 160 }))
+            matches!(keep_out.refuses(plan, &idle(), &live_tasks, &topology, 110), Some(CooldownReason::Failed { until: 160 }))
         };
-        let says_nothing = same_placement(&failed, &idle(), &present);
+        let says_nothing = same_placement(&failed, &idle(), &live_tasks);
         for (caches, cpus) in &exchanges {
             prop_assert!(refused(&exchanged(&failed, caches, cpus)) || says_nothing);
         }
         // Another plan, or this one with a task elsewhere, on a mirrored place or on another one.
         for _ in 0..8 {
-            let mut other = if generator.draw_below(2) == 0 { plan(&topology, generator) } else { failed.clone() };
+            let mut other_plan = if generator.draw_below(2) == 0 { plan(&topology, generator) } else { failed.clone() };
             let (caches, cpus) = &exchanges[generator.draw_below(exchanges.len() as u64) as usize];
-            other = exchanged(&other, caches, cpus);
+            other_plan = exchanged(&other_plan, caches, cpus);
             let task = TaskId(generator.draw_below(TASKS.into()) as u32);
             let place = &topology.caches[generator.draw_below(topology.caches.len() as u64) as usize].cpus;
-            other.affinity.insert(task, place.clone());
-            let same = |(caches, cpus): &(Vec<usize>, Vec<u32>)| {
+            other_plan.affinity.insert(task, place.clone());
+            let is_image = |(caches, cpus): &(Vec<usize>, Vec<u32>)| {
                 let image = colors_anywhere(&exchanged(&failed, caches, cpus), &topology);
-                same_placement(&image, &colors_anywhere(&other, &topology), &present)
+                same_placement(&image, &colors_anywhere(&other_plan, &topology), &live_tasks)
             };
-            let expected = exchanges.iter().any(same);
-            prop_assert_eq!(is_mirror(&failed, &other, &present, &topology), expected, "{:?} {:?}", &failed, &other);
-            prop_assert!(refused(&other) == expected || says_nothing);
+            let expected = exchanges.iter().any(is_image);
+            prop_assert_eq!(is_mirror(&failed, &other_plan, &live_tasks, &topology), expected, "{:?} {:?}", &failed, &other_plan);
+            prop_assert!(refused(&other_plan) == expected || says_nothing);
         }
     }
 }
@@ -190,11 +190,11 @@ proptest! {
 /// If a mirror image is in force, is only the plan itself refused, and only the image if the plan is in force?
 #[test]
 fn only_the_plan_itself_is_refused_if_its_image_is_in_force() {
-    let (topology, present) = (topology(), all_tasks());
+    let (topology, live_tasks) = (topology(), all_tasks());
     let [failed, image] = [[(0, 0), (1, 2)], [(0, 2), (1, 0)]].map(|places| pinned(&places));
     let mut keep_out = PlanCooldown::default();
-    keep_out.record_failure(&failed, &present, &topology, 0, 60);
-    let refused = |plan: &Plan, instead: &Plan| keep_out.refuses(plan, instead, &present, &topology, 1).is_some();
+    keep_out.record_failure(&failed, &live_tasks, &topology, 0, 60);
+    let refused = |plan: &Plan, instead: &Plan| keep_out.refuses(plan, instead, &live_tasks, &topology, 1).is_some();
     assert!(refused(&failed, &image) && !refused(&image, &image) && !refused(&image, &failed));
     assert!(refused(&failed, &idle()) && refused(&image, &idle()));
 }
@@ -202,18 +202,18 @@ fn only_the_plan_itself_is_refused_if_its_image_is_in_force() {
 /// Do a plan and its mirror image share a growing cooldown?
 #[test]
 fn the_cooldown_of_a_plan_and_its_image_doubles() {
-    let (topology, present) = (topology(), all_tasks());
+    let (topology, live_tasks) = (topology(), all_tasks());
     let image = |nth: u32| pinned(&[(0, 2 * (nth % 2)), (1, 2 - 2 * (nth % 2))]);
     let mut keep_out = PlanCooldown::default();
     let waits = [0, 70, 200]
-        .map(|window: u64| keep_out.record_failure(&image(window as u32 / 70), &present, &topology, window, 60));
+        .map(|window: u64| keep_out.record_failure(&image(window as u32 / 70), &live_tasks, &topology, window, 60));
     assert_eq!(waits, [60, 120, 240]);
 }
 
 /// If a policy proposes the mirror image of a plan that was rolled back, is that refused as well?
 #[test]
 fn the_mirror_image_of_a_rolled_back_plan_is_refused() {
-    let [bad, mirror] = [[(0, 0), (2, 1), (1, 2), (3, 3)], [(1, 0), (3, 1), (0, 2), (2, 3)]].map(|at| pinned(&at));
+    let [bad, mirror] = [[(0, 0), (2, 1), (1, 2), (3, 3)], [(1, 0), (3, 1), (0, 2), (2, 3)]].map(|places| pinned(&places));
     let policy = ScriptedPolicy(|view: &View<'_>| match view.observation.window {
         0..8 => idle(),
         8..16 => bad.clone(),

@@ -37,8 +37,8 @@ pub fn idle() -> Plan {
 
 /// Tasks on one CPU each.
 pub fn pinned(places: &[(u32, u32)]) -> Plan {
-    let allowed = places.iter().map(|&(task, cpu)| (TaskId(task), [cpu].into_iter().collect())).collect();
-    Plan { affinity: allowed, ..idle() }
+    let affinity = places.iter().map(|&(task, cpu)| (TaskId(task), [cpu].into_iter().collect())).collect();
+    Plan { affinity, ..idle() }
 }
 
 /// A process with one thread of the same number, which reports this work.
@@ -71,12 +71,12 @@ pub fn run_with_profiles(
     let topology = topology();
     let capabilities = cachemate_core::test_support::capabilities(&[]);
     let mut guard = Verifier::new(policy, config);
-    let mut before = idle();
+    let mut previous_plan = idle();
     let mut decisions = Vec::new();
     for window in 0..windows {
-        let (tasks, profiles) = machine(window, &before);
+        let (tasks, profiles) = machine(window, &previous_plan);
         let span = TimeSpan { start_ns: window * SECOND_NS, elapsed_ns: SECOND_NS, elapsed_cycles: None };
-        let (ended, in_force) = (WindowEnd::Elapsed, AppliedPlan::default());
+        let (ended, applied) = (WindowEnd::Elapsed, AppliedPlan::default());
         let observation = Observation {
             window,
             span,
@@ -84,20 +84,20 @@ pub fn run_with_profiles(
             tasks,
             shared_counts: Vec::new(),
             probe_results: Vec::new(),
-            applied: in_force,
+            applied,
         };
         let view = View {
             topology: &topology,
             capabilities: &capabilities,
             observation: &observation,
             profiles: &profiles,
-            previous_plan: &before,
+            previous_plan: &previous_plan,
             predictor: &SilentPolicy,
             verdicts: &(),
         };
         let decision = guard.decide(&view);
         check_plan(&decision.plan, &view).expect("the guard's plans are valid");
-        before = decision.plan.clone();
+        previous_plan = decision.plan.clone();
         decisions.push(decision);
     }
     decisions

@@ -5,7 +5,7 @@ use cachemate_locality::profilers::AVERAGED;
 
 /// Proposes a plan once, keeps what the verifier keeps, and records the verdicts by window.
 struct ProposingPolicy<'a> {
-    at: u64,
+    window: u64,
     plan: Plan,
     method: VerificationMethod,
     is_open: bool,
@@ -19,7 +19,7 @@ impl Policy for ProposingPolicy<'_> {
             self.verdicts.push((view.observation.window, verdict.outcome));
             self.is_open = false;
         }
-        if view.observation.window == self.at {
+        if view.observation.window == self.window {
             self.is_open = true;
             let terms = ProposedChange {
                 method: self.method,
@@ -52,7 +52,7 @@ fn proposed(
     tasks: impl Fn(u64) -> u32,
 ) -> (Vec<Decision>, Vec<(u64, VerificationOutcome)>) {
     let mut verdicts = Vec::new();
-    let policy = ProposingPolicy { at: 10, plan: new_plan(), method, is_open: false, verdicts: &mut verdicts };
+    let policy = ProposingPolicy { window: 10, plan: new_plan(), method, is_open: false, verdicts: &mut verdicts };
     let decisions = run(policy, guard, 200, |window, plan| {
         let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
         let noise = (window * 7919 % 13) as f64;
@@ -71,12 +71,12 @@ fn a_trial_keeps_what_is_faster() {
             let (decisions, verdicts) = proposed(TRIAL, factor, guard, |_| 2);
             let [(window, outcome)] = verdicts[..] else { panic!("{factor}: {verdicts:?}") };
             assert_eq!(outcome, expected);
-            let (mut legs, after) = (windows_with(&decisions, &new_plan()), &decisions[window as usize + 3..]);
+            let (mut legs, later_decisions) = (windows_with(&decisions, &new_plan()), &decisions[window as usize + 3..]);
             legs.retain(|&leg| leg < window as usize);
             assert!(!legs.is_empty() && legs.len() < window as usize - 10, "both alternate: {legs:?}");
             let is_kept = expected == VerificationOutcome::Faster;
-            let in_force = if is_kept { new_plan() } else { idle() };
-            assert!(after.iter().all(|decision| decision.plan.affinity == in_force.affinity), "{factor}");
+            let expected_plan = if is_kept { new_plan() } else { idle() };
+            assert!(later_decisions.iter().all(|decision| decision.plan.affinity == expected_plan.affinity), "{factor}");
             let reason = &decisions[window as usize].reasons[0];
             assert!(reason.kind == ReasonKind::TrialVerdict && reason.text.contains("on trial for"), "{reason:?}");
         }
@@ -128,8 +128,8 @@ fn the_policy_can_ask_for_the_cooldown() {
     };
     assert_eq!(run_plans(new_plan(), idle()), (true, true));
     let gang = |id: u32| Gang { members: vec![(TaskId(id), None)], slices: 1 };
-    let turns = GangSchedule { cpus: [0].into_iter().collect(), slice_ns: 1_000_000, gangs: vec![gang(0), gang(1)] };
-    assert_eq!(run_plans(idle(), Plan { gangs: vec![turns], ..idle() }), (true, false));
+    let rotation = GangSchedule { cpus: [0].into_iter().collect(), slice_ns: 1_000_000, gangs: vec![gang(0), gang(1)] };
+    assert_eq!(run_plans(idle(), Plan { gangs: vec![rotation], ..idle() }), (true, false));
 }
 
 /// If a program becomes slower because its phase changes at the same time as the plan, is the plan kept, whereas a
@@ -165,7 +165,7 @@ fn short_phases_neither_hide_a_loss_nor_count_as_one() {
     for (factor, offset, is_identified, expected) in cases {
         let mut verdicts = Vec::new();
         let method = VerificationMethod::Monitoring;
-        let policy = ProposingPolicy { at: 10, plan: new_plan(), method, is_open: false, verdicts: &mut verdicts };
+        let policy = ProposingPolicy { window: 10, plan: new_plan(), method, is_open: false, verdicts: &mut verdicts };
         run_with_profiles(policy, GuardConfig::default(), 60, |window, plan| {
             let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
             // Eight windows fast and eight slow.

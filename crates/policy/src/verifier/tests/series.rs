@@ -6,12 +6,12 @@ use cachemate_core::SplitMix64;
 /// per access are as measured in the lab: 27 and 127 for a victim beside a victim and beside a stream, 14 for a stream.
 fn modeled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
     let cpu = |task: u32| {
-        let allowed = plan.affinity.get(&TaskId(task));
-        allowed.and_then(|cpus| if cpus.count() < 4 { cpus.first() } else { None }).unwrap_or(task)
+        let affinity = plan.affinity.get(&TaskId(task));
+        affinity.and_then(|cpus| if cpus.count() < 4 { cpus.first() } else { None }).unwrap_or(task)
     };
     let beside_stream = |victim: u32| (2..4).any(|stream| cpu(stream) / 2 == cpu(victim) / 2);
     let mut profiles = Profiles::new();
-    let seen = (0..4).map(|task| {
+    let samples = (0..4).map(|task| {
         let (access_ns, misses) = match (task < 2, task < 2 && beside_stream(task)) {
             (true, false) => (27.0, 1.0),
             (true, true) => (127.0, 60.0),
@@ -26,7 +26,7 @@ fn modeled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
         let on_cpu_ns = vec![(CpuId(cpu(task)), SECOND_NS)];
         TaskSample { counts, on_cpu_ns, cpu: Some(CpuId(cpu(task))), ..program(task, Some(1), 0.0) }
     });
-    (seen.collect(), profiles)
+    (samples.collect(), profiles)
 }
 
 /// Returns the windows in which a victim ran beside a stream.
@@ -67,9 +67,9 @@ fn dio_in_the_modeled_lab_is_rolled_back() {
         let config = enabled.then(GuardConfig::default);
         let policy = policies::build("dio", "", 0).unwrap();
         let decisions = run_with_profiles(policy, config, 1000, |window, plan| {
-            let (seen, profiles) = modeled_lab(plan);
+            let (samples, profiles) = modeled_lab(plan);
             // Counters count once enough instructions have run: in the lab, the first plan came in window 5.
-            (seen, if window < 5 { Profiles::new() } else { profiles })
+            (samples, if window < 5 { Profiles::new() } else { profiles })
         });
         harmed(&decisions)
     };
@@ -134,11 +134,11 @@ fn small_losses_do_not_ratchet() {
 /// After the loss of a part of an earlier gain, is the earlier plan restored, rather than the first one?
 #[test]
 fn a_gain_is_the_new_reference() {
-    let (better, worse) = (pinned(&[(0, 1)]), pinned(&[(0, 2)]));
+    let (better_plan, worse_plan) = (pinned(&[(0, 1)]), pinned(&[(0, 2)]));
     let policy = ScriptedPolicy(|view: &View<'_>| match view.observation.window {
         0..20 => idle(),
-        20..40 => better.clone(),
-        _ => worse.clone(),
+        20..40 => better_plan.clone(),
+        _ => worse_plan.clone(),
     });
     let machine = |_, plan: &Plan| {
         let speed = match plan.affinity.get(&TaskId(0)).and_then(CpuSet::first) {
@@ -150,5 +150,5 @@ fn a_gain_is_the_new_reference() {
     };
     let decisions = run(policy, GuardConfig::default(), 60, machine);
     assert_eq!(verdicts(&decisions), [46]);
-    assert_eq!(decisions[59].plan.affinity, better.affinity);
+    assert_eq!(decisions[59].plan.affinity, better_plan.affinity);
 }

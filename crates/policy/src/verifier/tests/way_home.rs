@@ -18,15 +18,15 @@ impl StickyKernel {
 
     fn window(&mut self, plan: &Plan) -> Vec<TaskSample> {
         for (id, cpu) in &mut self.cpus {
-            let allowed = plan.affinity.get(&TaskId(*id)).filter(|cpus| !cpus.contains(*cpu));
-            *cpu = allowed.and_then(|cpus| cpus.iter().next()).unwrap_or(*cpu);
+            let pinned_cpus = plan.affinity.get(&TaskId(*id)).filter(|cpus| !cpus.contains(*cpu));
+            *cpu = pinned_cpus.and_then(|cpus| cpus.iter().next()).unwrap_or(*cpu);
         }
         let cache = |id: u32| self.cpus[&id] / 2;
-        let together = cache(0) == cache(1) && cache(2) == cache(3) && cache(0) != cache(2);
-        let work = |id: u32| if id < 2 && !together { 50.0 } else { 100.0 };
-        let seen =
+        let is_separated = cache(0) == cache(1) && cache(2) == cache(3) && cache(0) != cache(2);
+        let work = |id: u32| if id < 2 && !is_separated { 50.0 } else { 100.0 };
+        let sample =
             |id: u32| TaskSample { on_cpu_ns: vec![(CpuId(self.cpus[&id]), SECOND_NS)], ..program(id, None, work(id)) };
-        (0..4).map(seen).collect()
+        (0..4).map(sample).collect()
     }
 }
 

@@ -27,9 +27,9 @@ fn machine_in_ways() -> Result<MachineSpec, ReproError> {
 
 /// Slowdown of both programs relative to running alone, once settled, in percent.
 fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
-    let from = outcome.series.seconds.len() * 3 / 4;
+    let settled_start = outcome.series.seconds.len() * 3 / 4;
     [0, 1].map(|at| {
-        let row = outcome.series.slowdown.get(at).map_or(&[][..], |row| &row[from.min(row.len())..]);
+        let row = outcome.series.slowdown.get(at).map_or(&[][..], |row| &row[settled_start.min(row.len())..]);
         100.0 * (1.0 / mean_speed(&row.iter().filter_map(|value| *value).collect::<Vec<f64>>()) - 1.0)
     })
 }
@@ -52,7 +52,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let mut jobs = vec![job(&programs, a, None)?, job(&programs, b, None)?];
         jobs[0].goal = floor.then_some(Goal { max_slowdown: Some(FLOOR), ..Goal::default() });
         let machine = if ways { &in_ways } else { &in_colors };
-        Ok(slowdown_percents(&outcome(context, &guard_query(&question(context, machine, jobs, seed)), by)?))
+        Ok(slowdown_percents(&outcome(context, &guard_query(&build_query(context, machine, jobs, seed)), by)?))
     })?;
     let worst = runs.iter().zip(&slowed).filter(|((_, way), _)| WAYS[*way].2).map(|(_, slowed)| slowed[0]);
     let worst = worst.fold(f64::NEG_INFINITY, f64::max);

@@ -33,24 +33,24 @@ impl ColorSplit {
     /// All divisions that one step leads to.
     fn steps(&self) -> Vec<ColorSplit> {
         let groups = self.0.len();
-        let pairs = (0..groups).flat_map(|from| (0..groups).map(move |to| (from, to))).filter(|(from, to)| from != to);
-        let mut all = Vec::new();
-        for (from, to) in pairs {
-            if self.0[from].1 > 1 {
+        let pairs = (0..groups).flat_map(|giver| (0..groups).map(move |taker| (giver, taker))).filter(|(giver, taker)| giver != taker);
+        let mut next_splits = Vec::new();
+        for (giver, taker) in pairs {
+            if self.0[giver].1 > 1 {
                 let mut next = self.clone();
-                next.0[from].1 -= 1;
-                next.0[to].1 += 1;
-                all.push(next);
+                next.0[giver].1 -= 1;
+                next.0[taker].1 += 1;
+                next_splits.push(next);
             }
-            if from < to {
+            if giver < taker {
                 let mut next = self.clone();
-                let (members, colors) = next.0.remove(to);
-                next.0[from].0.extend(members);
-                next.0[from].1 += colors;
-                all.push(next);
+                let (members, colors) = next.0.remove(taker);
+                next.0[giver].0.extend(members);
+                next.0[giver].1 += colors;
+                next_splits.push(next);
             }
         }
-        all
+        next_splits
     }
 }
 
@@ -59,16 +59,16 @@ fn climb(
     start: ColorSplit,
     mut worth: impl FnMut(&ColorSplit) -> Result<f64, ReproError>,
 ) -> Result<ColorSplit, ReproError> {
-    let (mut best, mut most) = (start.clone(), worth(&start)?);
+    let (mut best, mut best_worth) = (start.clone(), worth(&start)?);
     loop {
-        let mut ahead = None;
+        let mut better_split = None;
         for next in best.steps() {
             let value = worth(&next)?;
-            if value > most {
-                (most, ahead) = (value, Some(next));
+            if value > best_worth {
+                (best_worth, better_split) = (value, Some(next));
             }
         }
-        let Some(next) = ahead else { return Ok(best) };
+        let Some(next) = better_split else { return Ok(best) };
         best = next;
     }
 }
@@ -107,7 +107,7 @@ fn measure_alone(
     job: &IntervalJob,
     seed: u64,
 ) -> Result<Vec<f64>, ReproError> {
-    let query = WhatIfQuery { length_ns: TRIAL_NS, ..question(context, machine, vec![job.clone()], seed) };
+    let query = WhatIfQuery { length_ns: TRIAL_NS, ..build_query(context, machine, vec![job.clone()], seed) };
     let cost = |colors: u32| {
         Ok(-speedup(&outcome(context, &query, &confining_policy(&[format!("0-{}", colors - 1)]))?).settled)
     };
@@ -116,19 +116,19 @@ fn measure_alone(
 
 fn run_mix(
     context: &ExperimentContext<'_>,
-    measured: &[(&'static str, Arc<PhasedProgram>)],
+    measured_programs: &[(&'static str, Arc<PhasedProgram>)],
     costs: &[(&'static str, Vec<f64>)],
     picked: &[usize],
     seed: u64,
 ) -> Result<OnlineMix, ReproError> {
     let machine = chip(picked.len() as u32)?;
     let names: Vec<&str> = picked.iter().map(|&at| PROGRAMS[at]).collect();
-    let jobs = names.iter().map(|name| job(measured, name, None)).collect::<Result<_, _>>()?;
-    let query = question(context, &machine, jobs, seed);
+    let jobs = names.iter().map(|name| job(measured_programs, name, None)).collect::<Result<_, _>>()?;
+    let query = build_query(context, &machine, jobs, seed);
     let trial = WhatIfQuery { length_ns: TRIAL_NS, ..query.clone() };
     let settled = |query: &WhatIfQuery, by: &str| Ok::<_, ReproError>(speedup(&outcome(context, query, by)?).settled);
     let claim = |name: &&str| {
-        let entry = costs.iter().find(|(known, _)| known == name).ok_or_else(|| failed(name)("has no costs"))?;
+        let entry = costs.iter().find(|(entry_name, _)| entry_name == name).ok_or_else(|| failed(name)("has no costs"))?;
         Ok(UnitClaim { costs: entry.1.clone(), min_units: 1 })
     };
     let claims: Vec<UnitClaim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;
@@ -162,25 +162,25 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         .collect();
     let needed: Vec<&'static str> = mixes.iter().flatten().map(|&at| PROGRAMS[at]).collect();
     let two_cores = chip(2)?;
-    let measured = programs(context, &needed, &two_cores, seed)?;
-    let costs = context.run_here(&measured, |(name, _)| {
-        Ok((*name, measure_alone(context, &two_cores, &job(&measured, name, None)?, seed)?))
+    let measured_programs = programs(context, &needed, &two_cores, seed)?;
+    let costs = context.run_here(&measured_programs, |(name, _)| {
+        Ok((*name, measure_alone(context, &two_cores, &job(&measured_programs, name, None)?, seed)?))
     })?;
-    let all = context.run_all(&mixes, |picked| {
+    let online_mixes = context.run_all(&mixes, |picked| {
         context.report_progress(&format!("INTERVAL-4: {} programs", picked.len()));
-        run_mix(context, &measured, &costs, picked, seed)
+        run_mix(context, &measured_programs, &costs, picked, seed)
     })?;
-    Ok((0..ONLINE.len()).flat_map(|policy| findings(&all, policy, seed)).collect())
+    Ok((0..ONLINE.len()).flat_map(|policy| findings(&online_mixes, policy, seed)).collect())
 }
 
 /// Findings for the policy at this position in [`ONLINE`].
-fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
+fn findings(online_mixes: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
     let online = |mix: &OnlineMix| mix.online[policy];
-    let over = |metric: &dyn Fn(&OnlineMix) -> f64| all.iter().map(metric).collect::<Vec<f64>>();
-    let points = all.iter().flat_map(|mix| {
-        let with = format!("{} [{}]", mix.name(), mix.colors.join(" "));
+    let values_of = |metric: &dyn Fn(&OnlineMix) -> f64| online_mixes.iter().map(metric).collect::<Vec<f64>>();
+    let points = online_mixes.iter().flat_map(|mix| {
+        let label = format!("{} [{}]", mix.name(), mix.colors.join(" "));
         [
-            DataPoint::over_values("best division known, % over shared", with, &[mix.gain_percent(mix.best())]),
+            DataPoint::over_values("best division known, % over shared", label, &[mix.gain_percent(mix.best())]),
             DataPoint::over_values("online once settled, %", mix.name(), &[mix.gain_percent(online(mix).settled)]),
             DataPoint::over_values("online over the whole run, %", mix.name(), &[mix.gain_percent(online(mix).whole)]),
         ]
@@ -195,20 +195,20 @@ fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
             &[(seed, value)],
         )
     };
-    let worst = over(&|mix| mix.gain_percent(online(mix).settled)).into_iter().fold(f64::INFINITY, f64::min);
-    let price = mean(&over(&|mix| mix.gain_percent(online(mix).settled) - mix.gain_percent(online(mix).whole)));
+    let worst = values_of(&|mix| mix.gain_percent(online(mix).settled)).into_iter().fold(f64::INFINITY, f64::min);
+    let price = mean(&values_of(&|mix| mix.gain_percent(online(mix).settled) - mix.gain_percent(online(mix).whole)));
     vec![
         finding(
             "short of the best division known once settled, mean over mixes",
             "%",
             ResultTarget::AtMost { target: 2.0, paper_best: None },
-            mean(&over(&|mix| mix.short_percent(policy))),
+            mean(&values_of(&|mix| mix.short_percent(policy))),
         )
         .points(points.collect())
         .with_note(format!(
             "{} mixes on one L2 of 16 colors, L3 off, the interval machine. The best division is the better of sharing and of a \
              climb from the exact sizes, clusters among its steps.",
-            all.len()
+            online_mixes.len()
         )),
         finding(
             "gain over the shared cache once settled, worst mix",
@@ -230,9 +230,9 @@ mod tests {
         let start = ColorSplit(vec![(vec![0], 6), (vec![1], 5), (vec![2], 5)]);
         let summit = ColorSplit(vec![(vec![0, 2], 14), (vec![1], 2)]);
         let best = climb(start, |at| {
-            let together = at.0.iter().any(|(members, _)| members.len() == 2 && !members.contains(&1));
+            let is_shared = at.0.iter().any(|(members, _)| members.len() == 2 && !members.contains(&1));
             let second = at.0.iter().find(|(members, _)| members.contains(&1)).map_or(0, |(_, colors)| *colors);
-            Ok(f64::from(u8::from(together)) * 20.0 - f64::from(second.abs_diff(2)))
+            Ok(f64::from(u8::from(is_shared)) * 20.0 - f64::from(second.abs_diff(2)))
         });
         assert_eq!(best.unwrap(), summit);
         assert_eq!(summit.lists(3), ["0-13", "14-15", "0-13"]);

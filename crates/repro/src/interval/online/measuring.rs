@@ -22,9 +22,9 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         .flat_map(|_| KERNELS.iter().map(|name| job(&programs, name, None)))
         .collect::<Result<_, ReproError>>()?;
     let length_ns = context.pick(20_000_000_000, 300_000_000_000);
-    let query = WhatIfQuery { length_ns, explicit: true, ..question(context, &machine, jobs, seed) };
-    let both = ["default", MEASURES_ONLY];
-    let runs = context.run_all(&both, |by| {
+    let query = WhatIfQuery { length_ns, explicit: true, ..build_query(context, &machine, jobs, seed) };
+    let policies = ["default", MEASURES_ONLY];
+    let runs = context.run_all(&policies, |by| {
         context.report_progress(&format!("INTERVAL-6: {}", by.split(':').next().unwrap_or(by)));
         let run = outcome(context, &query, by)?;
         let slowdowns = run.programs.iter().map(|program| program.slowdown_on_cpu);

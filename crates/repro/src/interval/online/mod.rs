@@ -71,9 +71,9 @@ fn mean_speed(slowdowns: &[f64]) -> f64 {
 
 fn speedup(outcome: &PolicyOutcome) -> Speedup {
     let rows = &outcome.series.slowdown;
-    let sum = |from: usize| -> f64 {
+    let sum = |start: usize| -> f64 {
         let mean_of = |row: &Vec<Option<f64>>| {
-            let values: Vec<f64> = row[from.min(row.len())..].iter().filter_map(|value| *value).collect();
+            let values: Vec<f64> = row[start.min(row.len())..].iter().filter_map(|value| *value).collect();
             if values.is_empty() { 0.0 } else { mean_speed(&values) }
         };
         rows.iter().map(mean_of).sum()
@@ -82,7 +82,7 @@ fn speedup(outcome: &PolicyOutcome) -> Speedup {
 }
 
 /// A query without the guard, for references that are to stay in force.
-fn question(context: &ExperimentContext<'_>, machine: &MachineSpec, jobs: Vec<IntervalJob>, seed: u64) -> WhatIfQuery {
+fn build_query(context: &ExperimentContext<'_>, machine: &MachineSpec, jobs: Vec<IntervalJob>, seed: u64) -> WhatIfQuery {
     let length_ns = context.pick(900_000_000_000, 3_600_000_000_000);
     WhatIfQuery { machine: machine.clone(), jobs, length_ns, seed, explicit: false, guard: false }
 }
@@ -114,6 +114,6 @@ fn job(
     name: &str,
     cpu: Option<u32>,
 ) -> Result<IntervalJob, ReproError> {
-    let entry = programs.iter().find(|(known, _)| *known == name).ok_or_else(|| failed(name)("was not measured"))?;
+    let entry = programs.iter().find(|(program_name, _)| *program_name == name).ok_or_else(|| failed(name)("was not measured"))?;
     Ok(IntervalJob { pinned: cpu.map(|cpu| [cpu].into_iter().collect()), ..IntervalJob::new(Arc::clone(&entry.1)) })
 }

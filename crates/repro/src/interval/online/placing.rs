@@ -28,31 +28,31 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let programs = programs(context, &names, &machine, seed)?;
     let by_four = context.run_all(&fours, |four| {
         context.report_progress(&format!("INTERVAL-3: {}", four.join(" + ")));
-        let on = |cpus: [Option<u32>; 4], policy: &str| {
+        let run_on = |cpus: [Option<u32>; 4], policy: &str| {
             let jobs = four.iter().zip(cpus).map(|(name, cpu)| job(&programs, name, cpu)).collect::<Result<_, _>>()?;
-            let query = question(context, &machine, jobs, seed);
+            let query = build_query(context, &machine, jobs, seed);
             outcome(context, &if policy == "default" { query } else { guard_query(&query) }, policy)
         };
         let mut pairings = Vec::new();
         for cpus in [[0, 1, 2, 3], [0, 2, 1, 3], [0, 2, 3, 1]] {
-            pairings.push(speedup(&on(cpus.map(Some), "default")?).settled);
+            pairings.push(speedup(&run_on(cpus.map(Some), "default")?).settled);
         }
-        let dio = on([None; 4], "dio")?;
+        let dio = run_on([None; 4], "dio")?;
         let best = pairings.iter().copied().fold(0.0, f64::max);
         Ok((four.join("+"), best, speedup(&dio), dio.changes_per_hour))
     })?;
-    let short = |value: f64, best: f64| 100.0 * (1.0 - value / best);
-    let most = by_four.iter().map(|(_, best, dio, _)| short(dio.settled, *best)).fold(0.0, f64::max);
+    let shortfall = |value: f64, best: f64| 100.0 * (1.0 - value / best);
+    let max_shortfall = by_four.iter().map(|(_, best, dio, _)| shortfall(dio.settled, *best)).fold(0.0, f64::max);
     let price: Vec<f64> =
-        by_four.iter().map(|(_, best, dio, _)| short(dio.whole, *best) - short(dio.settled, *best)).collect();
+        by_four.iter().map(|(_, best, dio, _)| shortfall(dio.whole, *best) - shortfall(dio.settled, *best)).collect();
     let points = by_four.iter().flat_map(|(name, best, dio, changes)| {
         [
             DataPoint::over_values(
                 "short of the best schedule once settled, %",
                 name.clone(),
-                &[short(dio.settled, *best)],
+                &[shortfall(dio.settled, *best)],
             ),
-            DataPoint::over_values("over the whole run, %", name.clone(), &[short(dio.whole, *best)]),
+            DataPoint::over_values("over the whole run, %", name.clone(), &[shortfall(dio.whole, *best)]),
             DataPoint::over_values("changes an hour", name.clone(), &[*changes]),
         ]
     });
@@ -61,7 +61,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         Finding::new("INTERVAL-3", title, "CA-6 at nominal time: within 2 %", unit, target, &[(seed, value)])
     };
     Ok(vec![
-        finding("DIO short of the best schedule of four programs, worst mix", "%", target, most)
+        finding("DIO short of the best schedule of four programs, worst mix", "%", target, max_shortfall)
             .points(points.collect())
             .with_note("Weighted speed-up on the interval machine, windows of 10^9 cycles."),
         finding("price of the search, mean", "points", ResultTarget::Shown, mean(&price)),

@@ -11,8 +11,8 @@ const INSTRUCTIONS_OF_AN_OPERATION: f64 = 100_000.0;
 const START_WINDOWS: usize = 20;
 
 /// The server's process, with `clients` clients from the start on and others that arrive later.
-fn server(client: &Arc<PhasedProgram>, clients: usize, late: Option<(usize, u64)>) -> IntervalJob {
-    let late_threads = late.map(|(count, by_ns)| (count as u32, by_ns));
+fn server(client: &Arc<PhasedProgram>, clients: usize, late_clients: Option<(usize, u64)>) -> IntervalJob {
+    let late_threads = late_clients.map(|(count, by_ns)| (count as u32, by_ns));
     IntervalJob { threads: clients as u32, late_threads, ..IntervalJob::new(Arc::clone(client)) }
 }
 
@@ -22,16 +22,16 @@ fn windows(
     query: &WhatIfQuery,
     policy: &str,
 ) -> Result<(Vec<ServiceWindow>, f64), ReproError> {
-    let (machine, by) = crate::interval::whatif::start_query(query, policy)?;
-    let (mut all, mut moves_ns) = (Vec::new(), 0);
-    by.run(machine, |_, record| {
-        all.extend(service_window(&record));
+    let (machine, pipeline) = crate::interval::whatif::start_query(query, policy)?;
+    let (mut service_windows, mut moves_ns) = (Vec::new(), 0);
+    pipeline.run(machine, |_, record| {
+        service_windows.extend(service_window(&record));
         moves_ns = record.applied.cost_ns;
         !context.stop.load(std::sync::atomic::Ordering::Relaxed)
     })
     .map_err(failed(policy))?;
     context.check_not_stopped()?;
-    Ok((all.split_off(START_WINDOWS.min(all.len())), moves_ns as f64 / 1e9))
+    Ok((service_windows.split_off(START_WINDOWS.min(service_windows.len())), moves_ns as f64 / 1e9))
 }
 
 fn fixed_policy(colors: u32) -> String {
@@ -46,14 +46,14 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let seed = context.seeds.first().copied().unwrap_or(1);
     let machine = chip(CLIENTS as u32)?;
     context.report_progress("INTERVAL-7: a client alone");
-    let measured = measure(&crate::cp::job("warehouses", seed), &machine, STRETCH)?;
-    let client = Arc::new(PhasedProgram { progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION), ..measured });
+    let measured_program = measure(&crate::cp::job("warehouses", seed), &machine, STRETCH)?;
+    let client = Arc::new(PhasedProgram { progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION), ..measured_program });
     let half_ns = context.pick(30_000_000_000, 120_000_000_000);
     let query =
-        |job: IntervalJob, length_ns: u64| WhatIfQuery { length_ns, ..question(context, &machine, vec![job], seed) };
+        |job: IntervalJob, length_ns: u64| WhatIfQuery { length_ns, ..build_query(context, &machine, vec![job], seed) };
     let rate = |colors: u32, clients: usize| {
         let (windows, _) = windows(context, &query(server(&client, clients, None), half_ns), &fixed_policy(colors))?;
-        Ok::<_, ReproError>(mean(&windows.iter().map(|seen| seen.rate_per_s).collect::<Vec<f64>>()))
+        Ok::<_, ReproError>(mean(&windows.iter().map(|window| window.rate_per_s).collect::<Vec<f64>>()))
     };
     let small = 1;
     let level = LEVEL * rate(small, FIRST_CLIENTS)?;
@@ -64,8 +64,8 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         }
     }
     let changing = query(server(&client, CLIENTS, Some((CLIENTS - FIRST_CLIENTS, half_ns))), 2 * half_ns);
-    let by = format!("service-level:rate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
-    let (managed, moves_seconds) = windows(context, &guard_query(&changing), &by)?;
+    let policy = format!("service-level:rate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
+    let (managed, moves_seconds) = windows(context, &guard_query(&changing), &policy)?;
     let service_run = ServiceRun {
         level,
         reachable: large.is_some(),
@@ -78,15 +78,15 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(vec![finding(&service_run, moves_seconds, seed)])
 }
 
-fn finding(story: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
-    let colors = mean(&story.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<f64>>());
-    let missed = story.missed_windows(&story.managed).iter().filter(|missed| **missed).count();
+fn finding(service_run: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
+    let colors = mean(&service_run.managed.iter().map(|window| f64::from(window.colors)).collect::<Vec<f64>>());
+    let missed = service_run.missed_windows(&service_run.managed).iter().filter(|missed| **missed).count();
     let rate = "rate of four clients over the level, %";
     let point = |series: &str, at: String, value: f64| DataPoint::over_values(series, at, &[value]);
     let points = vec![
-        point(rate, format!("static {}", story.small), story.off_level(&story.static_small)),
-        point(rate, "resized".to_string(), story.off_level(&story.managed)),
-        point(rate, format!("static {}", story.large), story.off_level(&story.static_large)),
+        point(rate, format!("static {}", service_run.small), service_run.level_deviation(&service_run.static_small)),
+        point(rate, "resized".to_string(), service_run.level_deviation(&service_run.managed)),
+        point(rate, format!("static {}", service_run.large), service_run.level_deviation(&service_run.static_large)),
         point("colors, mean over the run", "resized".to_string(), colors),
         point("windows below the level, in all", "resized".to_string(), missed as f64),
         point("page moves, s", "resized".to_string(), moves_seconds),
@@ -97,14 +97,14 @@ fn finding(story: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
         "CP-5 at nominal time",
         "windows",
         ResultTarget::AtMost { target: 0.0, paper_best: None },
-        &[(seed, story.unexcused_count() as f64)],
+        &[(seed, service_run.unexcused_count() as f64)],
     )
     .points(points)
     .with_note(format!(
         "L3 off, the interval machine, windows of 100 ms, {} of them. With {} colors four clients reach the level{}.",
-        story.managed.len(),
-        story.large,
-        if story.reachable { "" } else { "; they do not with any" },
+        service_run.managed.len(),
+        service_run.large,
+        if service_run.reachable { "" } else { "; they do not with any" },
     ))
-    .figure(figure(story, "interval-7-service"))
+    .figure(figure(service_run, "interval-7-service"))
 }

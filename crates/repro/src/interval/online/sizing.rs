@@ -38,11 +38,11 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let seed = context.seeds.first().copied().unwrap_or(1);
     let names: Vec<&'static str> = pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
     let programs = programs(context, &names, &machine, seed)?;
-    let all = context.run_all(pairs, |&(a, b)| {
+    let sized_pairs = context.run_all(pairs, |&(a, b)| {
         context.report_progress(&format!("INTERVAL-2: {a} + {b}"));
         let jobs = vec![job(&programs, a, None)?, job(&programs, b, None)?];
-        let query = question(context, &machine, jobs, seed);
-        let shared = speedup(&outcome(context, &query, "default")?).settled;
+        let query = build_query(context, &machine, jobs, seed);
+        let shared_speedup = speedup(&outcome(context, &query, "default")?).settled;
         let split = |first: &u32| {
             let by = confining_policy(&[format!("0-{}", first - 1), format!("{first}-{}", COLORS - 1)]);
             Ok(speedup(&outcome(context, &query, &by)?).settled)
@@ -53,17 +53,17 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             Ok((speedup(&run), run.overhead_seconds))
         };
         let online = ONLINE.iter().map(online).collect::<Result<_, ReproError>>()?;
-        Ok(SizedPair { name: format!("{a}+{b}"), shared, splits, online })
+        Ok(SizedPair { name: format!("{a}+{b}"), shared: shared_speedup, splits, online })
     })?;
-    Ok((0..ONLINE.len()).flat_map(|policy| sizing_findings(&all, policy, seed)).collect())
+    Ok((0..ONLINE.len()).flat_map(|policy| sizing_findings(&sized_pairs, policy, seed)).collect())
 }
 
 /// Findings for the policy at this position in [`ONLINE`].
-fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> {
+fn sizing_findings(sized_pairs: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> {
     let online = |pair: &SizedPair| pair.online[policy].0;
-    let near = all.iter().filter(|pair| online(pair).settled >= 0.99 * pair.best()).count() as f64;
+    let near_count = sized_pairs.iter().filter(|pair| online(pair).settled >= 0.99 * pair.best()).count() as f64;
     let point = |series: &str, metric: &dyn Fn(&SizedPair) -> f64| -> Vec<DataPoint> {
-        all.iter().map(|pair| DataPoint::over_values(series, pair.name.clone(), &[metric(pair)])).collect()
+        sized_pairs.iter().map(|pair| DataPoint::over_values(series, pair.name.clone(), &[metric(pair)])).collect()
     };
     let points = [
         point("best split, % over shared", &|pair| pair.percent(pair.best())),
@@ -71,7 +71,7 @@ fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> 
         point("online over the whole run, %", &|pair| pair.percent(online(pair).whole)),
         point("probes and page moves, s", &|pair| pair.online[policy].1),
     ];
-    let gain = |metric: &dyn Fn(&SizedPair) -> f64| mean(&all.iter().map(metric).collect::<Vec<f64>>());
+    let gain = |metric: &dyn Fn(&SizedPair) -> f64| mean(&sized_pairs.iter().map(metric).collect::<Vec<f64>>());
     let (best, settled) = (gain(&|pair| pair.percent(pair.best())), gain(&|pair| pair.percent(online(pair).settled)));
     let price = gain(&|pair| pair.percent(online(pair).settled) - pair.percent(online(pair).whole));
     let finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
@@ -85,11 +85,11 @@ fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> 
         )
     };
     let target = |target: f64| ResultTarget::AtLeast { target, paper_best: None };
-    let count_text = format!("of {} pairs", all.len());
+    let count_text = format!("of {} pairs", sized_pairs.len());
     // The same fraction as five of RM-4's seven.
-    let most = (5.0 * all.len() as f64 / 7.0).ceil();
+    let target_count = (5.0 * sized_pairs.len() as f64 / 7.0).ceil();
     vec![
-        finding("pairs whose online split is within 1 % of the best", &count_text, target(most), near).points(points.concat()).with_note(
+        finding("pairs whose online split is within 1 % of the best", &count_text, target(target_count), near_count).points(points.concat()).with_note(
             "L3 off, the interval machine, which has one contended cache; one pair of RM-4 is left out, as its program has \
              several threads. Gains are of weighted speed-up.",
         ),

@@ -45,9 +45,9 @@ fn on_path(hw: &Hardware, from: usize, to: usize) -> bool {
 }
 
 /// Byte ranges that a unit holds, with state; a victim cache's sectors one by one.
-fn held(hw: &Hardware, index: usize) -> Vec<(u64, u64, u32)> {
+fn held_ranges(hw: &Hardware, index: usize) -> Vec<(u64, u64, u32)> {
     let unit = &hw.caches.units[index];
-    let below = hw.caches.below_shift(index);
+    let child_shift = hw.caches.below_shift(index);
     let mut ranges = Vec::new();
     for (line, meta) in unit.store.lines() {
         let start = line << unit.line_shift;
@@ -55,10 +55,10 @@ fn held(hw: &Hardware, index: usize) -> Vec<(u64, u64, u32)> {
             ranges.push((start, start + (1 << unit.line_shift), meta.state()));
             continue;
         }
-        for sector in 0..SHARER_BITS.min(1 << (unit.line_shift - below)) {
+        for sector in 0..SHARER_BITS.min(1 << (unit.line_shift - child_shift)) {
             if meta.sharers() >> sector & 1 == 1 {
-                let start = start + (u64::from(sector) << below);
-                ranges.push((start, start + (1 << below), meta.state()));
+                let start = start + (u64::from(sector) << child_shift);
+                ranges.push((start, start + (1 << child_shift), meta.state()));
             }
         }
     }
@@ -67,15 +67,15 @@ fn held(hw: &Hardware, index: usize) -> Vec<(u64, u64, u32)> {
 
 fn check_invariants(hw: &Hardware) {
     let count = hw.caches.units.len();
-    let all: Vec<_> = (0..count).map(|index| held(hw, index)).collect();
+    let ranges: Vec<_> = (0..count).map(|index| held_ranges(hw, index)).collect();
     let overlap = |a: &(u64, u64, u32), b: &(u64, u64, u32)| a.0 < b.1 && b.0 < a.1;
     for cpu in 0..count {
         for other in 0..count {
             if cpu == other || on_path(hw, cpu, other) || on_path(hw, other, cpu) {
                 continue;
             }
-            for range in all[cpu].iter().filter(|range| range.2 >= EXCLUSIVE) {
-                let copy = all[other].iter().find(|copy| overlap(range, copy));
+            for range in ranges[cpu].iter().filter(|range| range.2 >= EXCLUSIVE) {
+                let copy = ranges[other].iter().find(|copy| overlap(range, copy));
                 assert!(copy.is_none(), "{range:x?} is owned by cache {cpu} and also in {other}: {copy:x?}");
             }
         }
@@ -83,12 +83,12 @@ fn check_invariants(hw: &Hardware) {
         if parent == ROOT {
             continue;
         }
-        for range in &all[cpu] {
-            let behind = all[parent].iter().find(|copy| overlap(range, copy));
+        for range in &ranges[cpu] {
+            let parent_copy = ranges[parent].iter().find(|copy| overlap(range, copy));
             match hw.caches.units[parent].inclusion {
-                Inclusion::Inclusive => assert!(behind.is_some(), "{range:x?} of {cpu} is missing in {parent}"),
+                Inclusion::Inclusive => assert!(parent_copy.is_some(), "{range:x?} of {cpu} is missing in {parent}"),
                 Inclusion::Victim => assert!(
-                    behind.is_none_or(|copy| copy.2 < EXCLUSIVE),
+                    parent_copy.is_none_or(|copy| copy.2 < EXCLUSIVE),
                     "{range:x?} is in {cpu} and owned by its victim cache {parent}"
                 ),
                 Inclusion::NonInclusive => {}
@@ -170,7 +170,7 @@ proptest! {
             hw.run(stop * 500, &mut AliasedFrames);
             check_invariants(&hw);
         }
-        let (done, _) = finish(&mut hw, 10_000);
+        let (threads, _) = finish(&mut hw, 10_000);
         let mut caches = [0; LEVELS];
         for index in 0..hw.caches.units.len() {
             let unit = &hw.caches.units[index];
@@ -178,14 +178,14 @@ proptest! {
             let lines = unit.store.lines().count() as u64;
             let owned: u64 = unit.occupancy.iter().map(|&lines| u64::from(lines)).sum();
             prop_assert_eq!(lines, owned, "every line has one owner");
-            let evicted: u64 = unit.matrix.nonzero().map(|(_, _, lines)| lines).sum();
+            let evicted: u64 = unit.matrix.nonzero_counts().map(|(_, _, lines)| lines).sum();
             prop_assert_eq!(evicted, unit.counters.evictions);
         }
-        for thread in &done {
+        for thread in &threads {
             assert_balanced(&thread.counters);
         }
         for level in ALL_LEVELS {
-            let tasks: u64 = done.iter().map(|thread| thread.counters.levels[level as usize].references).sum();
+            let tasks: u64 = threads.iter().map(|thread| thread.counters.levels[level as usize].references).sum();
             prop_assert_eq!(tasks, caches[level as usize], "references of tasks and caches at {:?}", level);
         }
     }
@@ -197,8 +197,8 @@ proptest! {
             let mut hw = hardware(&spec);
             hw.caches.long_way_only = long_way_only;
             load_traffic(&mut hw, &mut TestRng::new(seed));
-            let (done, _) = finish(&mut hw, 10_000);
-            let tasks: Vec<TaskCounters> = done.into_iter().map(|thread| thread.counters).collect();
+            let (threads, _) = finish(&mut hw, 10_000);
+            let tasks: Vec<TaskCounters> = threads.into_iter().map(|thread| thread.counters).collect();
             let of_unit = |unit: &crate::hw::cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
             (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
         };
@@ -229,8 +229,8 @@ proptest! {
 fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
     let in_order = CoreModel::InOrder { issue_width: 2 };
     let out_of_order = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
-    let all = [(in_order, 1), (in_order, 2), (out_of_order, 1), (out_of_order, 2)];
-    for ((pipeline, contexts), seed) in all.into_iter().flat_map(|shape| (0..4).map(move |seed| (shape, seed))) {
+    let shapes = [(in_order, 1), (in_order, 2), (out_of_order, 1), (out_of_order, 2)];
+    for ((pipeline, contexts), seed) in shapes.into_iter().flat_map(|shape| (0..4).map(move |seed| (shape, seed))) {
         let mut spec = MachineSpec { pipeline, cores_per_package: 4, contexts_per_core: contexts, ..machine() };
         spec.caches.push(cache(CacheLevel::L3, 64 << 10, 16, 45, 4));
         spec.memory.bytes_per_cycle = 2.0;
@@ -247,9 +247,9 @@ fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
                 let accesses = (0..4_000).map(|_| draw_access()).collect();
                 hw.load(CpuId(cpu), thread(cpu, cpu, accesses, true), 0);
             }
-            let (done, _) = finish(&mut hw, 200_000);
-            done.iter().for_each(|thread| assert_balanced(&thread.counters));
-            let tasks: Vec<TaskCounters> = done.into_iter().map(|thread| thread.counters).collect();
+            let (threads, _) = finish(&mut hw, 200_000);
+            threads.iter().for_each(|thread| assert_balanced(&thread.counters));
+            let tasks: Vec<TaskCounters> = threads.into_iter().map(|thread| thread.counters).collect();
             let of_unit =
                 |unit: &crate::hw::cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
             (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
@@ -271,8 +271,8 @@ fn a_line_written_elsewhere_costs_the_remote_latency_and_is_counted() {
         load(&mut hw, 0, 0, Access::load(0, 0));
         load(&mut hw, writer, 1000, Access::store(0, 0));
         // The second access waits for the first one's value.
-        let both = vec![Access::load(0, 0), Access::dependent_load(0, 0)];
-        hw.load(CpuId(0), thread(0, 0, both, false), 2000);
+        let accesses = vec![Access::load(0, 0), Access::dependent_load(0, 0)];
+        hw.load(CpuId(0), thread(0, 0, accesses, false), 2000);
         let counters = finish(&mut hw, 3000).0.remove(0).counters;
         assert_eq!(counters.remote_cache_hits, 1);
         assert_eq!(counters.stalls.remote_cache, latency - 1, "the issue itself is the first cycle");

@@ -21,9 +21,9 @@ fn chase_cycles(spec: &MachineSpec, lines: u64, cpu: u32) -> f64 {
     let loads = (4 * lines as usize).max(2_000);
     let begun = begun.max(hw.now_cycles());
     hw.load(CpuId(cpu), thread(1, 0, ring(lines, loads), false), begun);
-    let (done, _) = finish(&mut hw, 100_000_000);
-    assert_balanced(&done[0].counters);
-    done[0].counters.cycles() as f64 / loads as f64
+    let (threads, _) = finish(&mut hw, 100_000_000);
+    assert_balanced(&threads[0].counters);
+    threads[0].counters.cycles() as f64 / loads as f64
 }
 
 fn pipelines() -> [CoreModel; 3] {
@@ -101,11 +101,11 @@ fn streams_saturate_at_the_bus_and_at_the_cache_port() {
     spec.memory.package_bus_bytes_per_cycle = Some(2.0);
     let mut hw = hardware(&spec);
     hw.load(CpuId(0), thread(0, 0, stream(20_000), true), 0);
-    let (done, _) = finish(&mut hw, 400_000);
+    let (threads, _) = finish(&mut hw, 400_000);
     let bus = hw.bus_counters(0).unwrap();
     assert!((bus.bytes as f64 / 400_000.0 / 2.0 - 1.0).abs() < 0.01);
-    assert!(done[0].counters.stalls.queue > 0, "queueing has its own owner");
-    assert_balanced(&done[0].counters);
+    assert!(threads[0].counters.stalls.queue > 0, "queueing has its own owner");
+    assert_balanced(&threads[0].counters);
 
     let mut spec = machine();
     spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 32, loads_pass: true };
@@ -135,11 +135,11 @@ fn requests_in_flight_bound_a_stream_by_littles_law() {
                 MemorySchedulingSpec { demand_priority: true, requests_in_flight: Some(depth), turnaround_cycles: 0 };
             let mut hw = Hardware::new(&spec, HwOptions { prefetch, ..HwOptions::default() }).unwrap();
             hw.load(CpuId(0), thread(0, 0, stream(20_000), true), 0);
-            let (done, _) = finish(&mut hw, 400_000);
+            let (threads, _) = finish(&mut hw, 400_000);
             let rate = hw.memory_counters(0).read_bytes as f64 / 400_000.0;
             let bound = f64::from(depth) * 64.0 / 200.0;
             assert!((rate / bound - 1.0).abs() < 0.02, "{rate} bytes a cycle of {bound}, prefetch {prefetch}");
-            assert_balanced(&done[0].counters);
+            assert_balanced(&threads[0].counters);
         }
     }
 }
@@ -186,9 +186,9 @@ fn demand_reads_overtake_prefetches() {
         let paced = (0..20_000).map(|line| Access::load(line * 64, 40)).collect();
         hw.load(CpuId(0), thread(0, 0, paced, true), 0);
         hw.load(CpuId(1), thread(1, 1, ring(8192, 2_000), true), 0);
-        let (done, _) = finish(&mut hw, 1_000_000);
-        let stalls = |task: usize| done[task].counters.ticks as f64 / done[task].counters.levels[1].all_misses() as f64;
-        done.iter().for_each(|thread| assert_balanced(&thread.counters));
+        let (threads, _) = finish(&mut hw, 1_000_000);
+        let stalls = |task: usize| threads[task].counters.ticks as f64 / threads[task].counters.levels[1].all_misses() as f64;
+        threads.iter().for_each(|thread| assert_balanced(&thread.counters));
         (stalls(1), hw.memory_counters(0).read_bytes as f64 / 1e6)
     };
     let ((chase, before), (first, after)) = (cycles(false), cycles(true));
@@ -224,11 +224,11 @@ fn a_prefetcher_hides_latency_and_can_be_turned_off() {
         let mut hw = Hardware::new(&spec, HwOptions { prefetch, ..HwOptions::default() }).unwrap();
         let paced = (0..20_000).map(|line| Access::load(line * 64, 99)).collect();
         hw.load(CpuId(0), thread(0, 0, paced, false), 0);
-        let (done, _) = finish(&mut hw, 100_000_000);
-        let hits = done[0].counters.levels[CacheLevel::L2 as usize].prefetch_hits;
+        let (threads, _) = finish(&mut hw, 100_000_000);
+        let hits = threads[0].counters.levels[CacheLevel::L2 as usize].prefetch_hits;
         assert_eq!(hits > 15_000, prefetch, "{hits} prefetched lines used");
-        assert_balanced(&done[0].counters);
-        done[0].counters.cycles() as f64 / 20_000.0
+        assert_balanced(&threads[0].counters);
+        threads[0].counters.cycles() as f64 / 20_000.0
     };
     let (with, without) = (cycles(true), cycles(false));
     assert!((without - 299.0).abs() < 3.0, "99 instructions, then memory: {without}");
@@ -243,8 +243,8 @@ fn the_adjacent_line_comes_along() {
     let mut hw = hardware(&spec);
     let pairs = (0..1000).flat_map(|pair| [Access::load(pair * 128, 0), Access::load(pair * 128 + 64, 999)]).collect();
     hw.load(CpuId(0), thread(0, 0, pairs, false), 0);
-    let (done, _) = finish(&mut hw, 100_000_000);
-    let l2 = done[0].counters.levels[CacheLevel::L2 as usize];
+    let (threads, _) = finish(&mut hw, 100_000_000);
+    let l2 = threads[0].counters.levels[CacheLevel::L2 as usize];
     assert_eq!((l2.references, l2.all_misses(), l2.prefetch_hits), (2000, 1000, 1000));
 }
 
@@ -259,9 +259,9 @@ fn independent_misses_overlap_behind_a_dependent_one() {
         let mut hw = hardware(&spec);
         let pair = |at: u64| [Access::load(at * 128, 0), Access::dependent_load(at * 128 + 64, 0)];
         hw.load(CpuId(0), thread(0, 0, (0..pairs).flat_map(pair).collect(), false), 0);
-        let (done, last) = finish(&mut hw, 100_000_000);
-        assert_balanced(&done[0].counters);
-        assert_eq!(done[0].counters.levels[CacheLevel::L1Data as usize].references, 2 * pairs);
+        let (threads, last) = finish(&mut hw, 100_000_000);
+        assert_balanced(&threads[0].counters);
+        assert_eq!(threads[0].counters.levels[CacheLevel::L1Data as usize].references, 2 * pairs);
         last as f64 / pairs as f64
     };
     // Two misses of 200 cycles each hold a register of sixteen; or a pair begins when the one before knows its address.
@@ -283,8 +283,8 @@ fn chains_take_their_latencies_and_the_window_ends_the_overlap() {
             [Access::load(line(0), 0), Access::dependent_load(line(1), 0), Access::dependent_load(line(2), 0)]
         };
         hw.load(CpuId(0), thread(0, 0, (0..chains).flat_map(chain).collect(), false), 0);
-        let (done, last) = finish(&mut hw, 100_000_000);
-        assert_balanced(&done[0].counters);
+        let (threads, last) = finish(&mut hw, 100_000_000);
+        assert_balanced(&threads[0].counters);
         // A chain leaves the window 600 cycles after it entered, and this many are in the window.
         let (found, expected) = (last as f64 / chains as f64, 600.0 / chains_at_once);
         assert!((found / expected - 1.0).abs() < 0.35, "window {window}: {found} cycles a chain of {expected}");
@@ -301,8 +301,8 @@ fn accesses_to_a_line_on_its_way_share_its_miss_register() {
         let access = |at: u64| if store { Access::store(at, 0) } else { Access::load(at, 0) };
         let line = |line: u64| (0..words).map(move |word| access(line * 64 + word * 8));
         hw.load(CpuId(0), thread(0, 0, (0..5_000).flat_map(line).collect(), false), 0);
-        let (done, last) = finish(&mut hw, 100_000_000);
-        assert_balanced(&done[0].counters);
+        let (threads, last) = finish(&mut hw, 100_000_000);
+        assert_balanced(&threads[0].counters);
         last as f64 / 5_000.0
     };
     let out_of_order = CoreModel::OutOfOrder { issue_width: 2, window: 256, mshrs: 8, loads_pass: true };

@@ -83,23 +83,23 @@ pub(crate) fn hardware(spec: &MachineSpec) -> Hardware {
 /// Runs every thread to its exit (endless ones for `cycles`). Returns the threads by CPU, and the time at which the
 /// last one ended.
 pub(crate) fn finish(hw: &mut Hardware, cycles: u64) -> (Vec<HwThread>, u64) {
-    let mut done = Vec::new();
+    let mut threads = Vec::new();
     let mut last = 0;
     loop {
         match hw.run(cycles, &mut IdentityFrames) {
             StopReason::Turn { cpu, turn: BatchEnd::Exit, at_cycle } => {
                 last = at_cycle;
-                done.extend(hw.unload(cpu));
+                threads.extend(hw.unload(cpu));
             }
             StopReason::Time => break,
             _ => {}
         }
     }
     for cpu in 0..hw.spec().cpus() {
-        done.extend(hw.unload(CpuId(cpu)));
+        threads.extend(hw.unload(CpuId(cpu)));
     }
-    done.sort_by_key(|thread| thread.task);
-    (done, last)
+    threads.sort_by_key(|thread| thread.task);
+    (threads, last)
 }
 
 /// Do a task's counters balance: does every tick have one owner, every miss one cause, and every miss of a level a

@@ -3,11 +3,11 @@
 use super::*;
 
 /// Instructions of `busy` cycles in all (one of them the load that misses), then a wait for memory.
-fn busy_then_miss(rounds: u64, busy: impl Fn(u64) -> u64, from: u64) -> Vec<Access> {
+fn busy_then_miss(rounds: u64, busy: impl Fn(u64) -> u64, first_line: u64) -> Vec<Access> {
     let round = |nth: u64| {
-        let rest = busy(nth).max(1) - 1;
-        let load = Access::load((from + nth) % 60_000 * 64 * 5, rest.min(8000) as u32);
-        (rest > 8000).then(|| Access::compute(rest - 8000)).into_iter().chain([load])
+        let gap = busy(nth).max(1) - 1;
+        let load = Access::load((first_line + nth) % 60_000 * 64 * 5, gap.min(8000) as u32);
+        (gap > 8000).then(|| Access::compute(gap - 8000)).into_iter().chain([load])
     };
     (0..rounds).flat_map(round).collect()
 }
@@ -64,16 +64,16 @@ fn independent_misses_overlap_and_dependent_ones_do_not() {
         let mut hw = hardware(&spec);
         let load = |line: u64| Access::new(AccessKind::Load, line * 64 * 5, 0, dependent);
         hw.load(CpuId(0), thread(0, 0, (0..5_000).map(load).collect(), false), 0);
-        let (done, _) = finish(&mut hw, 100_000_000);
-        assert_balanced(&done[0].counters);
-        done[0].counters.cycles() as f64 / 5_000.0
+        let (threads, _) = finish(&mut hw, 100_000_000);
+        assert_balanced(&threads[0].counters);
+        threads[0].counters.cycles() as f64 / 5_000.0
     };
-    let near = |found: f64, wanted: f64| assert!((found / wanted - 1.0).abs() < 0.05, "{found} for {wanted}");
-    near(cycles(8, 512, true), 200.0);
-    near(cycles(8, 512, false), 200.0 / 8.0);
-    near(cycles(16, 512, false), 200.0 / 16.0);
+    let assert_near = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.05, "{found} for {expected}");
+    assert_near(cycles(8, 512, true), 200.0);
+    assert_near(cycles(8, 512, false), 200.0 / 8.0);
+    assert_near(cycles(16, 512, false), 200.0 / 16.0);
     // Four instructions in flight: four misses.
-    near(cycles(64, 4, false), 200.0 / 4.0);
+    assert_near(cycles(64, 4, false), 200.0 / 4.0);
 }
 
 /// Do two contexts share the window and the issue width of an SMT core?
@@ -87,9 +87,9 @@ fn contexts_share_issue_width_and_window() {
         for cpu in 0..contexts {
             hw.load(CpuId(cpu), thread(cpu, 0, accesses.clone(), true), 0);
         }
-        let (done, _) = finish(&mut hw, 200_000);
-        done.iter().for_each(|thread| assert_balanced(&thread.counters));
-        done.iter().map(|thread| thread.counters.instructions as f64 / 200_000.0).collect::<Vec<_>>()
+        let (threads, _) = finish(&mut hw, 200_000);
+        threads.iter().for_each(|thread| assert_balanced(&thread.counters));
+        threads.iter().map(|thread| thread.counters.instructions as f64 / 200_000.0).collect::<Vec<_>>()
     };
     let compute = vec![Access::compute(1000)];
     assert!((rate(1, compute.clone())[0] - 4.0).abs() < 0.01);
@@ -109,11 +109,11 @@ fn a_code_footprint_beyond_the_instruction_cache_stalls() {
         let mut hw = hardware(&spec);
         let calls = (0..functions).map(|index| Access::jump((1 << 20) + index * 256, 64)).collect();
         hw.load(CpuId(0), thread(0, 0, calls, true), 0);
-        let (done, _) = finish(&mut hw, 2_000_000);
-        assert_balanced(&done[0].counters);
-        let l1i = done[0].counters.levels[CacheLevel::L1Instruction as usize];
+        let (threads, _) = finish(&mut hw, 2_000_000);
+        assert_balanced(&threads[0].counters);
+        let l1i = threads[0].counters.levels[CacheLevel::L1Instruction as usize];
         assert!(l1i.references > 5_000);
-        (l1i.all_misses() as f64 / l1i.references as f64, done[0].counters.instructions as f64 / 2_000_000.0)
+        (l1i.all_misses() as f64 / l1i.references as f64, threads[0].counters.instructions as f64 / 2_000_000.0)
     };
     let (few, fast) = run(6);
     let (many, slow) = run(24);

@@ -9,9 +9,9 @@ fn probed(spec: &MachineSpec, accesses: Vec<Access>, probes: Probes) -> HwThread
     let mut own_thread = thread(0, 0, accesses, false);
     own_thread.probes = probes;
     hw.load(CpuId(0), own_thread, 0);
-    let done = finish(&mut hw, u64::MAX / 4).0.remove(0);
-    assert_balanced(&done.counters);
-    done
+    let finished = finish(&mut hw, u64::MAX / 4).0.remove(0);
+    assert_balanced(&finished.counters);
+    finished
 }
 
 fn far(count: u64) -> Vec<Access> {
@@ -26,12 +26,12 @@ fn an_ideal_trace_is_the_sequence_of_misses() {
     // A second access to each line hits and is not in the trace.
     accesses = accesses.into_iter().flat_map(|access| [access, access]).collect();
     let spec = machine();
-    let done = probed(&spec, accesses, Probes { trace: Some(trace), ..Probes::default() });
-    let trace = done.probes.trace.unwrap();
+    let finished = probed(&spec, accesses, Probes { trace: Some(trace), ..Probes::default() });
+    let trace = finished.probes.trace.unwrap();
     assert_eq!(trace.lines, (0..500).collect::<Vec<u64>>());
     assert_eq!((trace.lost, trace.stale), (0, 0));
-    assert_eq!(done.probes.cost_ticks, 500 * spec.counters.interrupt_cycles);
-    assert_eq!(done.counters.stalls.system, done.probes.cost_ticks);
+    assert_eq!(finished.probes.cost_ticks, 500 * spec.counters.interrupt_cycles);
+    assert_eq!(finished.counters.stalls.system, finished.probes.cost_ticks);
 }
 
 /// Does the last-address register lose neighbors of a miss out of order, and repeat itself after prefetches?
@@ -42,13 +42,13 @@ fn the_last_address_register_loses_and_repeats() {
     spec.counters.sampler = SamplerModel::LastAddress;
     let accesses: Vec<Access> = (0..1000).map(|index| Access::load(index * 192, 0)).collect();
     let trace = || Some(TraceProbe { max_entries: 10_000, ..TraceProbe::default() });
-    let done = probed(&spec, accesses.clone(), Probes { trace: trace(), ..Probes::default() });
-    let log = done.probes.trace.unwrap();
+    let finished = probed(&spec, accesses.clone(), Probes { trace: trace(), ..Probes::default() });
+    let log = finished.probes.trace.unwrap();
     assert_eq!(log.lines.len() as u64 + log.lost, 1000);
     assert!(log.lost > 300, "{}", log.lost);
     spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L1Data }];
-    let done = probed(&spec, accesses, Probes { trace: trace(), ..Probes::default() });
-    let log = done.probes.trace.unwrap();
+    let finished = probed(&spec, accesses, Probes { trace: trace(), ..Probes::default() });
+    let log = finished.probes.trace.unwrap();
     let repeats = log.lines.windows(2).filter(|pair| pair[0] == pair[1]).count() as u64;
     assert!(log.stale > 300 && repeats == log.stale, "{} stale, {repeats} repeats", log.stale);
 }
@@ -63,9 +63,9 @@ fn a_prefetched_stream_is_seen_as_repeats() {
     spec.prefetchers = vec![PrefetcherSpec::Stride { level: CacheLevel::L1Data, streams: 8, degree: 2 }];
     let accesses: Vec<Access> = (0..1000).map(|index| Access::load(index * 64, 100)).collect();
     let trace = TraceProbe { max_entries: 10_000, ..TraceProbe::default() };
-    let done = probed(&spec, accesses, Probes { trace: Some(trace), ..Probes::default() });
-    let misses = done.counters.levels[1].all_misses();
-    let log = done.probes.trace.unwrap();
+    let finished = probed(&spec, accesses, Probes { trace: Some(trace), ..Probes::default() });
+    let misses = finished.counters.levels[1].all_misses();
+    let log = finished.probes.trace.unwrap();
     assert!(misses < 100, "{misses} misses");
     let prefetched = 1000 - misses;
     assert!(log.stale.abs_diff(prefetched) < 20, "{} stale, {prefetched} lines prefetched", log.stale);
@@ -77,8 +77,8 @@ fn tagged_samples_tell_source_and_latency() {
     let mut spec = machine();
     spec.counters.sampler = SamplerModel::Tagged;
     let samples = SampleProbe { one_in: 10, at_most: 10_000, ..SampleProbe::default() };
-    let done = probed(&spec, far(5_000), Probes { samples: Some(samples), ..Probes::default() });
-    let samples = done.probes.samples.unwrap();
+    let finished = probed(&spec, far(5_000), Probes { samples: Some(samples), ..Probes::default() });
+    let samples = finished.probes.samples.unwrap();
     assert_eq!(samples.events, 5_000);
     assert!((400..=600).contains(&samples.samples.len()), "{}", samples.samples.len());
     for sample in &samples.samples {
@@ -92,8 +92,8 @@ fn tagged_samples_tell_source_and_latency() {
 fn watched_locations_report_reuse_times() {
     let accesses = (0..50_000u64).map(|index| Access::load(index % 100 * 64, 1)).collect();
     let watch = WatchProbe { locations: 50, one_in: 37, ..WatchProbe::default() };
-    let done = probed(&machine(), accesses, Probes { watch: Some(watch), ..Probes::default() });
-    let samples = done.probes.watch.unwrap().samples;
+    let finished = probed(&machine(), accesses, Probes { watch: Some(watch), ..Probes::default() });
+    let samples = finished.probes.watch.unwrap().samples;
     assert_eq!(samples.len(), 50);
     assert!(samples.iter().all(|sample| sample.accesses == Some(99) && sample.reused));
 }
@@ -106,9 +106,9 @@ fn fetched_code_is_watched_too() {
     spec.caches.insert(0, cache(CacheLevel::L1Instruction, 1 << 10, 4, 1, 1));
     let lap = |_| std::iter::once(Access::jump(1 << 20, 0)).chain((0..32).map(|_| Access::load(64, 15)));
     let watch = WatchProbe { locations: 30, one_in: 7, ..WatchProbe::default() };
-    let done = probed(&spec, (0..200).flat_map(lap).collect(), Probes { watch: Some(watch), ..Probes::default() });
-    let watch = done.probes.watch.unwrap();
-    let references = |level: CacheLevel| done.counters.levels[level as usize].references;
+    let finished = probed(&spec, (0..200).flat_map(lap).collect(), Probes { watch: Some(watch), ..Probes::default() });
+    let watch = finished.probes.watch.unwrap();
+    let references = |level: CacheLevel| finished.counters.levels[level as usize].references;
     assert_eq!(watch.accesses, references(CacheLevel::L1Instruction) + references(CacheLevel::L1Data));
     let times = |accesses: u64| watch.samples.iter().filter(|sample| sample.accesses == Some(accesses)).count();
     assert!(times(1) > 5 && times(63) > 5 && times(1) + times(63) == 30, "{:?}", watch.samples);
@@ -127,16 +127,16 @@ fn super_sets_and_overflows_agree_with_the_counters() {
     let overflow = Overflow { event: CounterEvent::Instructions, period: 1000, next_at: 1000, raised: 0 };
     let activity: Vec<ActivityProbe> = levels.iter().map(activity).collect();
     let probes = Probes { activity, overflows: vec![overflow], ..Probes::default() };
-    let done = probed(&spec, (0..5_000u64).flat_map(load).collect(), probes);
-    for probe in &done.probes.activity {
-        let counts = done.counters.levels[probe.level as usize];
+    let finished = probed(&spec, (0..5_000u64).flat_map(load).collect(), probes);
+    for probe in &finished.probes.activity {
+        let counts = finished.counters.levels[probe.level as usize];
         let sum = |value: fn(&SuperSetCount) -> u64| probe.super_sets.iter().map(value).sum::<u64>();
         assert!(counts.all_misses() > 0, "{:?}", probe.level);
         assert_eq!(sum(|set| set.accesses), counts.references, "{:?}", probe.level);
         assert_eq!(sum(|set| set.misses), counts.all_misses(), "{:?}", probe.level);
     }
     // Reported at the end of a burst: never more often than once per period, rarely late by that much.
-    let (raised, periods) = (done.probes.overflows[0].raised, done.counters.instructions / 1000);
+    let (raised, periods) = (finished.probes.overflows[0].raised, finished.counters.instructions / 1000);
     assert!((periods - periods / 5..=periods).contains(&raised), "{raised} of {periods}");
 }
 
@@ -149,7 +149,7 @@ fn an_access_that_was_never_simulated_is_never_reported() {
         spec.pipeline = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
         spec.counters.sampler = sampler;
         spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L1Data }];
-        let all = || Probes {
+        let all_probes = || Probes {
             trace: Some(TraceProbe { max_entries: 100_000, ..TraceProbe::default() }),
             samples: Some(SampleProbe { one_in: 3, at_most: 100_000, ..SampleProbe::default() }),
             watch: Some(WatchProbe { locations: 100, one_in: 7, ..WatchProbe::default() }),
@@ -158,15 +158,15 @@ fn an_access_that_was_never_simulated_is_never_reported() {
         // Even lines only, so that the lines that the prefetcher brings in addition were not requested.
         let mut dice = TestRng::new(11);
         let accesses: Vec<Access> = (0..20_000).map(|_| Access::load(dice.below(2_000) * 128, 1)).collect();
-        let done = probed(&spec, accesses, all());
-        let (trace, samples) = (done.probes.trace.unwrap(), done.probes.samples.unwrap());
+        let finished = probed(&spec, accesses, all_probes());
+        let (trace, samples) = (finished.probes.trace.unwrap(), finished.probes.samples.unwrap());
         assert!(trace.lines.len() > 1_000 && samples.samples.len() > 1_000, "{sampler:?}");
         assert!(trace.lines.iter().all(|line| line % 2 == 0 && *line < 4_000), "{sampler:?}");
         assert!(samples.samples.iter().all(|sample| sample.virtual_line % 2 == 0 && sample.virtual_line < 4_000));
-        let misses = done.counters.levels[CacheLevel::L1Data as usize].all_misses();
+        let misses = finished.counters.levels[CacheLevel::L1Data as usize].all_misses();
         assert_eq!(trace.lines.len() as u64 - trace.stale + trace.lost, misses, "{sampler:?}");
-        assert!(done.probes.watch.unwrap().samples.len() <= 100);
-        let idle = probed(&spec, vec![Access::compute(1_000)], all());
+        assert!(finished.probes.watch.unwrap().samples.len() <= 100);
+        let idle = probed(&spec, vec![Access::compute(1_000)], all_probes());
         let (trace, samples, watch) = (idle.probes.trace, idle.probes.samples, idle.probes.watch);
         assert!(trace.unwrap().lines.is_empty() && samples.unwrap().samples.is_empty());
         assert!(watch.unwrap().samples.is_empty());

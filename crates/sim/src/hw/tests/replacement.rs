@@ -144,7 +144,7 @@ fn random_replacement_keeps_part_of_a_loop_that_lru_loses() {
 }
 
 /// Two cores on one L2: misses at the L2 of the task on CPU 0, alone or beside a neighbor that streams.
-fn beside(
+fn counts_beside(
     spec: &MachineSpec,
     neighbor: bool,
     prepare: impl Fn(&mut Hardware),
@@ -157,9 +157,9 @@ fn beside(
     own_thread.class = 1;
     hw.load(CpuId(0), own_thread, 0);
     if neighbor {
-        let mut other = thread(1, 1, (0..5_000).map(|line| Access::store(line * 64, 0)).collect(), true);
-        other.class = 2;
-        hw.load(CpuId(1), other, 0);
+        let mut neighbor_thread = thread(1, 1, (0..5_000).map(|line| Access::store(line * 64, 0)).collect(), true);
+        neighbor_thread.class = 2;
+        hw.load(CpuId(1), neighbor_thread, 0);
     }
     loop {
         if let StopReason::Turn { turn: BatchEnd::Exit, cpu: CpuId(0), .. } = hw.run(u64::MAX / 4, frames) {
@@ -180,10 +180,10 @@ fn exclusive_way_masks_make_hits_independent_of_the_neighbor() {
             hw.set_way_mask(CacheId(2), 1, &"0-3".parse().unwrap()).unwrap();
             hw.set_way_mask(CacheId(2), 2, &"4-7".parse().unwrap()).unwrap();
         };
-        let alone = beside(&spec, false, masks, &mut IdentityFrames);
-        assert_eq!(alone, beside(&spec, true, masks, &mut IdentityFrames));
-        let open = beside(&spec, true, |_| {}, &mut IdentityFrames);
-        assert!(open.misses_from(MissCause::InterTask) > 1_000 && open.all_misses() > alone.all_misses());
+        let solo_counts = counts_beside(&spec, false, masks, &mut IdentityFrames);
+        assert_eq!(solo_counts, counts_beside(&spec, true, masks, &mut IdentityFrames));
+        let unpartitioned_counts = counts_beside(&spec, true, |_| {}, &mut IdentityFrames);
+        assert!(unpartitioned_counts.misses_from(MissCause::InterTask) > 1_000 && unpartitioned_counts.all_misses() > solo_counts.all_misses());
     }
 }
 
@@ -208,9 +208,9 @@ fn disjoint_colors_make_hits_independent_of_the_neighbor() {
     // 128 sets of 64 bytes: two pages, two colors.
     spec.caches[1] = cache(CacheLevel::L2, 32 << 10, 4, 14, 2);
     assert_eq!(spec.colors_of(&spec.caches[1]), 2);
-    let alone = beside(&spec, false, |_| {}, &mut ColoredFrames);
-    assert_eq!(alone, beside(&spec, true, |_| {}, &mut ColoredFrames));
-    assert!(beside(&spec, true, |_| {}, &mut IdentityFrames).misses_from(MissCause::InterTask) > 0);
+    let solo_counts = counts_beside(&spec, false, |_| {}, &mut ColoredFrames);
+    assert_eq!(solo_counts, counts_beside(&spec, true, |_| {}, &mut ColoredFrames));
+    assert!(counts_beside(&spec, true, |_| {}, &mut IdentityFrames).misses_from(MissCause::InterTask) > 0);
 }
 
 /// Are masks that the cache cannot have refused, with the expected values?
@@ -275,9 +275,9 @@ fn colors_do_not_divide_a_virtually_indexed_l1() {
         let sweep: Vec<Access> = (0..10 * 256).map(|line| Access::load(line % 256 * 64, 1)).collect();
         hw.load(CpuId(0), thread(0, 0, sweep, false), 0);
         let _ = hw.run(u64::MAX / 16, frames);
-        let done = hw.unload(CpuId(0)).unwrap().counters;
-        assert_balanced(&done);
-        done.levels[CacheLevel::L1Data as usize].all_misses()
+        let counters = hw.unload(CpuId(0)).unwrap().counters;
+        assert_balanced(&counters);
+        counters.levels[CacheLevel::L1Data as usize].all_misses()
     };
     assert_eq!(misses(SetIndexing::Virtual, &mut ColoredFrames), 256, "each line once");
     assert_eq!(misses(SetIndexing::Physical, &mut ColoredFrames), 10 * 256, "an LRU loop over twice the sets it gets");

@@ -17,7 +17,7 @@ impl CoreFrontEnd {
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> SlowPathCause {
         loop {
             let nth = burst.run.nth;
@@ -38,15 +38,15 @@ impl CoreFrontEnd {
             if access.is_dependent() && self.contexts[nth].value_at > burst.t {
                 return SlowPathCause::Depends;
             }
-            let page = access.address() >> around.page_shift;
+            let page = access.address() >> environment.page_shift;
             if page != burst.page {
                 let Some(frame) = thread.tlb.find(page) else { return SlowPathCause::Translate };
-                (burst.page, burst.frame) = (page, frame << around.page_shift);
+                (burst.page, burst.frame) = (page, frame << environment.page_shift);
             }
-            if self.step_in_cache(access, burst, thread, around) {
+            if self.step_in_cache(access, burst, thread, environment) {
                 continue;
             }
-            if let Some(event) = self.step_beyond(access, burst, thread, around) {
+            if let Some(event) = self.step_beyond(access, burst, thread, environment) {
                 return event;
             }
         }
@@ -58,35 +58,35 @@ impl CoreFrontEnd {
         access: Access,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> Option<SlowPathCause> {
         let (nth, issue, store) = (burst.run.nth, burst.t, access.is_store());
-        let address = burst.frame | access.address() & ((1 << around.page_shift) - 1);
-        let unit = &around.caches.units[self.l1d];
+        let address = burst.frame | access.address() & ((1 << environment.page_shift) - 1);
+        let unit = &environment.caches.units[self.l1d];
         let line = address >> unit.line_shift;
         let place = unit.store.find(line);
         let arriving = place.is_some_and(|place| {
             let meta = unit.store.meta(place).0;
-            let back = LineMeta(meta & !PENDING);
-            meta & PENDING != 0 && !back.needs_slow_path(store, unit.write == WritePolicy::Through)
+            let filled_meta = LineMeta(meta & !PENDING);
+            meta & PENDING != 0 && !filled_meta.needs_slow_path(store, unit.write == WritePolicy::Through)
         });
         let waits = issue > burst.run.shared && !arriving;
-        if waits && !around.caches.is_own(self.l1d, place, address, store) {
+        if waits && !environment.caches.is_own(self.l1d, place, address, store) {
             return Some(SlowPathCause::Early);
         }
         if burst.probed || arriving {
             return Some(SlowPathCause::Memory);
         }
-        let nearest = issue + around.caches.units[self.l1d].latency;
+        let nearest = issue + environment.caches.units[self.l1d].latency;
         let mut joined = false;
         if self.contexts[nth].mshrs_in_use >= burst.room {
-            joined = self.can_join_miss(nth, address, issue, around.caches);
+            joined = self.can_join_miss(nth, address, issue, environment.caches);
             if !joined && !self.reclaim_mshrs(nth, issue) {
                 return Some(SlowPathCause::Memory);
             }
             burst.room = self.free_mshrs(nth);
         }
-        let ask = CacheRequest {
+        let request = CacheRequest {
             address,
             at: issue,
             store,
@@ -96,12 +96,12 @@ impl CoreFrontEnd {
             class: thread.class,
             package: self.package,
         };
-        let answer = around.caches.first_level::<AnyCore>(self.l1d, place, &ask, &mut thread.counters);
-        let wait = StallSource { served: answer.served, queue: answer.queue, joined };
+        let response = environment.caches.first_level::<AnyCore>(self.l1d, place, &request, &mut thread.counters);
+        let wait = StallSource { served: response.served, queue: response.queue, joined };
         let context = &mut self.contexts[nth];
         burst.skip_one(thread, context);
         context
-            .issued_miss(answer.ready_tick, wait, nearest, burst.t, store, self.in_order)
+            .complete_access(response.ready_tick, wait, nearest, burst.t, store, self.in_order)
             .then_some(SlowPathCause::Waits)
     }
 
@@ -111,18 +111,18 @@ impl CoreFrontEnd {
         access: Access,
         burst: &mut Burst,
         thread: &mut HwThread,
-        around: &mut CoreEnvironment<'_>,
+        environment: &mut CoreEnvironment<'_>,
     ) -> bool {
-        let unit = &mut around.caches.units[self.l1d];
-        let line = (burst.frame | access.address() & ((1 << around.page_shift) - 1)) >> unit.line_shift;
+        let unit = &mut environment.caches.units[self.l1d];
+        let line = (burst.frame | access.address() & ((1 << environment.page_shift) - 1)) >> unit.line_shift;
         let Some(place) = unit.store.find(line) else { return false };
         let store = access.kind() == AccessKind::Store;
-        let back = LineMeta(unit.store.meta(place).0 & !PENDING);
-        let late = unit.store.meta(place) != back && !unit.pending.has_arrived(line, burst.t + unit.latency);
-        if late || back.needs_slow_path(store, unit.write == WritePolicy::Through) {
+        let filled_meta = LineMeta(unit.store.meta(place).0 & !PENDING);
+        let is_late = unit.store.meta(place) != filled_meta && !unit.pending.has_arrived(line, burst.t + unit.latency);
+        if is_late || filled_meta.needs_slow_path(store, unit.write == WritePolicy::Through) {
             return false;
         }
-        unit.store.set_meta(place, back.as_store(store));
+        unit.store.set_meta(place, filled_meta.as_store(store));
         unit.store.touch(line, place);
         let context = &mut self.contexts[burst.run.nth];
         if !store {
@@ -166,7 +166,7 @@ fn of_kind(kind: CoreKindName, spec: MachineSpec) -> MachineSpec {
         }
     });
     let spec = MachineSpec { pipeline, caches: caches.collect(), ..spec };
-    assert_eq!(CoreKindName::of(&spec), kind);
+    assert_eq!(CoreKindName::from_machine(&spec), kind);
     spec
 }
 
@@ -246,8 +246,8 @@ proptest! {
             }
             load_threads(&mut hw, &mut TestRng::new(seed));
             hw.run(7_001, &mut IdentityFrames);
-            let (done, _) = finish(&mut hw, 20_000);
-            let tasks: Vec<TaskCounters> = done.into_iter().map(|thread| thread.counters).collect();
+            let (threads, _) = finish(&mut hw, 20_000);
+            let tasks: Vec<TaskCounters> = threads.into_iter().map(|thread| thread.counters).collect();
             let of_unit = |unit: &crate::hw::cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
             (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
         };

@@ -164,9 +164,9 @@ impl AttachedProbe {
         let AttachedKind::Samples { processes, .. } = &self.kind else { return };
         let indices: Vec<usize> = processes.iter().map(|process| machine.process_index(*process)).collect();
         let new: Vec<Slot> = machine
-            .known
+            .tasks
             .iter()
-            .map(|known| known.slot)
+            .map(|sim_task| sim_task.slot)
             .filter(|&slot| indices.contains(&machine.system.task(slot).process) && !self.slots.contains(&slot))
             .filter(|&slot| machine.system.task(slot).exited_cycle.is_none())
             .collect();
@@ -183,9 +183,9 @@ impl AttachedProbe {
 
     pub fn cost_cycles(&self, machine: &SimMachine) -> Vec<(Option<TaskId>, u64)> {
         let per_cycle = machine.ticks_per_cycle();
-        let cost = |(slot, before): (&Slot, &u64)| {
-            let ticks = machine.system.thread(*slot).map_or(*before, |thread| thread.probes.cost_ticks);
-            (machine.task_of_slot.get(slot).copied(), ticks.saturating_sub(*before) / per_cycle)
+        let cost = |(slot, earlier_ticks): (&Slot, &u64)| {
+            let ticks = machine.system.thread(*slot).map_or(*earlier_ticks, |thread| thread.probes.cost_ticks);
+            (machine.task_of_slot.get(slot).copied(), ticks.saturating_sub(*earlier_ticks) / per_cycle)
         };
         self.slots.iter().zip(&self.ticks_before).map(cost).collect()
     }
@@ -207,7 +207,7 @@ impl AttachedProbe {
         let elapsed_ns = machine.clock.nominal_ns(machine.system.now() - self.begun);
         let counts = machine.system.counters(slot).subtract_earlier(before).counts(&machine.levels);
         let trace = machine.system.thread_mut(slot)?.probes.trace.take()?;
-        let known = machine.spec.counters.sampler == SamplerModel::Ideal;
+        let counts_losses = machine.spec.counters.sampler == SamplerModel::Ideal;
         let line_bytes = machine.spec.caches.iter().find(|cache| cache.level == CacheLevel::L1Data)?.line_bytes;
         Some(ProbeEvidence::Trace {
             task: *machine.task_of_slot.get(&slot)?,
@@ -215,7 +215,7 @@ impl AttachedProbe {
             line_bytes,
             lines: trace.lines,
             code_positions: trace.code,
-            lost: known.then_some(trace.lost),
+            lost: counts_losses.then_some(trace.lost),
             counts,
             elapsed_ns,
         })
@@ -225,7 +225,7 @@ impl AttachedProbe {
         let line_bytes = machine.spec.caches.iter().find(|cache| cache.level == CacheLevel::L1Data)?.line_bytes;
         let scale = machine.clock.scale;
         let AttachedKind::Samples { one_in, at_most, taken, events, .. } = &mut self.kind else { return None };
-        let (mut found, mut passed) = (Vec::new(), 0);
+        let (mut new_samples, mut passed) = (Vec::new(), 0);
         for slot in &self.slots {
             let task = machine.task_of_slot.get(slot).copied();
             let Some(probe) = machine.system.thread_mut(*slot).and_then(|thread| thread.probes.samples.as_mut()) else {
@@ -234,22 +234,22 @@ impl AttachedProbe {
             passed += probe.events;
             let drained = std::mem::take(&mut probe.samples);
             probe.at_most = probe.at_most.saturating_sub(drained.len() as u32).max(1);
-            found.extend(drained.into_iter().filter_map(|mut sample| {
+            new_samples.extend(drained.into_iter().filter_map(|mut sample| {
                 sample.task = task?;
                 sample.at_ns *= scale;
                 Some(sample)
             }));
         }
-        found.sort_by_key(|sample| sample.at_ns);
-        found.truncate((*at_most - *taken) as usize);
-        *taken += found.len() as u32;
+        new_samples.sort_by_key(|sample| sample.at_ns);
+        new_samples.truncate((*at_most - *taken) as usize);
+        *taken += new_samples.len() as u32;
         let events_now = passed - std::mem::replace(events, passed);
-        let some = !found.is_empty() || events_now > 0;
-        some.then_some(ProbeEvidence::Samples {
+        let has_evidence = !new_samples.is_empty() || events_now > 0;
+        has_evidence.then_some(ProbeEvidence::Samples {
             sample_period: *one_in,
             events: events_now,
             line_bytes,
-            samples: found,
+            samples: new_samples,
         })
     }
 

@@ -44,15 +44,15 @@ pub(super) struct CoRunProbe {
     total: u64,
     settle: u64,
     boost: bool,
-    open: Option<OpenInterval>,
+    open_interval: Option<OpenInterval>,
     intervals: Vec<RowInterval>,
     held_since: Option<(u64, u64)>,
-    idle: u64,
+    idle_cycles: u64,
 }
 
 impl CoRunProbe {
-    pub fn new(kind: &ProbeKind, id: ProbeId, machine: &SimMachine) -> Result<Self, ProbeRefusal> {
-        let (cache, rows, peers, total_ns, settle_ns, boost) = match kind {
+    pub fn new(probe_kind: &ProbeKind, id: ProbeId, machine: &SimMachine) -> Result<Self, ProbeRefusal> {
+        let (cache, rows, peers, total_ns, settle_ns, boost) = match probe_kind {
             ProbeKind::CoRunRows { cache, rows, total_ns, settle_ns, boost } => {
                 (*cache, rows.clone(), None, *total_ns, *settle_ns, *boost)
             }
@@ -73,7 +73,7 @@ impl CoRunProbe {
                 Err((RefusalReason::NotFound, "a task has ended".into()))
             }
         };
-        let mut together = CoRunProbe {
+        let mut probe = CoRunProbe {
             id,
             cache,
             cpus: described.cpus.clone(),
@@ -83,29 +83,29 @@ impl CoRunProbe {
             total: machine.clock.cycles(total_ns),
             settle: if settle_ns == 0 { 0 } else { machine.clock.cycles(settle_ns) },
             boost,
-            open: None,
+            open_interval: None,
             intervals: Vec::new(),
             held_since: None,
-            idle: 0,
+            idle_cycles: 0,
         };
         for row in &rows {
             let tasks = slots(row)?;
-            if boost && together.assign_cpus(&tasks, machine).len() < tasks.len() {
+            if boost && probe.assign_cpus(&tasks, machine).len() < tasks.len() {
                 let message = format!("the CPUs below {cache:?} do not allow a row of {} tasks", tasks.len());
                 return Err((RefusalReason::NoCapacity, message));
             }
-            together.rows.push(CoRunRow { tasks, collected: 0, given_up: false });
+            probe.rows.push(CoRunRow { tasks, collected: 0, given_up: false });
         }
-        Ok(together)
+        Ok(probe)
     }
 
     fn assign_cpus(&self, tasks: &[Slot], machine: &SimMachine) -> Vec<(u32, Slot)> {
         let members: Vec<(Slot, Option<u32>)> = tasks.iter().map(|&slot| (slot, None)).collect();
-        let held = |slot: Slot| {
-            let fixed = machine.task_of_slot.get(&slot).is_some_and(|task| machine.known[task.0 as usize].fixed);
+        let cpus_of = |slot: Slot| {
+            let fixed = machine.task_of_slot.get(&slot).is_some_and(|task| machine.tasks[task.0 as usize].fixed);
             if fixed { machine.system.dispatcher.task(slot).allowed.clone() } else { self.cpus.clone() }
         };
-        assign_seats_with(&members, &self.cpus, &machine.system.dispatcher, &held)
+        assign_seats_with(&members, &self.cpus, &machine.system.dispatcher, &cpus_of)
     }
 
     fn is_done(&self, row: usize) -> bool {
@@ -113,13 +113,13 @@ impl CoRunProbe {
     }
 
     pub fn idle_cycles(&self) -> u64 {
-        self.idle
+        self.idle_cycles
     }
 
     pub fn next_due(&self) -> u64 {
-        self.open.as_ref().map_or(u64::MAX, |open| match open.begun {
-            None => open.counts_from,
-            Some(_) => open.counts_from + self.total.saturating_sub(self.rows[open.row].collected).max(1),
+        self.open_interval.as_ref().map_or(u64::MAX, |interval| match interval.begun {
+            None => interval.counts_from,
+            Some(_) => interval.counts_from + self.total.saturating_sub(self.rows[interval.row].collected).max(1),
         })
     }
 
@@ -131,52 +131,52 @@ impl CoRunProbe {
         }
         let running_slots: Vec<Slot> =
             self.cpus.iter().filter_map(|cpu| machine.system.dispatcher.running(cpu)).collect();
-        if let Some(open) = &self.open {
-            let departed = open.members.iter().copied().find(|slot| !running_slots.contains(slot));
-            let enough =
-                open.begun.is_some() && self.rows[open.row].collected + (now - open.counts_from.min(now)) >= self.total;
-            if departed.is_some() || running_slots.len() != open.members.len() || enough {
+        if let Some(interval) = &self.open_interval {
+            let departed = interval.members.iter().copied().find(|slot| !running_slots.contains(slot));
+            let is_complete =
+                interval.begun.is_some() && self.rows[interval.row].collected + (now - interval.counts_from.min(now)) >= self.total;
+            if departed.is_some() || running_slots.len() != interval.members.len() || is_complete {
                 self.close(machine, departed);
             }
         }
-        if self.open.is_none() {
-            self.open_if_together(&running_slots, now);
+        if self.open_interval.is_none() {
+            self.open_matching_row(&running_slots, now);
         }
-        if let Some(open) = self.open.as_mut().filter(|open| open.begun.is_none() && open.counts_from <= now) {
-            let tasks = open.members.iter().map(|&slot| machine.system.counters(slot)).collect();
-            open.begun = Some((machine.cache_counters(self.cache), tasks));
+        if let Some(interval) = self.open_interval.as_mut().filter(|interval| interval.begun.is_none() && interval.counts_from <= now) {
+            let tasks = interval.members.iter().map(|&slot| machine.system.counters(slot)).collect();
+            interval.begun = Some((machine.cache_counters(self.cache), tasks));
         }
         self.seat_next_row(machine);
         (0..self.rows.len()).all(|row| self.is_done(row))
     }
 
-    fn open_if_together(&mut self, running_slots: &[Slot], now: u64) {
-        let same = |tasks: &[Slot]| {
+    fn open_matching_row(&mut self, running_slots: &[Slot], now: u64) {
+        let is_running_set = |tasks: &[Slot]| {
             tasks.len() == running_slots.len() && tasks.iter().all(|slot| running_slots.contains(slot))
         };
         let open_row = match &self.peers {
-            None => (0..self.rows.len()).find(|&row| !self.is_done(row) && same(&self.rows[row].tasks)),
+            None => (0..self.rows.len()).find(|&row| !self.is_done(row) && is_running_set(&self.rows[row].tasks)),
             Some(peers) => {
                 let task = self.rows[0].tasks[0];
-                let beside = running_slots.iter().all(|slot| *slot == task || peers.contains(slot));
-                (!self.is_done(0) && running_slots.contains(&task) && running_slots.len() > 1 && beside).then_some(0)
+                let has_peers_only = running_slots.iter().all(|slot| *slot == task || peers.contains(slot));
+                (!self.is_done(0) && running_slots.contains(&task) && running_slots.len() > 1 && has_peers_only).then_some(0)
             }
         };
         let Some(row) = open_row else { return };
         let mut members = self.rows[row].tasks.clone();
         members.extend(running_slots.iter().filter(|slot| !self.rows[row].tasks.contains(slot)));
-        self.open = Some(OpenInterval { members, row, counts_from: now + self.settle, begun: None });
+        self.open_interval = Some(OpenInterval { members, row, counts_from: now + self.settle, begun: None });
     }
 
     fn close(&mut self, machine: &SimMachine, departed: Option<Slot>) {
-        let Some(open) = self.open.take() else { return };
-        let Some((cache_before, tasks_before)) = open.begun else { return };
+        let Some(interval) = self.open_interval.take() else { return };
+        let Some((cache_before, tasks_before)) = interval.begun else { return };
         let now = machine.system.now();
-        let elapsed = now - open.counts_from;
+        let elapsed = now - interval.counts_from;
         if elapsed == 0 {
             return;
         }
-        self.rows[open.row].collected += elapsed;
+        self.rows[interval.row].collected += elapsed;
         let task = |slot: &Slot| machine.task_of_slot.get(slot).copied();
         let after = machine.cache_counters(self.cache);
         let level = self.level;
@@ -184,20 +184,20 @@ impl CoRunProbe {
             (CounterEvent::References(level), after.demand.references - cache_before.demand.references),
             (CounterEvent::Misses(level), after.demand.all_misses() - cache_before.demand.all_misses()),
         ]);
-        let of_task = |(slot, before): (&Slot, &TaskCounters)| {
-            machine.system.counters(*slot).subtract_earlier(before).counts(&machine.levels)
+        let of_task = |(slot, counts_before): (&Slot, &TaskCounters)| {
+            machine.system.counters(*slot).subtract_earlier(counts_before).counts(&machine.levels)
         };
         self.intervals.push(RowInterval {
-            tasks: open.members.iter().filter_map(task).collect(),
+            tasks: interval.members.iter().filter_map(task).collect(),
             cache: self.cache,
             span: TimeSpan {
-                start_ns: machine.clock.nominal_ns(open.counts_from),
+                start_ns: machine.clock.nominal_ns(interval.counts_from),
                 elapsed_ns: machine.clock.nominal_ns(elapsed),
                 elapsed_cycles: Some(elapsed),
             },
             ended_by_task: departed.as_ref().and_then(task),
             cache_counts,
-            task_counts: open.members.iter().zip(&tasks_before).map(of_task).collect(),
+            task_counts: interval.members.iter().zip(&tasks_before).map(of_task).collect(),
         });
     }
 
@@ -208,7 +208,7 @@ impl CoRunProbe {
         }
         let now = machine.system.now();
         if let Some((since, empty)) = self.held_since.take() {
-            self.idle += (now - since) * empty;
+            self.idle_cycles += (now - since) * empty;
         }
         let next = (0..self.rows.len()).find(|&row| !self.is_done(row));
         machine.holder = next.map(|_| self.id);
@@ -222,12 +222,12 @@ impl CoRunProbe {
 
     /// Returns the intervals of the ending window; the current one is cut there and continues.
     pub fn take_evidence(&mut self, machine: &mut SimMachine) -> Option<ProbeEvidence> {
-        let cut = self.open.as_ref().filter(|open| open.begun.is_some());
-        if let Some((members, row)) = cut.map(|open| (open.members.clone(), open.row)) {
+        let open_interval = self.open_interval.as_ref().filter(|interval| interval.begun.is_some());
+        if let Some((members, row)) = open_interval.map(|interval| (interval.members.clone(), interval.row)) {
             self.close(machine, None);
             if !self.is_done(row) {
                 let now = machine.system.now();
-                self.open = Some(OpenInterval { members, row, counts_from: now, begun: None });
+                self.open_interval = Some(OpenInterval { members, row, counts_from: now, begun: None });
             }
         }
         let intervals = std::mem::take(&mut self.intervals);

@@ -29,7 +29,7 @@ enum ExternalProbeKind {
 struct MeasurementPhase {
     task: bool,
     /// Range of the machine's own threads: from, to.
-    own: Option<(usize, usize)>,
+    own_range: Option<(usize, usize)>,
 }
 
 pub(super) struct ExternalProbe {
@@ -44,7 +44,7 @@ pub(super) struct ExternalProbe {
     half: bool,
     due: u64,
     begun: Option<u64>,
-    from: (f64, f64),
+    work_at_start: (f64, f64),
     /// Per phase: the task's instructions and the own threads' accesses, per nominal nanosecond.
     rates: Vec<(f64, f64)>,
     held_cycles: u64,
@@ -69,8 +69,8 @@ impl ExternalProbe {
                 let line = |at: u64| (base + at * LINE_BYTES, InjectedPattern::OneLine { apart: PING_PONG_APART });
                 let sources = vec![line(0), line(0), line(2), line(4)];
                 let phases = vec![
-                    MeasurementPhase { task: false, own: Some((0, 2)) },
-                    MeasurementPhase { task: false, own: Some((2, 4)) },
+                    MeasurementPhase { task: false, own_range: Some((0, 2)) },
+                    MeasurementPhase { task: false, own_range: Some((2, 4)) },
                 ];
                 (
                     ExternalProbeKind::PingPong { cpus: *cpus },
@@ -94,7 +94,7 @@ impl ExternalProbe {
                     Neighbor::Stream => InjectedPattern::Sweep { lines: STREAM_BYTES / LINE_BYTES },
                 };
                 let phases = [(true, None), (false, Some((0, 1))), (true, Some((0, 1)))]
-                    .map(|(task, own)| MeasurementPhase { task, own });
+                    .map(|(task, own)| MeasurementPhase { task, own_range: own });
                 let budget = budget_cycles / (3 * u64::from(held.count()).max(1));
                 let phase_cycles = machine.clock.cycles(PHASE_NS).min(budget).max(1);
                 let kind = ExternalProbeKind::Neighbor { task: *task, slot, neighbor: *neighbor };
@@ -122,7 +122,7 @@ impl ExternalProbe {
             half: false,
             due: 0,
             begun: None,
-            from: (0.0, 0.0),
+            work_at_start: (0.0, 0.0),
             rates: Vec::new(),
             held_cycles: 0,
         })
@@ -155,12 +155,12 @@ impl ExternalProbe {
             if !self.half {
                 self.half = true;
                 self.due = now + self.phase_cycles / 2 + 1;
-                self.from = self.measured_work(machine);
+                self.work_at_start = self.measured_work(machine);
                 continue;
             }
             let elapsed_ns = machine.clock.nominal_ns(self.phase_cycles / 2 + 1 + now - self.due).max(1) as f64;
-            let done = self.measured_work(machine);
-            self.rates.push(((done.0 - self.from.0) / elapsed_ns, (done.1 - self.from.1) / elapsed_ns));
+            let work = self.measured_work(machine);
+            self.rates.push(((work.0 - self.work_at_start.0) / elapsed_ns, (work.1 - self.work_at_start.1) / elapsed_ns));
             self.held_cycles += self.phase_cycles * u64::from(self.held.count());
             self.phase += 1;
             if self.phase < self.phases.len() {
@@ -173,18 +173,18 @@ impl ExternalProbe {
     fn enter_phase(&mut self, machine: &mut SimMachine) {
         let phase = self.phases[self.phase];
         let mut members: Vec<(Slot, Option<u32>)> = Vec::new();
-        let own: Vec<Slot> = phase.own.map_or_else(Vec::new, |(from, to)| self.own[from..to].to_vec());
+        let active_slots: Vec<Slot> = phase.own_range.map_or_else(Vec::new, |(start, end)| self.own[start..end].to_vec());
         match self.kind {
             ExternalProbeKind::PingPong { cpus } => {
-                members.extend(own.iter().copied().zip([Some(cpus.0.0), Some(cpus.1.0)]));
+                members.extend(active_slots.iter().copied().zip([Some(cpus.0.0), Some(cpus.1.0)]));
             }
             ExternalProbeKind::Neighbor { slot, .. } => {
                 members.extend(phase.task.then_some((slot, None)));
-                members.extend(own.iter().map(|&own| (own, None)));
+                members.extend(active_slots.iter().map(|&thread_slot| (thread_slot, None)));
             }
         }
         for &slot in &self.own {
-            machine.system.set_asleep(slot, !own.contains(&slot));
+            machine.system.set_asleep(slot, !active_slots.contains(&slot));
         }
         let mut seats = assign_seats(&members, &self.held, &machine.system.dispatcher);
         separate_seats(&mut seats, &self.own, machine, &self.held);
@@ -205,7 +205,7 @@ impl ExternalProbe {
 
     pub fn take_evidence(&mut self, complete: bool) -> Option<ProbeEvidence> {
         // Own threads that made no progress measured nothing.
-        let own_moved = |(phase, rates): (&MeasurementPhase, &(f64, f64))| phase.own.is_none() || rates.1 > 0.0;
+        let own_moved = |(phase, rates): (&MeasurementPhase, &(f64, f64))| phase.own_range.is_none() || rates.1 > 0.0;
         if !complete || self.rates.len() < self.phases.len() || !self.phases.iter().zip(&self.rates).all(own_moved) {
             return None;
         }
@@ -248,14 +248,14 @@ fn sharing_cpus(slot: Slot, machine: &SimMachine) -> Result<CpuSet, ProbeRefusal
 
 /// Moves an own thread to another core than the task's if one is free, because contexts of one core share more than the
 /// cache.
-fn separate_seats(seats: &mut [(u32, Slot)], own: &[Slot], machine: &SimMachine, held: &CpuSet) {
+fn separate_seats(seats: &mut [(u32, Slot)], own_slots: &[Slot], machine: &SimMachine, held_cpus: &CpuSet) {
     let core = |cpu: u32| machine.topology.cpus[cpu as usize].core;
-    let Some(task_cpu) = seats.iter().find(|(_, slot)| !own.contains(slot)).map(|&(cpu, _)| cpu) else { return };
+    let Some(task_cpu) = seats.iter().find(|(_, slot)| !own_slots.contains(slot)).map(|&(cpu, _)| cpu) else { return };
     let used_cpus: Vec<u32> = seats.iter().map(|&(cpu, _)| cpu).collect();
-    for (cpu, _) in seats.iter_mut().filter(|(_, slot)| own.contains(slot)) {
-        let better = held.iter().find(|&other| core(other) != core(task_cpu) && !used_cpus.contains(&other));
-        if let Some(better) = better.filter(|_| core(*cpu) == core(task_cpu)) {
-            *cpu = better;
+    for (cpu, _) in seats.iter_mut().filter(|(_, slot)| own_slots.contains(slot)) {
+        let free_cpu = held_cpus.iter().find(|&other| core(other) != core(task_cpu) && !used_cpus.contains(&other));
+        if let Some(free_cpu) = free_cpu.filter(|_| core(*cpu) == core(task_cpu)) {
+            *cpu = free_cpu;
         }
     }
 }

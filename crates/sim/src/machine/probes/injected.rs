@@ -81,8 +81,8 @@ mod tests {
             while (batch.len() as u64) < lines {
                 source.next_batch(&mut batch);
             }
-            let seen: BTreeSet<u64> = batch[..lines as usize].iter().map(|access| access.address()).collect();
-            assert_eq!(seen.len() as u64, lines);
+            let touched_lines: BTreeSet<u64> = batch[..lines as usize].iter().map(|access| access.address()).collect();
+            assert_eq!(touched_lines.len() as u64, lines);
             assert!(batch.iter().all(|access| access.is_dependent()));
         }
     }

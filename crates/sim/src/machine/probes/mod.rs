@@ -118,13 +118,13 @@ impl SimMachine {
     }
 
     /// Must any probe observe every switch?
-    pub(crate) fn probes_watch_switches(&self) -> bool {
-        let together =
+    pub(crate) fn must_watch_switches(&self) -> bool {
+        let watches_switches =
             |active: &ActiveProbe| active.stage == ProbeStage::Working && matches!(active.work, ProbeWork::Together(_));
-        self.probes.iter().any(together)
+        self.probes.iter().any(watches_switches)
     }
 
-    pub(crate) fn probes_in_force(&self) -> Vec<ProbeId> {
+    pub(crate) fn active_probes(&self) -> Vec<ProbeId> {
         self.probes.iter().filter(|active| active.stage != ProbeStage::Told).map(|active| active.probe.id).collect()
     }
 
@@ -178,9 +178,9 @@ impl ActiveProbe {
 
     fn answer(&mut self, machine: &mut SimMachine, complete: bool, answers: &mut Vec<ProbeResult>) {
         let cost = self.cost_cycles(machine);
-        let before = self.told_cost_cycles.clone();
+        let reported_costs = self.told_cost_cycles.clone();
         let reported_cycles = |payer: &Option<TaskId>| {
-            before.iter().find(|(earlier_payer, _)| earlier_payer == payer).map_or(0, |(_, cycles)| *cycles)
+            reported_costs.iter().find(|(earlier_payer, _)| earlier_payer == payer).map_or(0, |(_, cycles)| *cycles)
         };
         let new =
             cost.iter().map(|(payer, cycles)| (*payer, machine.clock.nominal_ns(cycles - reported_cycles(payer))));

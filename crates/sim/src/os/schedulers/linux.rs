@@ -31,38 +31,38 @@ struct FairEntity {
 pub(crate) struct LinuxLike {
     times: SchedulerTimes,
     tasks: Vec<FairEntity>,
-    least_virtual: Vec<i64>,
+    min_virtual: Vec<i64>,
     /// Cycle at which each level of domains is balanced next.
     next_balance: Vec<u64>,
 }
 
 impl LinuxLike {
     pub fn new(times: SchedulerTimes) -> Self {
-        LinuxLike { times, tasks: Vec::new(), least_virtual: Vec::new(), next_balance: vec![0] }
+        LinuxLike { times, tasks: Vec::new(), min_virtual: Vec::new(), next_balance: vec![0] }
     }
 
     fn update_min_virtual(&mut self, cpu: u32, view: &SchedulerView<'_>) -> i64 {
         let tasks = &self.tasks;
         let virtual_of = |slot: Slot| tasks.get(slot).map(|task| task.virtual_cycles);
         let now = view.queue(cpu).iter().copied().chain(view.running(cpu)).filter_map(virtual_of).min();
-        let minimum = entry(&mut self.least_virtual, cpu as usize);
+        let minimum = entry(&mut self.min_virtual, cpu as usize);
         *minimum = (*minimum).max(now.unwrap_or(*minimum));
         *minimum
     }
 
     fn wake_place(&self, slot: Slot, last: u32, view: &SchedulerView<'_>) -> u32 {
         let domains = view.domains();
-        let idle = |cpu: &u32| view.is_idle(*cpu) && view.may_run(slot, *cpu);
-        if idle(&last) {
+        let is_idle_for = |cpu: &u32| view.is_idle(*cpu) && view.may_run(slot, *cpu);
+        if is_idle_for(&last) {
             return last;
         }
         let core_idle = |cpu: &u32| domains.members(CORE, *cpu).all(|sibling| view.is_idle(sibling));
-        let near = || domains.members(SHARED_CACHE, last);
-        near()
-            .find(|cpu| idle(cpu) && core_idle(cpu))
-            .or_else(|| near().find(idle))
-            .or_else(|| (0..domains.cpus()).find(|cpu| idle(cpu) && core_idle(cpu)))
-            .or_else(|| (0..domains.cpus()).find(idle))
+        let nearby_cpus = || domains.members(SHARED_CACHE, last);
+        nearby_cpus()
+            .find(|cpu| is_idle_for(cpu) && core_idle(cpu))
+            .or_else(|| nearby_cpus().find(is_idle_for))
+            .or_else(|| (0..domains.cpus()).find(|cpu| is_idle_for(cpu) && core_idle(cpu)))
+            .or_else(|| (0..domains.cpus()).find(is_idle_for))
             .or_else(|| Some(last).filter(|&last| view.may_run(slot, last) && view.is_open(last)))
             .unwrap_or_else(|| view.best_cpu(slot, |cpu| (domains.distance(last, cpu), view.load_milli(cpu), cpu)))
     }
@@ -85,7 +85,7 @@ impl LinuxLike {
     /// to even out, or a single one if only a swap is possible.
     fn balance_level(&self, level: usize, view: &SchedulerView<'_>, moves: &mut Vec<(Slot, u32)>) {
         let domains = view.domains();
-        let part = |cpu: u32| if level == 0 { cpu } else { domains.group(level - 1, cpu) };
+        let part_of = |cpu: u32| if level == 0 { cpu } else { domains.group(level - 1, cpu) };
         let mut groups: Vec<u32> = (0..domains.cpus()).map(|cpu| domains.group(level, cpu)).collect();
         groups.sort_unstable();
         groups.dedup();
@@ -99,15 +99,15 @@ impl LinuxLike {
             let restricted = cpus.iter().any(|&cpu| slots_on_cpu(cpu).any(barred));
             let mut parts: Vec<Vec<u32>> = Vec::new();
             for &cpu in &cpus {
-                let same = |others: &&mut Vec<u32>| !restricted && part(others[0]) == part(cpu);
-                match parts.iter_mut().find(same) {
-                    Some(others) => others.push(cpu),
+                let in_same_part = |part_cpus: &&mut Vec<u32>| !restricted && part_of(part_cpus[0]) == part_of(cpu);
+                match parts.iter_mut().find(in_same_part) {
+                    Some(part_cpus) => part_cpus.push(cpu),
                     None => parts.push(vec![cpu]),
                 }
             }
-            let mut queues = Queues { scheduler: self, view, loads: loads(view), moves, least_gain: 0.5 };
+            let mut queues = Queues { scheduler: self, view, loads: loads(view), moves, min_gain: 0.5 };
             while queues.even_out(&parts) {
-                queues.least_gain = 1.0;
+                queues.min_gain = 1.0;
             }
         }
     }
@@ -134,7 +134,7 @@ struct Queues<'a> {
     loads: Vec<f64>,
     moves: &'a mut Vec<(Slot, u32)>,
     /// A task is moved if that reduces the imbalance by at least this multiple of its weight; one half is a swap.
-    least_gain: f64,
+    min_gain: f64,
 }
 
 impl Queues<'_> {
@@ -152,12 +152,12 @@ impl Queues<'_> {
         busiest_first.sort_by(|&a, &b| load_of(&parts[b]).0.total_cmp(&load_of(&parts[a]).0));
         for &busiest in &busiest_first {
             for &idlest in &idlest_first {
-                let (from, to) = (load_of(&parts[busiest]), load_of(&parts[idlest]));
-                if busiest == idlest || from.0 * 100.0 <= to.0 * IMBALANCE_PERCENT {
+                let (source_load, target_load) = (load_of(&parts[busiest]), load_of(&parts[idlest]));
+                if busiest == idlest || source_load.0 * 100.0 <= target_load.0 * IMBALANCE_PERCENT {
                     continue;
                 }
-                let average = (from.1 + to.1) / (from.2 + to.2);
-                let imbalance = ((from.0 - average) * from.2).min((average - to.0) * to.2);
+                let average = (source_load.1 + target_load.1) / (source_load.2 + target_load.2);
+                let imbalance = ((source_load.0 - average) * source_load.2).min((average - target_load.0) * target_load.2);
                 match self.plan_pull(&parts[busiest], &parts[idlest], imbalance) {
                     Pull::Barred => {}
                     Pull::Nothing => return false,
@@ -175,7 +175,7 @@ impl Queues<'_> {
     }
 
     /// Plans a pull from the busiest CPU of one part to the least busy CPU of another that may run the task.
-    fn plan_pull(&self, from: &[u32], to: &[u32], imbalance: f64) -> Pull {
+    fn plan_pull(&self, source_cpus: &[u32], target_cpus: &[u32], imbalance: f64) -> Pull {
         let view = self.view;
         // If only a swap is possible, the task that ran most is moved: the tasks that stay behind gain, and those that
         // it joins lose.
@@ -183,7 +183,7 @@ impl Queues<'_> {
         let ran_there = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu)).map(ran_cycles_of).max();
         let load = |cpu: u32| self.loads[cpu as usize];
         let minimum = |a: &u32, b: &u32| load(*a).total_cmp(&load(*b)).then(ran_there(*b).cmp(&ran_there(*a)));
-        let (mut targets, mut sources) = (to.to_vec(), from.to_vec());
+        let (mut targets, mut sources) = (target_cpus.to_vec(), source_cpus.to_vec());
         targets.sort_by(minimum);
         // Among equal ones, the last comes first.
         sources.reverse();
@@ -193,17 +193,17 @@ impl Queues<'_> {
         for &source in &sources {
             let queued: Vec<Slot> = view.queue(source).iter().copied().filter(|slot| !moving(slot)).collect();
             // A queue gives up one task at a time, unless evening out requires more.
-            if self.least_gain < 1.0 && queued.len() < view.count_waiting(source) {
+            if self.min_gain < 1.0 && queued.len() < view.count_waiting(source) {
                 return Pull::Nothing;
             }
             for &target in &targets {
                 if barred && load(source) <= load(target) {
                     break;
                 }
-                let fits = |slot: &Slot| {
-                    view.may_run(*slot, target) && view.weight(*slot) * self.least_gain <= imbalance + 1e-9
+                let is_movable = |slot: &Slot| {
+                    view.may_run(*slot, target) && view.weight(*slot) * self.min_gain <= imbalance + 1e-9
                 };
-                if let Some(slot) = queued.iter().copied().filter(fits).max_by_key(|&slot| (ran_cycles_of(slot), slot))
+                if let Some(slot) = queued.iter().copied().filter(is_movable).max_by_key(|&slot| (ran_cycles_of(slot), slot))
                 {
                     return Pull::Moves(slot, source, target);
                 }
@@ -218,22 +218,22 @@ impl Queues<'_> {
 }
 
 impl CpuScheduler for LinuxLike {
-    fn place(&mut self, slot: Slot, why: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
-        match (why, view.last_cpu(slot)) {
+    fn place(&mut self, slot: Slot, reason: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
+        match (reason, view.last_cpu(slot)) {
             (EnqueueReason::New, _) | (_, None) => self.choose_cpu(slot, view),
             (EnqueueReason::Expired, Some(last)) if view.may_run(slot, last) => last,
             (_, Some(last)) => self.wake_place(slot, last, view),
         }
     }
 
-    fn enqueue(&mut self, slot: Slot, cpu: u32, why: EnqueueReason, view: &SchedulerView<'_>) {
+    fn enqueue(&mut self, slot: Slot, cpu: u32, reason: EnqueueReason, view: &SchedulerView<'_>) {
         let least_here = self.update_min_virtual(cpu, view);
         let home = entry(&mut self.tasks, slot).home;
         let least_there = home.filter(|&from| from != cpu).map(|from| self.update_min_virtual(from, view));
         let slice = self.times.slice_cycles as i64;
         let task = entry(&mut self.tasks, slot);
         task.home = Some(cpu);
-        task.virtual_cycles = match why {
+        task.virtual_cycles = match reason {
             EnqueueReason::New => least_here + slice,
             EnqueueReason::Woken => {
                 let carried = least_there.map_or(task.virtual_cycles, |there| task.virtual_cycles - there + least_here);
@@ -252,9 +252,9 @@ impl CpuScheduler for LinuxLike {
     }
 
     fn slice_cycles(&self, slot: Slot, cpu: u32, view: &SchedulerView<'_>) -> u64 {
-        let others = view.queue(cpu);
-        let sum: f64 = others.iter().map(|&other| view.weight(other)).sum::<f64>() + view.weight(slot);
-        let share = view.weight(slot) * (others.len() + 1) as f64 / sum;
+        let queue = view.queue(cpu);
+        let sum: f64 = queue.iter().map(|&other| view.weight(other)).sum::<f64>() + view.weight(slot);
+        let share = view.weight(slot) * (queue.len() + 1) as f64 / sum;
         let slice = self.times.slice_cycles as f64;
         ((slice * share).max(slice / 4.0) as u64).max(1)
     }
@@ -293,9 +293,9 @@ impl CpuScheduler for LinuxLike {
 
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot> {
         let domains = view.domains();
-        let from = (0..domains.cpus()).filter(|&other| other != cpu && view.count_waiting_for(other, cpu) > 0);
+        let candidates = (0..domains.cpus()).filter(|&other| other != cpu && view.count_waiting_for(other, cpu) > 0);
         let nearest_busiest = |&other: &u32| (domains.distance(cpu, other), std::cmp::Reverse(view.load_milli(other)));
-        let source = from.min_by_key(nearest_busiest)?;
+        let source = candidates.min_by_key(nearest_busiest)?;
         let hungry = |slot: &Slot| (self.tasks.get(*slot).map_or(0, |task| task.ran_cycles), *slot);
         view.queue(source).iter().copied().filter(|&slot| view.may_run(slot, cpu)).min_by_key(hungry)
     }

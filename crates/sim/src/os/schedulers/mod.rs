@@ -53,9 +53,9 @@ pub(crate) enum EnqueueReason {
 /// The rules of one default scheduler.
 pub(crate) trait CpuScheduler: Send {
     /// Chooses the CPU on whose queue the task waits; the task must be allowed to use it.
-    fn place(&mut self, slot: Slot, why: EnqueueReason, view: &SchedulerView<'_>) -> u32;
+    fn place(&mut self, slot: Slot, reason: EnqueueReason, view: &SchedulerView<'_>) -> u32;
     /// Records that the task has joined the queue of `cpu`, or is about to run there from another queue.
-    fn enqueue(&mut self, slot: Slot, cpu: u32, why: EnqueueReason, view: &SchedulerView<'_>);
+    fn enqueue(&mut self, slot: Slot, cpu: u32, reason: EnqueueReason, view: &SchedulerView<'_>);
     /// Returns the key that orders a queue: smaller first, then first come, first served.
     fn key(&self, slot: Slot) -> i64;
     /// Returns the length of time for which the task may run now.
@@ -79,7 +79,7 @@ pub(crate) trait CpuScheduler: Send {
         u64::MAX
     }
     /// Returns queued tasks to move, with their new CPUs.
-    fn balance(&mut self, _sight: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
+    fn balance(&mut self, _view: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
         Vec::new()
     }
     /// Returns a queued task from another queue, for a CPU that has nothing to run.

@@ -96,21 +96,21 @@ impl SolarisTimeSharing {
         let domains = view.domains();
         let last = view.last_cpu(slot).unwrap_or(0);
         view.best_cpu(slot, |cpu| {
-            let running = view.running(cpu).map(|running| self.level(running) + 1).unwrap_or(0);
-            let busy = !view.is_idle(cpu);
+            let running_level = view.running(cpu).map(|running_slot| self.level(running_slot) + 1).unwrap_or(0);
+            let is_busy = !view.is_idle(cpu);
             let siblings = domains.members(0, cpu).filter(|&sibling| !view.is_idle(sibling)).count();
-            (busy, if busy { 0 } else { siblings }, view.count_waiting(cpu), running, domains.distance(last, cpu), cpu)
+            (is_busy, if is_busy { 0 } else { siblings }, view.count_waiting(cpu), running_level, domains.distance(last, cpu), cpu)
         })
     }
 }
 
 impl CpuScheduler for SolarisTimeSharing {
-    fn place(&mut self, slot: Slot, why: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
+    fn place(&mut self, slot: Slot, reason: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
         let home = match view.last_cpu(slot) {
             Some(last) if view.may_run(slot, last) && view.is_open(last) => last,
             _ => return self.lowest_level_cpu(slot, view),
         };
-        if why == EnqueueReason::Woken || why == EnqueueReason::New {
+        if reason == EnqueueReason::Woken || reason == EnqueueReason::New {
             return if view.is_idle(home) { home } else { self.lowest_level_cpu(slot, view) };
         }
         // setbackdq: compares the queue with that of the next CPU of the partition.
@@ -123,10 +123,10 @@ impl CpuScheduler for SolarisTimeSharing {
         if waiting_at_home > 0 && self.count_waiting_at(next, level, view) < waiting_at_home { next } else { home }
     }
 
-    fn enqueue(&mut self, slot: Slot, _cpu: u32, why: EnqueueReason, view: &SchedulerView<'_>) {
+    fn enqueue(&mut self, slot: Slot, _cpu: u32, reason: EnqueueReason, view: &SchedulerView<'_>) {
         let weight = view.weight(slot);
         let (mut level, begun) = (self.level(slot), entry(&mut self.tasks, slot).begun);
-        match why {
+        match reason {
             EnqueueReason::Expired => level = line(level).expired,
             EnqueueReason::Woken if self.tasks[slot].waited_s > line(level).max_wait_s || begun => {
                 level = line(level).returned;

@@ -13,9 +13,9 @@ const HURRIED_NS: u64 = 50_000_000;
 const MIN_GANG_DEMAND: f64 = 0.8;
 
 impl PlanSearch<'_> {
-    pub(super) fn with_turns(&self, layout: &SiteLayout) -> SiteLayout {
-        self.change_each_site(layout, |search, site_tasks, changed| {
-            changed.rotations[site_tasks.site] = site_tasks.best_turns(&search.judge, &[], false);
+    pub(super) fn with_rotations(&self, layout: &SiteLayout) -> SiteLayout {
+        self.change_each_site(layout, |search, site_tasks, new_layout| {
+            new_layout.rotations[site_tasks.site] = site_tasks.best_rotation(&search.judge, &[], false);
         })
     }
 }
@@ -23,7 +23,7 @@ impl PlanSearch<'_> {
 impl SiteTasks<'_> {
     /// Returns the best gangs; `None` if none are better than single tasks in turn. In a hurry, only the most promising
     /// gangs are tried.
-    pub fn best_turns(&self, judge: &PlanComparator, cut: &[PartitionMembers], hurry: bool) -> Option<GangRotation> {
+    pub fn best_rotation(&self, judge: &PlanComparator, partitions: &[PartitionMembers], hurry: bool) -> Option<GangRotation> {
         let cpus = self.problem.sites[self.site].cpus.count() as usize;
         let program = |&at: &usize| self.problem.tasks[at].program.as_ref();
         let fit = self.members.iter().all(|&index| self.problem.tasks[index].movable)
@@ -31,7 +31,7 @@ impl SiteTasks<'_> {
         if self.members.len() <= cpus || !fit || cpus < 2 {
             return None;
         }
-        let mut best = (judge.key(self.score(cut, None)), None);
+        let mut best = (judge.key(self.score(partitions, None)), None);
         let kinds = if hurry { 2 } else { usize::MAX };
         for slice_ns in TURNS_MS.map(|ms| ms * 1_000_000).into_iter().filter(|ns| !hurry || *ns == HURRIED_NS) {
             if self.problem.shortest_slice_ns.is_none_or(|shortest| shortest > slice_ns) {
@@ -44,15 +44,15 @@ impl SiteTasks<'_> {
                 if slice_ns > max_quantum_ns(gangs.len(), MAX_WAIT_NS) {
                     continue;
                 }
-                let turns = GangRotation { slice_ns, gangs };
-                let key = judge.key(self.score(cut, Some(&turns)));
+                let rotation = GangRotation { slice_ns, gangs };
+                let key = judge.key(self.score(partitions, Some(&rotation)));
                 if key > best.0 + 1e-9 {
-                    best = (key, Some(turns));
+                    best = (key, Some(rotation));
                 }
             }
         }
-        let (key, turns) = best;
-        turns.map(|turns| if hurry { turns } else { self.reassign_gang(judge, cut, key, turns) })
+        let (key, rotation) = best;
+        rotation.map(|rotation| if hurry { rotation } else { self.reassign_gang(judge, partitions, key, rotation) })
     }
 
     /// Groups similar tasks, by pressure and by space, and completes or evens out the groups.
@@ -63,12 +63,12 @@ impl SiteTasks<'_> {
             order.sort_by(|&a, &b| value(a).total_cmp(&value(b)).then(a.cmp(&b)));
             order
         };
-        let program = |at: usize| self.problem.tasks[at].program.as_ref();
-        let pressure = |at: usize| program(at).map_or(0.0, |model| model.misses(bytes) / model.solo_cycles(bytes));
-        let keeps =
-            |at: usize| program(at).map_or(0.0, |model| model.cycles(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes));
-        let filled = |order: &[usize]| order.chunks(cpus).map(<[usize]>::to_vec).collect::<Vec<_>>();
-        let even = |order: &[usize]| {
+        let program = |index: usize| self.problem.tasks[index].program.as_ref();
+        let pressure = |index: usize| program(index).map_or(0.0, |model| model.misses(bytes) / model.solo_cycles(bytes));
+        let space_need =
+            |index: usize| program(index).map_or(0.0, |model| model.cycles(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes));
+        let full_gangs = |order: &[usize]| order.chunks(cpus).map(<[usize]>::to_vec).collect::<Vec<_>>();
+        let even_gangs = |order: &[usize]| {
             let gangs = order.len().div_ceil(cpus);
             order.chunks(order.len().div_ceil(gangs)).map(<[usize]>::to_vec).collect::<Vec<_>>()
         };
@@ -76,47 +76,47 @@ impl SiteTasks<'_> {
         let dealt = |order: &[usize]| {
             let count = order.len().div_ceil(cpus);
             let mut gangs = vec![Vec::new(); count];
-            for (nth, &at) in order.iter().rev().enumerate() {
+            for (nth, &index) in order.iter().rev().enumerate() {
                 let round = nth / count;
-                gangs[if round.is_multiple_of(2) { nth % count } else { count - 1 - nth % count }].push(at);
+                gangs[if round.is_multiple_of(2) { nth % count } else { count - 1 - nth % count }].push(index);
             }
             gangs
         };
-        let (pressing, keeping) = (sorted_by(&pressure), sorted_by(&keeps));
-        vec![filled(&pressing), filled(&keeping), even(&pressing), even(&keeping), dealt(&keeping), dealt(&pressing)]
+        let (pressing, keeping) = (sorted_by(&pressure), sorted_by(&space_need));
+        vec![full_gangs(&pressing), full_gangs(&keeping), even_gangs(&pressing), even_gangs(&keeping), dealt(&keeping), dealt(&pressing)]
     }
 
     /// Exchanges members between gangs as long as that helps.
     fn reassign_gang(
         &self,
         judge: &PlanComparator,
-        cut: &[PartitionMembers],
+        partitions: &[PartitionMembers],
         mut key: f64,
-        mut turns: GangRotation,
+        mut rotation: GangRotation,
     ) -> GangRotation {
         for _ in 0..2 {
-            let before = key;
-            for a in 0..turns.gangs.len() {
-                for b in a + 1..turns.gangs.len() {
-                    for x in 0..turns.gangs[a].len() {
-                        for y in 0..turns.gangs[b].len() {
+            let previous_key = key;
+            for a in 0..rotation.gangs.len() {
+                for b in a + 1..rotation.gangs.len() {
+                    for x in 0..rotation.gangs[a].len() {
+                        for y in 0..rotation.gangs[b].len() {
                             if self.effort.get() == 0 {
-                                return turns;
+                                return rotation;
                             }
-                            let mut other = turns.clone();
-                            (other.gangs[a][x], other.gangs[b][y]) = (turns.gangs[b][y], turns.gangs[a][x]);
-                            let new_key = judge.key(self.score(cut, Some(&other)));
+                            let mut exchanged_rotation = rotation.clone();
+                            (exchanged_rotation.gangs[a][x], exchanged_rotation.gangs[b][y]) = (rotation.gangs[b][y], rotation.gangs[a][x]);
+                            let new_key = judge.key(self.score(partitions, Some(&exchanged_rotation)));
                             if new_key > key + 1e-9 {
-                                (key, turns) = (new_key, other);
+                                (key, rotation) = (new_key, exchanged_rotation);
                             }
                         }
                     }
                 }
             }
-            if key <= before {
+            if key <= previous_key {
                 break;
             }
         }
-        turns
+        rotation
     }
 }

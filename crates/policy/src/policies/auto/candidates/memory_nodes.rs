@@ -13,52 +13,52 @@ use crate::policies::auto::model::program_model::ProgramModel;
 impl PlanSearch<'_> {
     /// `None` if no task is nearer to its memory on another site.
     pub(super) fn layout_near_memory(&self, default: &SiteLayout) -> Option<SiteLayout> {
-        let mut home = default.site_of.clone();
-        let mut free = self.free_seats();
-        for site in home.iter().flatten() {
-            free[*site] = free[*site].saturating_sub(1);
+        let mut site_of = default.site_of.clone();
+        let mut free_seats = self.free_seats();
+        for site in site_of.iter().flatten() {
+            free_seats[*site] = free_seats[*site].saturating_sub(1);
         }
         let movable = self.movable_tasks();
-        let saved = |&at: &usize| Some((self.remote_memory_share(at, home[at]?), at)).filter(|(saved, _)| *saved > 0.0);
-        let mut order: Vec<(f64, usize)> = movable.iter().filter_map(saved).collect();
+        let remote_share = |&index: &usize| Some((self.remote_memory_share(index, site_of[index]?), index)).filter(|(share, _)| *share > 0.0);
+        let mut order: Vec<(f64, usize)> = movable.iter().filter_map(remote_share).collect();
         order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        for (_, at) in order {
-            let Some(current_site) = home[at] else { continue };
-            let nearer = (0..free.len())
-                .filter(|&site| self.remote_memory_share(at, site) < self.remote_memory_share(at, current_site));
-            let better = |a: usize, b: usize| {
-                let key = |site: usize| (self.remote_memory_share(at, site), usize::MAX - free[site]);
+        for (_, index) in order {
+            let Some(current_site) = site_of[index] else { continue };
+            let nearer = (0..free_seats.len())
+                .filter(|&site| self.remote_memory_share(index, site) < self.remote_memory_share(index, current_site));
+            let better_site = |a: usize, b: usize| {
+                let key = |site: usize| (self.remote_memory_share(index, site), usize::MAX - free_seats[site]);
                 if key(b) < key(a) { b } else { a }
             };
-            if let Some(site) = nearer.clone().filter(|&site| free[site] > 0).reduce(better) {
-                (free[site], free[current_site]) = (free[site] - 1, free[current_site] + 1);
-                home[at] = Some(site);
+            if let Some(site) = nearer.clone().filter(|&site| free_seats[site] > 0).reduce(better_site) {
+                (free_seats[site], free_seats[current_site]) = (free_seats[site] - 1, free_seats[current_site] + 1);
+                site_of[index] = Some(site);
                 continue;
             }
             let partner = |site: usize| {
                 let loses_nothing = |&other: &usize| {
                     self.remote_memory_share(other, current_site) <= self.remote_memory_share(other, site)
                 };
-                let mut site_residents = movable.iter().copied().filter(|&other| home[other] == Some(site));
+                let mut site_residents = movable.iter().copied().filter(|&resident| site_of[resident] == Some(site));
                 site_residents.find(loses_nothing).map(|other| (site, other))
             };
             let exchange = nearer.clone().find_map(partner);
-            if let Some((site, other)) = exchange {
-                (home[at], home[other]) = (Some(site), Some(current_site));
+            if let Some((site, partner)) = exchange {
+                (site_of[index], site_of[partner]) = (Some(site), Some(current_site));
             }
         }
-        (home != default.site_of).then(|| SiteLayout::unpartitioned(self.problem, home, true))
+        (site_of != default.site_of).then(|| SiteLayout::unpartitioned(self.problem, site_of, true))
     }
 
     /// Returns the share of its cycles that the task loses on this site, running alone, relative to the site nearest to
     /// its memory.
     fn remote_memory_share(&self, index: usize, site: usize) -> f64 {
         let (site, program) = (&self.problem.sites[site], self.problem.tasks[index].program.as_ref());
-        let far = |program: &ProgramModel| {
+        let remote_cost = |program: &ProgramModel| {
             program.cpu_demand * program.misses(site.bytes) * program.far_cycles(site.memory_node)
                 / program.solo_cycles(site.bytes)
         };
-        program.map_or(0.0, far)
+        program.map_or(0.0, remote_cost)
     }
 }
 
@@ -104,29 +104,29 @@ mod tests {
     /// do tasks stay if their memory is near?
     #[test]
     fn tasks_move_to_their_memory() {
-        let scene_of = |memory: &[(usize, usize)]| problem(memory);
-        let crossed = scene_of(&[(1, 0), (0, 1), (0, 0), (1, 1)]);
+        let problem_of = |memory: &[(usize, usize)]| problem(memory);
+        let crossed = problem_of(&[(1, 0), (0, 1), (0, 0), (1, 1)]);
         let memo = ScoreCache::new(&crossed);
         let default = SiteLayout::from_default_sites(&crossed, &BTreeMap::new());
-        let moved = search(&crossed, &memo, true).layout_near_memory(&default).unwrap();
-        assert_eq!(moved.site_of, [1, 0, 0, 1].map(Some));
-        let all = search(&crossed, &memo, true).candidates(&BTreeMap::new(), None);
+        let new_layout = search(&crossed, &memo, true).layout_near_memory(&default).unwrap();
+        assert_eq!(new_layout.site_of, [1, 0, 0, 1].map(Some));
+        let candidates = search(&crossed, &memo, true).candidates(&BTreeMap::new(), None);
         let value = |label: &str| {
-            all.iter().find(|candidate| candidate.label == label).unwrap().score.value(PlanObjective::WeightedSpeedup)
+            candidates.iter().find(|candidate| candidate.label == label).unwrap().score.value(PlanObjective::WeightedSpeedup)
         };
         // One miss per 67 instructions takes 50 cycles near and 100 far, everything else takes 1 cycle: 1.75 over 2.5
         // for two of four.
         assert!((value("default") - 0.85).abs() < 1e-6 && (value("memory nodes") - 1.0).abs() < 1e-6);
         assert!(
-            all.iter()
+            candidates.iter()
                 .all(|candidate| candidate.score.value(PlanObjective::WeightedSpeedup) <= value("memory nodes") + 1e-9)
         );
-        let near = scene_of(&[(0, 0), (1, 1), (0, 0)]);
-        let (memo, default) = (ScoreCache::new(&near), SiteLayout::from_default_sites(&near, &BTreeMap::new()));
-        assert_eq!(search(&near, &memo, true).layout_near_memory(&default), None);
+        let near_problem = problem_of(&[(0, 0), (1, 1), (0, 0)]);
+        let (memo, default) = (ScoreCache::new(&near_problem), SiteLayout::from_default_sites(&near_problem, &BTreeMap::new()));
+        assert_eq!(search(&near_problem, &memo, true).layout_near_memory(&default), None);
         let memo = ScoreCache::new(&crossed);
-        let without = search(&crossed, &memo, false).candidates(&BTreeMap::new(), None);
-        assert!(without.iter().all(|candidate| candidate.mechanism != Some(Mechanism::MemoryNodes)));
+        let other_candidates = search(&crossed, &memo, false).candidates(&BTreeMap::new(), None);
+        assert!(other_candidates.iter().all(|candidate| candidate.mechanism != Some(Mechanism::MemoryNodes)));
     }
 
     /// If another site has room, do no tasks change places, and is no site filled beyond its room?
@@ -135,7 +135,7 @@ mod tests {
         let crossed = problem(&[(1, 0), (1, 0), (1, 1)]);
         let memo = ScoreCache::new(&crossed);
         let default = SiteLayout::from_default_sites(&crossed, &BTreeMap::new());
-        let moved = search(&crossed, &memo, true).layout_near_memory(&default).unwrap();
-        assert_eq!(moved.site_of.iter().filter(|home| **home == Some(1)).count(), 2);
+        let new_layout = search(&crossed, &memo, true).layout_near_memory(&default).unwrap();
+        assert_eq!(new_layout.site_of.iter().filter(|home| **home == Some(1)).count(), 2);
     }
 }

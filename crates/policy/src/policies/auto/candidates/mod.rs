@@ -69,7 +69,7 @@ impl AllowedMechanisms {
 
     /// May the search use this mechanism?
     pub fn has(self, mechanism: Mechanism) -> bool {
-        Mechanism::ALL.iter().zip(self.0).any(|(allowed, is_allowed)| *allowed == mechanism && is_allowed)
+        Mechanism::ALL.iter().zip(self.0).any(|(candidate, is_allowed)| *candidate == mechanism && is_allowed)
     }
 }
 
@@ -119,13 +119,13 @@ pub struct PlanSearch<'a> {
 impl PlanSearch<'_> {
     /// Adds the default, which sets the comparator's lowest speed. Tasks stay where they were placed, so once another
     /// plan is in force, the default has to pin them to their sites.
-    pub(super) fn default(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<&SiteLayout>) -> CandidatePlan {
+    pub(super) fn default(&mut self, lived_on: &BTreeMap<TaskId, usize>, current_layout: Option<&SiteLayout>) -> CandidatePlan {
         let mut layout = SiteLayout::from_default_sites(self.problem, lived_on);
-        if let Some(held) = held {
-            if held.pinned.contains(&true) {
+        if let Some(current_layout) = current_layout {
+            if current_layout.pinned.contains(&true) {
                 layout = SiteLayout::unpartitioned(self.problem, layout.site_of, true);
             }
-            layout = self.problem.with_closed(layout, held);
+            layout = self.problem.with_closed(layout, current_layout);
         }
         let score = score(self.problem, &layout, self.memo);
         if self.judge.objective != PlanObjective::WorstSlowdown {
@@ -135,31 +135,31 @@ impl PlanSearch<'_> {
     }
 
     /// Returns all candidates, the default first.
-    pub fn candidates(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<SiteLayout>) -> Vec<CandidatePlan> {
+    pub fn candidates(&mut self, lived_on: &BTreeMap<TaskId, usize>, current_layout: Option<SiteLayout>) -> Vec<CandidatePlan> {
         let (problem, memo) = (self.problem, self.memo);
-        let first = self.default(lived_on, held.as_ref());
+        let first = self.default(lived_on, current_layout.as_ref());
         let default = first.layout.clone();
-        let mut all = vec![first];
+        let mut candidates = vec![first];
         let mut add = |label: &'static str, mechanism: Option<Mechanism>, layout: SiteLayout| {
-            let layout = match &held {
-                Some(held) => problem.with_closed(layout, held),
+            let layout = match &current_layout {
+                Some(current_layout) => problem.with_closed(layout, current_layout),
                 None => layout,
             };
-            add(&mut all, problem, memo, (label, mechanism), layout);
+            add(&mut candidates, problem, memo, (label, mechanism), layout);
         };
         let mut homes = vec![("joint from the default", default.clone())];
-        if let Some(held) = &held {
-            add("held", None, held.clone());
+        if let Some(current) = &current_layout {
+            add("held", None, current.clone());
             homes
-                .push(("joint from the plan in force", SiteLayout::unpartitioned(problem, held.site_of.clone(), true)));
+                .push(("joint from the plan in force", SiteLayout::unpartitioned(problem, current.site_of.clone(), true)));
         }
         let shares_data =
-            self.allowed.has(Mechanism::Sharing) && problem.tasks.iter().any(|scene_task| scene_task.cluster.is_some());
+            self.allowed.has(Mechanism::Sharing) && problem.tasks.iter().any(|problem_task| problem_task.cluster.is_some());
         if self.allowed.has(Mechanism::Space) {
-            add("space", Some(Mechanism::Space), self.with_budget_share(8, |search| search.with_cuts(&default)));
+            add("space", Some(Mechanism::Space), self.with_budget_share(8, |search| search.with_partitions(&default)));
         }
         if self.allowed.has(Mechanism::Gangs) {
-            add("gangs", Some(Mechanism::Gangs), self.with_budget_share(2, |search| search.with_turns(&default)));
+            add("gangs", Some(Mechanism::Gangs), self.with_budget_share(2, |search| search.with_rotations(&default)));
         }
         if shares_data {
             let layout = self.cluster_sharers(&default);
@@ -172,13 +172,13 @@ impl PlanSearch<'_> {
             add("memory nodes", Some(Mechanism::MemoryNodes), layout);
         }
         if self.allowed.has(Mechanism::Placement) && problem.sites.len() > 1 {
-            let (even, separated) = (self.balance(&default), self.separate_streams(&default));
-            let mut placed_from = |from: SiteLayout| self.with_budget_share(8, |search| search.place(from, false));
-            let separated_plan = placed_from(separated);
+            let (balanced_layout, separated_layout) = (self.balance(&default), self.separate_streams(&default));
+            let mut placed_from = |start_layout: SiteLayout| self.with_budget_share(8, |search| search.place(start_layout, false));
+            let separated_plan = placed_from(separated_layout);
             add("placement from separated misses", Some(Mechanism::Placement), separated_plan.clone());
             homes.push(("joint from separated misses", separated_plan));
             add("placement", Some(Mechanism::Placement), placed_from(default.clone()));
-            let placed = placed_from(even);
+            let placed = placed_from(balanced_layout);
             add("placement from balanced misses", Some(Mechanism::Placement), placed.clone());
             homes.push(("joint from balanced misses", placed));
         }
@@ -194,15 +194,15 @@ impl PlanSearch<'_> {
             });
             add(label, None, layout);
         }
-        all
+        candidates
     }
 
     /// Runs a search with at most one in `one_in` of the remaining site scores.
     fn with_budget_share<T>(&mut self, one_in: usize, find: impl FnOnce(&mut Self) -> T) -> T {
-        let all = self.effort.get();
-        self.effort.set(all / one_in.max(1));
+        let total_effort = self.effort.get();
+        self.effort.set(total_effort / one_in.max(1));
         let layout = find(self);
-        self.effort.set(all - all / one_in.max(1) + self.effort.get());
+        self.effort.set(total_effort - total_effort / one_in.max(1) + self.effort.get());
         layout
     }
 
@@ -216,25 +216,25 @@ impl PlanSearch<'_> {
         let tasks = self.problem.known_tasks().count();
         let cores: usize = self.problem.sites.iter().map(|site| site.cores).sum();
         let cpus: u32 = self.problem.sites.iter().map(|site| site.cpus.count()).sum();
-        let fair = |cpus_here: u32| (tasks * cpus_here as usize).div_ceil(cpus.max(1) as usize);
-        let room = |(at, site): (usize, &CacheSite)| match self.problem.is_closed(at) {
+        let fair_share = |cpus_here: u32| (tasks * cpus_here as usize).div_ceil(cpus.max(1) as usize);
+        let room = |(index, site): (usize, &CacheSite)| match self.problem.is_closed(index) {
             true => 0,
             false if tasks <= cores => site.cores,
-            false => fair(site.cpus.count()).max(site.cores),
+            false => fair_share(site.cpus.count()).max(site.cores),
         };
         self.problem.sites.iter().enumerate().map(room).collect()
     }
 
     /// Scores a site with these members, without partitions or with its best partitions and rotation.
-    fn site_key(&self, home: &[Option<usize>], site: usize, members: &[usize], joint: bool) -> LayoutScore {
+    fn site_key(&self, site_of: &[Option<usize>], site: usize, members: &[usize], joint: bool) -> LayoutScore {
         if members.is_empty() {
             return LayoutScore::EMPTY;
         }
-        let apart = split_shares(self.problem, home, members, site);
-        let here =
-            SiteTasks { problem: self.problem, site, members, apart: &apart, effort: &self.effort, memo: self.memo };
-        let (cut, turns) = if joint { self.best_of(&here, true) } else { (Vec::new(), None) };
-        here.score(&cut, turns.as_ref())
+        let split_shares = split_shares(self.problem, site_of, members, site);
+        let site_tasks =
+            SiteTasks { problem: self.problem, site, members, split_shares: &split_shares, effort: &self.effort, memo: self.memo };
+        let (partitions, rotation) = if joint { self.best_of(&site_tasks, true) } else { (Vec::new(), None) };
+        site_tasks.score(&partitions, rotation.as_ref())
     }
 
     /// Returns the partitions and rotations of one site, the better of the two combinations first.
@@ -246,20 +246,20 @@ impl PlanSearch<'_> {
         if site_tasks.members.len() < 2 {
             return (Vec::new(), None);
         }
-        let turns =
-            if self.allowed.has(Mechanism::Gangs) { site_tasks.best_turns(&self.judge, &[], hurry) } else { None };
-        let cut = if self.allowed.has(Mechanism::Space) {
-            site_tasks.best_cut(&self.judge, turns.as_ref())
+        let rotation =
+            if self.allowed.has(Mechanism::Gangs) { site_tasks.best_rotation(&self.judge, &[], hurry) } else { None };
+        let partitions = if self.allowed.has(Mechanism::Space) {
+            site_tasks.best_partitions(&self.judge, rotation.as_ref())
         } else {
             Vec::new()
         };
-        if turns.is_none() || !self.allowed.has(Mechanism::Space) {
-            return (cut, turns);
+        if rotation.is_none() || !self.allowed.has(Mechanism::Space) {
+            return (partitions, rotation);
         }
         // If partitions are enough, a rotation adds nothing.
-        let alone = site_tasks.best_cut(&self.judge, None);
-        let (with, without) = (site_tasks.score(&cut, turns.as_ref()), site_tasks.score(&alone, None));
-        if self.judge.key(without) >= self.judge.key(with) - 1e-3 { (alone, None) } else { (cut, turns) }
+        let alone = site_tasks.best_partitions(&self.judge, None);
+        let (with_rotation, without_rotation) = (site_tasks.score(&partitions, rotation.as_ref()), site_tasks.score(&alone, None));
+        if self.judge.key(without_rotation) >= self.judge.key(with_rotation) - 1e-3 { (alone, None) } else { (partitions, rotation) }
     }
 
     fn change_each_site(
@@ -277,32 +277,32 @@ impl PlanSearch<'_> {
         sites: impl IntoIterator<Item = usize>,
         change: impl Fn(&Self, &SiteTasks<'_>, &mut SiteLayout),
     ) -> SiteLayout {
-        let mut changed = layout.clone();
+        let mut new_layout = layout.clone();
         for site in sites.into_iter().filter(|&site| !self.problem.is_closed(site)) {
             let members = layout.known_tasks_on(self.problem, site);
-            let apart = split_shares(self.problem, &layout.site_of, &members, site);
-            let here = SiteTasks {
+            let split_shares = split_shares(self.problem, &layout.site_of, &members, site);
+            let site_tasks = SiteTasks {
                 problem: self.problem,
                 site,
                 members: &members,
-                apart: &apart,
+                split_shares: &split_shares,
                 effort: &self.effort,
                 memo: self.memo,
             };
-            change(self, &here, &mut changed);
+            change(self, &site_tasks, &mut new_layout);
             // Partitions and rotations apply to tasks that stay on the site.
-            if !changed.partitions[site].is_empty() || changed.rotations[site].is_some() {
+            if !new_layout.partitions[site].is_empty() || new_layout.rotations[site].is_some() {
                 for &index in members.iter().filter(|&&at| self.problem.tasks[at].movable) {
-                    changed.pinned[index] = true;
+                    new_layout.pinned[index] = true;
                 }
             }
         }
-        changed
+        new_layout
     }
 
     fn refine(&self, layout: &SiteLayout) -> SiteLayout {
-        self.change_each_site(layout, |search, site_tasks, changed| {
-            (changed.partitions[site_tasks.site], changed.rotations[site_tasks.site]) =
+        self.change_each_site(layout, |search, site_tasks, new_layout| {
+            (new_layout.partitions[site_tasks.site], new_layout.rotations[site_tasks.site]) =
                 search.best_of(site_tasks, false);
         })
     }
@@ -310,15 +310,15 @@ impl PlanSearch<'_> {
 
 /// Scores a layout, and adds it if it differs from all earlier ones.
 pub(super) fn add(
-    all: &mut Vec<CandidatePlan>,
+    candidates: &mut Vec<CandidatePlan>,
     problem: &PlanningProblem,
     memo: &ScoreCache,
     (label, mechanism): (&'static str, Option<Mechanism>),
     layout: SiteLayout,
 ) {
-    if all.iter().all(|other| other.layout != layout) {
+    if candidates.iter().all(|candidate| candidate.layout != layout) {
         let score = score(problem, &layout, memo);
-        all.push(CandidatePlan { label, mechanism, layout, score });
+        candidates.push(CandidatePlan { label, mechanism, layout, score });
     }
 }
 
@@ -338,18 +338,18 @@ mod tests {
     use cachemate_core::ProcessId;
 
     fn problem(sites: u32, cpus: u32, tasks: u32) -> PlanningProblem {
-        let site = |id| CacheSite { divided: None, ..score_cache::tests::site(id, cpus) };
-        let (keeps, stream) = (uniform(0.22 * CACHE, 0.002), program(|_| 0.01));
-        let scene_task = |id: u32| ProblemTask {
+        let site = |id| CacheSite { partition_units: None, ..score_cache::tests::site(id, cpus) };
+        let (reuser, stream) = (uniform(0.22 * CACHE, 0.002), program(|_| 0.01));
+        let problem_task = |id: u32| ProblemTask {
             task: TaskId(id),
             process: ProcessId(id),
             movable: true,
-            program: Some(if id.is_multiple_of(2) { keeps.clone() } else { stream.clone() }),
+            program: Some(if id.is_multiple_of(2) { reuser.clone() } else { stream.clone() }),
             cluster: None,
             last_site: Some((id % sites) as usize),
             keep_in_place: false,
         };
-        let (sites, tasks) = ((0..sites).map(site).collect(), (0..tasks).map(scene_task).collect());
+        let (sites, tasks) = ((0..sites).map(site).collect(), (0..tasks).map(problem_task).collect());
         PlanningProblem::undisturbed(sites, tasks)
     }
 
@@ -358,14 +358,14 @@ mod tests {
         let (effort, generator) = (Cell::new(effort), SplitMix64::new(1));
         let memo = ScoreCache::new(problem);
         let mut search = PlanSearch { problem, memo: &memo, allowed, judge, effort, generator };
-        let all = search.candidates(&BTreeMap::new(), None);
+        let candidates = search.candidates(&BTreeMap::new(), None);
         let judge = search.judge;
         let best =
-            all.iter().map(|candidate| candidate.score).reduce(|a, b| if judge.key(b) > judge.key(a) { b } else { a });
-        (all[0].score, best.unwrap(), search.effort.get())
+            candidates.iter().map(|candidate| candidate.score).reduce(|a, b| if judge.key(b) > judge.key(a) { b } else { a });
+        (candidates[0].score, best.unwrap(), search.effort.get())
     }
 
-    fn all() -> AllowedMechanisms {
+    fn all_mechanisms() -> AllowedMechanisms {
         AllowedMechanisms::from_filter(|_| true)
     }
 
@@ -373,13 +373,13 @@ mod tests {
     #[test]
     fn streams_are_separated_from_programs_that_keep_data() {
         let mut problem = problem(2, 4, 8);
-        problem.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
-        let (default, found, _) = best(&problem, all(), 2_000);
+        problem.tasks.iter_mut().enumerate().for_each(|(index, problem_task)| problem_task.last_site = Some(index / 4));
+        let (default, best_score, _) = best(&problem, all_mechanisms(), 2_000);
         let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
-        assert!(value(found) > 1.01 * value(default) && value(found) > 0.98, "{default:?} {found:?}");
+        assert!(value(best_score) > 1.01 * value(default) && value(best_score) > 0.98, "{default:?} {best_score:?}");
         let nothing = AllowedMechanisms::default();
-        let (default, found, _) = best(&problem, nothing, 2_000);
-        assert_eq!(value(default), value(found), "all mechanisms are disabled");
+        let (default, best_score, _) = best(&problem, nothing, 2_000);
+        assert_eq!(value(default), value(best_score), "all mechanisms are disabled");
     }
 
     /// Do threads that have never run on different caches stay together, and are they split if they have?
@@ -387,17 +387,17 @@ mod tests {
     fn threads_that_never_ran_on_different_caches_stay_together() {
         let mut problem = problem(2, 4, 8);
         // Two tasks that keep data belong to one process on the cache of the streams.
-        for (at, scene_task) in problem.tasks.iter_mut().enumerate() {
-            scene_task.last_site = Some(at / 4);
+        for (at, problem_task) in problem.tasks.iter_mut().enumerate() {
+            problem_task.last_site = Some(at / 4);
         }
         let pair = [0, 2];
         let parted = |problem: &PlanningProblem| {
             let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
             let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
             let memo = ScoreCache::new(problem);
-            let mut search = PlanSearch { problem, memo: &memo, allowed: all(), judge, effort, generator };
-            let all = search.candidates(&BTreeMap::new(), None);
-            all.iter().filter(|candidate| pair.iter().any(|&index| candidate.layout.site_of[index] != Some(0))).count()
+            let mut search = PlanSearch { problem, memo: &memo, allowed: all_mechanisms(), judge, effort, generator };
+            let candidates = search.candidates(&BTreeMap::new(), None);
+            candidates.iter().filter(|candidate| pair.iter().any(|&index| candidate.layout.site_of[index] != Some(0))).count()
         };
         assert!(parted(&problem) > 0, "some plan moves them");
         pair.iter().for_each(|&index| problem.tasks[index].keep_in_place = true);
@@ -412,28 +412,28 @@ mod tests {
         problem.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
         problem.tasks[1].program = None;
         let count_same = |problem: &PlanningProblem| {
-            let mut held = SiteLayout::unpartitioned(
+            let mut current_layout = SiteLayout::unpartitioned(
                 problem,
                 problem.tasks.iter().map(|problem_task| problem_task.last_site).collect(),
                 false,
             );
-            held.partitions[0] = vec![PartitionMembers { members: vec![0], units: 5 }];
+            current_layout.partitions[0] = vec![PartitionMembers { members: vec![0], units: 5 }];
             let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
             let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), ScoreCache::new(problem));
-            let mut search = PlanSearch { problem, memo: &memo, allowed: all(), judge, effort, generator };
-            let all = search.candidates(&BTreeMap::new(), Some(held.clone()));
+            let mut search = PlanSearch { problem, memo: &memo, allowed: all_mechanisms(), judge, effort, generator };
+            let candidates = search.candidates(&BTreeMap::new(), Some(current_layout.clone()));
             let on_first = |layout: &SiteLayout| layout.site_of.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();
-            let same = |candidate: &&CandidatePlan| {
-                candidate.layout.partitions[0] == held.partitions[0] && on_first(&candidate.layout) == on_first(&held)
+            let is_same = |candidate: &&CandidatePlan| {
+                candidate.layout.partitions[0] == current_layout.partitions[0] && on_first(&candidate.layout) == on_first(&current_layout)
             };
-            (all.iter().filter(same).count(), all.len())
+            (candidates.iter().filter(is_same).count(), candidates.len())
         };
-        let (same, all) = count_same(&problem);
-        assert!(same < all, "{same} of {all}");
+        let (same_count, count) = count_same(&problem);
+        assert!(same_count < count, "{same_count} of {count}");
         problem.close(|task| task == TaskId(1));
         assert!(problem.is_closed(0) && !problem.is_closed(1));
-        let (same, all) = count_same(&problem);
-        assert_eq!(same, all);
+        let (same_count, count) = count_same(&problem);
+        assert_eq!(same_count, count);
         problem.frozen_sites.clear();
         problem.close(|_| false);
         assert!(!problem.is_closed(0), "searches no longer wait for it");
@@ -443,8 +443,8 @@ mod tests {
     #[test]
     fn large_machines_are_searched_within_the_effort() {
         let problem = problem(64, 16, 1_000);
-        let (default, found, remaining) = best(&problem, all(), 400);
+        let (default, best_score, remaining) = best(&problem, all_mechanisms(), 400);
         let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
-        assert!(value(found) >= value(default) && remaining <= 400, "{default:?} {found:?}");
+        assert!(value(best_score) >= value(default) && remaining <= 400, "{default:?} {best_score:?}");
     }
 }

@@ -23,25 +23,25 @@ impl PlanSearch<'_> {
     pub fn newcomer_candidates(
         &mut self,
         lived_on: &BTreeMap<TaskId, usize>,
-        held: &SiteLayout,
+        current_layout: &SiteLayout,
         newcomers: &[usize],
     ) -> Vec<CandidatePlan> {
-        let mut all = vec![self.default(lived_on, Some(held))];
+        let mut candidates = vec![self.default(lived_on, Some(current_layout))];
         let mut add =
-            |label: &'static str, layout: SiteLayout| add(&mut all, self.problem, self.memo, (label, None), layout);
-        add("held", held.clone());
-        let mut changed: BTreeSet<usize> = newcomers.iter().filter_map(|&index| held.site_of[index]).collect();
-        let mut placed = held.clone();
+            |label: &'static str, layout: SiteLayout| add(&mut candidates, self.problem, self.memo, (label, None), layout);
+        add("held", current_layout.clone());
+        let mut changed_sites: BTreeSet<usize> = newcomers.iter().filter_map(|&index| current_layout.site_of[index]).collect();
+        let mut placed = current_layout.clone();
         if self.allowed.has(Mechanism::Placement) && self.problem.sites.len() > 1 {
             for &index in newcomers.iter().filter(|&&at| self.problem.can_move(at)) {
-                changed.extend(self.settle(index, &mut placed));
+                changed_sites.extend(self.settle(index, &mut placed));
             }
             add("newcomers placed", placed.clone());
         }
         if self.allowed.has(Mechanism::Space) || self.allowed.has(Mechanism::Gangs) {
-            add("newcomers placed, with partitions and gangs", self.refine_sites(&placed, &changed));
+            add("newcomers placed, with partitions and gangs", self.refine_sites(&placed, &changed_sites));
         }
-        all
+        candidates
     }
 
     /// Moves a newcomer to the best site. Returns the sites that this changes.
@@ -49,41 +49,41 @@ impl PlanSearch<'_> {
         let Some(current_site) = layout.site_of[index] else { return Vec::new() };
         let room = self.free_seats();
         let mut around = ArrivalSearch::new(self, layout);
-        let others: Vec<usize> =
+        let other_sites: Vec<usize> =
             (0..room.len()).filter(|&site| site != current_site && layout.rotations[site].is_none()).collect();
         // Scores of the newcomer with all tasks of each site; exchanges begin with the best site.
-        let mut tried: Vec<(usize, f64)> = Vec::with_capacity(others.len());
-        for site in others {
+        let mut scored_sites: Vec<(usize, f64)> = Vec::with_capacity(other_sites.len());
+        for site in other_sites {
             if self.effort.get() > 0 {
-                tried.push((site, around.key(TaskMove { at: index, here: current_site, site, partner: None })));
+                scored_sites.push((site, around.key(TaskMove { task_index: index, from_site: current_site, to_site: site, partner: None })));
             }
         }
-        tried.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        scored_sites.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         let mut best = (self.judge.key(around.total()) + MIN_STEP, None);
-        let mut consider = |key: f64, exchange: TaskMove| {
+        let mut consider = |key: f64, task_move: TaskMove| {
             if key > best.0 {
-                best = (key, Some(exchange));
+                best = (key, Some(task_move));
             }
         };
-        for &(site, key) in tried.iter().filter(|(site, _)| around.members[*site].len() < room[*site]) {
-            consider(key, TaskMove { at: index, here: current_site, site, partner: None });
+        for &(site, key) in scored_sites.iter().filter(|(site, _)| around.members[*site].len() < room[*site]) {
+            consider(key, TaskMove { task_index: index, from_site: current_site, to_site: site, partner: None });
         }
-        for &(site, _) in tried.iter().take(EXCHANGED_WITH) {
+        for &(site, _) in scored_sites.iter().take(EXCHANGED_WITH) {
             let partners = around.members[site].clone().into_iter().filter(|&other| self.problem.can_move(other));
             for partner in partners.take(EXCHANGES).take_while(|_| self.effort.get() > 0) {
-                let exchange = TaskMove { at: index, here: current_site, site, partner: Some(partner) };
-                consider(around.key(exchange), exchange);
+                let task_move = TaskMove { task_index: index, from_site: current_site, to_site: site, partner: Some(partner) };
+                consider(around.key(task_move), task_move);
             }
         }
-        let Some(exchange) = best.1 else { return Vec::new() };
-        exchange.apply(layout);
-        vec![current_site, exchange.site]
+        let Some(task_move) = best.1 else { return Vec::new() };
+        task_move.apply(layout);
+        vec![current_site, task_move.to_site]
     }
 
     /// Searches the best partitions and rotations of these sites.
     fn refine_sites(&self, layout: &SiteLayout, sites: &BTreeSet<usize>) -> SiteLayout {
-        self.refine_each_site(layout, sites.iter().copied(), |search, site_tasks, changed| {
-            (changed.partitions[site_tasks.site], changed.rotations[site_tasks.site]) =
+        self.refine_each_site(layout, sites.iter().copied(), |search, site_tasks, new_layout| {
+            (new_layout.partitions[site_tasks.site], new_layout.rotations[site_tasks.site]) =
                 search.best_of(site_tasks, true);
         })
     }
@@ -92,49 +92,49 @@ impl PlanSearch<'_> {
 /// The move of a task to another site, and of its exchange partner to the first task's site.
 #[derive(Clone, Copy)]
 struct TaskMove {
-    at: usize,
-    here: usize,
-    site: usize,
+    task_index: usize,
+    from_site: usize,
+    to_site: usize,
     partner: Option<usize>,
 }
 
 impl TaskMove {
     fn moves(self) -> impl Iterator<Item = (usize, usize)> {
-        [Some((self.at, self.site)), self.partner.map(|partner| (partner, self.here))].into_iter().flatten()
+        [Some((self.task_index, self.to_site)), self.partner.map(|partner| (partner, self.from_site))].into_iter().flatten()
     }
 
     fn apply(self, layout: &mut SiteLayout) {
-        for (task, to) in self.moves() {
-            (layout.site_of[task], layout.pinned[task]) = (Some(to), true);
+        for (task, target) in self.moves() {
+            (layout.site_of[task], layout.pinned[task]) = (Some(target), true);
         }
-        for site in [self.here, self.site] {
+        for site in [self.from_site, self.to_site] {
             layout.partitions[site] = members_without(&layout.partitions[site], self);
         }
     }
 
     /// Returns the tasks on a site after the move, in ascending order.
-    fn members(self, before: &[usize], site: usize) -> Vec<usize> {
-        let stays = |task: &usize| self.moves().all(|(moved, _)| moved != *task);
-        let mut members: Vec<usize> = before.iter().copied().filter(stays).collect();
-        members.extend(self.moves().filter(|(_, to)| *to == site).map(|(task, _)| task));
+    fn members(self, members_before: &[usize], site: usize) -> Vec<usize> {
+        let stays = |task: &usize| self.moves().all(|(moved_task, _)| moved_task != *task);
+        let mut members: Vec<usize> = members_before.iter().copied().filter(stays).collect();
+        members.extend(self.moves().filter(|(_, target)| *target == site).map(|(task, _)| task));
         members.sort_unstable();
         members
     }
 }
 
 /// Returns the partitions of the tasks that stay.
-fn members_without(cut: &[PartitionMembers], exchange: TaskMove) -> Vec<PartitionMembers> {
-    let mut cut = cut.to_vec();
-    cut.iter_mut().for_each(|group| group.members.retain(|&task| exchange.moves().all(|(moved, _)| moved != task)));
-    cut.retain(|group| !group.members.is_empty());
-    cut
+fn members_without(partitions: &[PartitionMembers], task_move: TaskMove) -> Vec<PartitionMembers> {
+    let mut partitions = partitions.to_vec();
+    partitions.iter_mut().for_each(|group| group.members.retain(|&task| task_move.moves().all(|(moved_task, _)| moved_task != task)));
+    partitions.retain(|group| !group.members.is_empty());
+    partitions
 }
 
 /// The scores of all sites, two of which an exchange changes.
 struct ArrivalSearch<'a, 'b> {
     search: &'a PlanSearch<'b>,
     layout: &'a SiteLayout,
-    home: Vec<Option<usize>>,
+    site_of: Vec<Option<usize>>,
     members: Vec<Vec<usize>>,
     scores: Vec<LayoutScore>,
 }
@@ -143,16 +143,16 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
     fn new(search: &'a PlanSearch<'b>, layout: &'a SiteLayout) -> Self {
         let sites = LayoutScorer::new(search.problem, layout);
         let scores = sites.scores(&ErrorDraw::default(), search.memo);
-        ArrivalSearch { search, layout, home: layout.site_of.clone(), members: sites.members, scores }
+        ArrivalSearch { search, layout, site_of: layout.site_of.clone(), members: sites.members, scores }
     }
 
-    fn score(&self, site: usize, members: &[usize], cut: &[PartitionMembers]) -> LayoutScore {
+    fn score(&self, site: usize, members: &[usize], partitions: &[PartitionMembers]) -> LayoutScore {
         if members.is_empty() {
             return LayoutScore::EMPTY;
         }
         let PlanSearch { problem, memo, effort, .. } = self.search;
-        let apart = &split_shares(problem, &self.home, members, site);
-        SiteTasks { problem, site, members, apart, effort, memo }.score(cut, None)
+        let split_shares = &split_shares(problem, &self.site_of, members, site);
+        SiteTasks { problem, site, members, split_shares, effort, memo }.score(partitions, None)
     }
 
     fn total(&self) -> LayoutScore {
@@ -160,20 +160,20 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
     }
 
     /// Returns the key of a move; larger is better. Partners of a sharing cluster on third sites are ignored.
-    fn key(&mut self, exchange: TaskMove) -> f64 {
-        exchange.moves().for_each(|(task, to)| self.home[task] = Some(to));
+    fn key(&mut self, task_move: TaskMove) -> f64 {
+        task_move.moves().for_each(|(task, target)| self.site_of[task] = Some(target));
         let score = |site: usize| {
-            let members = exchange.members(&self.members[site], site);
-            self.score(site, &members, &members_without(&self.layout.partitions[site], exchange))
+            let members = task_move.members(&self.members[site], site);
+            self.score(site, &members, &members_without(&self.layout.partitions[site], task_move))
         };
-        let (from, to) = (score(exchange.here), score(exchange.site));
-        exchange.moves().for_each(|(task, _)| self.home[task] = self.layout.site_of[task]);
-        let changed = |(site, &score): (usize, &LayoutScore)| match site {
-            site if site == exchange.here => from,
-            site if site == exchange.site => to,
+        let (from_score, to_score) = (score(task_move.from_site), score(task_move.to_site));
+        task_move.moves().for_each(|(task, _)| self.site_of[task] = self.layout.site_of[task]);
+        let new_score = |(site, &score): (usize, &LayoutScore)| match site {
+            site if site == task_move.from_site => from_score,
+            site if site == task_move.to_site => to_score,
             _ => score,
         };
-        self.search.judge.key(self.scores.iter().enumerate().map(changed).fold(LayoutScore::EMPTY, LayoutScore::plus))
+        self.search.judge.key(self.scores.iter().enumerate().map(new_score).fold(LayoutScore::EMPTY, LayoutScore::plus))
     }
 }
 
@@ -191,7 +191,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn problem(tasks: &[(usize, f64)], sites: u32) -> PlanningProblem {
-        let tasks = tasks.iter().enumerate().map(|(id, &(on, part))| task(id as u32, on, part)).collect();
+        let tasks = tasks.iter().enumerate().map(|(id, &(last_site, reuse_share))| task(id as u32, last_site, reuse_share)).collect();
         let sites = (0..sites).map(|id| site(id, 3)).collect();
         PlanningProblem::undisturbed(sites, tasks)
     }
@@ -206,11 +206,11 @@ mod tests {
             let (effort, generator) = (Cell::new(400), SplitMix64::new(1));
             PlanSearch { problem, memo: &memo, allowed, judge, effort, generator }
         };
-        let held = SiteLayout::from_default_sites(problem, &BTreeMap::new());
-        let (mut search_once, mut all) = (search(), search());
+        let current_layout = SiteLayout::from_default_sites(problem, &BTreeMap::new());
+        let (mut search_once, mut full_search) = (search(), search());
         let candidates = [
-            search_once.newcomer_candidates(&BTreeMap::new(), &held, &[problem.tasks.len() - 1]),
-            all.candidates(&BTreeMap::new(), Some(held)),
+            search_once.newcomer_candidates(&BTreeMap::new(), &current_layout, &[problem.tasks.len() - 1]),
+            full_search.candidates(&BTreeMap::new(), Some(current_layout)),
         ];
         (candidates, search_once.judge)
     }
@@ -236,13 +236,13 @@ mod tests {
         ) {
             let problem = problem(&tasks, 4);
             let ([brief, _], judge) = both(&problem);
-            let held = SiteLayout::from_default_sites(&problem, &BTreeMap::new());
-            let chosen = best(&brief, &judge);
-            let moved: Vec<usize> =
-                (0..tasks.len()).filter(|&index| chosen.layout.site_of[index] != held.site_of[index]).collect();
-            prop_assert!(moved.is_empty() || moved.len() <= 2 && moved.contains(&(tasks.len() - 1)), "{moved:?}");
-            let before = brief.iter().find(|candidate| candidate.layout.site_of == held.site_of).unwrap();
-            prop_assert!(judge.key(chosen.score) >= judge.key(before.score));
+            let current_layout = SiteLayout::from_default_sites(&problem, &BTreeMap::new());
+            let best_plan = best(&brief, &judge);
+            let moved_tasks: Vec<usize> =
+                (0..tasks.len()).filter(|&index| best_plan.layout.site_of[index] != current_layout.site_of[index]).collect();
+            prop_assert!(moved_tasks.is_empty() || moved_tasks.len() <= 2 && moved_tasks.contains(&(tasks.len() - 1)), "{moved_tasks:?}");
+            let unchanged_plan = brief.iter().find(|candidate| candidate.layout.site_of == current_layout.site_of).unwrap();
+            prop_assert!(judge.key(best_plan.score) >= judge.key(unchanged_plan.score));
         }
     }
 }

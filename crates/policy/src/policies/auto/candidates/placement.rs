@@ -22,7 +22,7 @@ impl PlanSearch<'_> {
                 room[site] += 1;
             }
         }
-        let mut home = default.site_of.clone();
+        let mut site_of = default.site_of.clone();
         let mut site = 0;
         for index in movable.into_iter().filter(|&index| default.site_of[index].is_some()) {
             while site < room.len() && room[site] == 0 {
@@ -32,56 +32,56 @@ impl PlanSearch<'_> {
                 break;
             }
             room[site] -= 1;
-            home[index] = Some(site);
+            site_of[index] = Some(site);
         }
-        SiteLayout::unpartitioned(self.problem, home, true)
+        SiteLayout::unpartitioned(self.problem, site_of, true)
     }
 
     /// Evens out misses over the sites (DI): the heaviest task goes first, to the lightest site.
     pub(super) fn balance(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable_tasks();
         let weight = |at: usize| {
-            let scene_task = &self.problem.tasks[at];
+            let problem_task = &self.problem.tasks[at];
             let bytes = self.problem.sites[0].bytes;
-            scene_task
+            problem_task
                 .program
                 .as_ref()
                 .map_or(0.0, |model| model.cpu_demand * model.misses(0.5 * bytes) / model.solo_cycles(bytes))
         };
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
-        let mut free = self.free_seats();
-        let mut load = vec![0.0; free.len()];
+        let mut free_seats = self.free_seats();
+        let mut load = vec![0.0; free_seats.len()];
         for index in self.problem.known_tasks().filter(|&index| !self.problem.can_move(index)) {
             if let Some(site) = default.site_of[index] {
-                free[site] = free[site].saturating_sub(1);
+                free_seats[site] = free_seats[site].saturating_sub(1);
                 load[site] += weight(index);
             }
         }
-        let mut home = default.site_of.clone();
+        let mut site_of = default.site_of.clone();
         for index in movable {
-            let open = (0..free.len()).filter(|&site| free[site] > 0);
+            let open = (0..free_seats.len()).filter(|&site| free_seats[site] > 0);
             let per_cpu = |site: usize| load[site] / f64::from(self.problem.sites[site].cpus.count().max(1));
             if let Some(site) = open.reduce(|a, b| if per_cpu(b) < per_cpu(a) { b } else { a }) {
-                free[site] -= 1;
+                free_seats[site] -= 1;
                 load[site] += weight(index);
-                home[index] = Some(site);
+                site_of[index] = Some(site);
             }
         }
-        SiteLayout::unpartitioned(self.problem, home, true)
+        SiteLayout::unpartitioned(self.problem, site_of, true)
     }
 
     /// Searches the placement locally, by moves and exchanges of tasks.
-    pub(super) fn place(&mut self, from: SiteLayout, joint: bool) -> SiteLayout {
+    pub(super) fn place(&mut self, start_layout: SiteLayout, joint: bool) -> SiteLayout {
         let movable = self.movable_tasks();
         let room = self.free_seats();
         let sites = self.problem.sites.len();
-        let mut homes = HomeAssignment { home: from.site_of, on: vec![Vec::new(); sites], scores: Vec::new() };
+        let mut homes = HomeAssignment { site_of: start_layout.site_of, residents: vec![Vec::new(); sites], scores: Vec::new() };
         for index in self.problem.known_tasks() {
-            if let Some(site) = homes.home[index] {
-                homes.on[site].push(index);
+            if let Some(site) = homes.site_of[index] {
+                homes.residents[site].push(index);
             }
         }
-        homes.scores = (0..sites).map(|site| self.site_key(&homes.home, site, &homes.on[site], joint)).collect();
+        homes.scores = (0..sites).map(|site| self.site_key(&homes.site_of, site, &homes.residents[site], joint)).collect();
         let mut improved = true;
         while improved && self.effort.get() > 0 {
             improved = false;
@@ -94,43 +94,43 @@ impl PlanSearch<'_> {
                 improved |= self.improve(index, &room, &mut homes, joint);
             }
         }
-        SiteLayout::unpartitioned(self.problem, homes.home, true)
+        SiteLayout::unpartitioned(self.problem, homes.site_of, true)
     }
 
     /// Applies the first move or exchange of this task that is better. Returns whether there was one.
     fn improve(&self, index: usize, room: &[usize], homes: &mut HomeAssignment, joint: bool) -> bool {
-        let Some(current_site) = homes.home[index] else { return false };
+        let Some(current_site) = homes.site_of[index] else { return false };
         let total = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus);
-        let before = self.judge.key(total(&homes.scores));
+        let key_before = self.judge.key(total(&homes.scores));
         for site in (0..homes.scores.len()).filter(|&site| site != current_site) {
             let mut partners: Vec<Option<usize>> = Vec::new();
-            if homes.on[site].len() < room[site] {
+            if homes.residents[site].len() < room[site] {
                 partners.push(None);
             }
-            let site_residents = homes.on[site].iter().copied().filter(|&other| self.problem.can_move(other));
+            let site_residents = homes.residents[site].iter().copied().filter(|&resident| self.problem.can_move(resident));
             partners.extend(site_residents.take(EXCHANGES).map(Some));
             for partner in partners {
                 let touched = self.clusters_of([Some(index), partner]);
                 homes.exchange(index, current_site, site, partner);
                 // A move also affects partners of a sharing cluster on other sites.
                 let is_affected = |residents: &Vec<usize>| {
-                    residents.iter().any(|&other| {
-                        self.problem.tasks[other].cluster.is_some_and(|cluster| touched.contains(&cluster))
+                    residents.iter().any(|&resident| {
+                        self.problem.tasks[resident].cluster.is_some_and(|cluster| touched.contains(&cluster))
                     })
                 };
-                let again = |other: &usize| {
-                    *other == current_site || *other == site || !touched.is_empty() && is_affected(&homes.on[*other])
+                let is_rescored = |other_site: &usize| {
+                    *other_site == current_site || *other_site == site || !touched.is_empty() && is_affected(&homes.residents[*other_site])
                 };
-                let again: Vec<usize> = (0..homes.scores.len()).filter(again).collect();
-                let mut changed = Vec::with_capacity(again.len());
-                for other in again {
-                    let score = self.site_key(&homes.home, other, &homes.on[other], joint);
-                    changed.push((other, std::mem::replace(&mut homes.scores[other], score)));
+                let rescored_sites: Vec<usize> = (0..homes.scores.len()).filter(is_rescored).collect();
+                let mut previous_scores = Vec::with_capacity(rescored_sites.len());
+                for rescored_site in rescored_sites {
+                    let score = self.site_key(&homes.site_of, rescored_site, &homes.residents[rescored_site], joint);
+                    previous_scores.push((rescored_site, std::mem::replace(&mut homes.scores[rescored_site], score)));
                 }
-                if self.judge.key(total(&homes.scores)) > before + MIN_STEP {
+                if self.judge.key(total(&homes.scores)) > key_before + MIN_STEP {
                     return true;
                 }
-                changed.into_iter().for_each(|(other, score)| homes.scores[other] = score);
+                previous_scores.into_iter().for_each(|(rescored_site, score)| homes.scores[rescored_site] = score);
                 homes.exchange(index, site, current_site, partner);
             }
         }
@@ -144,28 +144,28 @@ impl PlanSearch<'_> {
 
 /// The placement during the search.
 struct HomeAssignment {
-    home: Vec<Option<usize>>,
+    site_of: Vec<Option<usize>>,
     /// Known tasks by site, in ascending order.
-    on: Vec<Vec<usize>>,
+    residents: Vec<Vec<usize>>,
     scores: Vec<LayoutScore>,
 }
 
 impl HomeAssignment {
-    fn set(&mut self, index: usize, from: usize, to: usize) {
-        if let Ok(place) = self.on[from].binary_search(&index) {
-            self.on[from].remove(place);
+    fn set(&mut self, index: usize, source: usize, target: usize) {
+        if let Ok(place) = self.residents[source].binary_search(&index) {
+            self.residents[source].remove(place);
         }
-        if let Err(place) = self.on[to].binary_search(&index) {
-            self.on[to].insert(place, index);
+        if let Err(place) = self.residents[target].binary_search(&index) {
+            self.residents[target].insert(place, index);
         }
-        self.home[index] = Some(to);
+        self.site_of[index] = Some(target);
     }
 
     /// Moves one task to another site, and its exchange partner to the first task's site.
-    fn exchange(&mut self, index: usize, from: usize, to: usize, partner: Option<usize>) {
-        self.set(index, from, to);
+    fn exchange(&mut self, index: usize, source: usize, target: usize, partner: Option<usize>) {
+        self.set(index, source, target);
         if let Some(partner) = partner {
-            self.set(partner, to, from);
+            self.set(partner, target, source);
         }
     }
 }

@@ -17,34 +17,34 @@ impl PlanSearch<'_> {
         }
         let mut order: Vec<Vec<usize>> = clusters.into_values().collect();
         order.sort_by_key(|members| std::cmp::Reverse(members.len()));
-        let mut free = self.free_seats();
-        let mut home = default.site_of.clone();
+        let mut free_seats = self.free_seats();
+        let mut site_of = default.site_of.clone();
         for index in self.problem.known_tasks().filter(|index| !movable.contains(index)) {
-            if let Some(site) = home[index] {
-                free[site] = free[site].saturating_sub(1);
+            if let Some(site) = site_of[index] {
+                free_seats[site] = free_seats[site].saturating_sub(1);
             }
         }
         for members in &order {
-            let near = |site: usize| members.iter().filter(|&&at| default.site_of[at] == Some(site)).count();
-            let fits = |site: usize| free[site].min(members.len());
-            let best = (0..free.len()).reduce(|a, b| if (fits(b), near(b)) > (fits(a), near(a)) { b } else { a });
+            let members_here = |site: usize| members.iter().filter(|&&at| default.site_of[at] == Some(site)).count();
+            let fits = |site: usize| free_seats[site].min(members.len());
+            let best = (0..free_seats.len()).reduce(|a, b| if (fits(b), members_here(b)) > (fits(a), members_here(a)) { b } else { a });
             let Some(site) = best else { continue };
             for &index in members {
-                let to = if free[site] > 0 { Some(site) } else { (0..free.len()).find(|&other| free[other] > 0) };
-                if let Some(to) = to {
-                    free[to] -= 1;
-                    home[index] = Some(to);
+                let target = if free_seats[site] > 0 { Some(site) } else { (0..free_seats.len()).find(|&other_site| free_seats[other_site] > 0) };
+                if let Some(target) = target {
+                    free_seats[target] -= 1;
+                    site_of[index] = Some(target);
                 }
             }
         }
         for index in movable.into_iter().filter(|&index| self.problem.tasks[index].cluster.is_none()) {
-            let stays = home[index].filter(|&site| free[site] > 0);
-            let most = (0..free.len()).reduce(|a, b| if free[b] > free[a] { b } else { a });
-            if let Some(site) = stays.or(most) {
-                free[site] = free[site].saturating_sub(1);
-                home[index] = Some(site);
+            let stays = site_of[index].filter(|&site| free_seats[site] > 0);
+            let freest_site = (0..free_seats.len()).reduce(|a, b| if free_seats[b] > free_seats[a] { b } else { a });
+            if let Some(site) = stays.or(freest_site) {
+                free_seats[site] = free_seats[site].saturating_sub(1);
+                site_of[index] = Some(site);
             }
         }
-        SiteLayout::unpartitioned(self.problem, home, true)
+        SiteLayout::unpartitioned(self.problem, site_of, true)
     }
 }

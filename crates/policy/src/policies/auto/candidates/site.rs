@@ -13,7 +13,7 @@ pub struct SiteTasks<'a> {
     pub problem: &'a PlanningProblem,
     pub site: usize,
     pub members: &'a [usize],
-    pub apart: &'a [f64],
+    pub split_shares: &'a [f64],
     /// Remaining evaluations; a score without turns costs one.
     pub effort: &'a Cell<usize>,
     pub memo: &'a ScoreCache,
@@ -23,11 +23,11 @@ pub struct SiteTasks<'a> {
 const TURNS_COST: usize = 8;
 
 impl SiteTasks<'_> {
-    pub fn score(&self, cut: &[PartitionMembers], turns: Option<&GangRotation>) -> LayoutScore {
-        let cost = if turns.is_some() { TURNS_COST } else { 1 };
+    pub fn score(&self, partitions: &[PartitionMembers], rotation: Option<&GangRotation>) -> LayoutScore {
+        let cost = if rotation.is_some() { TURNS_COST } else { 1 };
         let cost = cost * (1 + self.members.len() / TASKS_OF_ONE);
         self.effort.set(self.effort.get().saturating_sub(cost));
-        let (problem, site, members, apart) = (self.problem, self.site, self.members, self.apart);
-        SiteScorer { problem, site, members, apart, cut, turns }.score(&ErrorDraw::default(), self.memo)
+        let (problem, site, members, split_shares) = (self.problem, self.site, self.members, self.split_shares);
+        SiteScorer { problem, site, members, split_shares, partitions, rotation }.score(&ErrorDraw::default(), self.memo)
     }
 }

@@ -15,49 +15,49 @@ const MAX_EXCLUSIVE: usize = 12;
 const MAX_EXACT_UNITS: u32 = 64;
 
 impl PlanSearch<'_> {
-    pub(super) fn with_cuts(&self, layout: &SiteLayout) -> SiteLayout {
-        self.change_each_site(layout, |search, site_tasks, changed| {
-            changed.partitions[site_tasks.site] = site_tasks.best_cut(&search.judge, None);
+    pub(super) fn with_partitions(&self, layout: &SiteLayout) -> SiteLayout {
+        self.change_each_site(layout, |search, site_tasks, new_layout| {
+            new_layout.partitions[site_tasks.site] = site_tasks.best_partitions(&search.judge, None);
         })
     }
 }
 
 impl SiteTasks<'_> {
     /// Returns the best partitions of this cache; empty if none is better than sharing the whole cache.
-    pub fn best_cut(&self, judge: &PlanComparator, turns: Option<&GangRotation>) -> Vec<PartitionMembers> {
-        let Some(divided) = self.problem.sites[self.site].divided else { return Vec::new() };
+    pub fn best_partitions(&self, judge: &PlanComparator, rotation: Option<&GangRotation>) -> Vec<PartitionMembers> {
+        let Some(partition_units) = self.problem.sites[self.site].partition_units else { return Vec::new() };
         let site_processes = processes(self.problem, self.members);
         if site_processes.len() < 2 || self.effort.get() == 0 {
             return Vec::new();
         }
-        let mut best = (judge.key(self.score(&[], turns)), Vec::new());
-        let mut consider = |cut: Vec<PartitionMembers>| {
+        let mut best = (judge.key(self.score(&[], rotation)), Vec::new());
+        let mut consider = |partitions: Vec<PartitionMembers>| {
             if self.effort.get() == 0 {
                 return;
             }
-            let key = judge.key(self.score(&cut, turns));
+            let key = judge.key(self.score(&partitions, rotation));
             if key > best.0 + 1e-9 {
-                best = (key, cut);
+                best = (key, partitions);
             }
         };
-        self.pools(&divided, &site_processes).into_iter().for_each(&mut consider);
+        self.pools(&partition_units, &site_processes).into_iter().for_each(&mut consider);
         if site_processes.len() <= MAX_EXCLUSIVE {
-            self.exclusive(&divided, &site_processes).into_iter().for_each(&mut consider);
+            self.exclusive(&partition_units, &site_processes).into_iter().for_each(&mut consider);
         }
-        if best.1.is_empty() { best.1 } else { self.climb(judge, turns, &divided, best) }
+        if best.1.is_empty() { best.1 } else { self.climb(judge, rotation, &partition_units, best) }
     }
 
     /// Orders processes by their slowdown with the smallest share relative to the whole cache, smallest first.
     fn order_by_need(
         &self,
-        divided: &PartitionUnits,
+        partition_units: &PartitionUnits,
         processes: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<usize> {
         let bytes = self.problem.sites[self.site].bytes;
-        let minimum = bytes * f64::from(divided.min_units()) / f64::from(divided.units());
+        let minimum = bytes * f64::from(partition_units.min_units()) / f64::from(partition_units.units());
         let need = |tasks: &[usize]| {
-            let task_need = |&at: &usize| {
-                let program = self.problem.tasks[at].program.as_ref()?;
+            let task_need = |&index: &usize| {
+                let program = self.problem.tasks[index].program.as_ref()?;
                 Some(program.cycles(minimum, 0.0, 0.0) / program.cycles(bytes, 0.0, 0.0))
             };
             tasks.iter().filter_map(task_need).fold(0.0, f64::max)
@@ -71,16 +71,16 @@ impl SiteTasks<'_> {
     /// Puts the processes that need space least into a small partition, and all others into the rest.
     fn pools(
         &self,
-        divided: &PartitionUnits,
+        partition_units: &PartitionUnits,
         processes: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<Vec<PartitionMembers>> {
-        let order = self.order_by_need(divided, processes);
-        let (units, least) = (divided.units(), divided.min_units());
-        if divided.max_groups() < 2 || units < 2 * least {
+        let order = self.order_by_need(partition_units, processes);
+        let (units, min_units) = (partition_units.units(), partition_units.min_units());
+        if partition_units.max_groups() < 2 || units < 2 * min_units {
             return Vec::new();
         }
-        let mut sizes: Vec<u32> = [least, 2 * least, units / 8, units / 4, units / 2].to_vec();
-        sizes.retain(|&size| size >= least && size + least <= units);
+        let mut sizes: Vec<u32> = [min_units, 2 * min_units, units / 8, units / 4, units / 2].to_vec();
+        sizes.retain(|&size| size >= min_units && size + min_units <= units);
         sizes.sort_unstable();
         sizes.dedup();
         let group = |group_tasks: &[usize], units: u32| {
@@ -89,27 +89,27 @@ impl SiteTasks<'_> {
             members.sort_unstable();
             PartitionMembers { members, units }
         };
-        let with = |count: usize| {
-            let (pool, rest) = order.split_at(count);
-            sizes.iter().map(move |&size| vec![group(rest, units - size), group(pool, size)]).collect::<Vec<_>>()
+        let pooled_sizes = |count: usize| {
+            let (pool, others) = order.split_at(count);
+            sizes.iter().map(move |&size| vec![group(others, units - size), group(pool, size)]).collect::<Vec<_>>()
         };
-        (1..processes.len()).flat_map(with).collect()
+        (1..processes.len()).flat_map(pooled_sizes).collect()
     }
 
     /// Returns a partition for each process, by the exact solver, and the same with insensitive processes pooled in one
     /// partition.
     fn exclusive(
         &self,
-        divided: &PartitionUnits,
+        partition_units: &PartitionUnits,
         processes: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<Vec<PartitionMembers>> {
-        let (units, least) = (divided.units(), divided.min_units());
+        let (units, min_units) = (partition_units.units(), partition_units.min_units());
         if units > MAX_EXACT_UNITS {
             return Vec::new();
         }
         let bytes = self.problem.sites[self.site].bytes;
-        let cost = |tasks: &[usize], held: u32| -> f64 {
-            let space = bytes * f64::from(held) / f64::from(units) / tasks.len().max(1) as f64;
+        let cost = |tasks: &[usize], units_held: u32| -> f64 {
+            let space = bytes * f64::from(units_held) / f64::from(units) / tasks.len().max(1) as f64;
             let task_cost = |&at: &usize| {
                 let program = self.problem.tasks[at].program.as_ref()?;
                 Some(
@@ -119,22 +119,22 @@ impl SiteTasks<'_> {
             };
             tasks.iter().filter_map(task_cost).sum()
         };
-        let order = self.order_by_need(divided, processes);
+        let order = self.order_by_need(partition_units, processes);
         let mut candidates = Vec::new();
         for pooled in 0..processes.len().saturating_sub(1) {
-            let (pool, rest) = order.split_at(pooled);
-            let mut groups: Vec<Vec<usize>> = rest.iter().map(|&index| processes[index].1.clone()).collect();
+            let (pool, others) = order.split_at(pooled);
+            let mut groups: Vec<Vec<usize>> = others.iter().map(|&index| processes[index].1.clone()).collect();
             groups.sort_by_key(|members| members[0]);
             if !pool.is_empty() {
                 groups.push(pool.iter().flat_map(|&index| processes[index].1.iter().copied()).collect());
             }
             let count = groups.len() as u32;
-            if count > divided.max_groups() || count * least > units {
+            if count > partition_units.max_groups() || count * min_units > units {
                 continue;
             }
             let claim = |tasks: &Vec<usize>| UnitClaim {
-                costs: (1..=units).map(|held| cost(tasks, held)).collect(),
-                min_units: least,
+                costs: (1..=units).map(|units_held| cost(tasks, units_held)).collect(),
+                min_units,
             };
             let claims: Vec<UnitClaim> = groups.iter().map(claim).collect();
             let Ok(sizes) = allocate_exactly(&claims, units, CostAggregate::Sum) else { continue };
@@ -149,32 +149,32 @@ impl SiteTasks<'_> {
     fn climb(
         &self,
         judge: &PlanComparator,
-        turns: Option<&GangRotation>,
-        divided: &PartitionUnits,
+        rotation: Option<&GangRotation>,
+        partition_units: &PartitionUnits,
         mut best: (f64, Vec<PartitionMembers>),
     ) -> Vec<PartitionMembers> {
-        let mut step = (divided.units() / 8).max(1);
+        let mut step = (partition_units.units() / 8).max(1);
         for _ in 0..CLIMBS {
             if self.effort.get() == 0 {
                 break;
             }
-            let mut better = None;
-            for from in 0..best.1.len() {
-                for to in (0..best.1.len()).filter(|&to| to != from) {
-                    if best.1[from].units < divided.min_units() + step {
+            let mut improvement = None;
+            for giver in 0..best.1.len() {
+                for receiver in (0..best.1.len()).filter(|&receiver| receiver != giver) {
+                    if best.1[giver].units < partition_units.min_units() + step {
                         continue;
                     }
-                    let mut cut = best.1.clone();
-                    cut[from].units -= step;
-                    cut[to].units += step;
-                    let key = judge.key(self.score(&cut, turns));
-                    if key > better.as_ref().map_or(best.0, |(key, _): &(f64, Vec<PartitionMembers>)| *key) + 1e-9 {
-                        better = Some((key, cut));
+                    let mut partitions = best.1.clone();
+                    partitions[giver].units -= step;
+                    partitions[receiver].units += step;
+                    let key = judge.key(self.score(&partitions, rotation));
+                    if key > improvement.as_ref().map_or(best.0, |(key, _): &(f64, Vec<PartitionMembers>)| *key) + 1e-9 {
+                        improvement = Some((key, partitions));
                     }
                 }
             }
-            match better {
-                Some(found) => best = found,
+            match improvement {
+                Some(new_best) => best = new_best,
                 None if step > 1 => step /= 2,
                 None => break,
             }

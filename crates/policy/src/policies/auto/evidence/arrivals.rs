@@ -11,7 +11,7 @@ const MIN_CHANGES: u64 = 2;
 pub struct TaskArrivals {
     tasks: Vec<TaskId>,
     /// The window since which the set of tasks has not changed.
-    since: u64,
+    unchanged_since: u64,
     first_window: Option<u64>,
     changes: u64,
 }
@@ -20,15 +20,15 @@ impl TaskArrivals {
     /// Observes a window. Returns whether tasks arrived or exited.
     pub fn observe(&mut self, view: &View<'_>) -> bool {
         let live: Vec<TaskId> = view.live_tasks().map(|task| task.task).collect();
-        let changed = self.tasks != live;
-        if changed {
+        let has_changed = self.tasks != live;
+        if has_changed {
             match self.first_window {
                 None => self.first_window = Some(view.observation.window),
                 Some(_) => self.record_change(),
             }
-            (self.tasks, self.since) = (live, view.observation.window);
+            (self.tasks, self.unchanged_since) = (live, view.observation.window);
         }
-        changed
+        has_changed
     }
 
     /// Records a change of phase, which ends a trial like an arrival.
@@ -38,7 +38,7 @@ impl TaskArrivals {
 
     /// Returns the number of windows for which the set of tasks has been the same.
     pub fn steady_windows(&self, now: u64) -> u64 {
-        now.saturating_sub(self.since)
+        now.saturating_sub(self.unchanged_since)
     }
 
     /// Are there at least this many windows between two changes, on average so far?

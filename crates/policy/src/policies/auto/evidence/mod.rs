@@ -40,18 +40,18 @@ impl TaskEvidence {
     /// Observes a window in which events were counted. Returns whether tasks arrived or exited.
     pub fn observe(&mut self, view: &View<'_>, level: CacheLevel) -> bool {
         self.speeds.observe(view.observation, view.previous_plan, level, |task| phases::current_phase(view, task));
-        let seats = CpuSites::from_sites(&cache_sites(view));
-        self.record_homes(view, &seats);
-        self.record_split_processes(view, &seats);
+        let cpu_sites = CpuSites::from_sites(&cache_sites(view));
+        self.record_homes(view, &cpu_sites);
+        self.record_split_processes(view, &cpu_sites);
         self.arrivals.observe(view)
     }
 
     /// Records the sites of tasks that no plan pins.
-    fn record_homes(&mut self, view: &View<'_>, seats: &CpuSites) {
-        let present: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
-        self.default_site.retain(|task, _| present.contains(task));
+    fn record_homes(&mut self, view: &View<'_>, cpu_sites: &CpuSites) {
+        let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
+        self.default_site.retain(|task, _| live_tasks.contains(task));
         for sample in view.live_tasks().filter(|sample| !view.previous_plan.affinity.contains_key(&sample.task)) {
-            if let Some(site) = seats.site_of_task(sample) {
+            if let Some(site) = cpu_sites.site_of_task(sample) {
                 self.default_site.insert(sample.task, site);
             }
         }
@@ -59,19 +59,19 @@ impl TaskEvidence {
 
     /// Records tasks that run on another cache than threads of their process and whose waits for shared data would
     /// show.
-    fn record_split_processes(&mut self, view: &View<'_>, seats: &CpuSites) {
-        let present: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
-        self.split_processes.retain(|task| present.contains(task));
+    fn record_split_processes(&mut self, view: &View<'_>, cpu_sites: &CpuSites) {
+        let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
+        self.split_processes.retain(|task| live_tasks.contains(task));
         // One cache of each process, and whether the process also ran on others.
         let mut process_sites: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
-        let sited_samples = || view.live_tasks().filter_map(|sample| Some((sample, seats.site_of_task(sample)?)));
+        let sited_samples = || view.live_tasks().filter_map(|sample| Some((sample, cpu_sites.site_of_task(sample)?)));
         for (seen, site) in sited_samples() {
-            let (first, others) = process_sites.entry(seen.process).or_insert((site, false));
-            *others |= *first != site;
+            let (first, ran_elsewhere) = process_sites.entry(seen.process).or_insert((site, false));
+            *ran_elsewhere |= *first != site;
         }
-        let counted =
+        let has_remote_stalls =
             |sample: &TaskSample| sample.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)).is_some();
-        let is_split = |(seen, _): &(&TaskSample, usize)| process_sites[&seen.process].1 && counted(seen);
+        let is_split = |(seen, _): &(&TaskSample, usize)| process_sites[&seen.process].1 && has_remote_stalls(seen);
         self.split_processes.extend(sited_samples().filter(is_split).map(|(seen, _)| seen.task));
     }
 }
@@ -86,15 +86,15 @@ mod tests {
     #[test]
     fn homes_and_split_processes_are_recorded() {
         let (topology, can) = (last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities(&[]));
-        let mut seen = observation(1, 3);
-        for (task, cpu) in seen.tasks.iter_mut().zip([0, 2, 3]) {
+        let mut observation = observation(1, 3);
+        for (task, cpu) in observation.tasks.iter_mut().zip([0, 2, 3]) {
             task.process = ProcessId(task.task.0.min(1));
             task.on_cpu_ns = vec![(CpuId(cpu), 1_000_000)];
         }
-        seen.tasks[2].process = ProcessId(0);
+        observation.tasks[2].process = ProcessId(0);
         let reading =
             EventCount { event: CounterEvent::StallCycles(StallCause::RemoteCache), count: 0, enabled_share: 1.0 };
-        seen.tasks[0].counts = EventCounts(vec![reading]);
+        observation.tasks[0].counts = EventCounts(vec![reading]);
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         plan.affinity.insert(TaskId(1), "2-3".parse().unwrap());
         let mut evidence = TaskEvidence::default();
@@ -103,7 +103,7 @@ mod tests {
             let view = View {
                 topology: &topology,
                 capabilities: &can,
-                observation: &seen,
+                observation: &observation,
                 profiles: &profiles,
                 previous_plan: &plan,
                 predictor: &NullPredictor,

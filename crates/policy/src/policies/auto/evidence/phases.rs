@@ -32,10 +32,10 @@ pub fn merge_phases(profiles: &Profiles) -> Profiles {
 }
 
 /// Removes tasks from their partitions, and drops the gangs that contain them. Their CPUs stay.
-pub fn release(plan: &mut Plan, changed: &[(TaskId, ProcessId)]) {
+pub fn release(plan: &mut Plan, changed_tasks: &[(TaskId, ProcessId)]) {
     let is_of = |member: &ShareMember| match member {
-        ShareMember::Task(task) => changed.iter().any(|(changed_task, _)| changed_task == task),
-        ShareMember::Process(process) => changed.iter().any(|(_, changed_process)| changed_process == process),
+        ShareMember::Task(task) => changed_tasks.iter().any(|(changed_task, _)| changed_task == task),
+        ShareMember::Process(process) => changed_tasks.iter().any(|(_, changed_process)| changed_process == process),
     };
     plan.shares.iter_mut().for_each(|share| share.members.retain(|member| !is_of(member)));
     plan.shares.retain(|share| !share.members.is_empty());

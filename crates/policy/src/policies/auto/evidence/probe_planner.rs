@@ -43,8 +43,8 @@ struct TaskProbe {
     phase: u32,
     probe: ProbeRequest,
     since_ns: u64,
-    over: bool,
-    answered: bool,
+    is_over: bool,
+    is_answered: bool,
 }
 
 /// The planner of probes; see the module's documentation.
@@ -106,7 +106,7 @@ impl ProbePlanner {
     /// Forgets the answers about a task, because they no longer describe its work.
     pub fn forget(&mut self, task: TaskId) {
         self.by_task.remove(&task);
-        self.first_logs.retain(|(other, _)| *other != task);
+        self.first_logs.retain(|(logged_task, _)| *logged_task != task);
     }
 
     fn account_costs(&mut self, view: &View<'_>) {
@@ -132,15 +132,15 @@ impl ProbePlanner {
         view: &View<'_>,
         sites: &[CacheSite],
         (speeds, curves): (&SpeedTracker, &CurveChecks),
-        terms: &ProbeLimits,
+        limits: &ProbeLimits,
         share: bool,
     ) -> Vec<ProbeRequest> {
         self.account_costs(view);
-        let present: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
-        self.by_task.retain(|task, _| present.contains(task));
-        self.first_logs.retain(|(task, _)| present.contains(task));
-        self.clusters.retain(|task, _| present.contains(task));
-        self.ran_ns.retain(|task, _| present.contains(task));
+        let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
+        self.by_task.retain(|task, _| live_tasks.contains(task));
+        self.first_logs.retain(|(task, _)| live_tasks.contains(task));
+        self.clusters.retain(|task, _| live_tasks.contains(task));
+        self.ran_ns.retain(|task, _| live_tasks.contains(task));
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         for (task, task_probe) in &mut self.by_task {
             let answered = view
@@ -151,24 +151,24 @@ impl ProbePlanner {
             let refused =
                 view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(task_probe.probe.id));
             let late = now_ns.saturating_sub(task_probe.since_ns) > ANSWERED_WITHIN_NS;
-            let known = curves.has_curve(view, *task);
+            let has_curve = curves.has_curve(view, *task);
             let entries = log_entries(&task_probe.probe);
-            let is_first = entries.is_none_or(|entries| entries <= terms.trace_entries);
-            task_probe.answered |= answered;
-            task_probe.over |= answered || refused || late || known && is_first;
+            let is_first = entries.is_none_or(|entries| entries <= limits.trace_entries);
+            task_probe.is_answered |= answered;
+            task_probe.is_over |= answered || refused || late || has_curve && is_first;
             if let (phase, Some(kind)) = current_phase(view, *task)
-                && (task_probe.answered, task_probe.phase, entries) == (true, phase, Some(terms.trace_entries))
+                && (task_probe.is_answered, task_probe.phase, entries) == (true, phase, Some(limits.trace_entries))
             {
                 self.first_logs.insert((*task, kind));
             }
         }
-        if let Some(probe) = self.promise_requests(view, sites, terms, now_ns) {
+        if let Some(probe) = self.promise_requests(view, sites, limits, now_ns) {
             // The rows of this probe keep other tasks off their CPUs, so no other probe would be answered.
             return vec![probe];
         }
-        let mut probes = self.curve_requests(view, sites, (speeds, curves), terms, now_ns);
+        let mut probes = self.curve_requests(view, sites, (speeds, curves), limits, now_ns);
         if share && sites.len() > 1 {
-            probes.extend(self.sharing_requests(view, speeds, terms, now_ns));
+            probes.extend(self.sharing_requests(view, speeds, limits, now_ns));
         }
         probes
     }
@@ -179,7 +179,7 @@ impl ProbePlanner {
         &mut self,
         view: &View<'_>,
         sites: &[CacheSite],
-        terms: &ProbeLimits,
+        limits: &ProbeLimits,
         now_ns: u64,
     ) -> Option<ProbeRequest> {
         if !view.capabilities.can(Ability::CountPerCache) {
@@ -195,7 +195,7 @@ impl ProbePlanner {
             }
         }
         let seats = CpuSites::from_sites(sites);
-        let paid = self.spent_share() <= terms.share;
+        let paid = self.spent_share() <= limits.share;
         let is_due = |seen: &&cachemate_core::TaskSample| {
             let is_promised = seen.goal.is_some_and(|goal| goal.max_slowdown.is_some());
             let phase = view.profiles.get(&seen.task).map_or(0, |profile| profile.phase_number);
@@ -209,11 +209,11 @@ impl ProbePlanner {
             });
             is_promised && due && seen.has_run() && self.ran_ns.get(&seen.task).copied().unwrap_or(0) >= SOLO_ROW_NS
         };
-        let seen = view
+        let sample = view
             .movable_tasks()
             .filter(is_due)
             .min_by_key(|seen| self.solo_requested.get(&seen.task).map_or(0, |&(_, when_ns)| when_ns))?;
-        let (task, cache) = (seen.task, sites[seats.site_of_task(seen)?].cache);
+        let (task, cache) = (sample.task, sites[seats.site_of_task(sample)?].cache);
         let phase = view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
         self.solo_requested.insert(task, (phase, now_ns));
         let kind = ProbeKind::CoRunRows {
@@ -233,7 +233,7 @@ impl ProbePlanner {
         view: &View<'_>,
         sites: &[CacheSite],
         (speeds, curves): (&SpeedTracker, &CurveChecks),
-        terms: &ProbeLimits,
+        limits: &ProbeLimits,
         now_ns: u64,
     ) -> Vec<ProbeRequest> {
         // A log of first-level misses describes the cache behind it better than watch points, most of which see hits.
@@ -242,57 +242,57 @@ impl ProbePlanner {
         if !watch && !trace {
             return Vec::new();
         }
-        let paid = self.spent_share() <= terms.share;
+        let paid = self.spent_share() <= limits.share;
         let largest_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let seats = CpuSites::from_sites(sites);
         let mut probes: Vec<ProbeRequest> = Vec::new();
         let mut stopped: Vec<Option<usize>> = Vec::new();
-        for seen in view.movable_tasks() {
-            let (phase, kind) = current_phase(view, seen.task);
-            let has_run = seen.has_run();
-            let current_site = seats.site_of_task(seen);
-            let before = self.by_task.get(&seen.task);
-            let known = curves.has_curve(view, seen.task);
+        for sample in view.movable_tasks() {
+            let (phase, kind) = current_phase(view, sample.task);
+            let has_run = sample.has_run();
+            let current_site = seats.site_of_task(sample);
+            let previous_probe = self.by_task.get(&sample.task);
+            let has_curve = curves.has_curve(view, sample.task);
             // The first probe is part of the initial profiling; later phases wait until their probe is paid for.
-            let can_request = before.is_none_or(|earlier_probe| earlier_probe.phase != phase && paid);
+            let can_request = previous_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && paid);
             let goes_on =
-                before.is_some_and(|earlier_probe| !earlier_probe.over && (earlier_probe.phase == phase || !known));
-            let free = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&current_site) };
+                previous_probe.is_some_and(|earlier_probe| !earlier_probe.is_over && (earlier_probe.phase == phase || !has_curve));
+            let has_room = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&current_site) };
             let is_answer_short = |request: &TaskProbe| {
-                let first = log_entries(&request.probe) == Some(terms.trace_entries);
-                request.answered && request.phase == phase && first
+                let first = log_entries(&request.probe) == Some(limits.trace_entries);
+                request.is_answered && request.phase == phase && first
             };
-            let is_kind_short = kind.is_some_and(|kind| self.first_logs.contains(&(seen.task, kind)));
-            let is_short = trace && (is_kind_short || before.is_some_and(is_answer_short));
-            let waits = || memory_stall_share(speeds, seen.task).is_none_or(|share| share >= terms.min_gain);
-            let curve = curves.profile(view, seen.task).and_then(Profile::misses_per_kilo_instr);
+            let is_kind_short = kind.is_some_and(|kind| self.first_logs.contains(&(sample.task, kind)));
+            let is_short = trace && (is_kind_short || previous_probe.is_some_and(is_answer_short));
+            let waits = || memory_stall_share(speeds, sample.task).is_none_or(|share| share >= limits.min_gain);
+            let curve = curves.profile(view, sample.task).and_then(Profile::misses_per_kilo_instr);
             let is_uncertain = curve.is_some_and(|curve| is_uncertain_at(curve, largest_bytes));
             let longer =
-                (is_short && is_uncertain && waits()).then(|| terms.trace_entries.saturating_mul(ENTRIES_FACTOR));
-            let entries = longer.unwrap_or(terms.trace_entries);
+                (is_short && is_uncertain && waits()).then(|| limits.trace_entries.saturating_mul(ENTRIES_FACTOR));
+            let entries = longer.unwrap_or(limits.trace_entries);
             let cost_ns = f64::from(entries) * self.entry_ns.unwrap_or(ENTRY_NS);
             // Earlier probes of the task must be paid for as well.
             let spent_ns = longer.map_or(0.0, |_| cost_ns / f64::from(ENTRIES_FACTOR));
-            let has_run_ns = self.ran_ns.get(&seen.task).copied().unwrap_or(0) as f64;
-            let earned = watch || has_run_ns * terms.share >= cost_ns + spent_ns;
-            let may = if known { longer.is_some() && paid } else { can_request };
-            if !free || !(goes_on || may && has_run && earned) {
+            let has_run_ns = self.ran_ns.get(&sample.task).copied().unwrap_or(0) as f64;
+            let earned = watch || has_run_ns * limits.share >= cost_ns + spent_ns;
+            let may = if has_curve { longer.is_some() && paid } else { can_request };
+            if !has_room || !(goes_on || may && has_run && earned) {
                 continue;
             }
             if !goes_on {
                 let probe_kind = if watch {
-                    ProbeKind::ReuseTimes { task: seen.task, locations: terms.locations }
+                    ProbeKind::ReuseTimes { task: sample.task, locations: limits.locations }
                 } else {
-                    ProbeKind::MissTrace { task: seen.task, entries, includes_code: true }
+                    ProbeKind::MissTrace { task: sample.task, entries, includes_code: true }
                 };
                 // The task must also run between its interrupts.
-                let probe = self.probe(probe_kind, terms.budget_ns.max((4.0 * cost_ns) as u64));
-                let task_probe = TaskProbe { phase, probe, since_ns: now_ns, over: false, answered: false };
-                self.first_logs.retain(|log| Some(*log) != kind.map(|kind| (seen.task, kind)));
-                self.by_task.insert(seen.task, task_probe);
+                let probe = self.probe(probe_kind, limits.budget_ns.max((4.0 * cost_ns) as u64));
+                let task_probe = TaskProbe { phase, probe, since_ns: now_ns, is_over: false, is_answered: false };
+                self.first_logs.retain(|log| Some(*log) != kind.map(|kind| (sample.task, kind)));
+                self.by_task.insert(sample.task, task_probe);
             }
             stopped.push(current_site);
-            probes.extend(self.by_task.get(&seen.task).map(|request| request.probe.clone()));
+            probes.extend(self.by_task.get(&sample.task).map(|request| request.probe.clone()));
         }
         probes
     }
@@ -309,22 +309,22 @@ impl ProbePlanner {
 
     /// Is the task's probe neither answered nor abandoned?
     fn is_open(&self, task: TaskId) -> bool {
-        self.by_task.get(&task).is_none_or(|request| !request.over)
+        self.by_task.get(&task).is_none_or(|request| !request.is_over)
     }
 
     /// Has every task that can be probed been probed, whether or not it answered?
     pub fn has_survey(&self, view: &View<'_>, curves: &CurveChecks) -> bool {
         let can = can_measure_curves(view);
-        let done = |task: TaskId| curves.has_curve(view, task) || !can || !self.is_open(task);
+        let is_surveyed = |task: TaskId| curves.has_curve(view, task) || !can || !self.is_open(task);
         let has_run = |seen: &cachemate_core::TaskSample| seen.has_run();
-        self.sharing.is_none() && view.movable_tasks().filter(|sample| has_run(sample)).all(|sample| done(sample.task))
+        self.sharing.is_none() && view.movable_tasks().filter(|sample| has_run(sample)).all(|sample| is_surveyed(sample.task))
     }
 
     fn sharing_requests(
         &mut self,
         view: &View<'_>,
         speeds: &SpeedTracker,
-        terms: &ProbeLimits,
+        limits: &ProbeLimits,
         now_ns: u64,
     ) -> Option<ProbeRequest> {
         if !view.capabilities.can(Ability::SampleAccesses) {
@@ -359,12 +359,12 @@ impl ProbePlanner {
                 return None;
             }
         }
-        let paid = self.spent_share() <= terms.share || self.sampled_tasks.is_none();
+        let paid = self.spent_share() <= limits.share || self.sampled_tasks.is_none();
         if threads.len() < 2 || !paid {
             return None;
         }
-        let at_most = terms.samples_per_thread.saturating_mul(threads.len() as u32);
-        let one_in = sampling_interval(view, &processes, terms.share);
+        let at_most = limits.samples_per_thread.saturating_mul(threads.len() as u32);
+        let one_in = sampling_interval(view, &processes, limits.share);
         let probe_kind =
             ProbeKind::AccessSamples { processes, sample_period: one_in, remote_only: true, max_samples: at_most };
         let probe = self.probe(probe_kind, ANSWERED_WITHIN_NS / 2);
@@ -398,15 +398,15 @@ impl ProbePlanner {
                 .iter()
                 .map(|seen| ThreadMap {
                     counters: map(seen).map_or(&[], |map| map.counters.as_slice()),
-                    together: self.clusters.get(&seen.task).copied(),
+                    previous_cluster: self.clusters.get(&seen.task).copied(),
                 })
                 .collect();
             let sampled: u64 = maps.iter().flat_map(|map| map.counters).map(|&counter| u64::from(counter)).sum();
-            let each = sampled as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
+            let sample_ratio = sampled as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
             let filter = Filter::default();
             let co_clusters =
-                find(ClusteringMethod::CoClusters, &maps, &filter, scaled_threshold(THRESHOLD, each, filter.floor));
-            let mut cluster_of = join_unclustered(co_clusters.of, &maps);
+                find(ClusteringMethod::CoClusters, &maps, &filter, scaled_threshold(THRESHOLD, sample_ratio, filter.floor));
+            let mut cluster_of = join_unclustered(co_clusters.cluster_of, &maps);
             assign_partners(view, &members, &mut cluster_of);
             let numbers = cluster_of.iter().flatten().max().map_or(0, |last| last + 1);
             for (seen, cluster) in members.iter().zip(&cluster_of) {
@@ -441,14 +441,14 @@ fn join_unclustered(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) 
         if cluster_of[index].is_some() {
             continue;
         }
-        let others = (0..cluster_of.len()).filter(|&other| other != index).map(|other| (alike(index, other), other));
-        let Some((most, other)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
-        if most < ALIKE {
+        let others = (0..cluster_of.len()).filter(|&neighbor| neighbor != index).map(|neighbor| (alike(index, neighbor), neighbor));
+        let Some((largest_similarity, neighbor)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
+        if largest_similarity < ALIKE {
             continue;
         }
-        let cluster = cluster_of[other].unwrap_or(next);
+        let cluster = cluster_of[neighbor].unwrap_or(next);
         next = next.max(cluster + 1);
-        (cluster_of[index], cluster_of[other]) = (Some(cluster), Some(cluster));
+        (cluster_of[index], cluster_of[neighbor]) = (Some(cluster), Some(cluster));
     }
     merge_groups(cluster_of, maps)
 }
@@ -467,8 +467,8 @@ fn merge_groups(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> V
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
     for a in 0..count {
         for b in a + 1..count {
-            let (map_sum, other) = (sum(&cluster_of, a), sum(&cluster_of, b));
-            if dot(&map_sum, &other) >= ALIKE * libm::sqrt(dot(&map_sum, &map_sum) * dot(&other, &other)).max(1e-9) {
+            let (map_sum, other_sum) = (sum(&cluster_of, a), sum(&cluster_of, b));
+            if dot(&map_sum, &other_sum) >= ALIKE * libm::sqrt(dot(&map_sum, &map_sum) * dot(&other_sum, &other_sum)).max(1e-9) {
                 cluster_of.iter_mut().filter(|cluster| **cluster == Some(b)).for_each(|cluster| *cluster = Some(a));
             }
         }
@@ -522,13 +522,13 @@ fn assign_partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], pa
         let Some(profile) = view.profiles.get(&members[index].task).filter(|_| partner_of[index].is_none()) else {
             continue;
         };
-        let share = |other: usize| profile.sharing.with.get(&members[other].task).map_or(0.0, |fact| fact.value);
-        let others = (0..members.len()).filter(|&other| other != index).map(|other| (share(other), other));
-        let Some((most, other)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
-        if most >= PARTNER {
-            let cluster = partner_of[other].unwrap_or(next);
+        let share = |partner: usize| profile.sharing.with.get(&members[partner].task).map_or(0.0, |fact| fact.value);
+        let others = (0..members.len()).filter(|&partner| partner != index).map(|partner| (share(partner), partner));
+        let Some((largest_share, partner)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
+        if largest_share >= PARTNER {
+            let cluster = partner_of[partner].unwrap_or(next);
             next = next.max(cluster + 1);
-            (partner_of[index], partner_of[other]) = (Some(cluster), Some(cluster));
+            (partner_of[index], partner_of[partner]) = (Some(cluster), Some(cluster));
         }
     }
 }
@@ -546,8 +546,8 @@ fn sampling_interval(view: &View<'_>, processes: &[ProcessId], share: f64) -> u3
         }
         if run_time > 0.0 { hits / run_time } else { 0.0 }
     };
-    let most = processes.iter().map(rate).fold(0.0, f64::max);
-    libm::ceil(most * SAMPLE_COST_NS / share.max(1e-6)).clamp(1.0, 1e6) as u32
+    let highest_rate = processes.iter().map(rate).fold(0.0, f64::max);
+    libm::ceil(highest_rate * SAMPLE_COST_NS / share.max(1e-6)).clamp(1.0, 1e6) as u32
 }
 
 #[cfg(test)]
@@ -560,11 +560,11 @@ mod tests {
     fn watching_an_idle_thread_disturbs_no_task() {
         use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
         let (topology, capabilities) = (topology(2), capabilities(&[]));
-        let mut seen = observation(1, 2);
-        seen.span.elapsed_ns = 100;
-        seen.tasks[0].on_cpu_ns = vec![(cachemate_core::CpuId(0), 100)];
-        seen.tasks[1].on_cpu_ns = vec![(cachemate_core::CpuId(1), 5)];
-        let (busy, idle) = (seen.tasks[0].task, seen.tasks[1].task);
+        let mut observation = observation(1, 2);
+        observation.span.elapsed_ns = 100;
+        observation.tasks[0].on_cpu_ns = vec![(cachemate_core::CpuId(0), 100)];
+        observation.tasks[1].on_cpu_ns = vec![(cachemate_core::CpuId(1), 5)];
+        let (busy, idle) = (observation.tasks[0].task, observation.tasks[1].task);
         let quiet = |probes: &[ProbeKind]| {
             let mut plan = cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 });
             let probe =
@@ -573,7 +573,7 @@ mod tests {
             probes_leave_speeds_unchanged(&View {
                 topology: &topology,
                 capabilities: &capabilities,
-                observation: &seen,
+                observation: &observation,
                 profiles: &cachemate_core::Profiles::new(),
                 previous_plan: &plan,
                 predictor: &NullPredictor,
@@ -592,27 +592,27 @@ mod tests {
     fn only_tasks_that_can_still_answer_are_waited_for() {
         use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
         let topology = topology(2);
-        let mut seen = observation(1, 3);
-        seen.tasks[1].unmovable = true;
+        let mut observation = observation(1, 3);
+        observation.tasks[1].unmovable = true;
         let (profiles, plan) =
             (cachemate_core::Profiles::new(), cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 }));
-        let mut asks = ProbePlanner::default();
+        let mut planner = ProbePlanner::default();
         let probe_kind = ProbeKind::ReuseTimes { task: TaskId(2), locations: 1 };
         let probe = ProbeRequest { id: ProbeId(1), kind: probe_kind, budget_ns: 1 };
-        asks.by_task.insert(TaskId(2), TaskProbe { phase: 0, probe, since_ns: 0, over: true, answered: false });
+        planner.by_task.insert(TaskId(2), TaskProbe { phase: 0, probe, since_ns: 0, is_over: true, is_answered: false });
         let waited = |abilities: &[Ability]| {
             let capabilities = capabilities(abilities);
-            let (topology, capabilities, seen, profiles) = (&topology, &capabilities, &seen, &profiles);
+            let (topology, capabilities, observation, profiles) = (&topology, &capabilities, &observation, &profiles);
             let view = View {
                 topology,
                 capabilities,
-                observation: seen,
+                observation,
                 profiles,
                 previous_plan: &plan,
                 predictor: &NullPredictor,
                 verdicts: &(),
             };
-            [0, 1, 2].map(|id| asks.has_open_probe(&view, TaskId(id)))
+            [0, 1, 2].map(|id| planner.has_open_probe(&view, TaskId(id)))
         };
         assert_eq!(waited(&[Ability::TraceAddresses]), [true, false, false]);
         assert_eq!(waited(&[Ability::Affinity]), [false; 3]);
@@ -640,9 +640,9 @@ mod tests {
         for window in 0..40 {
             let phase = window as u32 / 3;
             let kind = phase % 2;
-            let mut seen = observation(window, 1);
-            seen.tasks[0].on_cpu_ns = vec![(CpuId(0), 1_000_000_000)];
-            seen.probe_results = plan
+            let mut observation = observation(window, 1);
+            observation.tasks[0].on_cpu_ns = vec![(CpuId(0), 1_000_000_000)];
+            observation.probe_results = plan
                 .probes
                 .iter()
                 .map(|probe| {
@@ -662,7 +662,7 @@ mod tests {
             let view = View {
                 topology: &topology,
                 capabilities: &capabilities,
-                observation: &seen,
+                observation: &observation,
                 profiles: &profiles,
                 previous_plan: &plan,
                 predictor: &NullPredictor,
@@ -682,7 +682,7 @@ mod tests {
     fn threads_with_few_samples_join_their_partners() {
         let maps = [[9u8, 8, 0, 0], [8, 9, 0, 0], [1, 1, 0, 0], [0, 0, 7, 7]];
         let maps: Vec<ThreadMap<'_>> =
-            maps.iter().map(|map| ThreadMap { counters: map.as_slice(), together: None }).collect();
+            maps.iter().map(|map| ThreadMap { counters: map.as_slice(), previous_cluster: None }).collect();
         assert_eq!(join_unclustered(vec![Some(0), Some(0), None, None], &maps), [Some(0), Some(0), Some(0), None]);
         assert_eq!(join_unclustered(vec![None; 4], &maps), [Some(0), Some(0), Some(0), None]);
         assert_eq!(

@@ -84,8 +84,8 @@ pub type CurrentPhase = (u32, Option<u32>);
 /// Returns the cycles that wait for the memory behind the last level.
 fn stalls(task: &TaskSample) -> Option<f64> {
     let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue];
-    let counted = causes.into_iter().filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
-    counted.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))
+    let stall_counts = causes.into_iter().filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
+    stall_counts.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))
 }
 
 impl DecayingSum {
@@ -107,27 +107,27 @@ impl SpeedTracker {
     pub fn observe(
         &mut self,
         observation: &Observation,
-        before: &Plan,
+        previous_plan: &Plan,
         level: CacheLevel,
         phase: impl Fn(TaskId) -> CurrentPhase,
     ) {
-        let present: BTreeSet<TaskId> =
+        let live_tasks: BTreeSet<TaskId> =
             observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
-        self.now.retain(|task, _| present.contains(task));
-        self.of_kinds.retain(|(task, _), _| present.contains(task));
+        self.now.retain(|task, _| live_tasks.contains(task));
+        self.of_kinds.retain(|(task, _), _| live_tasks.contains(task));
         // During a solo interval, the task has other co-runners than usual, and the other tasks pause.
-        if before.probes.iter().any(|probe| matches!(probe.kind, ProbeKind::CoRunRows { .. })) {
+        if previous_plan.probes.iter().any(|probe| matches!(probe.kind, ProbeKind::CoRunRows { .. })) {
             return;
         }
         let traced = |task: TaskId| {
-            before
+            previous_plan
                 .probes
                 .iter()
                 .any(|probe| matches!(probe.kind, ProbeKind::MissTrace { task: one, .. } if one == task))
         };
         for task in observation.tasks.iter().filter(|task| !task.exited && !traced(task.task)) {
-            let counted = task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
-            let Some((instructions, cycles)) = counted.filter(|(i, c)| *i > 0.0 && *c > 0.0) else { continue };
+            let instructions_and_cycles = task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
+            let Some((instructions, cycles)) = instructions_and_cycles.filter(|(i, c)| *i > 0.0 && *c > 0.0) else { continue };
             let sums = self.now.entry(task.task).or_default();
             let (number, kind) = phase(task.task);
             if sums.phase != number {
@@ -135,8 +135,8 @@ impl SpeedTracker {
             }
             if sums.kind != kind {
                 // Windows before this one may span two phases.
-                if let Some(known) = kind.and_then(|kind| self.of_kinds.get(&(task.task, kind))) {
-                    *sums = DecayingSums { phase: number, windows: 0, ..known.clone() };
+                if let Some(earlier_sums) = kind.and_then(|kind| self.of_kinds.get(&(task.task, kind))) {
+                    *sums = DecayingSums { phase: number, windows: 0, ..earlier_sums.clone() };
                 }
                 sums.kind = kind;
             }
@@ -144,7 +144,7 @@ impl SpeedTracker {
             let ran_ns = task.ran_ns();
             let wanted_ns = ran_ns as f64 + task.run_queue_wait_ns.unwrap_or(0) as f64;
             let decay = if kind == Some(AVERAGED) { AVERAGED_DECAY } else { DECAY };
-            let fade = |sum: &mut f64, more: f64| *sum = decay * *sum + more;
+            let fade = |sum: &mut f64, addend: f64| *sum = decay * *sum + addend;
             fade(&mut sums.instructions, instructions);
             fade(&mut sums.cycles, cycles);
             fade(&mut sums.wanted_ns, wanted_ns);
@@ -168,12 +168,12 @@ impl SpeedTracker {
     /// Returns the work per second; `None` until counted.
     pub fn rate(&self, task: TaskId, work: WorkMetric) -> Option<f64> {
         let sums = self.now.get(&task)?;
-        let (done, ns) = match work {
+        let (work_done, ns) = match work {
             WorkMetric::Reported => (sums.reported, sums.reported_ns),
             WorkMetric::Instructions => (sums.instructions, sums.elapsed_ns),
             WorkMetric::Proxy(_) => return None,
         };
-        (ns > 0.0).then(|| done * 1e9 / ns)
+        (ns > 0.0).then(|| work_done * 1e9 / ns)
     }
 
     /// `None` until the task has run in a window in which it was counted.
@@ -206,7 +206,7 @@ mod tests {
     /// Are rates ratios of counts, dropped at a change of phase, and missing if nothing was counted?
     #[test]
     fn rates_are_ratios_of_counts() {
-        let mut seen = observation(0, 2);
+        let mut observation = observation(0, 2);
         let counts = [
             (CounterEvent::Instructions, 1000),
             (CounterEvent::Cycles, 3000),
@@ -214,30 +214,30 @@ mod tests {
             (CounterEvent::StallCycles(StallCause::LocalMemory), 1000),
         ];
         let reading = |(event, count): (CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
-        seen.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
+        observation.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
         let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
-        speeds.observe(&seen, &plan, CacheLevel::L3, |_| (0, None));
-        let (known, unknown) = (seen.tasks[0].task, seen.tasks[1].task);
-        let speed = speeds.observed_speed(known, 64.0).unwrap();
+        speeds.observe(&observation, &plan, CacheLevel::L3, |_| (0, None));
+        let (measured_task, unmeasured_task) = (observation.tasks[0].task, observation.tasks[1].task);
+        let speed = speeds.observed_speed(measured_task, 64.0).unwrap();
         assert_eq!((speed.cycles_per_instr, speed.misses_per_instr), (3.0, Some(0.01)));
         assert_eq!((speed.stall_cycles_per_miss, speed.remote_cycles_per_instr), (Some(100.0), None));
-        assert_eq!(speeds.observed_speed(unknown, 64.0), None);
-        seen.tasks[0].counts.0[1].count = 9000;
-        speeds.observe(&seen, &plan, CacheLevel::L3, |_| (1, None));
-        assert_eq!(speeds.observed_speed(known, 64.0).unwrap().cycles_per_instr, 9.0);
+        assert_eq!(speeds.observed_speed(unmeasured_task, 64.0), None);
+        observation.tasks[0].counts.0[1].count = 9000;
+        speeds.observe(&observation, &plan, CacheLevel::L3, |_| (1, None));
+        assert_eq!(speeds.observed_speed(measured_task, 64.0).unwrap().cycles_per_instr, 9.0);
     }
 
     /// Does a phase of a known kind have a speed at once, marked as recalled until the phase was counted long enough?
     #[test]
     fn a_phase_that_comes_back_has_its_speed_at_once() {
-        let mut seen = observation(0, 1);
-        let task = seen.tasks[0].task;
+        let mut observation = observation(0, 1);
+        let task = observation.tasks[0].task;
         let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
         let mut window = |cycles: u64, phase: CurrentPhase| {
             let counts = [(CounterEvent::Instructions, 1000), (CounterEvent::Cycles, cycles)];
             let reading = |(event, count): (CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
-            seen.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
-            speeds.observe(&seen, &plan, CacheLevel::L3, |_| phase);
+            observation.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
+            speeds.observe(&observation, &plan, CacheLevel::L3, |_| phase);
             let speed = speeds.observed_speed(task, 64.0).unwrap();
             (speed.cycles_per_instr, speed.is_current_phase)
         };

@@ -39,8 +39,8 @@ impl Bus {
     ) -> Option<Self> {
         // By package: traffic in lines per cycle, misses per cycle, cycles waited per cycle.
         let mut sums: BTreeMap<u32, [f64; 3]> = BTreeMap::new();
-        for scene_task in tasks {
-            let Some((site, speed)) = scene_task.last_site.zip(speed(scene_task.task)) else { continue };
+        for problem_task in tasks {
+            let Some((site, speed)) = problem_task.last_site.zip(speed(problem_task.task)) else { continue };
             let Some((misses, lines)) = speed.misses_per_instr.zip(speed.lines_per_miss) else { continue };
             let per_cycle = misses / speed.elapsed_cycles_per_instr.max(1e-9);
             let sum = sums.entry(sites[site].package).or_default();
@@ -50,8 +50,8 @@ impl Bus {
         }
         let mut now = BTreeMap::new();
         let (mut weighted, mut weights) = (0.0, 0.0);
-        for (&package, &[traffic, misses, waited]) in &sums {
-            let measured = waited / misses.max(1e-12);
+        for (&package, &[traffic, misses, wait_cycles]) in &sums {
+            let measured = wait_cycles / misses.max(1e-12);
             now.insert(package, measured);
             if measured >= MIN_WAIT_CYCLES && traffic > 0.0 {
                 weighted += traffic * solve(measured, traffic);

@@ -10,15 +10,15 @@ pub struct DecidedPlan(pub Plan);
 
 impl DecidedPlan {
     /// Returns the part of a plan that still applies to the live tasks.
-    pub fn from_previous(before: &Plan, view: &View<'_>) -> Self {
-        let mut plan = Plan::idle(before.window);
+    pub fn from_previous(previous_plan: &Plan, view: &View<'_>) -> Self {
+        let mut plan = Plan::idle(previous_plan.window);
         let movable: BTreeSet<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         let online = view.online();
-        plan.affinity = before.affinity.clone();
+        plan.affinity = previous_plan.affinity.clone();
         plan.affinity.retain(|task, cpus| movable.contains(task) && cpus.intersects(&online));
         let tasks: BTreeSet<TaskId> = view.observation.tasks.iter().map(|sample| sample.task).collect();
         let processes: BTreeSet<ProcessId> = view.observation.tasks.iter().map(|sample| sample.process).collect();
-        for schedule in &before.gangs {
+        for schedule in &previous_plan.gangs {
             let mut schedule = schedule.clone();
             for gang in &mut schedule.gangs {
                 gang.members.retain(|(task, _)| movable.contains(task));
@@ -33,7 +33,7 @@ impl DecidedPlan {
             false => plan.affinity.get(&sample.task).unwrap_or(&online).intersection(&online),
         };
         drop_starving_schedules(&mut plan.gangs, view.live_tasks().map(|sample| (sample.task, may(sample))));
-        for share in &before.shares {
+        for share in &previous_plan.shares {
             let mut share = share.clone();
             share.members.retain(|member| match member {
                 ShareMember::Process(process) => processes.contains(process),
@@ -47,8 +47,8 @@ impl DecidedPlan {
     }
 
     /// Do both plans have the same placement, gangs and partitions?
-    pub fn is_same(&self, other: &Plan) -> bool {
-        (&self.0.affinity, &self.0.gangs, &self.0.shares) == (&other.affinity, &other.gangs, &other.shares)
+    pub fn is_same(&self, plan: &Plan) -> bool {
+        (&self.0.affinity, &self.0.gangs, &self.0.shares) == (&plan.affinity, &plan.gangs, &plan.shares)
     }
 }
 
@@ -92,16 +92,16 @@ mod tests {
             slice_ns: 1,
             gangs: tasks.map(|task| Gang { members: vec![(TaskId(task), None)], slices: 1 }).to_vec(),
         };
-        let both = vec![schedule("0-1", [0, 1]), schedule("2-3", [2, 3])];
-        let after = |may: &[(u32, &str)]| {
-            let mut gangs = both.clone();
+        let schedules = vec![schedule("0-1", [0, 1]), schedule("2-3", [2, 3])];
+        let cpus_left = |may: &[(u32, &str)]| {
+            let mut gangs = schedules.clone();
             drop_starving_schedules(&mut gangs, may.iter().map(|(task, cpus)| (TaskId(*task), set(cpus))));
             gangs.iter().map(|schedule| schedule.cpus.to_string()).collect::<Vec<_>>()
         };
-        assert_eq!(after(&[(0, "0-1"), (3, "2-3")]), ["0-1", "2-3"]);
-        assert_eq!(after(&[(9, "0-3")]), ["0-1"], "it may run on any CPU");
-        assert_eq!(after(&[(9, "1")]), ["2-3"], "it is confined to one cache");
-        assert_eq!(after(&[(9, "0-4")]), ["0-1", "2-3"], "one CPU has no gangs");
-        assert_eq!(after(&[(9, "0-1"), (8, "3")]), Vec::<String>::new());
+        assert_eq!(cpus_left(&[(0, "0-1"), (3, "2-3")]), ["0-1", "2-3"]);
+        assert_eq!(cpus_left(&[(9, "0-3")]), ["0-1"], "it may run on any CPU");
+        assert_eq!(cpus_left(&[(9, "1")]), ["2-3"], "it is confined to one cache");
+        assert_eq!(cpus_left(&[(9, "0-4")]), ["0-1", "2-3"], "one CPU has no gangs");
+        assert_eq!(cpus_left(&[(9, "0-1"), (8, "3")]), Vec::<String>::new());
     }
 }

@@ -24,20 +24,20 @@ pub fn forecast(
     let mut forecast = Forecast { model: ForecastModel::Policy, ..Forecast::default() };
     // Misses and references of each site; `None` if those of a task are unknown.
     let mut counts: BTreeMap<usize, Option<(f64, f64)>> = BTreeMap::new();
-    for (at, scene_task) in problem.tasks.iter().enumerate() {
-        let (Some(program), Some(speed)) = (&scene_task.program, middle[at]) else {
-            forecast.unknown.push(scene_task.task);
-            if let Some(site) = scene_task.last_site {
+    for (index, problem_task) in problem.tasks.iter().enumerate() {
+        let (Some(program), Some(speed)) = (&problem_task.program, middle[index]) else {
+            forecast.unknown.push(problem_task.task);
+            if let Some(site) = problem_task.last_site {
                 counts.insert(site, None);
             }
             continue;
         };
-        let draws: Vec<ForecastSpeed> = drawn.iter().filter_map(|speeds| speeds[at]).collect();
+        let draws: Vec<ForecastSpeed> = drawn.iter().filter_map(|speeds| speeds[index]).collect();
         let estimate = |value: &dyn Fn(&ForecastSpeed) -> f64| interval(value(&speed), draws.iter().map(value));
         let cpu_share = |speed: &ForecastSpeed| speed.share_of_demand * program.cpu_demand;
         let misses = |speed: &ForecastSpeed| speed.lines_per_cycle / speed.instr_per_cycle / program.lines_per_miss;
         forecast.tasks.insert(
-            scene_task.task,
+            problem_task.task,
             TaskForecast {
                 degradation: estimate(&|speed| 1.0 / speed.over_alone - 1.0),
                 misses_per_kilo_instr: estimate(&|speed| 1000.0 * misses(speed)),
@@ -45,8 +45,8 @@ pub fn forecast(
                 cpu_share: estimate(&cpu_share),
             },
         );
-        let Some(site) = layout.site_of[at] else { continue };
-        let rates = references(scene_task.task)
+        let Some(site) = layout.site_of[index] else { continue };
+        let rates = references(problem_task.task)
             .map(|references| (misses(&speed) * speed.instr_per_cycle, references * speed.instr_per_cycle));
         let sum = counts.entry(site).or_insert(Some((0.0, 0.0)));
         *sum = sum.zip(rates).map(|(sum, rates)| (sum.0 + rates.0, sum.1 + rates.1));
@@ -75,11 +75,11 @@ mod tests {
     fn problem(parts: &[f64]) -> PlanningProblem {
         PlanningProblem::undisturbed(
             vec![site(0, 4)],
-            parts.iter().enumerate().map(|(id, &part)| task(id as u32, 0, part)).collect(),
+            parts.iter().enumerate().map(|(id, &share)| task(id as u32, 0, share)).collect(),
         )
     }
 
-    fn of(problem: &PlanningProblem, references: Option<f64>) -> Forecast {
+    fn forecast_with_references(problem: &PlanningProblem, references: Option<f64>) -> Forecast {
         let layout = SiteLayout::unpartitioned(problem, vec![Some(0); problem.tasks.len()], true);
         forecast(problem, &layout, |_| references, 1)
     }
@@ -87,10 +87,10 @@ mod tests {
     /// Is a single task forecast at its solo speed, and a task with co-runners slower, within its interval?
     #[test]
     fn a_forecast_is_that_of_the_score() {
-        let alone = of(&problem(&[0.4]), None);
+        let alone = forecast_with_references(&problem(&[0.4]), None);
         let slowdown = alone.tasks[&TaskId(0)].degradation.unwrap();
         assert!(slowdown.value.abs() < 1e-9 && alone.model == ForecastModel::Policy, "{slowdown:?}");
-        let crowded = of(&problem(&[0.4, 0.9, 1.5]), None);
+        let crowded = forecast_with_references(&problem(&[0.4, 0.9, 1.5]), None);
         let message = &crowded.tasks[&TaskId(0)];
         let slower = message.degradation.unwrap();
         assert!(slower.value > 0.01 && slower.low <= slower.value && slower.value <= slower.high, "{slower:?}");
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn the_miss_ratio_is_that_of_all_tasks() {
         let mut problem = problem(&[0.4, 0.9]);
-        let message = of(&problem, Some(0.02));
+        let message = forecast_with_references(&problem, Some(0.02));
         let rates = |id: u32| {
             let task = &message.tasks[&TaskId(id)];
             let speed = task.instr_per_cycle.unwrap().value * task.cpu_share.unwrap().value;
@@ -113,7 +113,7 @@ mod tests {
         let expected = (rates(0).0 + rates(1).0) / (rates(0).1 + rates(1).1);
         assert!((message.cache_miss_ratio[&CacheId(0)].value / expected - 1.0).abs() < 1e-9);
         problem.tasks[1].program = None;
-        let message = of(&problem, Some(0.02));
+        let message = forecast_with_references(&problem, Some(0.02));
         assert!(message.cache_miss_ratio.is_empty() && message.unknown == [TaskId(1)]);
     }
 }

@@ -41,18 +41,18 @@ pub struct SiteLayout {
 impl SiteLayout {
     /// Puts all tasks on the sites that the machine's own scheduler chose, without partitions.
     pub fn from_default_sites(problem: &PlanningProblem, lived_on: &BTreeMap<TaskId, usize>) -> Self {
-        let home = problem
+        let site_of = problem
             .tasks
             .iter()
-            .map(|scene_task| lived_on.get(&scene_task.task).copied().or(scene_task.last_site))
+            .map(|problem_task| lived_on.get(&problem_task.task).copied().or(problem_task.last_site))
             .collect();
-        SiteLayout::unpartitioned(problem, home, false)
+        SiteLayout::unpartitioned(problem, site_of, false)
     }
 
     /// Puts the tasks on these sites, without partitions.
-    pub fn unpartitioned(problem: &PlanningProblem, site_of: Vec<Option<usize>>, held: bool) -> Self {
+    pub fn unpartitioned(problem: &PlanningProblem, site_of: Vec<Option<usize>>, is_pinned: bool) -> Self {
         let pinned =
-            problem.tasks.iter().map(|scene_task| held && scene_task.movable && scene_task.program.is_some()).collect();
+            problem.tasks.iter().map(|problem_task| is_pinned && problem_task.movable && problem_task.program.is_some()).collect();
         SiteLayout {
             site_of,
             pinned,
@@ -70,9 +70,9 @@ impl SiteLayout {
         };
         let place = problem.places();
         let mut layout = SiteLayout::unpartitioned(problem, Vec::new(), false);
-        let held_sites: Vec<Option<usize>> = problem.tasks.iter().map(|scene_task| held_on(&scene_task.task)).collect();
+        let held_sites: Vec<Option<usize>> = problem.tasks.iter().map(|problem_task| held_on(&problem_task.task)).collect();
         layout.site_of =
-            problem.tasks.iter().zip(&held_sites).map(|(scene_task, on)| on.or(scene_task.last_site)).collect();
+            problem.tasks.iter().zip(&held_sites).map(|(problem_task, pinned_site)| pinned_site.or(problem_task.last_site)).collect();
         layout.pinned = held_sites.iter().map(Option::is_some).collect();
         for schedule in &plan.gangs {
             let Some(site) = problem.sites.iter().position(|site| schedule.cpus.is_subset(&site.cpus)) else {
@@ -84,11 +84,11 @@ impl SiteLayout {
         }
         for share in &plan.shares {
             let Some(site) = problem.sites.iter().position(|site| site.cache == share.cache) else { continue };
-            let is_member = |at: &usize| {
-                let task = &problem.tasks[*at];
+            let is_member = |index: &usize| {
+                let task = &problem.tasks[*index];
                 let named = share.members.contains(&ShareMember::Task(task.task))
                     || share.members.contains(&ShareMember::Process(task.process));
-                named && layout.site_of[*at] == Some(site)
+                named && layout.site_of[*index] == Some(site)
             };
             let members = (0..problem.tasks.len()).filter(is_member).collect();
             let units = match &share.units {
@@ -106,56 +106,56 @@ impl SiteLayout {
     }
 
     /// Writes the layout into a plan. Units stay the same as in `before` as far as possible.
-    pub fn write_to(&self, problem: &PlanningProblem, before: &Plan, moving: PageMigration, plan: &mut Plan) {
-        for (index, scene_task) in problem.tasks.iter().enumerate().filter(|(index, _)| self.pinned[*index]) {
-            if let Some(site) = self.site_of[index].filter(|_| scene_task.movable) {
-                plan.affinity.insert(scene_task.task, problem.sites[site].cpus.clone());
+    pub fn write_to(&self, problem: &PlanningProblem, previous_plan: &Plan, migration: PageMigration, plan: &mut Plan) {
+        for (index, problem_task) in problem.tasks.iter().enumerate().filter(|(index, _)| self.pinned[*index]) {
+            if let Some(site) = self.site_of[index].filter(|_| problem_task.movable) {
+                plan.affinity.insert(problem_task.task, problem.sites[site].cpus.clone());
             }
         }
         let online: CpuSet = problem.sites.iter().flat_map(|site| site.cpus.iter()).collect();
-        let may = |scene_task: &ProblemTask| match (scene_task.movable, scene_task.last_site) {
-            (true, _) => plan.affinity.get(&scene_task.task).unwrap_or(&online).intersection(&online),
+        let may = |problem_task: &ProblemTask| match (problem_task.movable, problem_task.last_site) {
+            (true, _) => plan.affinity.get(&problem_task.task).unwrap_or(&online).intersection(&online),
             (false, Some(site)) => problem.sites[site].cpus.clone(),
             (false, None) => CpuSet::default(),
         };
         plan.gangs.extend((0..problem.sites.len()).filter_map(|site| self.schedule(problem, site)));
         drop_starving_schedules(
             &mut plan.gangs,
-            problem.tasks.iter().map(|scene_task| (scene_task.task, may(scene_task))),
+            problem.tasks.iter().map(|problem_task| (problem_task.task, may(problem_task))),
         );
         for site in 0..problem.sites.len() {
-            self.share(problem, site, before, moving, plan);
+            self.share(problem, site, previous_plan, migration, plan);
         }
     }
 
     fn schedule(&self, problem: &PlanningProblem, site: usize) -> Option<GangSchedule> {
-        let turns = self.rotations[site].as_ref()?;
+        let rotation = self.rotations[site].as_ref()?;
         let cpus = &problem.sites[site].cpus;
         let gang = |members: &Vec<usize>| Gang {
             members: members.iter().map(|&index| (problem.tasks[index].task, None)).collect(),
             slices: 1,
         };
-        let fits = turns.gangs.iter().all(|gang| !gang.is_empty() && gang.len() <= cpus.count() as usize);
-        if !fits || turns.gangs.len() < 2 {
+        let fits = rotation.gangs.iter().all(|gang| !gang.is_empty() && gang.len() <= cpus.count() as usize);
+        if !fits || rotation.gangs.len() < 2 {
             return None;
         }
-        let gangs = turns.gangs.iter().map(gang).collect();
-        Some(GangSchedule { cpus: cpus.clone(), slice_ns: turns.slice_ns, gangs })
+        let gangs = rotation.gangs.iter().map(gang).collect();
+        Some(GangSchedule { cpus: cpus.clone(), slice_ns: rotation.slice_ns, gangs })
     }
 
-    fn share(&self, problem: &PlanningProblem, site: usize, before: &Plan, moving: PageMigration, plan: &mut Plan) {
-        let (cut, found) = (&self.partitions[site], &problem.sites[site]);
-        let Some(divided) = found.divided.filter(|_| !cut.is_empty()) else { return };
-        let colors = matches!(divided, PartitionUnits::Colors { .. });
+    fn share(&self, problem: &PlanningProblem, site: usize, previous_plan: &Plan, migration: PageMigration, plan: &mut Plan) {
+        let (partitions, cache_site) = (&self.partitions[site], &problem.sites[site]);
+        let Some(partition_units) = cache_site.partition_units.filter(|_| !partitions.is_empty()) else { return };
+        let colors = matches!(partition_units, PartitionUnits::Colors { .. });
         let mut shares: Vec<(GroupId, Vec<ShareMember>, u32)> = Vec::new();
-        for group in cut.iter().filter(|group| !group.members.is_empty()) {
+        for group in partitions.iter().filter(|group| !group.members.is_empty()) {
             let members = self.members(problem, group, colors);
             let id = GroupId(problem.tasks[group.members[0]].process.0.wrapping_mul(64) + group.members[0] as u32 % 64);
             shares.push((id, members, group.units));
         }
         shares.retain(|(_, members, _)| !members.is_empty());
         let held_group = |id: GroupId| {
-            let share = before.shares.iter().find(|share| share.group == id && share.cache == found.cache);
+            let share = previous_plan.shares.iter().find(|share| share.group == id && share.cache == cache_site.cache);
             share.map_or_else(IndexSet::default, |share| match &share.units {
                 Units::Colors { allowed, .. } => allowed.clone(),
                 Units::Ways { mask } => mask.clone(),
@@ -163,28 +163,28 @@ impl SiteLayout {
         };
         let now: Vec<IndexSet> = shares.iter().map(|(id, ..)| held_group(*id)).collect();
         let sizes: Vec<u32> = shares.iter().map(|(.., units)| *units).collect();
-        if sizes.iter().sum::<u32>() > divided.units() {
+        if sizes.iter().sum::<u32>() > partition_units.units() {
             return;
         }
-        for ((group, members, _), units) in shares.into_iter().zip(assign(&now, &sizes, &divided)) {
-            let units = match divided {
-                PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration: moving },
+        for ((group, members, _), units) in shares.into_iter().zip(assign(&now, &sizes, &partition_units)) {
+            let units = match partition_units {
+                PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration },
                 PartitionUnits::Ways { .. } => Units::Ways { mask: units },
             };
-            plan.shares.push(CacheShare { group, members, cache: found.cache, units });
+            plan.shares.push(CacheShare { group, members, cache: cache_site.cache, units });
         }
     }
 
     /// Does the plan into which the layout was written contain all of it? A partition or a turn is left out if its task
     /// cannot be moved, or belongs to a process in two groups.
     pub fn is_expressed_by(&self, plan: &Plan, problem: &PlanningProblem) -> bool {
-        let carries = |(at, site): (usize, &super::problem::CacheSite)| {
-            let groups = self.partitions[at].iter().filter(|group| !group.members.is_empty()).count();
+        let is_expressed = |(index, site): (usize, &super::problem::CacheSite)| {
+            let groups = self.partitions[index].iter().filter(|group| !group.members.is_empty()).count();
             let shares = plan.shares.iter().filter(|share| share.cache == site.cache).count();
             let has_turns = plan.gangs.iter().any(|schedule| schedule.cpus == site.cpus);
-            groups == shares && self.rotations[at].is_some() == has_turns
+            groups == shares && self.rotations[index].is_some() == has_turns
         };
-        problem.sites.iter().enumerate().all(carries)
+        problem.sites.iter().enumerate().all(is_expressed)
     }
 
     /// Is the layout without partitions and rotations?
@@ -199,11 +199,11 @@ impl SiteLayout {
         let mut members: Vec<ShareMember> = Vec::new();
         for &index in &group.members {
             let process = problem.tasks[index].process;
-            let whole = |(other, scene_task): (usize, &ProblemTask)| {
-                let goes_along = group.members.contains(&other) || colors && scene_task.program.is_none();
-                scene_task.process != process || scene_task.movable && goes_along
+            let is_included = |(other, problem_task): (usize, &ProblemTask)| {
+                let goes_along = group.members.contains(&other) || colors && problem_task.program.is_none();
+                problem_task.process != process || problem_task.movable && goes_along
             };
-            let member = if problem.tasks.iter().enumerate().all(whole) {
+            let member = if problem.tasks.iter().enumerate().all(is_included) {
                 ShareMember::Process(process)
             } else if colors || !problem.tasks[index].movable {
                 continue;
@@ -223,7 +223,7 @@ pub fn processes(problem: &PlanningProblem, members: &[usize]) -> Vec<(ProcessId
     let mut by_process: Vec<(ProcessId, Vec<usize>)> = Vec::new();
     for &index in members {
         let process = problem.tasks[index].process;
-        match by_process.iter_mut().find(|(other, _)| *other == process) {
+        match by_process.iter_mut().find(|(process_of_group, _)| *process_of_group == process) {
             Some((_, tasks)) => tasks.push(index),
             None => by_process.push((process, vec![index])),
         }
@@ -239,20 +239,20 @@ mod tests {
 
     /// Two programs on one cache of eight colors, and another thread of the first program's process.
     fn problem(knows_thread: bool) -> PlanningProblem {
-        let divided = Some(PartitionUnits::Colors { units: 8, page_bytes: 4096, move_page_ns: 1.0 });
+        let partition_units = Some(PartitionUnits::Colors { units: 8, page_bytes: 4096, move_page_ns: 1.0 });
         let mut tasks = vec![task(0, 0, 0.5), task(1, 0, 1.2), task(2, 0, 0.1)];
         tasks[2].process = ProcessId(0);
         if !knows_thread {
             tasks[2].program = None;
         }
-        let sites = vec![super::super::problem::CacheSite { divided, ..site(0, 4) }];
+        let sites = vec![super::super::problem::CacheSite { divided: partition_units, ..site(0, 4) }];
         PlanningProblem::undisturbed(sites, tasks)
     }
 
-    fn write_to(problem: &PlanningProblem, cut: &[(&[usize], u32)]) -> (SiteLayout, Plan) {
+    fn write_to(problem: &PlanningProblem, partitions: &[(&[usize], u32)]) -> (SiteLayout, Plan) {
         let mut layout = SiteLayout::unpartitioned(problem, vec![Some(0); 3], true);
         let group = |&(members, units): &(&[usize], u32)| PartitionMembers { members: members.to_vec(), units };
-        layout.partitions[0] = cut.iter().map(group).collect();
+        layout.partitions[0] = partitions.iter().map(group).collect();
         let idle = Plan::idle(WindowLength::Time { ns: 1 });
         let mut plan = idle.clone();
         layout.write_to(problem, &idle, PageMigration::All, &mut plan);

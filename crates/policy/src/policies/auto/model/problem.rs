@@ -27,7 +27,7 @@ pub struct CacheSite {
     /// The memory node nearest to the site.
     pub memory_node: u32,
     pub bytes: f64,
-    pub divided: Option<PartitionUnits>,
+    pub partition_units: Option<PartitionUnits>,
 }
 
 /// A live task, identified by its position in the order of arrival.
@@ -65,8 +65,8 @@ pub struct PlanningProblem {
 pub fn cache_sites(view: &View<'_>) -> Vec<CacheSite> {
     let online = view.online();
     let caches = view.topology.last_level_caches().filter(|cache| cache.cpus.intersects(&online));
-    let all = &view.topology.cpus;
-    let cpu = |id: u32| all.binary_search_by_key(&id, |cpu| cpu.id.0).ok().map(|index| &all[index]);
+    let topology_cpus = &view.topology.cpus;
+    let cpu = |id: u32| topology_cpus.binary_search_by_key(&id, |cpu| cpu.id.0).ok().map(|index| &topology_cpus[index]);
     let site = |cache: &cachemate_core::Cache| {
         let cpus = cache.cpus.intersection(&online);
         let mut cores: Vec<u32> = cpus.iter().filter_map(cpu).map(|cpu| cpu.core).collect();
@@ -79,7 +79,7 @@ pub fn cache_sites(view: &View<'_>) -> Vec<CacheSite> {
             package: cache.cpus.iter().find_map(cpu).map_or(0, |cpu| cpu.package),
             memory_node: cache.cpus.iter().find_map(cpu).map_or(0, |cpu| cpu.memory_node),
             bytes: cache.size_bytes.filter(|&bytes| bytes > 0)? as f64,
-            divided: PartitionUnits::common_units(view.partitions_of(cache.id)),
+            partition_units: PartitionUnits::common_units(view.partitions_of(cache.id)),
         })
     };
     caches.map(site).collect::<Option<Vec<CacheSite>>>().unwrap_or_default()
@@ -110,13 +110,13 @@ impl CpuSites {
         let mut site_times: Vec<(usize, u64)> = Vec::with_capacity(task.on_cpu_ns.len());
         for (cpu, ns) in task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0) {
             let Some(site) = self.site_of_cpu(cpu.0) else { continue };
-            match site_times.iter_mut().find(|(other, _)| *other == site) {
+            match site_times.iter_mut().find(|(known_site, _)| *known_site == site) {
                 Some((_, sum)) => *sum += ns,
                 None => site_times.push((site, *ns)),
             }
         }
-        let most = site_times.into_iter().reduce(|a, b| if (b.1, a.0) > (a.1, b.0) { b } else { a })?;
-        Some(most.0)
+        let longest_stay = site_times.into_iter().reduce(|a, b| if (b.1, a.0) > (a.1, b.0) { b } else { a })?;
+        Some(longest_stay.0)
     }
 }
 
@@ -146,10 +146,10 @@ impl PlanningProblem {
     /// Builds the problem. `before` returns the programs that need not be modeled again.
     pub fn new(
         view: &View<'_>,
-        earlier: &PriorObservations<'_>,
-        mut before: impl FnMut(TaskId) -> Option<ProgramModel>,
+        prior: &PriorObservations<'_>,
+        mut previous_model: impl FnMut(TaskId) -> Option<ProgramModel>,
     ) -> Option<Self> {
-        let PriorObservations { speeds, clusters, lived_on, split_tasks, .. } = *earlier;
+        let PriorObservations { speeds, clusters, lived_on, split_tasks, .. } = *prior;
         let sites = cache_sites(view);
         let seats = CpuSites::from_sites(&sites);
         let largest = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
@@ -159,19 +159,19 @@ impl PlanningProblem {
             let own_cluster = clusters.get(&task.task)?;
             let partners: Vec<&TaskSample> = view
                 .live_tasks()
-                .filter(|other| other.task != task.task && clusters.get(&other.task) == Some(own_cluster))
+                .filter(|partner| partner.task != task.task && clusters.get(&partner.task) == Some(own_cluster))
                 .collect();
-            let near = partners.iter().filter(|other| current_site(other) == current_site(task)).count();
-            Some(near as f64 / partners.len().max(1) as f64)
+            let near_count = partners.iter().filter(|partner| current_site(partner) == current_site(task)).count();
+            Some(near_count as f64 / partners.len().max(1) as f64)
         };
         let mut threads_on: BTreeMap<(ProcessId, Option<usize>), usize> = BTreeMap::new();
         for task in view.live_tasks() {
             *threads_on.entry((task.process, current_site(task))).or_default() += 1;
         }
-        let scene_task = |task: &TaskSample| {
+        let problem_task = |task: &TaskSample| {
             let site = current_site(task);
             let inputs = |profile, speed| ModelInputs {
-                memory: earlier.memory(view, task, site.map(|site| &sites[site])),
+                memory: prior.memory(view, task, site.map(|site| &sites[site])),
                 profile,
                 speed,
                 goal: task.goal,
@@ -180,15 +180,15 @@ impl PlanningProblem {
                 line_bytes: f64::from(line),
                 partners_here: partners_here(task).unwrap_or(0.0),
             };
-            let known =
-                || earlier.curves.profile(view, task.task).zip(speeds.observed_speed(task.task, f64::from(line)));
+            let profile_and_speed =
+                || prior.curves.profile(view, task.task).zip(speeds.observed_speed(task.task, f64::from(line)));
             let build_model =
-                || known().and_then(|(profile, speed)| ProgramModel::from_inputs(&inputs(profile, speed)));
+                || profile_and_speed().and_then(|(profile, speed)| ProgramModel::from_inputs(&inputs(profile, speed)));
             ProblemTask {
                 task: task.task,
                 process: task.process,
                 movable: !task.unmovable,
-                program: before(task.task).or_else(build_model),
+                program: previous_model(task.task).or_else(build_model),
                 cluster: clusters.get(&task.task).copied(),
                 last_site: site,
                 keep_in_place: !clusters.contains_key(&task.task)
@@ -196,7 +196,7 @@ impl PlanningProblem {
                     && threads_on[&(task.process, site)] > 1,
             }
         };
-        let tasks: Vec<ProblemTask> = view.live_tasks().map(scene_task).collect();
+        let tasks: Vec<ProblemTask> = view.live_tasks().map(problem_task).collect();
         let cycles_per_ns = cycles_per_ns(view).unwrap_or(1.0);
         let shortest_slice_ns = view.capabilities.min_slice_ns;
         let bus = Bus::new(&sites, &tasks, |task| speeds.observed_speed(task, f64::from(line)));
@@ -220,8 +220,8 @@ impl PlanningProblem {
             return;
         }
         self.frozen_sites = (0..self.sites.len()).map(|site| sites.contains(&site)).collect();
-        let there = |problem_task: &&mut ProblemTask| problem_task.last_site.is_some_and(|site| sites.contains(&site));
-        self.tasks.iter_mut().filter(there).for_each(|problem_task| problem_task.keep_in_place = true);
+        let is_frozen = |problem_task: &&mut ProblemTask| problem_task.last_site.is_some_and(|site| sites.contains(&site));
+        self.tasks.iter_mut().filter(is_frozen).for_each(|problem_task| problem_task.keep_in_place = true);
     }
 
     /// Is the site excluded from decisions?
@@ -231,42 +231,42 @@ impl PlanningProblem {
 
     /// Returns the layout with closed sites as in `held`.
     #[must_use]
-    pub fn with_closed(&self, mut layout: SiteLayout, held: &SiteLayout) -> SiteLayout {
+    pub fn with_closed(&self, mut layout: SiteLayout, current_layout: &SiteLayout) -> SiteLayout {
         if self.frozen_sites.is_empty() {
             return layout;
         }
         let is_closed = |home: Option<usize>| home.is_some_and(|site| self.is_closed(site));
         for index in 0..self.tasks.len() {
-            if is_closed(held.site_of[index]) || is_closed(layout.site_of[index]) {
-                (layout.site_of[index], layout.pinned[index]) = (held.site_of[index], held.pinned[index]);
+            if is_closed(current_layout.site_of[index]) || is_closed(layout.site_of[index]) {
+                (layout.site_of[index], layout.pinned[index]) = (current_layout.site_of[index], current_layout.pinned[index]);
             }
         }
         for site in (0..self.sites.len()).filter(|&site| self.is_closed(site)) {
-            layout.partitions[site].clone_from(&held.partitions[site]);
-            layout.rotations[site].clone_from(&held.rotations[site]);
+            layout.partitions[site].clone_from(&current_layout.partitions[site]);
+            layout.rotations[site].clone_from(&current_layout.rotations[site]);
         }
         layout
     }
 
     /// Returns the size of a task's partition in bytes; `None` if its site is unknown, or if it takes turns.
-    fn part_bytes(&self, held: &SiteLayout, index: usize) -> Option<f64> {
-        let site = held.site_of[index].filter(|&site| held.rotations[site].is_none())?;
-        let part = held.partitions[site].iter().find(|group| group.members.contains(&index));
-        let units = self.sites[site].divided.map_or(1, |divided| divided.units());
-        Some(self.sites[site].bytes * part.map_or(1.0, |group| f64::from(group.units) / f64::from(units)))
+    fn partition_bytes(&self, layout: &SiteLayout, index: usize) -> Option<f64> {
+        let site = layout.site_of[index].filter(|&site| layout.rotations[site].is_none())?;
+        let partition = layout.partitions[site].iter().find(|group| group.members.contains(&index));
+        let units = self.sites[site].partition_units.map_or(1, |partition_units| partition_units.units());
+        Some(self.sites[site].bytes * partition.map_or(1.0, |group| f64::from(group.units) / f64::from(units)))
     }
 
     /// Returns the tasks whose misses were measured under this layout, and whether the measurement contradicts their
     /// curves.
     pub fn contradicted_forecasts(
         &self,
-        held: &SiteLayout,
+        current_layout: &SiteLayout,
         measured: impl Fn(TaskId) -> Option<f64>,
     ) -> Vec<(TaskId, bool)> {
         let value = |index: usize| {
-            let scene_task = &self.tasks[index];
-            let (bytes, misses) = self.part_bytes(held, index).zip(measured(scene_task.task))?;
-            Some((scene_task.task, scene_task.program.as_ref()?.is_contradicted(bytes, misses)))
+            let problem_task = &self.tasks[index];
+            let (bytes, misses) = self.partition_bytes(current_layout, index).zip(measured(problem_task.task))?;
+            Some((problem_task.task, problem_task.program.as_ref()?.is_contradicted(bytes, misses)))
         };
         (0..self.tasks.len()).filter_map(value).collect()
     }
@@ -281,15 +281,15 @@ impl PlanningProblem {
 
     /// Shifts every curve to the value measured under the layout in force. Gangs are left out, because occupancies are
     /// not steady within their turns.
-    pub fn calibrate(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) {
-        let composed = speeds(self, held);
+    pub fn calibrate(&mut self, current_layout: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) {
+        let composed = speeds(self, current_layout);
         for (index, composed) in composed.into_iter().enumerate() {
-            let Some((bytes, composed)) = self.part_bytes(held, index).zip(composed) else { continue };
-            let scene_task = &mut self.tasks[index];
-            if let Some((program, misses)) = scene_task.program.as_mut().zip(measured(scene_task.task)) {
+            let Some((bytes, composed)) = self.partition_bytes(current_layout, index).zip(composed) else { continue };
+            let problem_task = &mut self.tasks[index];
+            if let Some((program, misses)) = problem_task.program.as_mut().zip(measured(problem_task.task)) {
                 program.calibrate(composed.held_bytes, bytes, misses);
             }
-            let site = held.site_of[index].map(|site| &self.sites[site]);
+            let site = current_layout.site_of[index].map(|site| &self.sites[site]);
             if let Some((program, site)) = self.tasks[index].program.as_mut().zip(site) {
                 let queue = self.bus.as_ref().map_or(0.0, |bus| bus.current_wait(site.package));
                 program.anchor_solo(composed.held_bytes, site.bytes, queue);
@@ -299,18 +299,18 @@ impl PlanningProblem {
 
     /// Scales promised rates to the rates measured under the layout in force, because both contain the bias of the
     /// model.
-    pub fn anchor(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<(WorkMetric, f64)>) {
+    pub fn anchor(&mut self, current_layout: &SiteLayout, measured: impl Fn(TaskId) -> Option<(WorkMetric, f64)>) {
         let promised =
             |index: usize| self.tasks[index].program.as_ref().is_some_and(|model| model.goal.min_rate.is_some());
         if !self.known_tasks().any(promised) {
             return;
         }
-        let forecast = speeds(self, held);
-        for (scene_task, speed) in self.tasks.iter_mut().zip(forecast) {
-            let Some((program, speed)) = scene_task.program.as_mut().zip(speed) else { continue };
+        let forecast = speeds(self, current_layout);
+        for (problem_task, speed) in self.tasks.iter_mut().zip(forecast) {
+            let Some((program, speed)) = problem_task.program.as_mut().zip(speed) else { continue };
             let promised = program.goal.min_rate.is_some() && speed.instr_per_cycle > 0.0;
             program.rate = promised
-                .then(|| measured(scene_task.task))
+                .then(|| measured(problem_task.task))
                 .flatten()
                 .map(|(work, per_s)| PromisedRate { work, per_instr_per_cycle: per_s / speed.instr_per_cycle });
         }
@@ -324,7 +324,7 @@ impl PlanningProblem {
 
     /// Returns the positions of all tasks.
     pub fn places(&self) -> BTreeMap<TaskId, usize> {
-        self.tasks.iter().enumerate().map(|(index, scene_task)| (scene_task.task, index)).collect()
+        self.tasks.iter().enumerate().map(|(index, problem_task)| (problem_task.task, index)).collect()
     }
 
     /// Returns the positions of the tasks that have a forecast.
@@ -339,8 +339,8 @@ impl PlanningProblem {
             let radius = libm::sqrt(-2.0 * libm::log(1.0 - generator.draw_unit()));
             radius * libm::cos(std::f64::consts::TAU * generator.draw_unit())
         };
-        let factors = |scene_task: &ProblemTask| {
-            let program = scene_task.program.as_ref()?;
+        let factors = |problem_task: &ProblemTask| {
+            let program = problem_task.program.as_ref()?;
             Some((libm::exp(program.curve_error * normal()), libm::exp(COST_ERROR * normal())))
         };
         ErrorDraw(self.tasks.iter().map(factors).collect())
@@ -350,8 +350,8 @@ impl PlanningProblem {
     #[must_use]
     pub fn with_errors(&self, draw: &ErrorDraw) -> Self {
         let mut drawn = self.clone();
-        for (index, scene_task) in drawn.tasks.iter_mut().enumerate() {
-            if let Some((program, (misses, cost))) = scene_task.program.as_mut().zip(draw.factors(index)) {
+        for (index, problem_task) in drawn.tasks.iter_mut().enumerate() {
+            if let Some((program, (misses, cost))) = problem_task.program.as_mut().zip(draw.factors(index)) {
                 *program = program.scale(misses, cost);
             }
         }

@@ -78,30 +78,30 @@ impl ProblemCache {
             return None;
         }
         let stored_stamps: BTreeMap<TaskId, (u32, bool)> =
-            self.stamp.iter().map(|&(task, phase, known)| (task, (phase, known))).collect();
+            self.stamp.iter().map(|&(task, phase, is_known)| (task, (phase, is_known))).collect();
         let known_stamps =
-            stamp.iter().filter_map(|&(task, phase, known)| Some((stored_stamps.get(&task)?, (phase, known))));
+            stamp.iter().filter_map(|&(task, phase, is_known)| Some((stored_stamps.get(&task)?, (phase, is_known))));
         let goals: BTreeMap<TaskId, _> = self
             .problem
             .tasks
             .iter()
             .filter_map(|problem_task| Some((problem_task.task, problem_task.program.as_ref()?.goal)))
             .collect();
-        let has_goal = |seen: &cachemate_core::TaskSample| {
-            goals.get(&seen.task).is_some_and(|goal| *goal != seen.goal.unwrap_or_default())
+        let has_goal = |sample: &cachemate_core::TaskSample| {
+            goals.get(&sample.task).is_some_and(|goal| *goal != sample.goal.unwrap_or_default())
         };
-        if known_stamps.into_iter().any(|(then, now)| *then != now) || view.live_tasks().any(has_goal) {
+        if known_stamps.into_iter().any(|(previous_stamp, current_stamp)| *previous_stamp != current_stamp) || view.live_tasks().any(has_goal) {
             return None;
         }
         let can_be_known =
             |task: &TaskId| view.profiles.contains_key(task) && speeds.observed_speed(*task, 64.0).is_some();
-        let new: BTreeSet<TaskId> = stamp
+        let newcomers: BTreeSet<TaskId> = stamp
             .iter()
-            .filter(|(task, _, known)| *known && !stored_stamps.contains_key(task))
+            .filter(|(task, _, is_known)| *is_known && !stored_stamps.contains_key(task))
             .map(|(task, ..)| *task)
             .filter(can_be_known)
             .collect();
-        (1..=MAX_NEWCOMERS).contains(&new.len()).then_some(new)
+        (1..=MAX_NEWCOMERS).contains(&newcomers.len()).then_some(newcomers)
     }
 }
 
@@ -137,26 +137,26 @@ impl SearchHistory {
     /// Has a live task changed phase since the last search?
     pub fn has_phase_changed(&self, view: &View<'_>) -> bool {
         let Some((last, _)) = &self.searched_at else { return false };
-        let changed = |(task, then, _): &(TaskId, u32, bool)| {
-            current_phase(view, *task).0 != *then && view.live_tasks().any(|sample| sample.task == *task)
+        let has_new_phase = |(task, searched_phase, _): &(TaskId, u32, bool)| {
+            current_phase(view, *task).0 != *searched_phase && view.live_tasks().any(|sample| sample.task == *task)
         };
-        last.iter().any(changed)
+        last.iter().any(has_new_phase)
     }
 
     /// Records the present phases, and returns the tasks of the last search whose phase has changed. The next search is
     /// due as soon as they are known again, or no longer waited for.
     pub fn record_phases(&mut self, view: &View<'_>) -> Vec<(TaskId, Option<ProcessId>)> {
         self.phase_changed = true;
-        let mut changed = Vec::new();
-        for (task, then, known) in self.searched_at.iter_mut().flat_map(|(last, _)| last) {
+        let mut changed_tasks = Vec::new();
+        for (task, searched_phase, is_known) in self.searched_at.iter_mut().flat_map(|(last, _)| last) {
             let phase = current_phase(view, *task).0;
-            if *then != phase {
-                (*then, *known) = (phase, false);
-                changed
+            if *searched_phase != phase {
+                (*searched_phase, *is_known) = (phase, false);
+                changed_tasks
                     .push((*task, view.live_tasks().find(|sample| sample.task == *task).map(|sample| sample.process)));
             }
         }
-        changed
+        changed_tasks
     }
 
     /// Prepares the problem as known now, with new models of all programs or of newcomers only. `None` if nothing is
@@ -164,16 +164,16 @@ impl SearchHistory {
     pub fn prepare(
         &mut self,
         view: &View<'_>,
-        in_force: &Plan,
+        current_plan: &Plan,
         evidence: &mut TaskEvidence,
         options: ProblemOptions,
     ) -> Option<SearchInput> {
         let last = self.last.take();
         let stamp = self.searched_at.as_ref().map(|(stamp, _)| stamp);
-        let new = last.as_ref().zip(stamp).and_then(|(last, stamp)| last.newcomers(view, stamp, &evidence.speeds));
-        let mut input = InputBuilder { view, in_force, evidence, options };
-        match (last, new) {
-            (Some(last), Some(new)) => input.with_newcomers(last, &new),
+        let newcomers = last.as_ref().zip(stamp).and_then(|(last, stamp)| last.newcomers(view, stamp, &evidence.speeds));
+        let mut input = InputBuilder { view, current_plan, evidence, options };
+        match (last, newcomers) {
+            (Some(last), Some(newcomers)) => input.with_newcomers(last, &newcomers),
             (last, _) => input.rebuild(last),
         }
     }
@@ -182,7 +182,7 @@ impl SearchHistory {
 /// Builds the problem of one search.
 struct InputBuilder<'a, 'v> {
     view: &'a View<'v>,
-    in_force: &'a Plan,
+    current_plan: &'a Plan,
     evidence: &'a mut TaskEvidence,
     options: ProblemOptions,
 }
@@ -207,12 +207,12 @@ impl InputBuilder<'_, '_> {
     }
 
     /// Shifts the curves of these tasks to the measurements, and scales promised rates to them.
-    fn calibrate(&self, problem: &mut PlanningProblem, held: &SiteLayout, metric: impl Fn(TaskId) -> bool) {
-        problem.calibrate(held, |task| self.count_now(task).filter(|_| metric(task))?.misses_per_instr);
-        problem.anchor(held, |task| {
+    fn calibrate(&self, problem: &mut PlanningProblem, layout: &SiteLayout, metric: impl Fn(TaskId) -> bool) {
+        problem.calibrate(layout, |task| self.count_now(task).filter(|_| metric(task))?.misses_per_instr);
+        problem.anchor(layout, |task| {
             self.count_now(task)?;
-            let seen = self.view.live_tasks().find(|sample| sample.task == task)?;
-            let work = promised_work(seen, &self.view.observation.tasks)?;
+            let sample = self.view.live_tasks().find(|sample| sample.task == task)?;
+            let work = promised_work(sample, &self.view.observation.tasks)?;
             Some((work, self.evidence.speeds.rate(task, work)?))
         });
     }
@@ -224,7 +224,7 @@ impl InputBuilder<'_, '_> {
         let is_unknown = |task: &TaskId| {
             problem.tasks.iter().any(|problem_task| problem_task.task == *task && problem_task.program.is_none())
         };
-        self.evidence.phase_changed_at.retain(|task, at| window < *at + PATIENCE_WINDOWS && is_unknown(task));
+        self.evidence.phase_changed_at.retain(|task, changed_at| window < *changed_at + PATIENCE_WINDOWS && is_unknown(task));
         let runs = |task: TaskId| {
             self.evidence.speeds.observed_speed(task, 64.0).is_none_or(|speed| speed.cpu_demand >= IDLE_BELOW)
         };
@@ -236,7 +236,7 @@ impl InputBuilder<'_, '_> {
     fn drop_contradicted_curves(&mut self, problem: &mut PlanningProblem) {
         let measured = |task: TaskId| self.count_now(task)?.misses_per_instr;
         for (task, contradicted) in
-            problem.contradicted_forecasts(&SiteLayout::from_plan(self.in_force, problem), measured)
+            problem.contradicted_forecasts(&SiteLayout::from_plan(self.current_plan, problem), measured)
         {
             let profile = self.view.profiles.get(&task);
             if profile.is_some_and(|profile| self.evidence.curves.check(task, profile, contradicted)) {
@@ -252,38 +252,38 @@ impl InputBuilder<'_, '_> {
         self.drop_contradicted_curves(&mut problem);
         self.close(&mut problem);
         problem.known_tasks().next()?;
-        let held = SiteLayout::from_plan(self.in_force, &problem);
-        self.calibrate(&mut problem, &held, |_| true);
-        let (then, memo) = last.map_or((None, ScoreCache::default()), |last| (Some(last.problem), last.memo));
-        let places = then.as_ref().map_or_else(BTreeMap::new, PlanningProblem::places);
+        let current_layout = SiteLayout::from_plan(self.current_plan, &problem);
+        self.calibrate(&mut problem, &current_layout, |_| true);
+        let (previous_problem, memo) = last.map_or((None, ScoreCache::default()), |last| (Some(last.problem), last.memo));
+        let places = previous_problem.as_ref().map_or_else(BTreeMap::new, PlanningProblem::places);
         let unchanged = |index: usize| {
             let place = *places.get(&problem.tasks[index].task)?;
-            (then.as_ref()?.tasks[place].program == problem.tasks[index].program).then_some(place)
+            (previous_problem.as_ref()?.tasks[place].program == problem.tasks[index].program).then_some(place)
         };
         let memo = memo.carry_over(&problem, unchanged);
         Some(SearchInput { problem, memo, newcomers: None, whole_at: self.view.observation.window })
     }
 
-    fn with_newcomers(&mut self, last: ProblemCache, new: &BTreeSet<TaskId>) -> Option<SearchInput> {
+    fn with_newcomers(&mut self, last: ProblemCache, new_tasks: &BTreeSet<TaskId>) -> Option<SearchInput> {
         let whole_at = last.whole_at;
         let places = last.problem.places();
-        let mut before: BTreeMap<TaskId, Option<ProgramModel>> =
+        let mut previous_models: BTreeMap<TaskId, Option<ProgramModel>> =
             last.problem.tasks.into_iter().map(|problem_task| (problem_task.task, problem_task.program)).collect();
-        let previous_model = |task: TaskId| before.get_mut(&task)?.take();
+        let previous_model = |task: TaskId| previous_models.get_mut(&task)?.take();
         let mut problem = PlanningProblem::new(self.view, &self.earlier(), previous_model)?;
         self.close(&mut problem);
         let newcomers: Vec<usize> =
-            problem.known_tasks().filter(|&index| new.contains(&problem.tasks[index].task)).collect();
+            problem.known_tasks().filter(|&index| new_tasks.contains(&problem.tasks[index].task)).collect();
         // Only the caches of these tasks are composed.
-        let mut held = SiteLayout::from_plan(self.in_force, &problem);
-        let homes: BTreeSet<usize> = newcomers.iter().filter_map(|&index| held.site_of[index]).collect();
-        held.site_of.iter_mut().for_each(|home| *home = home.filter(|site| homes.contains(site)));
+        let mut current_layout = SiteLayout::from_plan(self.current_plan, &problem);
+        let homes: BTreeSet<usize> = newcomers.iter().filter_map(|&index| current_layout.site_of[index]).collect();
+        current_layout.site_of.iter_mut().for_each(|home| *home = home.filter(|site| homes.contains(site)));
         let rates: Vec<_> = problem
             .tasks
             .iter()
             .map(|problem_task| problem_task.program.as_ref().and_then(|program| program.rate))
             .collect();
-        self.calibrate(&mut problem, &held, |task| new.contains(&task));
+        self.calibrate(&mut problem, &current_layout, |task| new_tasks.contains(&task));
         for (at, scene_task) in problem.tasks.iter_mut().enumerate().filter(|(index, _)| !newcomers.contains(index)) {
             if let Some(program) = &mut scene_task.program {
                 program.rate = rates[at];
@@ -309,9 +309,9 @@ mod tests {
     const CACHE: u64 = 4 << 20;
 
     /// Every third task streams; each of the others fits into half of a cache or less.
-    fn rate(id: u32, held: u64) -> f64 {
-        let keeps = CACHE / (2 + u64::from(id) % 5);
-        if id.is_multiple_of(3) { 10.0 } else { 20.0 * (1.0 - held as f64 / keeps as f64).max(0.0) }
+    fn rate(id: u32, held_bytes: u64) -> f64 {
+        let reused_bytes = CACHE / (2 + u64::from(id) % 5);
+        if id.is_multiple_of(3) { 10.0 } else { 20.0 * (1.0 - held_bytes as f64 / reused_bytes as f64).max(0.0) }
     }
 
     fn sample(id: u32) -> TaskSample {
@@ -335,23 +335,23 @@ mod tests {
     }
 
     /// Returns the next window with a search, for this number of tasks on four caches.
-    fn next_search(policy: &mut dyn Policy, window: &mut u64, tasks: u32, before: &mut Plan) -> Option<Decision> {
+    fn next_search(policy: &mut dyn Policy, window: &mut u64, tasks: u32, previous_plan: &mut Plan) -> Option<Decision> {
         let (topology, can) = (last_level_caches(4, 8, CacheLevel::L3, CACHE), capabilities(&[Ability::Affinity]));
         let profiles: Profiles = (0..tasks).map(|id| (TaskId(id), profile(id))).collect();
         for _ in 0..70 {
             *window += 1;
-            let mut seen = observation(*window, 0);
-            seen.tasks = (0..tasks).map(sample).collect();
+            let mut observation = observation(*window, 0);
+            observation.tasks = (0..tasks).map(sample).collect();
             let decision = policy.decide(&View {
                 topology: &topology,
                 capabilities: &can,
-                observation: &seen,
+                observation: &observation,
                 profiles: &profiles,
-                previous_plan: before,
+                previous_plan,
                 predictor: &NullPredictor,
                 verdicts: &(),
             });
-            *before = decision.plan.clone();
+            *previous_plan = decision.plan.clone();
             if decision.reasons.iter().any(|reason| reason.text.contains(" candidates, ")) {
                 return Some(decision);
             }
@@ -368,15 +368,15 @@ mod tests {
         for (tasks, expected) in [(30, [false, true, false]), (12, [false, false, false])] {
             let mut policy = build("min_gain = 1.0", 1).unwrap();
             let (mut window, mut plan) = (0, Plan::idle(WindowLength::Time { ns: 1_000_000_000 }));
-            let mut look = |tasks: u32| {
+            let mut search_window = |tasks: u32| {
                 let decision = next_search(policy.as_mut(), &mut window, tasks, &mut plan).unwrap();
                 (is_brief(&decision), window)
             };
-            let (first, brief) = (look(tasks), look(tasks + 1));
+            let (first, brief) = (search_window(tasks), search_window(tasks + 1));
             assert_eq!([first.0, brief.0], expected[..2], "{tasks}");
             if brief.0 {
-                let whole = look(tasks + 1);
-                assert_eq!((whole.0, whole.1), (expected[2], first.1 + LOOK_AGAIN_AFTER), "at its usual time");
+                let full_search = search_window(tasks + 1);
+                assert_eq!((full_search.0, full_search.1), (expected[2], first.1 + LOOK_AGAIN_AFTER), "at its usual time");
             }
         }
     }

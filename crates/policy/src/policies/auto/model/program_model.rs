@@ -114,8 +114,8 @@ impl MemoryDistance {
             return (cycles_per_miss, Vec::new());
         };
         let queue_cycles = queue_cycles.clamp(0.0, cycles_per_miss);
-        let each = (cycles_per_miss - queue_cycles) / now;
-        (queue_cycles + each * nearest, self.factors.iter().map(|factor| each * (factor - nearest).max(0.0)).collect())
+        let nearest_cost = (cycles_per_miss - queue_cycles) / now;
+        (queue_cycles + nearest_cost * nearest, self.factors.iter().map(|factor| nearest_cost * (factor - nearest).max(0.0)).collect())
     }
 }
 
@@ -153,7 +153,7 @@ impl ProgramModel {
         let remote_cycles = speed.remote_cycles_per_instr.unwrap_or(0.0);
         let base_cycles = (speed.cycles_per_instr - now * cycles_per_miss - remote_cycles)
             .max(MIN_OWN_SHARE * speed.cycles_per_instr);
-        let apart = 1.0 - inputs.partners_here.clamp(0.0, 0.9);
+        let split_share = 1.0 - inputs.partners_here.clamp(0.0, 0.9);
         let [rate, low, high] = rates_at(curve, inputs.largest_cache_bytes / 2.0);
         let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
         let goal = inputs.goal.unwrap_or_default();
@@ -168,7 +168,7 @@ impl ProgramModel {
             cycles_per_miss: nearest_cycles,
             far_cycles,
             lines_per_miss: speed.lines_per_miss.unwrap_or(1.0).clamp(0.5, 50.0),
-            remote_cycles: remote_cycles / apart,
+            remote_cycles: remote_cycles / split_share,
             cpu_demand: speed.cpu_demand,
             goal,
             rate: None,
@@ -201,13 +201,13 @@ impl ProgramModel {
     }
 
     fn grow(&mut self) {
-        let mut after = 0.0;
+        let mut instructions = 0.0;
         self.growth = Vec::with_capacity(STEPS + 1);
         self.growth.push(0.0);
         for step in 0..STEPS {
             let rate = 0.5 * (self.misses[step] + self.misses[step + 1]);
-            after += self.lines_per_step / rate.max(NO_MISSES);
-            self.growth.push(after);
+            instructions += self.lines_per_step / rate.max(NO_MISSES);
+            self.growth.push(instructions);
         }
     }
 
@@ -246,16 +246,16 @@ impl ProgramModel {
         let side = |&(below, above): &(f64, f64)| if off < 0.0 { below } else { above };
         let place = (composed / self.step_bytes).clamp(0.0, STEPS as f64);
         let low = (place as usize).min(STEPS - 1);
-        let (before, after) = (side(&self.errors[low]), side(&self.errors[low + 1]));
-        let error = before + (place - low as f64) * (after - before);
+        let (error_before, error_after) = (side(&self.errors[low]), side(&self.errors[low + 1]));
+        let error = error_before + (place - low as f64) * (error_after - error_before);
         if error <= 0.0 {
             return;
         }
-        let part = (off / error).clamp(-1.0, 1.0);
-        let counted = self.misses(composed) + part * error;
+        let error_share = (off / error).clamp(-1.0, 1.0);
+        let corrected_rate = self.misses(composed) + error_share * error;
         for (step, (rate, error)) in self.misses.iter_mut().zip(&self.errors).enumerate() {
-            let shifted = (*rate + part * side(error)).max(0.0);
-            *rate = if off > 0.0 && step <= low { rate.max(counted.min(shifted)) } else { shifted };
+            let shifted = (*rate + error_share * side(error)).max(0.0);
+            *rate = if off > 0.0 && step <= low { rate.max(corrected_rate.min(shifted)) } else { shifted };
         }
         for step in (0..STEPS).rev() {
             self.misses[step] = self.misses[step].max(self.misses[step + 1]);
@@ -267,14 +267,14 @@ impl ProgramModel {
     /// the curve; larger ones correct the occupancy.
     pub fn calibrate(&mut self, composed: f64, cache_bytes: f64, misses: f64) {
         self.shift_within_error(composed, misses);
-        let (most, least) = (self.misses[0], self.misses(cache_bytes));
+        let (max_rate, min_rate) = (self.misses[0], self.misses(cache_bytes));
         let expected = self.misses(composed);
-        if (misses - expected).abs() <= SAME_SHARE * (most - least) || most <= least {
+        if (misses - expected).abs() <= SAME_SHARE * (max_rate - min_rate) || max_rate <= min_rate {
             return;
         }
         let next = self.misses.partition_point(|&rate| rate > misses).clamp(1, STEPS);
-        let (before, after) = (self.misses[next - 1], self.misses[next]);
-        let along = if before > after { ((before - misses) / (before - after)).clamp(0.0, 1.0) } else { 1.0 };
+        let (rate_before, rate_after) = (self.misses[next - 1], self.misses[next]);
+        let along = if rate_before > rate_after { ((rate_before - misses) / (rate_before - rate_after)).clamp(0.0, 1.0) } else { 1.0 };
         let steps = next as f64 - 1.0 + along;
         let odds = |bytes: f64| {
             let share = (bytes / cache_bytes).clamp(0.02, 0.98);
@@ -291,19 +291,19 @@ impl ProgramModel {
 
     /// Returns the footprint, and the bytes that another instruction adds.
     pub fn footprint_and_growth(&self, instructions: f64) -> (f64, f64) {
-        self.grown_footprint(self.growth.partition_point(|&after| after <= instructions), instructions)
+        self.grown_footprint(self.growth.partition_point(|&threshold| threshold <= instructions), instructions)
     }
 
     /// Returns the footprint and its growth, searched from the position of the last call.
-    pub fn footprint_near(&self, instructions: f64, found: &mut usize) -> (f64, f64) {
-        let mut next = *found;
+    pub fn footprint_near(&self, instructions: f64, position: &mut usize) -> (f64, f64) {
+        let mut next = *position;
         while next <= STEPS && self.growth[next] <= instructions {
             next += 1;
         }
         while next > 0 && self.growth[next - 1] > instructions {
             next -= 1;
         }
-        *found = next;
+        *position = next;
         self.grown_footprint(next, instructions)
     }
 
@@ -313,9 +313,9 @@ impl ProgramModel {
         }
         // The first entry is 0 instructions, so there is always an earlier entry.
         let next = next.max(1);
-        let (before, after) = (self.growth[next - 1], self.growth[next]);
-        let per_instr = self.step_bytes / (after - before).max(1e-9);
-        ((next as f64 - 1.0) * self.step_bytes + (instructions - before).max(0.0) * per_instr, per_instr)
+        let (growth_before, growth_after) = (self.growth[next - 1], self.growth[next]);
+        let per_instr = self.step_bytes / (growth_after - growth_before).max(1e-9);
+        ((next as f64 - 1.0) * self.step_bytes + (instructions - growth_before).max(0.0) * per_instr, per_instr)
     }
 
     /// Returns the cycles per instruction with this number of bytes, if each miss waits `wait_cycles` longer and this
@@ -334,15 +334,15 @@ impl ProgramModel {
     /// a miss's present wait that other traffic causes.
     pub fn anchor_solo(&mut self, composed: f64, cache_bytes: f64, queue_cycles: f64) {
         let Some(solo) = self.solo else { return };
-        let (now, whole) = (self.misses(composed), self.misses(cache_bytes));
-        let alone = solo.misses_per_instr.unwrap_or(whole).min(now);
+        let (now, solo_rate) = (self.misses(composed), self.misses(cache_bytes));
+        let alone = solo.misses_per_instr.unwrap_or(solo_rate).min(now);
         for step in 0..=STEPS {
             let bytes = step as f64 * self.step_bytes;
             if bytes <= composed {
                 continue;
             }
-            let remaining = if now - whole > SAME_SHARE * now {
-                ((self.misses[step] - whole) / (now - whole)).clamp(0.0, 1.0)
+            let remaining = if now - solo_rate > SAME_SHARE * now {
+                ((self.misses[step] - solo_rate) / (now - solo_rate)).clamp(0.0, 1.0)
             } else {
                 ((cache_bytes - bytes) / (cache_bytes - composed).max(1.0)).clamp(0.0, 1.0)
             };
@@ -353,8 +353,8 @@ impl ProgramModel {
         let beyond = now - alone;
         if beyond > MIN_BEYOND_SHARE * now && cycles_now > solo.cycles_per_instr {
             let cost = (cycles_now - solo.cycles_per_instr - alone * queue_cycles) / beyond;
-            let counted = self.cycles_per_miss;
-            self.cycles_per_miss = cost.clamp(counted / MAX_COST_FACTOR, counted * MAX_COST_FACTOR);
+            let previous_cost = self.cycles_per_miss;
+            self.cycles_per_miss = cost.clamp(previous_cost / MAX_COST_FACTOR, previous_cost * MAX_COST_FACTOR);
             self.base_cycles = (cycles_now - now * self.cycles_per_miss).max(MIN_OWN_SHARE * cycles_now);
         }
     }
@@ -392,7 +392,7 @@ fn rates_near(curve: &SizeCurve, bytes: f64, next: &mut usize) -> [f64; 3] {
     }
     let along = (bytes - curve[next - 1].0 as f64) / (curve[next].0 - curve[next - 1].0).max(1) as f64;
     let (low, high) = (point(next - 1), point(next));
-    std::array::from_fn(|part| low[part] + along * (high[part] - low[part]))
+    std::array::from_fn(|bound| low[bound] + along * (high[bound] - low[bound]))
 }
 
 #[cfg(test)]
@@ -448,7 +448,7 @@ pub mod tests {
 
     /// A program whose references are to equally probable lines.
     pub fn uniform(bytes: f64, per_instr: f64) -> ProgramModel {
-        program(|held| per_instr * (1.0 - held / bytes).max(0.0))
+        program(|bytes_held| per_instr * (1.0 - bytes_held / bytes).max(0.0))
     }
 
     /// Does the footprint of independent references grow as in theory, to `1 - 1/e` of the lines after as many
@@ -462,8 +462,8 @@ pub mod tests {
         assert_eq!(program.footprint(0.0), 0.0);
         let mut last = 0;
         for instructions in [1e3, 1e30, 1e7, 0.0, 2e7, 1e6] {
-            let near = program.footprint_near(instructions, &mut last);
-            assert_eq!(near, program.footprint_and_growth(instructions), "wherever it is sought from");
+            let growth = program.footprint_near(instructions, &mut last);
+            assert_eq!(growth, program.footprint_and_growth(instructions), "wherever it is sought from");
         }
         assert!(program.footprint(1e30) <= CACHE);
     }
@@ -488,9 +488,9 @@ pub mod tests {
     fn a_curve_of_other_work_is_contradicted() {
         let stream = program(|_| 0.008);
         assert!(stream.is_contradicted(CACHE, 0.005) && !stream.is_contradicted(CACHE, 0.0079));
-        let keeps = uniform(0.5 * CACHE, 0.01);
-        assert!(!keeps.is_contradicted(CACHE, 0.0) && !keeps.is_contradicted(CACHE, 0.01));
-        assert!(keeps.is_contradicted(0.1 * CACHE, 0.004) && !keeps.is_contradicted(0.4 * CACHE, 0.004));
+        let reuser = uniform(0.5 * CACHE, 0.01);
+        assert!(!reuser.is_contradicted(CACHE, 0.0) && !reuser.is_contradicted(CACHE, 0.01));
+        assert!(reuser.is_contradicted(0.1 * CACHE, 0.004) && !reuser.is_contradicted(0.4 * CACHE, 0.004));
     }
 
     /// If a curve is wrong only beyond the reach of its log, is it corrected there and nowhere else, and is the
@@ -499,12 +499,12 @@ pub mod tests {
     fn a_curve_is_corrected_beyond_the_reach_of_its_log() {
         let truth = uniform(0.4 * CACHE, 0.02);
         // Known up to 0.3 of the cache; beyond that, the tail falls too slowly, and its error covers everything below.
-        let known = 0.3 * CACHE;
-        let logged = |held: f64| if held <= known { truth.misses(held) } else { truth.misses(known) * known / held };
+        let known_bytes = 0.3 * CACHE;
+        let logged = |bytes_held: f64| if bytes_held <= known_bytes { truth.misses(bytes_held) } else { truth.misses(known_bytes) * known_bytes / bytes_held };
         let mut calibrated = program(logged);
         for step in 0..=STEPS {
-            if step as f64 * calibrated.step_bytes > known {
-                calibrated.errors[step] = (calibrated.misses[step], truth.misses(known) - calibrated.misses[step]);
+            if step as f64 * calibrated.step_bytes > known_bytes {
+                calibrated.errors[step] = (calibrated.misses[step], truth.misses(known_bytes) - calibrated.misses[step]);
             }
         }
         let composed = 0.39 * CACHE;
@@ -520,7 +520,7 @@ pub mod tests {
     #[test]
     fn a_stream_misses_as_often_with_less_space() {
         let reach = 0.1 * CACHE;
-        let logged = |held: f64| if held <= reach { 0.06 } else { 0.06 * reach / held * reach / held };
+        let logged = |bytes_held: f64| if bytes_held <= reach { 0.06 } else { 0.06 * reach / bytes_held * reach / bytes_held };
         let mut calibrated = program(logged);
         for step in 0..=STEPS {
             if step as f64 * calibrated.step_bytes > reach {
@@ -583,8 +583,8 @@ pub mod tests {
         let queued = MemoryDistance { factors: vec![1.0, 2.0], now: 1 }.split(100.0, 40.0);
         assert_eq!(queued, (70.0, vec![0.0, 30.0]));
         // On the node of the measurement, the cost is the measured one.
-        let (near, far) = (near_and_far(&[1.0, 2.0], 0), near_and_far(&[1.0, 2.0], 1));
-        assert!((far.cycles(CACHE, far.far_cycles(1), 0.0) - near.cycles(CACHE, 0.0, 0.0)).abs() < 1e-9);
-        assert!((far.scale(1.0, 2.0).far_cycles(1) - 100.0).abs() < 1e-9);
+        let (near_model, far_model) = (near_and_far(&[1.0, 2.0], 0), near_and_far(&[1.0, 2.0], 1));
+        assert!((far_model.cycles(CACHE, far_model.far_cycles(1), 0.0) - near_model.cycles(CACHE, 0.0, 0.0)).abs() < 1e-9);
+        assert!((far_model.scale(1.0, 2.0).far_cycles(1) - 100.0).abs() < 1e-9);
     }
 }

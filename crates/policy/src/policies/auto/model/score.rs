@@ -55,7 +55,7 @@ impl ForecastSpeed {
         let below = goal
             .min_rate
             .zip(self.rates(program))
-            .map_or(0.0, |(least, (rate, alone))| if alone < least { 0.0 } else { least / rate.max(1e-12) - 1.0 });
+            .map_or(0.0, |(min_rate, (rate, alone))| if alone < min_rate { 0.0 } else { min_rate / rate.max(1e-12) - 1.0 });
         slower.clamp(0.0, 10.0) + below.clamp(0.0, 10.0)
     }
 
@@ -77,8 +77,8 @@ fn target_slowdown(max: f64) -> f64 {
 const BROKEN_FROM: f64 = 0.02;
 const BROKEN_COST: f64 = 0.1;
 
-fn unmet_cost(missing: f64) -> f64 {
-    missing + BROKEN_COST * (missing / BROKEN_FROM).min(1.0)
+fn unmet_cost(shortfall: f64) -> f64 {
+    shortfall + BROKEN_COST * (shortfall / BROKEN_FROM).min(1.0)
 }
 
 /// Sums over the tasks of one site or of all sites.
@@ -105,22 +105,22 @@ impl LayoutScore {
     };
 
     #[must_use]
-    pub fn plus(self, more: LayoutScore) -> Self {
+    pub fn plus(self, addend: LayoutScore) -> Self {
         LayoutScore {
-            weighted: self.weighted + more.weighted,
-            weights: self.weights + more.weights,
-            instr_per_cycle: self.instr_per_cycle + more.instr_per_cycle,
-            worst: self.worst.min(more.worst),
-            unmet_goals: self.unmet_goals + more.unmet_goals,
-            units_share: self.units_share + more.units_share,
+            weighted: self.weighted + addend.weighted,
+            weights: self.weights + addend.weights,
+            instr_per_cycle: self.instr_per_cycle + addend.instr_per_cycle,
+            worst: self.worst.min(addend.worst),
+            unmet_goals: self.unmet_goals + addend.unmet_goals,
+            units_share: self.units_share + addend.units_share,
         }
     }
 
     /// Returns all fields as bits, for exact comparisons.
     #[cfg(test)]
     pub fn bits(self) -> [u64; 6] {
-        let all = [self.weighted, self.weights, self.instr_per_cycle, self.worst, self.unmet_goals, self.units_share];
-        all.map(f64::to_bits)
+        let sums = [self.weighted, self.weights, self.instr_per_cycle, self.worst, self.unmet_goals, self.units_share];
+        sums.map(f64::to_bits)
     }
 
     /// Lowest speed of a task relative to its solo speed.
@@ -155,21 +155,21 @@ fn cpu_shares(wants: &[f64], cpus: f64) -> Vec<f64> {
 }
 
 /// Returns the share of each task's partners that are not on this site.
-fn split_share(problem: &PlanningProblem, home: &[Option<usize>], index: usize, site: usize) -> f64 {
+fn split_share(problem: &PlanningProblem, site_of: &[Option<usize>], index: usize, site: usize) -> f64 {
     let Some(cluster) = problem.tasks[index].cluster else { return 1.0 };
-    let (mut all, mut elsewhere) = (0.0, 0.0);
-    for (other, scene_task) in problem.tasks.iter().enumerate() {
-        if other != index && scene_task.cluster == Some(cluster) {
-            all += 1.0;
-            elsewhere += if home[other] == Some(site) { 0.0 } else { 1.0 };
+    let (mut partners, mut elsewhere) = (0.0, 0.0);
+    for (partner, partner_task) in problem.tasks.iter().enumerate() {
+        if partner != index && partner_task.cluster == Some(cluster) {
+            partners += 1.0;
+            elsewhere += if site_of[partner] == Some(site) { 0.0 } else { 1.0 };
         }
     }
-    if all > 0.0 { elsewhere / all } else { 1.0 }
+    if partners > 0.0 { elsewhere / partners } else { 1.0 }
 }
 
 /// Returns the split shares of all members of a site.
-pub fn split_shares(problem: &PlanningProblem, home: &[Option<usize>], members: &[usize], site: usize) -> Vec<f64> {
-    members.iter().map(|&at| split_share(problem, home, at, site)).collect()
+pub fn split_shares(problem: &PlanningProblem, site_of: &[Option<usize>], members: &[usize], site: usize) -> Vec<f64> {
+    members.iter().map(|&index| split_share(problem, site_of, index, site)).collect()
 }
 
 /// State of one site under a layout.
@@ -180,12 +180,12 @@ pub struct SiteState<'a> {
     pub programs: &'a [&'a ProgramModel],
     pub cycles_per_ns: f64,
     /// Share of each member's partners that are on other caches.
-    pub apart: &'a [f64],
+    pub split_shares: &'a [f64],
     /// Additional cycles that a miss of each member waits, relative to a miss to the nearest memory in the measured
     /// queue.
     pub waits: &'a [f64],
-    pub cut: &'a [PartitionMembers],
-    pub turns: Option<&'a GangRotation>,
+    pub partitions: &'a [PartitionMembers],
+    pub rotation: Option<&'a GangRotation>,
 }
 
 impl SiteState<'_> {
@@ -193,41 +193,41 @@ impl SiteState<'_> {
     pub fn speeds(&self) -> Vec<ForecastSpeed> {
         let programs = self.programs;
         let gang_of = |at: usize| {
-            self.turns.map_or(0, |turns| turns.gangs.iter().position(|gang| gang.contains(&at)).unwrap_or(0))
+            self.rotation.map_or(0, |turns| turns.gangs.iter().position(|gang| gang.contains(&at)).unwrap_or(0))
         };
         let gangs: Vec<usize> = self.members.iter().map(|&index| gang_of(index)).collect();
-        let count = self.turns.map_or(1, |turns| turns.gangs.len().max(1));
+        let gang_count = self.rotation.map_or(1, |turns| turns.gangs.len().max(1));
         let wants: Vec<f64> = programs.iter().map(|program| program.cpu_demand).collect();
         let cpus = self.site.cpus.count() as f64;
         // During its turn, a gang has the CPUs to itself.
-        let shares = if count > 1 { wants.iter().map(|_| 1.0).collect() } else { cpu_shares(&wants, cpus) };
-        let lengths: Vec<f64> = match self.turns {
-            Some(turns) => vec![turns.slice_ns as f64 * self.cycles_per_ns; count],
+        let shares = if gang_count > 1 { wants.iter().map(|_| 1.0).collect() } else { cpu_shares(&wants, cpus) };
+        let lengths: Vec<f64> = match self.rotation {
+            Some(rotation) => vec![rotation.slice_ns as f64 * self.cycles_per_ns; gang_count],
             None => vec![1.0],
         };
-        let present: Vec<CacheOccupant<'_>> = (0..programs.len())
+        let all_occupants: Vec<CacheOccupant<'_>> = (0..programs.len())
             .map(|at| CacheOccupant {
                 program: programs[at],
                 share: shares[at],
                 gang: gangs[at],
-                split_share: self.apart[at],
+                split_share: self.split_shares[at],
                 wait_cycles: self.waits[at],
                 in_part_share: 1.0,
             })
             .collect();
         // A task in several partitions has the mean of its performances, weighted by its share of lines in each.
-        let mut performances = vec![TaskPerformance::NONE; present.len()];
-        for (part, bytes) in self.parts() {
+        let mut performances = vec![TaskPerformance::NONE; all_occupants.len()];
+        for (members, bytes) in self.parts() {
             let occupants: Vec<CacheOccupant<'_>> =
-                part.iter().map(|&(at, inside)| CacheOccupant { in_part_share: inside, ..present[at] }).collect();
-            for (&(at, inside), fare) in part.iter().zip(compose(&occupants, bytes, &lengths)) {
+                members.iter().map(|&(at, inside)| CacheOccupant { in_part_share: inside, ..all_occupants[at] }).collect();
+            for (&(at, inside), fare) in members.iter().zip(compose(&occupants, bytes, &lengths)) {
                 performances[at].add(fare, inside);
             }
         }
         let speed = |at: usize| {
             let cycles =
                 if performances[at].cycles_per_instr > 0.0 { performances[at].cycles_per_instr } else { f64::INFINITY };
-            let of_time = shares[at] / count as f64;
+            let of_time = shares[at] / gang_count as f64;
             let instr_per_cycle = of_time / cycles;
             let alone = wants[at] / programs[at].solo_cycles(self.site.bytes);
             let misses = performances[at].misses_per_instr;
@@ -254,23 +254,23 @@ impl SiteState<'_> {
     /// that owns it.
     fn parts(&self) -> Vec<(Vec<(usize, f64)>, f64)> {
         let all_members = 0..self.members.len();
-        let Some(divided) = self.site.divided.filter(|_| !self.cut.is_empty()) else {
-            return vec![(all_members.map(|at| (at, 1.0)).collect(), self.site.bytes)];
+        let Some(partition_units) = self.site.partition_units.filter(|_| !self.partitions.is_empty()) else {
+            return vec![(all_members.map(|index| (index, 1.0)).collect(), self.site.bytes)];
         };
-        let is_in = |group: &PartitionMembers, at: usize| group.members.contains(&self.members[at]);
-        let free: Vec<usize> =
-            all_members.clone().filter(|&at| self.cut.iter().all(|group| !is_in(group, at))).collect();
+        let is_in = |group: &PartitionMembers, index: usize| group.members.contains(&self.members[index]);
+        let unpartitioned: Vec<usize> =
+            all_members.clone().filter(|&index| self.partitions.iter().all(|group| !is_in(group, index))).collect();
         let part = |inside: Vec<usize>, units: u32| {
-            let share = f64::from(units) / f64::from(divided.units());
-            let inside = inside.into_iter().map(|at| (at, 1.0));
-            (inside.chain(free.iter().map(|&at| (at, share))).collect::<Vec<_>>(), share * self.site.bytes)
+            let share = f64::from(units) / f64::from(partition_units.units());
+            let inside = inside.into_iter().map(|index| (index, 1.0));
+            (inside.chain(unpartitioned.iter().map(|&index| (index, share))).collect::<Vec<_>>(), share * self.site.bytes)
         };
         let of_group =
-            |group: &PartitionMembers| part(all_members.clone().filter(|&at| is_in(group, at)).collect(), group.units);
-        let mut parts: Vec<(Vec<(usize, f64)>, f64)> = self.cut.iter().map(of_group).collect();
-        let taken_units: u32 = self.cut.iter().map(|group| group.units).sum();
-        if taken_units < divided.units() {
-            parts.push(part(Vec::new(), divided.units() - taken_units));
+            |group: &PartitionMembers| part(all_members.clone().filter(|&index| is_in(group, index)).collect(), group.units);
+        let mut parts: Vec<(Vec<(usize, f64)>, f64)> = self.partitions.iter().map(of_group).collect();
+        let taken_units: u32 = self.partitions.iter().map(|group| group.units).sum();
+        if taken_units < partition_units.units() {
+            parts.push(part(Vec::new(), partition_units.units() - taken_units));
         }
         parts.retain(|(inside, _)| !inside.is_empty());
         parts
@@ -297,9 +297,9 @@ impl SiteState<'_> {
                 |(at, model): (&usize, &&ProgramModel)| group.members.contains(at) && model.goal.is_promised();
             self.members.iter().zip(self.programs).any(has_goal)
         };
-        let units = self.site.divided.map_or(1, |divided| divided.units());
-        let promised_units: u32 = self.cut.iter().filter(promised).map(|group| group.units).sum();
-        score.units_share = if self.cut.is_empty() { 1.0 } else { f64::from(promised_units) / f64::from(units) };
+        let units = self.site.partition_units.map_or(1, |partition_units| partition_units.units());
+        let promised_units: u32 = self.partitions.iter().filter(promised).map(|group| group.units).sum();
+        score.units_share = if self.partitions.is_empty() { 1.0 } else { f64::from(promised_units) / f64::from(units) };
         score
     }
 }
@@ -340,20 +340,20 @@ impl<'a> LayoutScorer<'a> {
     }
 
     fn is_alike(&self, other: &LayoutScorer<'_>, site: usize) -> bool {
-        let (own, others) = (self.layout, other.layout);
+        let (own_layout, other_layout) = (self.layout, other.layout);
         self.members[site] == other.members[site]
             && self.split_shares[site] == other.split_shares[site]
-            && own.partitions[site] == others.partitions[site]
-            && own.rotations[site] == others.rotations[site]
+            && own_layout.partitions[site] == other_layout.partitions[site]
+            && own_layout.rotations[site] == other_layout.rotations[site]
     }
 
     fn score(&self, site: usize, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
-        let (problem, members, apart) = (self.problem, &self.members[site], &self.split_shares[site]);
+        let (problem, members, split_shares) = (self.problem, &self.members[site], &self.split_shares[site]);
         if members.is_empty() {
             return LayoutScore::EMPTY;
         }
-        let (cut, turns) = (&self.layout.partitions[site], self.layout.rotations[site].as_ref());
-        SiteScorer { problem, site, members, apart, cut, turns }.score(draw, memo)
+        let (partitions, rotation) = (&self.layout.partitions[site], self.layout.rotations[site].as_ref());
+        SiteScorer { problem, site, members, split_shares, partitions, rotation }.score(draw, memo)
     }
 }
 
@@ -371,7 +371,7 @@ pub fn score(problem: &PlanningProblem, layout: &SiteLayout, memo: &ScoreCache) 
 /// Scores all sites with drawn programs, if no site is affected by another's traffic.
 pub fn score_drawn(problem: &PlanningProblem, layout: &SiteLayout, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
     if problem.bus.is_some() {
-        return whole(problem, layout).into_iter().map(|(score, ..)| score).fold(LayoutScore::EMPTY, LayoutScore::plus);
+        return site_results(problem, layout).into_iter().map(|(score, ..)| score).fold(LayoutScore::EMPTY, LayoutScore::plus);
     }
     sum(&LayoutScorer::new(problem, layout).scores(draw, memo))
 }
@@ -397,9 +397,9 @@ pub struct SiteScorer<'a> {
     pub problem: &'a PlanningProblem,
     pub site: usize,
     pub members: &'a [usize],
-    pub apart: &'a [f64],
-    pub cut: &'a [PartitionMembers],
-    pub turns: Option<&'a GangRotation>,
+    pub split_shares: &'a [f64],
+    pub partitions: &'a [PartitionMembers],
+    pub rotation: Option<&'a GangRotation>,
 }
 
 impl SiteScorer<'_> {
@@ -426,10 +426,10 @@ impl SiteScorer<'_> {
             members: self.members,
             programs,
             cycles_per_ns: self.problem.cycles_per_ns,
-            apart: self.apart,
+            split_shares: self.split_shares,
             waits: &remote_cycles(site, programs),
-            cut: self.cut,
-            turns: self.turns,
+            partitions: self.partitions,
+            rotation: self.rotation,
         };
         site_state.score()
     }
@@ -443,22 +443,22 @@ fn remote_cycles(site: &CacheSite, programs: &[&ProgramModel]) -> Vec<f64> {
 
 /// Returns the speeds of all known tasks.
 pub fn speeds(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<Option<ForecastSpeed>> {
-    let mut all = vec![None; problem.tasks.len()];
-    for (_, members, speeds) in whole(problem, layout) {
-        for (at, speed) in members.into_iter().zip(speeds) {
-            all[at] = Some(speed);
+    let mut task_speeds = vec![None; problem.tasks.len()];
+    for (_, members, speeds) in site_results(problem, layout) {
+        for (index, speed) in members.into_iter().zip(speeds) {
+            task_speeds[index] = Some(speed);
         }
     }
-    all
+    task_speeds
 }
 
 /// Number of rounds until traffic and waits converge.
 const BUS_ROUNDS: usize = 4;
 
 /// Returns the score, the members and their speeds by site.
-fn whole(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Vec<usize>, Vec<ForecastSpeed>)> {
+fn site_results(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Vec<usize>, Vec<ForecastSpeed>)> {
     let members = tasks_on_sites(problem, layout);
-    let aparts = split_shares_by_site(problem, layout, &members);
+    let site_split_shares = split_shares_by_site(problem, layout, &members);
     let mut queues: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
     let rounds = if problem.bus.is_some() { BUS_ROUNDS } else { 1 };
     let mut site_scores = Vec::new();
@@ -466,33 +466,33 @@ fn whole(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Ve
         site_scores.clear();
         let mut traffic: BTreeMap<u32, f64> = BTreeMap::new();
         for (site, members) in members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
-            let (cut, turns) = (&layout.partitions[site], layout.rotations[site].as_ref());
-            let split_shares = &aparts[site];
+            let (partitions, rotation) = (&layout.partitions[site], layout.rotations[site].as_ref());
+            let split_shares = &site_split_shares[site];
             let programs: Vec<&ProgramModel> =
                 members.iter().filter_map(|&index| problem.tasks[index].program.as_ref()).collect();
-            let (site_here, cycles_per_ns) = (&problem.sites[site], problem.cycles_per_ns);
-            let far = remote_cycles(site_here, &programs);
-            let waits = &far.iter().zip(&queues[site]).map(|(far, queue)| far + queue).collect::<Vec<f64>>();
-            let here = SiteState {
-                site: site_here,
+            let (cache_site, cycles_per_ns) = (&problem.sites[site], problem.cycles_per_ns);
+            let remote_waits = remote_cycles(cache_site, &programs);
+            let waits = &remote_waits.iter().zip(&queues[site]).map(|(remote_wait, queue)| remote_wait + queue).collect::<Vec<f64>>();
+            let site_state = SiteState {
+                site: cache_site,
                 members,
                 programs: &programs,
                 cycles_per_ns,
-                apart: split_shares,
+                split_shares,
                 waits,
-                cut,
-                turns,
+                partitions,
+                rotation,
             };
-            let speeds = here.speeds();
+            let speeds = site_state.speeds();
             let sum: f64 = speeds.iter().map(|speed| speed.lines_per_cycle).sum();
             *traffic.entry(problem.sites[site].package).or_insert(0.0) += sum;
-            site_scores.push((here.score_of(&speeds), members.clone(), speeds));
+            site_scores.push((site_state.score_of(&speeds), members.clone(), speeds));
         }
         let Some(bus) = &problem.bus else { break };
         for (site, members) in members.iter().enumerate() {
             let package_traffic = traffic.get(&problem.sites[site].package).copied().unwrap_or(0.0);
             for (queue, &at) in queues[site].iter_mut().zip(members) {
-                let measured_on = problem.tasks[at].last_site.map_or(0, |on| problem.sites[on].package);
+                let measured_on = problem.tasks[at].last_site.map_or(0, |last_site| problem.sites[last_site].package);
                 *queue = 0.5 * (*queue + bus.added_wait(package_traffic, measured_on));
             }
         }

@@ -33,8 +33,8 @@ pub struct ScoreCache {
     next: u64,
     sites: Vec<CacheSite>,
     /// Scores used by the previous search, and by this one.
-    before: Scores,
-    now: RefCell<Scores>,
+    previous_scores: Scores,
+    current_scores: RefCell<Scores>,
 }
 
 impl ScoreCache {
@@ -50,15 +50,15 @@ impl ScoreCache {
     pub fn carry_over(self, problem: &PlanningProblem, unchanged: impl Fn(usize) -> Option<usize>) -> Self {
         let mut next = self.next;
         let number = |index: usize| {
-            let known = unchanged(index).and_then(|then| self.numbers.as_ref()?.get(then).copied());
-            known.unwrap_or_else(|| {
+            let previous_number = unchanged(index).and_then(|place| self.numbers.as_ref()?.get(place).copied());
+            previous_number.unwrap_or_else(|| {
                 next += 1;
                 next
             })
         };
         let numbers = (0..problem.tasks.len()).map(number).collect();
-        let before = if self.sites == problem.sites { self.now.into_inner() } else { Scores::new() };
-        ScoreCache { numbers: Some(numbers), next, sites: problem.sites.clone(), before, now: RefCell::default() }
+        let previous_scores = if self.sites == problem.sites { self.current_scores.into_inner() } else { Scores::new() };
+        ScoreCache { numbers: Some(numbers), next, sites: problem.sites.clone(), previous_scores, current_scores: RefCell::default() }
     }
 
     /// Returns the stored score of a site, or computes it.
@@ -69,11 +69,11 @@ impl ScoreCache {
         compute: impl FnOnce() -> LayoutScore,
     ) -> LayoutScore {
         let Some(key) = self.key(scorer, draw) else { return compute() };
-        if let Some(score) = self.now.borrow().get(&key) {
+        if let Some(score) = self.current_scores.borrow().get(&key) {
             return *score;
         }
-        let score = self.before.get(&key).copied().unwrap_or_else(compute);
-        self.now.borrow_mut().insert(key, score);
+        let score = self.previous_scores.get(&key).copied().unwrap_or_else(compute);
+        self.current_scores.borrow_mut().insert(key, score);
         score
     }
 
@@ -82,22 +82,22 @@ impl ScoreCache {
         let numbers = self.numbers.as_ref()?;
         let mut key = Vec::with_capacity(4 + 4 * scorer.members.len());
         key.extend([scorer.site as u64, scorer.members.len() as u64]);
-        for (&at, apart) in scorer.members.iter().zip(scorer.apart) {
+        for (&at, split_share) in scorer.members.iter().zip(scorer.split_shares) {
             let (misses, cost) = draw.factors(at).unwrap_or((1.0, 1.0));
-            key.extend([numbers[at], apart.to_bits(), misses.to_bits(), cost.to_bits()]);
+            key.extend([numbers[at], split_share.to_bits(), misses.to_bits(), cost.to_bits()]);
         }
         let list = |key: &mut Vec<u64>, members: &[usize]| {
             key.push(members.len() as u64);
             key.extend(members.iter().map(|&index| numbers[index]));
         };
-        key.push(scorer.cut.len() as u64);
-        for group in scorer.cut {
+        key.push(scorer.partitions.len() as u64);
+        for group in scorer.partitions {
             key.push(group.units.into());
             list(&mut key, &group.members);
         }
-        if let Some(turns) = scorer.turns {
-            key.extend([turns.slice_ns, scorer.problem.cycles_per_ns.to_bits()]);
-            turns.gangs.iter().for_each(|gang| list(&mut key, gang));
+        if let Some(rotation) = scorer.rotation {
+            key.extend([rotation.slice_ns, scorer.problem.cycles_per_ns.to_bits()]);
+            rotation.gangs.iter().for_each(|gang| list(&mut key, gang));
         }
         Some(key)
     }
@@ -127,23 +127,23 @@ pub mod tests {
             package: 0,
             memory_node: 0,
             bytes: CACHE,
-            divided: Some(PartitionUnits::Ways { units: 8, min_units: 1, contiguous: true, max_groups: 4 }),
+            partition_units: Some(PartitionUnits::Ways { units: 8, min_units: 1, contiguous: true, max_groups: 4 }),
         }
     }
 
     /// A program that keeps this share of a cache; from 1 on, it is a stream.
-    pub fn kind(part: f64) -> ProgramModel {
-        if part < 1.0 { uniform((0.1 + part) * CACHE, 0.02) } else { program(|_| 0.01 * part) }
+    pub fn program_keeping(share: f64) -> ProgramModel {
+        if share < 1.0 { uniform((0.1 + share) * CACHE, 0.02) } else { program(|_| 0.01 * share) }
     }
 
-    pub fn task(id: u32, on: usize, part: f64) -> ProblemTask {
+    pub fn task(id: u32, last_site: usize, share: f64) -> ProblemTask {
         ProblemTask {
             task: TaskId(id),
             process: ProcessId(id),
             movable: true,
-            program: Some(kind(part)),
+            program: Some(program_keeping(share)),
             cluster: None,
-            last_site: Some(on),
+            last_site: Some(last_site),
             keep_in_place: false,
         }
     }
@@ -157,12 +157,12 @@ pub mod tests {
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(150), SplitMix64::new(1));
         let mut search = PlanSearch { problem, memo, allowed, judge, effort, generator };
-        let all = search.candidates(&BTreeMap::new(), None);
+        let candidates = search.candidates(&BTreeMap::new(), None);
         let draw = problem.draw(7);
-        all.into_iter()
-            .map(|problem_task| {
-                let drawn = score_drawn(problem, &problem_task.layout, &draw, memo);
-                (problem_task.layout, [problem_task.score, drawn])
+        candidates.into_iter()
+            .map(|candidate| {
+                let drawn = score_drawn(problem, &candidate.layout, &draw, memo);
+                (candidate.layout, [candidate.score, drawn])
             })
             .collect()
     }
@@ -176,32 +176,32 @@ pub mod tests {
             then in prop::collection::vec((0u8..4, 0usize..8, 0.0f64..1.5), 1..5),
         ) {
             let mut tasks: Vec<ProblemTask> =
-                first.iter().enumerate().map(|(id, &(on, part))| task(id as u32, on, part)).collect();
+                first.iter().enumerate().map(|(id, &(last_site, share))| task(id as u32, last_site, share)).collect();
             let mut next = tasks.len() as u32;
-            let (mut memo, mut before): (ScoreCache, Option<PlanningProblem>) = (ScoreCache::default(), None);
-            for (step, at, part) in std::iter::once((9, 0, 0.0)).chain(then) {
+            let (mut memo, mut previous_problem): (ScoreCache, Option<PlanningProblem>) = (ScoreCache::default(), None);
+            for (step, at, share) in std::iter::once((9, 0, 0.0)).chain(then) {
                 let index = at % tasks.len();
                 match step {
                     0 if tasks.len() > 2 => { tasks.remove(index); }
-                    1 => tasks[index].program = Some(kind(part)),
+                    1 => tasks[index].program = Some(program_keeping(share)),
                     2 => tasks[index].last_site = Some(index % 3),
-                    3 => { tasks.push(task(next, index % 3, part)); next += 1; }
+                    3 => { tasks.push(task(next, index % 3, share)); next += 1; }
                     _ => {}
                 }
                 let sites = (0..3).map(|id| site(id, 2)).collect();
                 let problem = PlanningProblem { sites, tasks: tasks.clone(), cycles_per_ns: 2.0, bus: None, shortest_slice_ns: Some(1), frozen_sites: Vec::new() };
-                let places = before.as_ref().map(PlanningProblem::places).unwrap_or_default();
+                let places = previous_problem.as_ref().map(PlanningProblem::places).unwrap_or_default();
                 memo = memo.carry_over(&problem, |at| {
                     let place = *places.get(&problem.tasks[at].task)?;
-                    (before.as_ref()?.tasks[place].program == problem.tasks[at].program).then_some(place)
+                    (previous_problem.as_ref()?.tasks[place].program == problem.tasks[at].program).then_some(place)
                 });
-                let (with, without) = (decided(&problem, &memo), decided(&problem, &ScoreCache::default()));
-                prop_assert_eq!(with.len(), without.len());
-                for (with, without) in with.iter().zip(&without) {
-                    prop_assert_eq!(&with.0, &without.0);
-                    prop_assert_eq!(with.1.map(LayoutScore::bits), without.1.map(LayoutScore::bits));
+                let (with_memo, without_memo) = (decided(&problem, &memo), decided(&problem, &ScoreCache::default()));
+                prop_assert_eq!(with_memo.len(), without_memo.len());
+                for (with_memo, without_memo) in with_memo.iter().zip(&without_memo) {
+                    prop_assert_eq!(&with_memo.0, &without_memo.0);
+                    prop_assert_eq!(with_memo.1.map(LayoutScore::bits), without_memo.1.map(LayoutScore::bits));
                 }
-                before = Some(problem);
+                previous_problem = Some(problem);
             }
         }
     }
@@ -210,24 +210,24 @@ pub mod tests {
     #[test]
     fn a_score_is_computed_once_and_dropped_in_time() {
         let problem = |tasks: Vec<ProblemTask>| PlanningProblem::undisturbed(vec![site(0, 2)], tasks);
-        let (first, other) = (problem(vec![task(0, 0, 0.5)]), problem(vec![task(0, 0, 0.9)]));
+        let (first, other_problem) = (problem(vec![task(0, 0, 0.5)]), problem(vec![task(0, 0, 0.9)]));
         let call_count = Cell::new(0);
-        let ask = |problem: &PlanningProblem, memo: &ScoreCache| {
-            let scorer = SiteScorer { problem, site: 0, members: &[0], apart: &[1.0], cut: &[], turns: None };
+        let score_of = |problem: &PlanningProblem, memo: &ScoreCache| {
+            let scorer = SiteScorer { problem, site: 0, members: &[0], split_shares: &[1.0], partitions: &[], rotation: None };
             memo.score(&scorer, &ErrorDraw::default(), || {
                 call_count.set(call_count.get() + 1);
                 LayoutScore::EMPTY
             });
         };
         let memo = ScoreCache::new(&first);
-        (0..3).for_each(|_| ask(&first, &memo));
+        (0..3).for_each(|_| score_of(&first, &memo));
         let memo = memo.carry_over(&first, Some);
-        ask(&first, &memo);
+        score_of(&first, &memo);
         assert_eq!(call_count.get(), 1);
-        let memo = memo.carry_over(&other, |_| None);
-        ask(&other, &memo);
+        let memo = memo.carry_over(&other_problem, |_| None);
+        score_of(&other_problem, &memo);
         assert_eq!(call_count.get(), 2, "another program");
-        let memo = memo.carry_over(&other, Some);
-        assert_eq!((memo.before.len(), memo.now.borrow().len()), (1, 0));
+        let memo = memo.carry_over(&other_problem, Some);
+        assert_eq!((memo.previous_scores.len(), memo.current_scores.borrow().len()), (1, 0));
     }
 }

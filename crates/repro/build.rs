@@ -1,6 +1,6 @@
 //! Digests of the sources that can change a simulated run, found by dependency.
 //!
-//! Method: every module of this crate (a file or folder below `src`) depends on the modules and crates that its code
+//! Method: every module of this crate (a file or directory below `src`) depends on the modules and crates that its code
 //! names; crates depend on those that their manifests and the lock file name. A module's digest covers the tokens of
 //! everything that it reaches and the compiler's version. Comments, layout and test code change no run, so they are
 //! left out.
@@ -26,19 +26,19 @@ fn main() {
     let workspace = Workspace::read(root);
     let rows = digests(root, &workspace);
     let table: String = rows.iter().map(|(name, digest)| format!("    (\"{name}\", \"{digest}\"),\n")).collect();
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo names the folder"));
-    fs::write(out.join("sources.rs"), format!("&[\n{table}]\n")).expect("cargo's folder can be written to");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo names the directory"));
+    fs::write(out.join("sources.rs"), format!("&[\n{table}]\n")).expect("cargo's directory can be written to");
     for watched in ["build.rs", "src", "../../Cargo.lock"] {
         println!("cargo::rerun-if-changed={watched}");
     }
     for name in workspace.manifests.keys() {
-        println!("cargo::rerun-if-changed={}", source_folder(root, name).display());
+        println!("cargo::rerun-if-changed={}", source_dir(root, name).display());
     }
 }
 
 /// The digest of each module of this crate.
 pub fn digests(root: &Path, workspace: &Workspace) -> BTreeMap<String, String> {
-    let modules = read_modules(&source_folder(root, "cachemate-repro"));
+    let modules = read_modules(&source_dir(root, "cachemate-repro"));
     let digest = |name: &String| source_digest(&reachable_modules(name, &modules), &modules, workspace);
     modules.keys().map(|name| (name.clone(), digest(name))).collect()
 }
@@ -49,7 +49,7 @@ struct ModuleCode {
     text: String,
     /// Names behind `crate::`.
     paths: BTreeSet<String>,
-    /// Names behind `super::`, most of which lie in the same folder.
+    /// Names behind `super::`, most of which lie in the same directory.
     siblings: BTreeSet<String>,
     /// Every identifier.
     words: BTreeSet<String>,
@@ -57,9 +57,9 @@ struct ModuleCode {
     items: BTreeSet<String>,
 }
 
-/// Files of a folder in the order of their names, those of folders below included.
-fn rust_files(folder: &Path) -> Vec<PathBuf> {
-    let (mut files, mut pending) = (Vec::new(), vec![folder.to_path_buf()]);
+/// Files of a directory in the order of their names, those of directories below included.
+fn rust_files(dir: &Path) -> Vec<PathBuf> {
+    let (mut files, mut pending) = (Vec::new(), vec![dir.to_path_buf()]);
     while let Some(path) = pending.pop() {
         match fs::read_dir(&path) {
             Ok(entries) => pending.extend(entries.flatten().map(|entry| entry.path())),
@@ -90,7 +90,7 @@ fn parse_sources(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
         let tokens: TokenStream = text.parse().unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let (code, test_modules) = strip_tests(tokens);
         let stem = file.file_stem().expect("a file has a name");
-        let parent = file.parent().expect("a file lies in a folder");
+        let parent = file.parent().expect("a file lies in a directory");
         let module_dir =
             if ["lib", "main", "mod"].iter().any(|root| stem == *root) { parent.into() } else { parent.join(stem) };
         for module in test_modules {
@@ -230,7 +230,7 @@ pub struct Workspace {
     locked: BTreeMap<String, BTreeSet<(String, Vec<String>)>>,
 }
 
-fn source_folder(root: &Path, name: &str) -> PathBuf {
+fn source_dir(root: &Path, name: &str) -> PathBuf {
     root.join("crates").join(name.trim_start_matches("cachemate-")).join("src")
 }
 
@@ -247,7 +247,7 @@ impl Workspace {
             manifests.insert(name, dependencies);
         }
         let code = |name: &String| {
-            let code = parse_sources(&source_folder(root, name));
+            let code = parse_sources(&source_dir(root, name));
             (name.clone(), code.into_values().map(|tokens| tokens.to_string()).collect::<String>())
         };
         let codes = manifests.keys().filter(|name| *name != "cachemate-repro").map(code).collect();

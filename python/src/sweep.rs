@@ -13,20 +13,20 @@ use crate::value_error;
 /// A sweep's directory. Every call rereads it, because other processes may work there meanwhile.
 #[pyclass(frozen, module = "cachemate")]
 pub struct Sweep {
-    folder: PathBuf,
+    dir: PathBuf,
 }
 
 impl Sweep {
     fn store(&self) -> PyResult<Store> {
-        Store::open_to_read(&self.folder).map_err(value_error)
+        Store::open_to_read(&self.dir).map_err(value_error)
     }
 }
 
 #[pymethods]
 impl Sweep {
     #[new]
-    fn new(folder: PathBuf) -> PyResult<Self> {
-        let sweep = Sweep { folder };
+    fn new(dir: PathBuf) -> PyResult<Self> {
+        let sweep = Sweep { dir };
         sweep.store()?.manifest().map_err(value_error)?;
         Ok(sweep)
     }
@@ -58,7 +58,7 @@ impl Sweep {
     }
 
     fn __repr__(&self) -> String {
-        format!("<cachemate.Sweep {}>", self.folder.display())
+        format!("<cachemate.Sweep {}>", self.dir.display())
     }
 
     /// The pictures of the report.

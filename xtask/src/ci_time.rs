@@ -140,7 +140,8 @@ fn growth(cost: &StageCost, record: &[StageCost], slowdown: f64) -> Option<Strin
 
 fn render(current: &[StageCost], record: &[StageCost]) -> String {
     let row = |cost: &StageCost, record: &[StageCost]| {
-        let recorded_text = find_recorded(&cost.name, record).map_or("-".to_string(), |recorded| format!("{:.1}", recorded.cpu_s));
+        let recorded_text =
+            find_recorded(&cost.name, record).map_or("-".to_string(), |recorded| format!("{:.1}", recorded.cpu_s));
         format!("{:>8.1} {:>8.1} {recorded_text:>10}  {}\n", cost.cpu_s, cost.wall_s, cost.name)
     };
     let mut text = format!("{:>8} {:>8} {:>10}  stage\n", "CPU s", "wall s", "recorded");

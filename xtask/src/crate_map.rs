@@ -40,10 +40,10 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
 }
 
 fn read(root: &Path) -> Result<CrateGraph, String> {
-    let folder = root.join("crates");
-    let read_error = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let dir = root.join("crates");
+    let read_error = |error: std::io::Error| format!("{}: {error}", dir.display());
     let mut graph = CrateGraph::new();
-    for entry in std::fs::read_dir(&folder).map_err(read_error)? {
+    for entry in std::fs::read_dir(&dir).map_err(read_error)? {
         let path = entry.map_err(read_error)?.path().join("Cargo.toml");
         let Ok(text) = std::fs::read_to_string(&path) else { continue };
         let manifest: toml::Table = text.parse().map_err(|error| format!("{}: {error}", path.display()))?;

@@ -65,7 +65,8 @@ fn edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTreeSet<
 }
 
 fn module_of(relative_path: &Path) -> Module {
-    let mut module: Module = relative_path.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
+    let mut module: Module =
+        relative_path.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
     if module.last().is_some_and(|last| matches!(last.as_str(), "mod" | "lib" | "main")) {
         module.pop();
     }
@@ -178,16 +179,16 @@ mod tests {
     use super::*;
 
     fn of(files: &[(&str, &str)]) -> Vec<String> {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let mut paths = Vec::new();
         for (name, text) in files {
-            let path = folder.path().join(name);
+            let path = dir.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, text).unwrap();
             paths.push(path);
         }
         let mut complaints = Vec::new();
-        check("name", folder.path(), &paths, &mut complaints).unwrap();
+        check("name", dir.path(), &paths, &mut complaints).unwrap();
         complaints
     }
 

@@ -15,8 +15,8 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     for page in pages {
         for (line, target) in targets(&page.text) {
             let (file, anchor) = target.split_once('#').unwrap_or((target.as_str(), ""));
-            let folder = Path::new(&page.path).parent().unwrap_or(Path::new(""));
-            let path = if file.is_empty() { page.path.clone() } else { normalize(&folder.join(file)) };
+            let dir = Path::new(&page.path).parent().unwrap_or(Path::new(""));
+            let path = if file.is_empty() { page.path.clone() } else { normalize(&dir.join(file)) };
             let has_anchor = anchors.get(path.as_str()).is_none_or(|known| anchor.is_empty() || known.contains(anchor));
             let exists = tree.paths.contains(&path);
             if !exists || !has_anchor {

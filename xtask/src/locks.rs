@@ -16,19 +16,19 @@ const BESIDE: &[&str] = &["python", "fuzz"];
 /// A lock file or a manifest cannot be read.
 pub fn check(root: &Path) -> io::Result<Vec<String>> {
     let mut complaints = Vec::new();
-    for folder in BESIDE {
-        let lock = read(&root.join(folder).join("Cargo.lock"))?;
+    for dir in BESIDE {
+        let lock = read(&root.join(dir).join("Cargo.lock"))?;
         let packages = lock.get("package").and_then(|list| list.as_array());
         for package in packages.into_iter().flatten() {
             let Some(crate_name) = text(package.get("name")).strip_prefix("cachemate-") else { continue };
             let manifest = root.join("crates").join(crate_name).join("Cargo.toml");
             if !manifest.exists() {
-                continue; // the package of the folder itself
+                continue; // the package of the directory itself
             }
             for used_crate in not_locked(&read(&manifest)?, package) {
                 complaints.push(format!(
-                    "{folder}/Cargo.lock: found no '{used_crate}' for crates/{crate_name}, which uses it: cargo update --workspace \
-                     --manifest-path {folder}/Cargo.toml"
+                    "{dir}/Cargo.lock: found no '{used_crate}' for crates/{crate_name}, which uses it: cargo update --workspace \
+                     --manifest-path {dir}/Cargo.toml"
                 ));
             }
         }

@@ -28,8 +28,10 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
             }
             let names: Vec<&str> = last.split('`').skip(1).step_by(2).collect();
             let missing_names = names.iter().filter(|name| !functions.contains(**name));
-            complaints
-                .extend(missing_names.map(|name| Complaint::new(&page.path, line_number, format!("no test is called '{name}'"))));
+            complaints.extend(
+                missing_names
+                    .map(|name| Complaint::new(&page.path, line_number, format!("no test is called '{name}'"))),
+            );
             if names.is_empty() && !last.starts_with("none:") {
                 let text = format!("found '{last}', expected a test's name or 'none: REASON'");
                 complaints.push(Complaint::new(&page.path, line_number, text));

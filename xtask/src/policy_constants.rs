@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::source_tree::{self, SourceFile};
 
 /// Sources of the policy's decisions.
-const FOLDERS: [&str; 3] =
+const DIRS: [&str; 3] =
     ["crates/policy/src/policies/auto/", "crates/policy/src/verifier/", "crates/policy/src/sequential_test.rs"];
 
 /// One constant.
@@ -29,7 +29,7 @@ pub fn print(root: &Path) -> Result<(), String> {
     println!("| constant | value | meaning | file |\n|---|---|---|---|");
     let is_source = |file: &&SourceFile| {
         let is_test = file.path.contains("/tests/") || file.path.ends_with("tests.rs");
-        FOLDERS.iter().any(|folder| file.path.starts_with(folder)) && file.has_ending("rs") && !is_test
+        DIRS.iter().any(|dir| file.path.starts_with(dir)) && file.has_ending("rs") && !is_test
     };
     for file in tree.files.iter().filter(is_source) {
         for PolicyConstant { name, value, meaning } in read_constants(&file.text) {

@@ -206,9 +206,9 @@ pub fn check_index(root: &Path, pages: &[String], complaints: &mut Vec<String>) 
     let mut listed = BTreeSet::new();
     for index in INDEXES.iter().filter(|index| root.join(index).is_file()) {
         let text = fs::read_to_string(root.join(index))?;
-        let folder = Path::new(index).parent().unwrap_or(Path::new(""));
+        let dir = Path::new(index).parent().unwrap_or(Path::new(""));
         let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
-        listed.extend(targets.map(|target| links::normalize(&folder.join(target))));
+        listed.extend(targets.map(|target| links::normalize(&dir.join(target))));
     }
     let lost = pages.iter().filter(|page| !listed.contains(*page) && !UNLISTED.contains(&page.as_str()));
     complaints.extend(lost.map(|page| format!("{page}: not in {}", INDEXES[0])));

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::width::wrap;
 
-const FOLDER: &str = "docs/results";
+const DIR: &str = "docs/results";
 const MAX_SENTENCES: usize = 10;
 
 /// One measured figure: a line of the data.
@@ -135,7 +135,7 @@ pub fn import(root: &Path, json: &Path, name: &str) -> Result<(), String> {
         lines.push_str(&serde_json::to_string(&figure).map_err(error_in_file(json))?);
         lines.push('\n');
     }
-    let path = root.join(FOLDER).join("data").join(format!("{name}.jsonl"));
+    let path = root.join(DIR).join("data").join(format!("{name}.jsonl"));
     fs::write(&path, lines).map_err(error_in_file(&path))
 }
 
@@ -143,8 +143,8 @@ fn error_in_file<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> String + '_
     move |error| format!("{}: {error}", path.display())
 }
 
-fn list_files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>, String> {
-    let entries = fs::read_dir(folder).map_err(error_in_file(folder))?;
+fn list_files(dir: &Path, ending: &str) -> Result<Vec<PathBuf>, String> {
+    let entries = fs::read_dir(dir).map_err(error_in_file(dir))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| path.extension().is_some_and(|found| found == ending));
     paths.sort();
@@ -152,13 +152,13 @@ fn list_files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>, String> {
 }
 
 fn pages_there(root: &Path) -> Result<Vec<PathBuf>, String> {
-    list_files(&root.join(FOLDER), "md")
+    list_files(&root.join(DIR), "md")
 }
 
 /// All figures, those of each file in its order.
 fn figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     let mut records = Vec::new();
-    for path in list_files(&root.join(FOLDER).join("data"), "jsonl")? {
+    for path in list_files(&root.join(DIR).join("data"), "jsonl")? {
         let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
         for (index, line) in text.lines().enumerate() {
             let figure = serde_json::from_str(line);
@@ -170,7 +170,7 @@ fn figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
 
 /// Every page with its text.
 fn pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
-    let path = root.join(FOLDER).join("findings.toml");
+    let path = root.join(DIR).join("findings.toml");
     let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
     let text: ResultText = toml::from_str(&text).map_err(error_in_file(&path))?;
     let figures = figures(root)?;
@@ -190,10 +190,10 @@ fn pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     for paper in &text.paper {
         papers.push((paper, current_figures(figures.iter().filter(|figure| paper.has(&figure.id)))));
     }
-    let folder = root.join(FOLDER);
-    let mut pages = vec![(folder.join("index.md"), index(&text.introduction, &papers, &newest))];
+    let dir = root.join(DIR);
+    let mut pages = vec![(dir.join("index.md"), index(&text.introduction, &papers, &newest))];
     for (paper, figures) in &papers {
-        pages.push((folder.join(format!("{}.md", paper.page)), page(paper, figures, &newest)));
+        pages.push((dir.join(format!("{}.md", paper.page)), page(paper, figures, &newest)));
     }
     Ok(pages)
 }
@@ -203,7 +203,8 @@ fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&
     let mut records: Vec<&ResultRecord> = figures.collect();
     let is_same = |a: &ResultRecord, b: &ResultRecord| (&a.id, &a.title, a.quick) == (&b.id, &b.title, b.quick);
     let is_superseded = |record: &ResultRecord| {
-        records.iter()
+        records
+            .iter()
             .any(|other| is_same(record, other) && other.date > record.date && other.seeds.len() >= record.seeds.len())
     };
     let superseded: Vec<bool> = records.iter().map(|record| is_superseded(record)).collect();
@@ -229,8 +230,11 @@ fn index(introduction: &[String], papers: &[(&Paper, Vec<&ResultRecord>)], newes
         let missed = judged.iter().filter(|figure| is_missed(figure)).count();
         let newest_count = judged.iter().filter(|figure| figure.version == newest).count();
         let (title, page, total) = (&paper.title, &paper.page, judged.len());
-        let row =
-            format!("| [{title}]({page}.md) | {} | {total} | {} | {missed} | {newest_count} |\n", paper.source, total - missed);
+        let row = format!(
+            "| [{title}]({page}.md) | {} | {total} | {} | {missed} | {newest_count} |\n",
+            paper.source,
+            total - missed
+        );
         text.push_str(&row);
     }
     text
@@ -411,7 +415,8 @@ fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'
         text.push_str(&format!("| {variant} |"));
         for ((.., figures), target) in comparison.measures.iter().zip(&targets) {
             let figure = figures[index];
-            let target_note = if figure.target == *target { "" } else { &format!(" ({})", target_text(&figure.target)) };
+            let target_note =
+                if figure.target == *target { "" } else { &format!(" ({})", target_text(&figure.target)) };
             text.push_str(&format!(" {}{target_note} |", cell(figure, origins)));
         }
         text.push('\n');
@@ -483,15 +488,15 @@ mod tests {
 
     fn project(found: usize) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join(FOLDER);
-        fs::create_dir_all(folder.join("data")).unwrap();
+        let dir = root.path().join(DIR);
+        fs::create_dir_all(dir.join("data")).unwrap();
         let sentences = vec!["\"It gains.\""; found].join(", ");
         let words = format!(
             "introduction = [\"Read.\"]\n[[paper]]\npage = \"x\"\ntitle = \"X\"\nsource = \"A\"\nids = [\"X-\"]\n\
              findings = [{sentences}]\n"
         );
-        fs::write(folder.join("findings.toml"), words).unwrap();
-        fs::write(folder.join("data/old.jsonl"), format!("{OLD}\n")).unwrap();
+        fs::write(dir.join("findings.toml"), words).unwrap();
+        fs::write(dir.join("data/old.jsonl"), format!("{OLD}\n")).unwrap();
         fs::write(root.path().join("repro.json"), REPRO).unwrap();
         root
     }
@@ -504,14 +509,14 @@ mod tests {
         assert_eq!(check(root.path()).unwrap().len(), 2, "index and page are not there yet");
         write(root.path()).unwrap();
         assert!(check(root.path()).unwrap().is_empty());
-        let page = fs::read_to_string(root.path().join(FOLDER).join("x.md")).unwrap();
+        let page = fs::read_to_string(root.path().join(DIR).join("x.md")).unwrap();
         let row = "| X-1 | gain | at least 1 | 1.25 %, met (1); 0.500 ± 0.250 %, **missed** (2) |";
         assert!(page.contains(row), "{page}");
         assert!(page.contains("| 1 | 1 | 2026-11-22 | 2 | `cachemate repro X-1 --seed 1` |"), "{page}");
         assert!(page.contains("| 2 | 1 to 3 | 2026-11-01 | 1 † | `old` |"), "{page}");
         assert!(page.contains("- It gains.") && !page.contains("X-2"), "{page}");
-        fs::write(root.path().join(FOLDER).join("x.md"), page.replace("1.25", "9.25")).unwrap();
-        fs::write(root.path().join(FOLDER).join("y.md"), "stray").unwrap();
+        fs::write(root.path().join(DIR).join("x.md"), page.replace("1.25", "9.25")).unwrap();
+        fs::write(root.path().join(DIR).join("y.md"), "stray").unwrap();
         assert_eq!(check(root.path()).unwrap().len(), 2, "an edited figure and a stray page");
     }
 
@@ -520,7 +525,7 @@ mod tests {
     fn errors_in_data_and_findings_are_reported_with_their_place() {
         assert!(check(project(11).path()).unwrap_err().contains("'x': found 11 sentences, expected 10 at most"));
         let root = project(10);
-        let data = root.path().join(FOLDER).join("data/old.jsonl");
+        let data = root.path().join(DIR).join("data/old.jsonl");
         fs::write(&data, OLD.replace("X-1", "Y-1")).unwrap();
         assert!(check(root.path()).unwrap_err().contains("no paper has the id 'Y-1'"));
         fs::write(&data, format!("{OLD}\n{{\"id\": 3}}\n")).unwrap();

@@ -106,7 +106,11 @@ pub fn check_spellings(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for (file, line, text) in tree.files.iter().flat_map(readable_lines) {
         if let Some(spelling) = spellings.iter().find(|spelling| spelling.is_in(file, &text)) {
-            complaints.push(Complaint::new(file, line, format!("'{}' is now '{}'", spelling.old_spelling, spelling.new_spelling)));
+            complaints.push(Complaint::new(
+                file,
+                line,
+                format!("'{}' is now '{}'", spelling.old_spelling, spelling.new_spelling),
+            ));
         }
     }
     complaints

@@ -110,7 +110,11 @@ fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
                     (remaining, *state) = (after, ScanState::Code);
                 } else if hashes.is_none() && c == '\\' {
                     let escaped = remaining[1..].chars().next().map_or(0, char::len_utf8);
-                    parts.strings.push_str(if remaining[1..].starts_with('n') { "\n" } else { &remaining[..1 + escaped] });
+                    parts.strings.push_str(if remaining[1..].starts_with('n') {
+                        "\n"
+                    } else {
+                        &remaining[..1 + escaped]
+                    });
                     remaining = &remaining[1 + escaped..];
                 } else {
                     parts.strings.push(c);

@@ -36,7 +36,7 @@ const STAGE: &str = "tests";
 struct TestProgram {
     name: String,
     executable: PathBuf,
-    folder: PathBuf,
+    dir: PathBuf,
     uses_host: bool,
 }
 
@@ -155,12 +155,12 @@ fn test_program(line: &str) -> Option<TestProgram> {
     if message.reason != "compiler-artifact" || !message.profile?.test {
         return None;
     }
-    let folder = message.manifest_path.parent()?.to_path_buf();
-    let package = folder.file_name()?.to_string_lossy().into_owned();
+    let dir = message.manifest_path.parent()?.to_path_buf();
+    let package = dir.file_name()?.to_string_lossy().into_owned();
     let is_test_file = target.kind.iter().any(|kind| kind == "test");
     let name = if is_test_file { format!("{package}/{}", target.name) } else { package.clone() };
     let uses_host = HOST_PACKAGES.contains(&package.as_str()) && !PURE_PROGRAMS.contains(&name.as_str());
-    Some(TestProgram { name, executable, uses_host, folder })
+    Some(TestProgram { name, executable, uses_host, dir })
 }
 
 /// The next program for a lane, of its preferred kind if there is one.
@@ -175,9 +175,9 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
     let spawned = Command::new(&program.executable)
         .args(["-Z", "unstable-options", "--format", "json", "--test-threads", "1"])
         .args(filter)
-        .current_dir(&program.folder)
+        .current_dir(&program.dir)
         .env("RUSTC_BOOTSTRAP", "1") // libtest's JSON is for the nightly compiler otherwise
-        .env("CARGO_MANIFEST_DIR", &program.folder)
+        .env("CARGO_MANIFEST_DIR", &program.dir)
         .env("CARGO_WORKSPACE_DIR", root)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -267,7 +267,7 @@ mod tests {
         "target":{"kind":["test"],"name":"kill"},"profile":{"test":true},"executable":"/w/target/kill-1"}"#;
 
     fn program(name: &str, uses_host: bool) -> TestProgram {
-        TestProgram { name: name.into(), executable: PathBuf::new(), folder: PathBuf::new(), uses_host }
+        TestProgram { name: name.into(), executable: PathBuf::new(), dir: PathBuf::new(), uses_host }
     }
 
     /// Are only test programs taken from cargo's messages, each under its package's name?

@@ -80,9 +80,9 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
         let code: Vec<PathBuf> = files.into_iter().filter(|file| !is_test_file(file)).collect();
         dependency_cycles::check(&crate_name, &path.join("src"), &code, &mut complaints)?;
     }
-    for folder in ["xtask", "benches"] {
-        for file in rust_files(&root.join(folder))? {
-            check_source(folder, root, &file, &mut complaints)?;
+    for dir in ["xtask", "benches"] {
+        for file in rust_files(&root.join(dir))? {
+            check_source(dir, root, &file, &mut complaints)?;
         }
     }
     check_names(root, &mut complaints)?;
@@ -160,15 +160,15 @@ fn check_edges(crate_name: &str, path: &Path, complaints: &mut Vec<String>) -> i
     Ok(())
 }
 
-fn rust_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut paths = files(folder)?;
+fn rust_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut paths = files(dir)?;
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
     Ok(paths)
 }
 
 /// All files below a directory, or the file itself, without build products.
-fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let (mut paths, mut pending) = (Vec::new(), vec![folder.to_path_buf()]);
+fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let (mut paths, mut pending) = (Vec::new(), vec![dir.to_path_buf()]);
     while let Some(path) = pending.pop() {
         if path.is_file() {
             paths.push(path);
@@ -252,9 +252,8 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
 
 /// Retired names in code, pages, machines and scenarios.
 fn check_names(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
-    for folder in ["crates", "benches", "xtask", "docs", "scenarios", "lab", "README.md", "ARCHITECTURE.md", "STYLE.md"]
-    {
-        for file in files(&root.join(folder))? {
+    for dir in ["crates", "benches", "xtask", "docs", "scenarios", "lab", "README.md", "ARCHITECTURE.md", "STYLE.md"] {
+        for file in files(&root.join(dir))? {
             let shown = file.strip_prefix(root).unwrap_or(&file).display().to_string();
             if !retired_names::is_checked(&shown) {
                 continue;
@@ -284,8 +283,8 @@ fn check_policy_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<(
     }
     for file in rust_files(&root.join("crates/policy/src/policies"))? {
         let name = file.file_stem().map(|stem| stem.to_string_lossy().replace('_', "-")).unwrap_or_default();
-        let in_folder_of_its_own = file.parent().is_some_and(|folder| !folder.ends_with("policies"));
-        if name == "mod" || name.ends_with("-tests") || name == "tests" || in_folder_of_its_own {
+        let in_directory_of_its_own = file.parent().is_some_and(|dir| !dir.ends_with("policies"));
+        if name == "mod" || name.ends_with("-tests") || name == "tests" || in_directory_of_its_own {
             continue;
         }
         let has_heading = |text: &str| {

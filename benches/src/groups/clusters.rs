@@ -53,7 +53,8 @@ fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for entries in [256, 512] {
         let maps = maps(entries);
-        let threads: Vec<ThreadMap<'_>> = maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
+        let threads: Vec<ThreadMap<'_>> =
+            maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
         let clusters = |method| find(method, &threads, &SharingCriteria::default(), THRESHOLD).count as u64;
         let contenders = vec![
             Contender::new("one pass", || clusters(ClusteringMethod::OnePass)),

@@ -49,7 +49,10 @@ fn run(options: &Options) -> Vec<ResultRow> {
     };
     let survival: fn(&MissLog<'_>, &[u64]) -> _ = |trace, sizes| survival_curve(trace, &LogCounts::default(), sizes);
     let contenders = vec![
-        Contender::new("bounded stack (thesis)", run_form(|trace, sizes| trace_curve(trace, sizes, Warmup::Automatic, true))),
+        Contender::new(
+            "bounded stack (thesis)",
+            run_form(|trace, sizes| trace_curve(trace, sizes, Warmup::Automatic, true)),
+        ),
         Contender::new("survival", run_form(survival)).compare_with(0, None).with_min_millions(Some(0.0002)),
     ];
     compare("curve", "log of 163 840 entries", LOGS, options.rounds, BenchClock::Thread, false, contenders)

@@ -170,5 +170,13 @@ fn flatness(programs: &[std::sync::Arc<Vec<Access>>], min_accesses: usize, optio
     let few_cpus = Contender::new(format!("flat cost: {} CPUs", cpus[0]), || (0..times).map(|_| run(cpus[0])).sum());
     let many_cpus = Contender::new(format!("flat cost: {} CPUs", cpus[1]), || run(cpus[1])).compare_with(0, Some(0.5));
     let reference_count = (of_every_cpu * u64::from(cpus[1])) as usize;
-    compare("machine", name, reference_count, options.rounds.min(3), BenchClock::Thread, false, vec![few_cpus, many_cpus])
+    compare(
+        "machine",
+        name,
+        reference_count,
+        options.rounds.min(3),
+        BenchClock::Thread,
+        false,
+        vec![few_cpus, many_cpus],
+    )
 }

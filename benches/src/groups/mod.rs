@@ -35,7 +35,7 @@ impl Options {
     /// # Panics
     /// There is no such machine.
     pub fn machine(&self, name: &str) -> MachineSpec {
-        let file = self.machines.as_ref().map(|folder| folder.join(format!("{name}.toml")));
+        let file = self.machines.as_ref().map(|dir| dir.join(format!("{name}.toml")));
         let name_or_path = file.as_ref().map_or(name.into(), |file| file.to_string_lossy());
         cachemate_spec::load_machine(&name_or_path).expect("a machine's file")
     }

@@ -194,8 +194,7 @@ impl SyntheticHost {
     fn add_task(&mut self) {
         let id = self.observation.tasks.len() as u32;
         let on_cpu_ns = self.observation.tasks[0].on_cpu_ns.clone();
-        let task =
-            TaskSample { name: format!("task-{id}"), on_cpu_ns, ..TaskSample::new(TaskId(id), ProcessId(id)) };
+        let task = TaskSample { name: format!("task-{id}"), on_cpu_ns, ..TaskSample::new(TaskId(id), ProcessId(id)) };
         let mut draws = SplitMix64::new(4);
         self.profiles.insert(TaskId(id), phased_profile(&mut draws));
         self.observation.tasks.push(TaskSample { counts: counts(&mut draws), ..task });

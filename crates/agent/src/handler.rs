@@ -11,7 +11,7 @@ use crate::layout::{PAGE_BYTES, TICK_MS, WANTED_BYTES, parse_target};
 use crate::maps::{AddressRange, AddressRanges, read_ranges};
 use crate::removed_ranges::RemovedRanges;
 use crate::sys::{self, fault};
-use crate::timing::{ReferenceSet, BATCH_PAGES};
+use crate::timing::{BATCH_PAGES, ReferenceSet};
 
 mod refill;
 
@@ -239,7 +239,9 @@ impl Agent {
         }
         // The half to which pages are moved must be a range whose missing pages the agent handles.
         let (half_slots, start) = (u64::from(self.stock.half_slots()), self.region as u64);
-        if fault::register(self.files.faults, start + half_slots * PAGE, half_slots * PAGE) < 0 || self.files.pagemap < 0 {
+        if fault::register(self.files.faults, start + half_slots * PAGE, half_slots * PAGE) < 0
+            || self.files.pagemap < 0
+        {
             return false;
         }
         self.scan();

@@ -17,7 +17,7 @@ pub const MAX_COLORS: u32 = 64;
 /// First eight bytes of the reference set.
 pub const KIT_MAGIC: u64 = u64::from_le_bytes(*b"cmcolor1");
 /// Environment variable with the directory's path, for programs that are started colored.
-pub const FOLDER_VARIABLE: &str = "CACHEMATE_COLOR";
+pub const DIR_VARIABLE: &str = "CACHEMATE_COLOR";
 /// Environment variable with the colors that a program starts with, as in `wanted`.
 pub const MASK_VARIABLE: &str = "CACHEMATE_COLOR_MASK";
 /// Environment variable with the maximum memory in bytes that one agent may hold, including frames of other colors.

@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use crate::handler::{Agent, Files};
 use crate::handshake::{is_ending, release, request_final_count, try_acquire};
 use crate::layout::{
-    FOLDER_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE, PAGE_BYTES, ReferenceSetHeader, format_target, parse_target,
+    DIR_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE, PAGE_BYTES, ReferenceSetHeader, format_target, parse_target,
 };
 use crate::sys::{self, digits, fault};
 use crate::timing::ReferenceSet;
@@ -138,29 +138,29 @@ fn map_file(path: &PathBuffer, prot: usize, flags: usize) -> Option<(*mut u8, us
 
 /// Does everything that can fail, before anything of the program is changed.
 fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
-    let folder = environment_variable(FOLDER_VARIABLE)?;
+    let dir = environment_variable(DIR_VARIABLE)?;
     let (mask, moves_all) = parse_target(environment_variable(MASK_VARIABLE)?)?;
     let hold_pages = parse_decimal(environment_variable(HOLD_VARIABLE)?)? as usize / PAGE_BYTES;
     // SAFETY: no memory is passed.
     let pid = unsafe { sys::call(sys::GETPID, [0; 6]) };
     let mut text = [0; 20];
     let pid_text = digits(pid as u64, &mut text);
-    let own_path = PathBuffer::new(&[folder, b"/", pid_text])?;
+    let own_path = PathBuffer::new(&[dir, b"/", pid_text])?;
     // SAFETY: a path that ends with a zero; an existing directory is fine.
     unsafe { sys::call(sys::MKDIR, [own_path.0.as_ptr() as usize, 0o700, 0, 0, 0, 0]) };
     let create = 0o100 | 2 | 0o1000;
-    let status = PathBuffer::new(&[folder, b"/", pid_text, b"/status"])?.open(create)?;
+    let status = PathBuffer::new(&[dir, b"/", pid_text, b"/status"])?.open(create)?;
     let report_refusal = |status_text: &str| {
         // SAFETY: the text's bytes.
         unsafe { sys::call(sys::PWRITE, [status as usize, status_text.as_ptr() as usize, status_text.len(), 0, 0, 0]) };
         None
     };
-    let wanted_path = PathBuffer::new(&[folder, b"/", pid_text, b"/wanted"])?;
+    let wanted_path = PathBuffer::new(&[dir, b"/", pid_text, b"/wanted"])?;
     let target_file = wanted_path.open(create)?;
     let first = format_target(mask, moves_all);
     // SAFETY: the text's bytes.
     unsafe { sys::call(sys::PWRITE, [target_file as usize, first.as_ptr() as usize, first.len(), 0, 0, 0]) };
-    let Some((kit_file, kit_bytes)) = map_file(&PathBuffer::new(&[folder, b"/reference-set"])?, 1, 0) else {
+    let Some((kit_file, kit_bytes)) = map_file(&PathBuffer::new(&[dir, b"/reference-set"])?, 1, 0) else {
         return report_refusal("refused no reference set\n");
     };
     // SAFETY: the mapping just created, which is never unmapped.
@@ -174,7 +174,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     if !(0..50).any(|_| kit.calibrate().threshold_cycles().is_some()) {
         return report_refusal("refused hits and misses take about as long here\n");
     }
-    let Some((ledger, frames)) = map_file(&PathBuffer::new(&[folder, b"/ledger"])?, READ_WRITE, 0) else {
+    let Some((ledger, frames)) = map_file(&PathBuffer::new(&[dir, b"/ledger"])?, READ_WRITE, 0) else {
         return report_refusal("refused no ledger\n");
     };
     // SAFETY: no memory is passed.

@@ -266,7 +266,8 @@ impl ReferenceSet {
         let answer = is_slow(|| {
             turn = turn.wrapping_add(13);
             // SAFETY: the caller's promise for the page; the reference set owns its pages.
-            let taken_cycles = unsafe { reload_cycles(page, kit.pages(colors.clone()).filter(|evictor| *evictor != page), turn) };
+            let taken_cycles =
+                unsafe { reload_cycles(page, kit.pages(colors.clone()).filter(|evictor| *evictor != page), turn) };
             taken_cycles > kit.threshold_cycles
         });
         self.turn = turn;

@@ -31,7 +31,7 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let actors = [Actor::start_own(place, "spared-1", "quiet", 0)?, Actor::start_own(place, "spared-2", "quiet", 0)?];
     let rule = |actor: &Actor| format!("[[rules]]\npid = {}\n", actor.pid());
     let rules: String = actors.iter().map(rule).collect();
-    std::fs::write(place.folder.join("spared.toml"), format!("mode = \"act\"\nwindow_ms = 1000\n{rules}"))
+    std::fs::write(place.dir.join("spared.toml"), format!("mode = \"act\"\nwindow_ms = 1000\n{rules}"))
         .context("the daemon's configuration cannot be written")?;
     let states_before = states(&actors);
     let daemon = BenchDaemon::start(place, "spared", "spared", &[])?;

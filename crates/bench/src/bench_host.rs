@@ -61,7 +61,7 @@ pub struct BenchHost {
     pub cache_bytes: u64,
     /// Size of the largest private cache.
     pub private_bytes: u64,
-    pub folder: PathBuf,
+    pub dir: PathBuf,
     /// The shipped command, which is measured.
     pub command: PathBuf,
     pub stop: Arc<AtomicBool>,

@@ -115,12 +115,12 @@ struct ColoredRun {
 
 impl ColoredRun {
     fn start(place: &BenchHost, name: &str, args: &[&str], mask: u64) -> anyhow::Result<Self> {
-        let report = place.folder.join(format!("colored-{name}"));
+        let report = place.dir.join(format!("colored-{name}"));
         std::fs::write(&report, 0u64.to_ne_bytes())?;
         let own_path = std::env::current_exe().context("this program's own file is not found")?;
         let mut command = vec![own_path.display().to_string(), "load".to_string()];
         command.extend(args.iter().map(ToString::to_string));
-        let output = place.folder.join(format!("colored-{name}.out"));
+        let output = place.dir.join(format!("colored-{name}.out"));
         let mut program = start_colored(&command, mask, &output, &[(VARIABLE, report.as_path())])?;
         program.wait_until_ready(PATIENCE)?;
         Ok(ColoredRun { program, report })
@@ -259,7 +259,13 @@ fn partition_rows(bytes: u64, min_solo: f64, max_ordinary: f64, sampled: &(Color
     } else {
         // The stream does no harm here, so the target of the colors is not meaningful.
         let reason = format!("{measured}: this host's stream does not take the victim's cache away");
-        rows.push(BenchRow::new("d", &format!("{title}: ordinary frames"), "30 % or less", reason, BenchVerdict::Skipped));
+        rows.push(BenchRow::new(
+            "d",
+            &format!("{title}: ordinary frames"),
+            "30 % or less",
+            reason,
+            BenchVerdict::Skipped,
+        ));
     }
     rows
 }
@@ -346,7 +352,7 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
             format!("int f{index}(int *p, int n){{int s={index};for(int i=0;i<n;i++)s+=p[i]*(i^{index});return s;}}\n")
         })
         .collect();
-    std::fs::write(place.folder.join("program.c"), functions)?;
+    std::fs::write(place.dir.join("program.c"), functions)?;
     let mut rows = Vec::new();
     for (name, words) in REAL_PROGRAMS {
         let title = format!("{name}: the same output, colored");
@@ -358,17 +364,17 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
             rows.push(BenchRow::not_shown("f", &title, NO_TIME.to_string()));
             continue;
         }
-        let folder = place.folder.display().to_string();
-        let command: Vec<String> = words.iter().map(|word| word.replace("@/", &format!("{folder}/"))).collect();
+        let dir = place.dir.display().to_string();
+        let command: Vec<String> = words.iter().map(|word| word.replace("@/", &format!("{dir}/"))).collect();
         let (mut ordinary, mut colored) = (Vec::new(), Vec::new());
         let (mut is_same, mut inside, mut max_held_pages) = (true, None, 0);
         for _ in 0..RUNS {
-            let plain_output = place.folder.join("plain.out");
+            let plain_output = place.dir.join("plain.out");
             let start = Instant::now();
             let output = std::fs::File::create(&plain_output)?;
             let status = Command::new(&command[0]).args(&command[1..]).stdin(Stdio::null()).stdout(output).status()?;
             ordinary.push(start.elapsed().as_secs_f64());
-            let out = place.folder.join("colored.out");
+            let out = place.dir.join("colored.out");
             let start = Instant::now();
             let mut program = start_colored(&command, mask, &out, &[])?;
             let code = program.wait(&place.stop, Duration::from_millis(250))?;
@@ -379,7 +385,8 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
             // From the kernel's page map if the program ran long enough, else from the agents' last counts.
             let outside = program.resident().and_then(|pages| pages.allowed_anonymous_share());
             inside = outside.or_else(|| allowed_page_share(&agents)).or(inside);
-            max_held_pages = max_held_pages.max(agents.iter().filter_map(|(_, agent)| agent.counter("max_held")).max().unwrap_or(0));
+            max_held_pages =
+                max_held_pages.max(agents.iter().filter_map(|(_, agent)| agent.counter("max_held")).max().unwrap_or(0));
         }
         let ratio = median(&colored).unwrap_or(0.0) / median(&ordinary).unwrap_or(f64::MAX);
         let measured = format!(
@@ -413,11 +420,12 @@ fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
     let command: Vec<String> = ["gzip", "-9", "-c"]
         .map(String::from)
         .into_iter()
-        .chain([place.folder.join("text.txt").display().to_string()])
+        .chain([place.dir.join("text.txt").display().to_string()])
         .collect();
     let (mut words, mut base) = (Vec::new(), None);
-    for allowed_count in
-        [colors, colors / 2, colors / 4, colors / 8, colors / 16, 1].into_iter().filter(|allowed_count| *allowed_count > 0)
+    for allowed_count in [colors, colors / 2, colors / 4, colors / 8, colors / 16, 1]
+        .into_iter()
+        .filter(|allowed_count| *allowed_count > 0)
     {
         if place.is_stopped() {
             words.push(format!("{allowed_count}: {NO_TIME}"));
@@ -426,7 +434,7 @@ fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
         let mask = if allowed_count == 64 { u64::MAX } else { (1 << allowed_count) - 1 };
         let mut durations = Vec::new();
         for _ in 0..3 {
-            let out = place.folder.join("curve.out");
+            let out = place.dir.join("curve.out");
             let mut program = start_colored(&command, mask, &out, &[])?;
             program.wait_until_ready(PATIENCE)?;
             let start = Instant::now();

@@ -85,7 +85,8 @@ pub fn bench_rows(place: &BenchHost, host_survey: &HostSurvey) -> anyhow::Result
 }
 
 fn is_complete(arms: &GangArms) -> bool {
-    let has_enough = |index: usize| arms.managed[index].rates.len() >= SAMPLES && arms.alone[index].rates.len() >= SAMPLES;
+    let has_enough =
+        |index: usize| arms.managed[index].rates.len() >= SAMPLES && arms.alone[index].rates.len() >= SAMPLES;
     has_enough(1) && (has_enough(0) || arms.managed[0].rates.len() + arms.alone[0].rates.len() < 4)
 }
 
@@ -121,7 +122,11 @@ fn rate(place: &BenchHost, actors: &[Actor], duration: Duration) -> Vec<f64> {
     let (work_before, start) = (actors.iter().map(Actor::work).collect::<Vec<_>>(), Instant::now());
     place.sleep(duration);
     let seconds = start.elapsed().as_secs_f64();
-    actors.iter().zip(work_before).map(|(actor, count_before)| actor.work().saturating_sub(count_before) as f64 / seconds).collect()
+    actors
+        .iter()
+        .zip(work_before)
+        .map(|(actor, count_before)| actor.work().saturating_sub(count_before) as f64 / seconds)
+        .collect()
 }
 
 fn open(place: &BenchHost, host_survey: &HostSurvey, actors: &[Actor]) -> anyhow::Result<LiveLoop> {
@@ -139,8 +144,8 @@ fn open(place: &BenchHost, host_survey: &HostSurvey, actors: &[Actor]) -> anyhow
     let wish = LiveRunOptions {
         config,
         rules: actors.iter().map(rule).collect(),
-        state_dir: place.folder.join("state"),
-        progress: ProgressFiles::new(Some(place.folder.join("progress"))),
+        state_dir: place.dir.join("state"),
+        progress: ProgressFiles::new(Some(place.dir.join("progress"))),
         learned_profiles: Default::default(),
         runtime: None,
         stop: place.stop.clone(),

@@ -67,7 +67,7 @@ impl LiveBench {
         let start = Instant::now();
         let total_time = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
         let mut host = host::survey_host(false)?;
-        let folder = tempfile::tempdir().context("cannot create a working directory")?;
+        let dir = tempfile::tempdir().context("cannot create a working directory")?;
         let wants = |part: BenchPart| self.only.is_empty() || self.only.contains(&part);
         let mut rows = Vec::new();
         let mut place = match two_cpus(&host.topology) {
@@ -84,9 +84,9 @@ impl LiveBench {
                 None
             }
             Ok((cpus, cache_bytes)) => {
-                let (folder, stop) = (folder.path().to_path_buf(), Arc::clone(stop));
+                let (dir, stop) = (dir.path().to_path_buf(), Arc::clone(stop));
                 let private_bytes = private_bytes(&host.topology);
-                Some(BenchHost { cpus, cache_bytes, private_bytes, folder, command, stop, deadline: start + total_time })
+                Some(BenchHost { cpus, cache_bytes, private_bytes, dir, command, stop, deadline: start + total_time })
             }
         };
         let told_bytes = place.as_ref().map_or(0, |place| place.cache_bytes);

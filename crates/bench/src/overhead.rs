@@ -34,8 +34,7 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
         "mode = \"act\"\nwindow_ms = 1000\n[policy]\nname = \"round-robin\"\n[[rules]]\npid = {}\n",
         crowd.0.id()
     );
-    std::fs::write(place.folder.join("overhead.toml"), config)
-        .context("the daemon's configuration cannot be written")?;
+    std::fs::write(place.dir.join("overhead.toml"), config).context("the daemon's configuration cannot be written")?;
     let title = format!("daemon's share of a CPU at {TASKS} tasks, 1 s windows");
     let row = |title: &str, used: Option<f64>| match used {
         None => BenchRow::not_shown("c", title, "the daemon ended".to_string()),
@@ -51,7 +50,7 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
 
 /// Share of a CPU used by an acting daemon, with a viewed dashboard if `page`; `None` if the daemon ended.
 fn share(place: &BenchHost, has_page: bool) -> anyhow::Result<Option<f64>> {
-    let socket = place.folder.join("overhead.page");
+    let socket = place.dir.join("overhead.page");
     let shown = socket.to_string_lossy();
     let with_page = ["--dashboard", &*shown];
     let daemon = BenchDaemon::start(place, "overhead", "overhead", if has_page { &with_page } else { &[] })?;
@@ -75,14 +74,14 @@ fn share(place: &BenchHost, has_page: bool) -> anyhow::Result<Option<f64>> {
 fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
     let title = format!("daemon's share of a CPU observing {TASKS} tasks: with a page that {VIEWERS} look at");
     let daemon = |name: &str, has_page: bool| {
-        let socket = place.folder.join(format!("{name}.page"));
+        let socket = place.dir.join(format!("{name}.page"));
         let socket = socket.to_string_lossy();
         let page: &[&str] = if has_page { &["--observe-only", "--dashboard", &socket] } else { &["--observe-only"] };
         BenchDaemon::start(place, "overhead", name, page)
     };
     let daemons = [daemon("plain", false)?, daemon("unseen", true)?, daemon("seen", true)?];
     daemons.iter().for_each(|daemon| daemon.wait_until_started(place));
-    let socket = place.folder.join("seen.page");
+    let socket = place.dir.join("seen.page");
     let viewers: Vec<_> = (0..VIEWERS).filter_map(|_| viewer(&socket)).collect();
     let times_before: Vec<_> = daemons.iter().map(BenchDaemon::cpu_time_ns).collect();
     let start = Instant::now();
@@ -203,7 +202,7 @@ impl SleeperGroup {
         let line =
             format!("trap 'kill -9 0' TERM; i=0; while [ $i -lt {TASKS} ]; do sleep 10000 & i=$((i+1)); done; wait");
         let mut command = Command::new("sh");
-        command.args(["-c", &line]).stdin(Stdio::null()).process_group(0).current_dir(&place.folder);
+        command.args(["-c", &line]).stdin(Stdio::null()).process_group(0).current_dir(&place.dir);
         end_with_parent(&mut command, Signal::TERM);
         Ok(SleeperGroup(command.spawn().context("sh cannot be started")?))
     }
@@ -225,11 +224,11 @@ pub struct BenchDaemon(Child);
 impl BenchDaemon {
     /// Starts a daemon with its own directory and socket, which `name` identifies.
     pub fn start(place: &BenchHost, config: &str, name: &str, extra_args: &[&str]) -> anyhow::Result<Self> {
-        let folder = &place.folder;
+        let dir = &place.dir;
         let mut command = Command::new(&place.command);
-        command.args(["--quiet", "manage", "--config"]).arg(folder.join(format!("{config}.toml")));
-        command.arg("--state-dir").arg(folder.join(format!("{name}-state"))).args(extra_args);
-        command.arg("--socket").arg(folder.join(format!("{name}.sock"))).stdin(Stdio::null());
+        command.args(["--quiet", "manage", "--config"]).arg(dir.join(format!("{config}.toml")));
+        command.arg("--state-dir").arg(dir.join(format!("{name}-state"))).args(extra_args);
+        command.arg("--socket").arg(dir.join(format!("{name}.sock"))).stdin(Stdio::null());
         end_with_parent(&mut command, Signal::TERM);
         Ok(BenchDaemon(command.spawn().context("the daemon cannot be started")?))
     }

@@ -34,13 +34,13 @@ impl Actor {
     /// It cannot be started.
     pub fn shell(place: &BenchHost, name: &str, line: &str) -> anyhow::Result<Self> {
         let mut command = Command::new("sh");
-        command.args(["-c", &format!("while :; do {line}; done >/dev/null 2>&1")]).current_dir(&place.folder);
+        command.args(["-c", &format!("while :; do {line}; done >/dev/null 2>&1")]).current_dir(&place.dir);
         Self::start(place, name, command)
     }
 
     fn start(place: &BenchHost, name: &str, mut command: Command) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt;
-        let dir = place.folder.join("progress");
+        let dir = place.dir.join("progress");
         std::fs::create_dir_all(&dir).with_context(|| format!("{}: cannot be created", dir.display()))?;
         let report = dir.join(format!("of-{name}"));
         // A new file, because an existing one may belong to another process.

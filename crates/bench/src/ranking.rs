@@ -108,9 +108,9 @@ pub fn inputs(place: &BenchHost) -> anyhow::Result<()> {
         let word = draw(limit);
         text.push_str(&format!("w{word:x}{}", if draw(12) == 0 { "\n" } else { " " }));
     }
-    std::fs::write(place.folder.join("text.txt"), text)?;
+    std::fs::write(place.dir.join("text.txt"), text)?;
     let rows: String = (0..200_000).map(|row| format!("{}\t{}\trow {row}\n", draw(1 << 31), draw(977))).collect();
-    std::fs::write(place.folder.join("numbers.txt"), rows)?;
+    std::fs::write(place.dir.join("numbers.txt"), rows)?;
     Ok(())
 }
 
@@ -119,7 +119,7 @@ pub fn inputs(place: &BenchHost) -> anyhow::Result<()> {
 /// # Errors
 /// The shipped command does not make it.
 pub fn recorded_curve(place: &BenchHost, name: &str) -> anyhow::Result<Vec<(u64, Option<f64>)>> {
-    let path = place.folder.join(format!("{name}.profile.json"));
+    let path = place.dir.join(format!("{name}.profile.json"));
     run_and_read(&place.command, &["--quiet", "profile", name, "--force", "-o", &path.to_string_lossy()])?;
     let file = ProfileFile::read(&path)?;
     let all_threads = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");

@@ -112,7 +112,8 @@ impl FromStr for SizeList {
 }
 
 fn range(low: &str, bound_and_count: &str, item: &str) -> Result<Vec<u64>, String> {
-    let problem = || format!("found '{item}', expected LO..HI:N such as 64K..64M:21, LO below HI, N from 2 to {MAX_SIZES}");
+    let problem =
+        || format!("found '{item}', expected LO..HI:N such as 64K..64M:21, LO below HI, N from 2 to {MAX_SIZES}");
     let (high, count) = bound_and_count.split_once(':').ok_or_else(problem)?;
     let (low, high) = (low.trim().parse::<ByteSize>()?.0, high.trim().parse::<ByteSize>()?.0);
     let count: usize = count.trim().parse().map_err(|_| problem())?;

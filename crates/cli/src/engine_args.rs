@@ -120,9 +120,9 @@ impl EngineArgs {
             Some(program) => program.clone(),
             None => std::env::current_exe().context("cannot find the path of this command")?,
         };
-        let folder = store.folder().to_path_buf();
+        let dir = store.path().to_path_buf();
         let command =
-            WorkerCommand { program, folder, retries: self.retries, heartbeat_timeout_s: self.heartbeat_timeout };
+            WorkerCommand { program, dir, retries: self.retries, heartbeat_timeout_s: self.heartbeat_timeout };
         let scheduler = self.scheduler.clone();
         Ok(match name {
             EngineName::Slurm if scheduler.is_some() => {
@@ -155,7 +155,7 @@ struct ProgressReporter<'a> {
 
 impl<'a> ProgressReporter<'a> {
     fn new(session: &'a Session, bar: &'a ProgressBar, is_silent: bool) -> Self {
-        ProgressReporter { session, bar, silent: is_silent, started: None, last_logged: Instant::now(), message: None }
+        ProgressReporter { session, bar, is_silent, started: None, last_logged: Instant::now(), message: None }
     }
 
     fn update(&mut self, progress: &SweepProgress) {
@@ -187,11 +187,18 @@ impl<'a> ProgressReporter<'a> {
             line.push_str(&format!(", {} failed", progress.failed));
         }
         for (task_count, label) in [(progress.running, "running"), (progress.waiting, "waiting")] {
-            line.push_str(&task_count.filter(|task_count| *task_count > 0).map_or(String::new(), |task_count| format!(", {task_count} {label}")));
+            line.push_str(
+                &task_count
+                    .filter(|task_count| *task_count > 0)
+                    .map_or(String::new(), |task_count| format!(", {task_count} {label}")),
+            );
         }
         if let Some((start, count_before)) = self.started.filter(|(_, count_before)| done_count > *count_before) {
             let task_seconds = start.elapsed().as_secs_f64() / (done_count - count_before) as f64;
-            line.push_str(&format!(", about {} left", duration_text(task_seconds * (progress.total - done_count) as f64)));
+            line.push_str(&format!(
+                ", about {} left",
+                duration_text(task_seconds * (progress.total - done_count) as f64)
+            ));
         }
         line
     }

@@ -19,10 +19,10 @@ impl OutputFile {
     /// The file exists and `force` is not set, or its directory is not writable.
     pub fn create(path: &Path, force: bool) -> anyhow::Result<Self> {
         refuse_existing(path, force)?;
-        let folder = parent_folder(path);
+        let dir = parent_dir(path);
         let file = tempfile::Builder::new()
             .prefix(".cachemate-")
-            .tempfile_in(folder)
+            .tempfile_in(dir)
             .with_context(|| format!("{}: cannot write here", path.display()))?;
         Ok(OutputFile { path: path.to_path_buf(), force, file })
     }
@@ -67,19 +67,19 @@ pub fn refuse_existing(path: &Path, force: bool) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(_) if !force => bail!("{}: the file exists; --force overwrites it", path.display()),
         Ok(metadata) if metadata.is_dir() => bail!("{}: found a directory, expected a file", path.display()),
-        _ if !parent_folder(path).is_dir() => {
+        _ if !parent_dir(path).is_dir() => {
             bail!(
                 "{}: cannot be written, because the directory {} does not exist",
                 path.display(),
-                parent_folder(path).display()
+                parent_dir(path).display()
             )
         }
         _ => Ok(()),
     }
 }
 
-fn parent_folder(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+fn parent_dir(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Writes all of `bytes` as the file.
@@ -96,10 +96,10 @@ pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> 
 ///
 /// # Errors
 /// The directory is not empty, or cannot be created.
-pub fn refuse_full(folder: &Path, force: bool) -> anyhow::Result<()> {
-    let is_full = cachemate_files::entries(folder).is_ok_and(|entries| !entries.is_empty());
+pub fn refuse_full(dir: &Path, force: bool) -> anyhow::Result<()> {
+    let is_full = cachemate_files::entries(dir).is_ok_and(|entries| !entries.is_empty());
     if is_full && !force {
-        bail!("{}: the directory is not empty; --force writes to it nevertheless", folder.display());
+        bail!("{}: the directory is not empty; --force writes to it nevertheless", dir.display());
     }
-    fs::create_dir_all(folder).with_context(|| format!("{}: cannot be created", folder.display()))
+    fs::create_dir_all(dir).with_context(|| format!("{}: cannot be created", dir.display()))
 }

@@ -86,7 +86,8 @@ pub fn goal_plan(
             let known_names = names.join(", ");
             return Err(UsageError(format!("--goal: found '{}', expected one of {known_names}", goal.program)).into());
         }
-        own_jobs.for_each(|(_, job)| job.goal = Some(Goal { max_slowdown: Some(goal.max_slowdown), ..Goal::default() }));
+        own_jobs
+            .for_each(|(_, job)| job.goal = Some(Goal { max_slowdown: Some(goal.max_slowdown), ..Goal::default() }));
     }
     let truth = PlanTruth::new(machine, &jobs)?;
     let (units, best_plan) = (truth.parts, truth.search(seed)?);

@@ -25,12 +25,12 @@ pub struct LocalJobRunner {
     /// A silent session, because many tasks run concurrently.
     session: Session,
     /// The sweep's directory, with results that other tasks need.
-    folder: PathBuf,
+    dir: PathBuf,
 }
 
 impl LocalJobRunner {
-    pub fn new(session: &Session, folder: &Path) -> Self {
-        LocalJobRunner { session: session.silent(), folder: folder.to_path_buf() }
+    pub fn new(session: &Session, dir: &Path) -> Self {
+        LocalJobRunner { session: session.silent(), dir: dir.to_path_buf() }
     }
 }
 
@@ -69,7 +69,7 @@ impl JobRunner for LocalJobRunner {
         match job {
             SweepJob::Scenario(job) => scenario(job, stop),
             SweepJob::Curve(job) => self.curve(job),
-            SweepJob::Repro { asked, run } => repro_sweep::make(&self.folder, asked, run, stop),
+            SweepJob::Repro { asked, run } => repro_sweep::make(&self.dir, asked, run, stop),
         }
     }
 }

@@ -16,7 +16,7 @@ mod goal_plan;
 mod input;
 mod interval_programs;
 mod job_runner;
-mod knowledge_folder;
+mod knowledge_dir;
 mod prediction;
 mod programs;
 mod repro_cost;

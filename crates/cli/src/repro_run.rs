@@ -65,7 +65,7 @@ impl FormArgs {
     /// CPU seconds from an empty store: the last measured value, or the declared one of full runs; `None` if neither is
     /// known.
     fn cost(&self, experiment: &Experiment, seeds: usize) -> Option<f64> {
-        let measured_cost = store::folder().and_then(|folder| folder.cost(experiment.ids, self.form()));
+        let measured_cost = store::dir().and_then(|dir| dir.cost(experiment.ids, self.form()));
         let declared = || (self.form() == "full").then(|| 3600.0 * processor_hours([experiment], seeds));
         measured_cost.map(|cost| cost.cost_of_seeds(seeds)).or_else(declared)
     }
@@ -107,7 +107,7 @@ impl CostMeter {
         let reused_seconds = store::counts().reused_cpu_seconds - self.reused_cpu_seconds;
         let cost = ExperimentCost { seeds, cpu_seconds: self.cpu_seconds() + reused_seconds };
         // If this fails, the next plan shows the declared cost.
-        let _ = store::folder().map(|folder| folder.write_cost(experiment.ids, form, cost));
+        let _ = store::dir().map(|dir| dir.write_cost(experiment.ids, form, cost));
     }
 }
 
@@ -155,7 +155,7 @@ struct PlannedExperiment {
 
 impl ReproPlan {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        use_store_dir(&self.store.clone().unwrap_or_else(crate::run_store::default_folder));
+        use_store_dir(&self.store.clone().unwrap_or_else(crate::run_store::default_dir));
         let stop = session.interrupt_flag();
         store::set_mode(StoreMode::Peek);
         let mut experiments = Vec::new();
@@ -205,7 +205,8 @@ impl CostPlan {
                 None => experiment.ids.join(", "),
                 Some(error) => format!("{} (fails: {error})", experiment.ids.join(", ")),
             };
-            let next_text = if experiment.is_complete { "complete".to_string() } else { experiment.next_runs.to_string() };
+            let next_text =
+                if experiment.is_complete { "complete".to_string() } else { experiment.next_runs.to_string() };
             table.row([
                 ids,
                 experiment.stored_runs.to_string(),
@@ -370,7 +371,7 @@ impl ReproRun {
         match outcome {
             Ok(findings) => {
                 // Runs of earlier seeds come from memory, so their cost is that of the first time.
-                let known_cost = store::folder().and_then(|folder| folder.cost(experiment.experiment.ids, self.form.form()));
+                let known_cost = store::dir().and_then(|dir| dir.cost(experiment.experiment.ids, self.form.form()));
                 if experiment.seeds == 0 || known_cost.is_none() {
                     meter.finish(&experiment.experiment, self.form.form(), seeds);
                 }

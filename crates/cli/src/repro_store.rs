@@ -9,13 +9,13 @@ use cachemate_report::text::counted_text;
 use cachemate_report::{Align, Table};
 use cachemate_repro::ReproError;
 use cachemate_repro::run_request::is_reproducible;
-use cachemate_repro::store::{MAX_FOLDER_BYTES, RunFolder, StoredEntry, read_file, remove};
+use cachemate_repro::store::{MAX_DIR_BYTES, RunDir, StoredEntry, read_file, remove};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::args::{ByteSize, JsonArg};
 use crate::exit::InterruptedError;
-use crate::run_store::default_folder;
+use crate::run_store::default_dir;
 use crate::session::Session;
 
 /// Show, check or shrink the store of simulated runs
@@ -28,7 +28,7 @@ pub struct ReproStore {
 #[derive(Subcommand)]
 enum StoreAction {
     /// Stored runs by kind, with their size and the CPU time that they cost
-    Show(StoreFolderArgs),
+    Show(StoreDirArgs),
     /// Remove the runs used least recently
     Prune(StorePrune),
     /// Check every file and repeat a sample of the runs; damaged and wrong ones are removed
@@ -36,7 +36,7 @@ enum StoreAction {
 }
 
 #[derive(Args)]
-struct StoreFolderArgs {
+struct StoreDirArgs {
     /// Directory of stored runs [default: in the user's cache]
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
@@ -50,7 +50,7 @@ struct StorePrune {
     #[arg(long, value_name = "SIZE")]
     to: ByteSize,
     #[command(flatten)]
-    folder: StoreFolderArgs,
+    dir: StoreDirArgs,
 }
 
 #[derive(Args)]
@@ -62,13 +62,14 @@ struct StoreVerify {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
-    folder: StoreFolderArgs,
+    dir: StoreDirArgs,
 }
 
 /// `cachemate repro store show --json`.
 #[derive(Serialize)]
 struct StoreContent {
-    folder: PathBuf,
+    #[serde(rename = "directory")]
+    dir: PathBuf,
     files: usize,
     bytes: u64,
     damaged: usize,
@@ -102,16 +103,16 @@ impl ReproStore {
     }
 }
 
-impl StoreFolderArgs {
-    fn open(&self) -> RunFolder {
-        RunFolder::new(&self.store.clone().unwrap_or_else(default_folder), MAX_FOLDER_BYTES)
+impl StoreDirArgs {
+    fn open(&self) -> RunDir {
+        RunDir::new(&self.store.clone().unwrap_or_else(default_dir), MAX_DIR_BYTES)
     }
 }
 
-fn show(args: &StoreFolderArgs, session: &Session) -> anyhow::Result<()> {
-    let folder = args.open();
+fn show(args: &StoreDirArgs, session: &Session) -> anyhow::Result<()> {
+    let dir = args.open();
     let (mut damaged, mut kinds): (usize, BTreeMap<String, KindContent>) = (0, BTreeMap::new());
-    let files = folder.files().context("cannot read the store")?;
+    let files = dir.files().context("cannot read the store")?;
     for file in &files {
         let Ok(Ok(entry)) = read_file(&file.path) else {
             damaged += 1;
@@ -122,7 +123,7 @@ fn show(args: &StoreFolderArgs, session: &Session) -> anyhow::Result<()> {
         kind.cpu_hours += entry.cpu_seconds / 3600.0;
     }
     let bytes = files.iter().map(|file| file.bytes).sum();
-    let content = StoreContent { folder: folder.path().to_path_buf(), files: files.len(), bytes, damaged, kinds };
+    let content = StoreContent { dir: dir.path().to_path_buf(), files: files.len(), bytes, damaged, kinds };
     session.answer(args.json.json, &content, || content.describe())
 }
 
@@ -134,29 +135,29 @@ impl StoreContent {
             let KindContent { runs, bytes, cpu_hours } = content;
             table.row([kind.clone(), runs.to_string(), (bytes >> 10).to_string(), format!("{cpu_hours:.2}")]);
         }
-        let (files, folder) = (counted_text(self.files as u64, "file"), self.folder.display());
+        let (files, dir) = (counted_text(self.files as u64, "file"), self.dir.display());
         let damaged = if self.damaged > 0 { format!(", {} damaged", self.damaged) } else { String::new() };
-        format!("{}\n{folder}: {files} of {} MiB{damaged}\n", table.text(), self.bytes >> 20)
+        format!("{}\n{dir}: {files} of {} MiB{damaged}\n", table.text(), self.bytes >> 20)
     }
 }
 
 impl StorePrune {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let (removed_files, bytes) = self.folder.open().prune(self.to.0).context("cannot prune the store")?;
+        let (removed_files, bytes) = self.dir.open().prune(self.to.0).context("cannot prune the store")?;
         #[derive(Serialize)]
         struct PrunedFiles {
             removed: u64,
             bytes: u64,
         }
         let text = || format!("removed {} of {} MiB\n", counted_text(removed_files, "file"), bytes >> 20);
-        session.answer(self.folder.json.json, &PrunedFiles { removed: removed_files, bytes }, text)
+        session.answer(self.dir.json.json, &PrunedFiles { removed: removed_files, bytes }, text)
     }
 }
 
 impl StoreVerify {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
         let (mut check, mut entries) = (StoreCheck::default(), Vec::new());
-        for file in self.folder.open().files().context("cannot read the store")? {
+        for file in self.dir.open().files().context("cannot read the store")? {
             check.files += 1;
             match read_file(&file.path)? {
                 Ok(entry) => entries.push((draw(&entry, self.seed), entry, file.path)),
@@ -188,7 +189,7 @@ impl StoreVerify {
             bar.inc(1);
         }
         bar.finish_and_clear();
-        session.answer(self.folder.json.json, &check, || check.describe())?;
+        session.answer(self.dir.json.json, &check, || check.describe())?;
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError(format!("{} runs were checked", check.made_again)).into());
         }
@@ -206,7 +207,8 @@ fn draw(entry: &StoredEntry, seed: u64) -> u64 {
 impl StoreCheck {
     fn describe(&self) -> String {
         let lines: String = self.damaged.iter().chain(&self.wrong).map(|line| format!("{line}\n")).collect();
-        let (files, remade_runs) = (counted_text(self.files as u64, "file"), counted_text(self.made_again as u64, "run"));
+        let (files, remade_runs) =
+            (counted_text(self.files as u64, "file"), counted_text(self.made_again as u64, "run"));
         let (damaged, wrong) = (self.damaged.len(), self.wrong.len());
         format!("{lines}{files} read, {damaged} damaged and removed; {remade_runs} made again, {wrong} wrong\n")
     }

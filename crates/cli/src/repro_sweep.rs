@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::run_store::{sources, use_store_dir};
 
 /// Below the sweep's directory: runs of single programs and pairs, which several tasks need.
-pub const KEPT_FOLDER: &str = "kept";
+pub const KEPT_DIR: &str = "kept";
 
 /// The request for the experiments, stored in the manifest's header.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -65,7 +65,7 @@ impl ReproRequest {
 ///
 /// # Errors
 /// There is no such run, an earlier one that it needs has no result, or it failed.
-pub fn make(folder: &Path, request_value: &Value, run: &str, stop: &AtomicBool) -> Result<JobResult, RunError> {
+pub fn make(dir: &Path, request_value: &Value, run: &str, stop: &AtomicBool) -> Result<JobResult, RunError> {
     let run_error = |message: String| RunError::Failed(message);
     let request: ReproRequest =
         serde_json::from_value(request_value.clone()).map_err(|error| run_error(error.to_string()))?;
@@ -74,15 +74,16 @@ pub fn make(folder: &Path, request_value: &Value, run: &str, stop: &AtomicBool) 
     let nth: usize = nth.parse().map_err(|_| no_such())?;
     let experiments = cachemate_repro::experiments();
     let experiment = experiments.get(nth).ok_or_else(no_such)?;
-    let store = Store::open(folder).map_err(|error| run_error(error.to_string()))?;
-    use_store_dir(&store.folder().join(KEPT_FOLDER));
+    let store = Store::open(dir).map_err(|error| run_error(error.to_string()))?;
+    use_store_dir(&store.path().join(KEPT_DIR));
     let find = request.stored_lookup(&store, nth);
     let split = Split::find_answer(name, &find).map_err(|error| run_error(error.to_string()))?;
     match (experiment.run)(&request.context(&split, stop)) {
         Err(ReproError::Interrupted) => Err(RunError::Stopped),
         Err(ReproError::Elsewhere) | Ok(_) => {
-            let answer =
-                split.into_answer().ok_or_else(|| run_error("an earlier run that it needs has no answer".to_string()))?;
+            let answer = split
+                .into_answer()
+                .ok_or_else(|| run_error("an earlier run that it needs has no answer".to_string()))?;
             Ok(JobResult { detail: Some(json!({ ANSWER: digits(&answer) })), ..JobResult::default() })
         }
         Err(error) => Err(run_error(error.to_string())),
@@ -124,7 +125,8 @@ pub struct Waves {
 impl Waves {
     /// Runs of an earlier command with the same request stay in the manifest.
     pub fn new(request: ReproRequest, experiments: &[Experiment], store: &Store) -> Self {
-        let is_same = |earlier: &Manifest| earlier.header.version == sources() && earlier.header.repro == json!(request);
+        let is_same =
+            |earlier: &Manifest| earlier.header.version == sources() && earlier.header.repro == json!(request);
         let tasks = store.manifest().ok().filter(is_same).map_or(Vec::new(), |earlier| earlier.tasks);
         let (open, findings, broken) = (places(experiments), Vec::new(), Vec::new());
         Waves { request, open, findings, broken, tasks, given_up: BTreeMap::new() }

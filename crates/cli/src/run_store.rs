@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cachemate_report::text::counted_text;
-use cachemate_repro::store::{self, MAX_FOLDER_BYTES, RunFolder};
+use cachemate_repro::store::{self, MAX_DIR_BYTES, RunDir};
 use clap::Args;
 
 use crate::session::Session;
@@ -26,7 +26,7 @@ impl RunStoreArgs {
     /// Opens the store; call it before any run.
     pub fn start(&self) {
         if !self.no_store {
-            open_store(Arc::new(RunFolder::new(&self.folder(), MAX_FOLDER_BYTES)));
+            open_store(Arc::new(RunDir::new(&self.dir(), MAX_DIR_BYTES)));
         }
     }
 
@@ -34,30 +34,30 @@ impl RunStoreArgs {
     pub fn end(&self, session: &Session) {
         let counts = store::counts();
         if counts.reused > 0 {
-            let (runs, folder) = (counted_text(counts.reused as u64, "run"), self.folder());
+            let (runs, dir) = (counted_text(counts.reused as u64, "run"), self.dir());
             let saved = counts.reused_cpu_seconds / 60.0;
-            session.note(&format!("{runs} of {saved:.1} processor minutes reused from {}", folder.display()));
+            session.note(&format!("{runs} of {saved:.1} processor minutes reused from {}", dir.display()));
         }
     }
 
-    fn folder(&self) -> PathBuf {
-        self.store.clone().unwrap_or_else(default_folder)
+    fn dir(&self) -> PathBuf {
+        self.store.clone().unwrap_or_else(default_dir)
     }
 }
 
 /// The default store of a user.
-pub fn default_folder() -> PathBuf {
+pub fn default_dir() -> PathBuf {
     paths::cache_dir().join("runs")
 }
 
 /// Stores runs in this directory from now on, and reuses the stored ones.
-pub fn use_store_dir(folder: &Path) {
-    open_store(Arc::new(RunFolder::new(folder, MAX_FOLDER_BYTES)));
+pub fn use_store_dir(dir: &Path) {
+    open_store(Arc::new(RunDir::new(dir, MAX_DIR_BYTES)));
 }
 
 /// As [`use_store_dir`], with the given size limit.
-pub fn open_store(folder: Arc<RunFolder>) {
-    store::open(folder, |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}"));
+pub fn open_store(dir: Arc<RunDir>) {
+    store::open(dir, |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}"));
 }
 
 /// The package's version, and a fingerprint of all sources that a result depends on: the same on every host that was

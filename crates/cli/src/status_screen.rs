@@ -304,7 +304,9 @@ mod tests {
         for ends in [KeyCode::Char('q').into(), KeyCode::Esc.into(), control_c] {
             assert!(!view.handle_key(ends));
         }
-        assert!(view.handle_key(KeyCode::Char('c').into()) && view.handle_key(KeyCode::Char(' ').into()) && view.is_paused);
+        assert!(
+            view.handle_key(KeyCode::Char('c').into()) && view.handle_key(KeyCode::Char(' ').into()) && view.is_paused
+        );
     }
 
     /// Does the screen report that the daemon has ended, together with the last known state?

@@ -173,7 +173,8 @@ pub fn shares(status: &DaemonStatus) -> String {
         task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
     };
     let line = |share: &cachemate_daemon::status::ShareStatus| {
-        let occupancy_text = share.occupancy_bytes.map_or(String::new(), |bytes| format!(", {} occupied", size_text(bytes)));
+        let occupancy_text =
+            share.occupancy_bytes.map_or(String::new(), |bytes| format!(", {} occupied", size_text(bytes)));
         let tasks: Vec<String> = share.tasks.iter().map(name).collect();
         let units = match (&share.ways, &share.colors) {
             (Some(ways), _) => format!("ways {ways}"),

@@ -58,7 +58,8 @@ impl TraceInput {
             true => InterruptedError("nothing was read".to_string()).into(),
             false => anyhow::Error::from(error),
         })?;
-        let count_raw = || fs::metadata(path).ok().filter(|metadata| metadata.is_file()).map(|metadata| metadata.len() / 8);
+        let count_raw =
+            || fs::metadata(path).ok().filter(|metadata| metadata.is_file()).map(|metadata| metadata.len() / 8);
         let known_records = reader.totals().map(|totals| totals.records);
         let total = known_records.or_else(|| if reader.header().source == "u64" { count_raw() } else { None });
         Ok(TraceInput {

@@ -12,20 +12,19 @@ fn failing(status: u8) -> [String; 3] {
     ["sh", "-c", &format!("echo out; echo err >&2; exit {status}")].map(str::to_string)
 }
 
-fn run_of(folder: &Path, args: &[&str], programs: &[String]) -> CommandResult {
+fn run_of(dir: &Path, args: &[&str], programs: &[String]) -> CommandResult {
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
-    run(folder, &[args, &programs[..]].concat())
+    run(dir, &[args, &programs[..]].concat())
 }
 
 /// Is the output of a recorded or profiled program unchanged byte for byte, with and without a summary?
 #[test]
 fn standard_output_is_the_programs_own() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let text: Vec<u8> = (0..20_000u32).flat_map(|at| (at % 251).to_le_bytes()).collect();
-    std::fs::write(folder.path().join("text"), text).unwrap();
+    std::fs::write(dir.path().join("text"), text).unwrap();
     let compress = ["gzip", "-n", "-c", "text"];
-    let alone =
-        std::process::Command::new(compress[0]).args(&compress[1..]).current_dir(folder.path()).output().unwrap();
+    let alone = std::process::Command::new(compress[0]).args(&compress[1..]).current_dir(dir.path()).output().unwrap();
     let commands: &[(&[&str], bool)] = &[
         (&["record", "-q", "-o", "quiet.cmt", "--"], true),
         (&["record", "-o", "said.cmt", "--"], false),
@@ -38,8 +37,8 @@ fn standard_output_is_the_programs_own() {
         (&["run", "--observe-only", "--"], false),
     ];
     for (args, silent) in commands {
-        let child = command(folder.path(), &[*args, &compress[..]].concat())
-            .env("CACHEMATE_STATE_DIR", folder.path().join("state"))
+        let child = command(dir.path(), &[*args, &compress[..]].concat())
+            .env("CACHEMATE_STATE_DIR", dir.path().join("state"))
             .stdout(Stdio::piped())
             .output()
             .unwrap();
@@ -53,14 +52,14 @@ fn standard_output_is_the_programs_own() {
 /// Do `record` and `profile` pass on a program's exit status, even if a signal ended it?
 #[test]
 fn the_exit_status_is_passed_on() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let killed = ["sh", "-c", "kill -TERM $$"].map(str::to_string);
     for (name, program, status) in [("three", failing(3), 3), ("killed", killed, 128 + 15)] {
         for (command, ending) in [("record", "cmt"), ("profile", "json")] {
             let file = format!("{name}.{ending}");
-            let output = run_of(folder.path(), &[command, "-q", "-o", &file, "--"], &program);
+            let output = run_of(dir.path(), &[command, "-q", "-o", &file, "--"], &program);
             assert_eq!(output.code, Some(status), "{command}: {}", output.err);
-            assert!(folder.path().join(&file).exists(), "{command} keeps {file}");
+            assert!(dir.path().join(&file).exists(), "{command} keeps {file}");
         }
     }
 }
@@ -68,9 +67,9 @@ fn the_exit_status_is_passed_on() {
 /// Does `run` exit with 1 and name only the program that failed?
 #[test]
 fn run_names_the_program_that_failed() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     for quiet in [&["run", "--observe-only"][..], &["run", "-q", "--observe-only"]] {
-        let outcome = run(folder.path(), &[quiet, &["--", "false", ":::", "true"]].concat());
+        let outcome = run(dir.path(), &[quiet, &["--", "false", ":::", "true"]].concat());
         assert_eq!(outcome.code, Some(1));
         assert!(outcome.err.contains("a program failed: 'false' (exit 1)\n"), "{}", outcome.err);
     }
@@ -80,15 +79,14 @@ fn run_names_the_program_that_failed() {
 /// run?
 #[test]
 fn short_programs_are_not_compared() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let compare = ["run", "--compare", "1", "--observe-only", "--json", "-o"];
     // A loop of work, because a timer would also run while the program waits for its start.
     let count = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done";
     let work = |file: &str, window: &str| {
         let args = [&compare[..], &[file, "--window-ms", window, "--", "sh", "-c", count]].concat();
-        run(folder.path(), &args).ok();
-        let answer: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(folder.path().join(file)).unwrap()).unwrap();
+        run(dir.path(), &args).ok();
+        let answer: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.path().join(file)).unwrap()).unwrap();
         answer["programs"][0].clone()
     };
     let short = work("short.json", "1000");

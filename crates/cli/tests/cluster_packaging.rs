@@ -30,9 +30,9 @@ fn an_image_is_reproducible() {
         report_unchecked("the image", "no python3");
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let build = |name: &str| {
-        let output = folder.path().join(name);
+        let output = dir.path().join(name);
         let script = packaging().join("kubernetes/image.py");
         let script_output = Command::new("python3").arg(script).arg("/bin/true").arg(&output).output().unwrap();
         assert!(script_output.status.success(), "{}", String::from_utf8_lossy(&script_output.stderr));
@@ -94,9 +94,8 @@ fn schemas_have_the_fields_that_are_read() {
 /// token?
 #[test]
 fn manifests_grant_what_the_page_states() {
-    let folder = packaging().join("kubernetes/manifests");
-    let all: Vec<Value> =
-        std::fs::read_dir(folder).unwrap().flat_map(|entry| documents(&entry.unwrap().path())).collect();
+    let dir = packaging().join("kubernetes/manifests");
+    let all: Vec<Value> = std::fs::read_dir(dir).unwrap().flat_map(|entry| documents(&entry.unwrap().path())).collect();
     let find_kind =
         |kind: &str| all.iter().find(|document| document["kind"] == kind).unwrap_or_else(|| panic!("no {kind}"));
     let daemon = &find_kind("DaemonSet")["spec"]["template"]["spec"];
@@ -142,18 +141,18 @@ fn the_chart_gives_the_manifests() {
     };
     let chart =
         serde_yaml_ng::Deserializer::from_str(&text).map(|document| Value::deserialize(document).unwrap()).collect();
-    let folder = packaging().join("kubernetes/manifests");
-    let plain = std::fs::read_dir(folder).unwrap().flat_map(|entry| documents(&entry.unwrap().path())).collect();
+    let dir = packaging().join("kubernetes/manifests");
+    let plain = std::fs::read_dir(dir).unwrap().flat_map(|entry| documents(&entry.unwrap().path())).collect();
     assert_eq!(objects(chart), objects(plain));
 }
 
 /// Do Slurm's scripts pass on known marks, and neither fail on a hostile comment nor execute it?
 #[test]
 fn scripts_of_slurm_hand_over_known_marks_only() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let script = |name: &str, job: &str, comment: &str| {
         let mut command = Command::new(packaging().join("slurm").join(name));
-        command.env("CACHEMATE_JOBS", folder.path().join("jobs")).env("SLURM_JOB_ID", job);
+        command.env("CACHEMATE_JOBS", dir.path().join("jobs")).env("SLURM_JOB_ID", job);
         let output = command.env("SLURM_JOB_COMMENT", comment).output().unwrap();
         assert!(output.status.success(), "{name} {comment}");
         String::from_utf8(output.stdout).unwrap()
@@ -177,7 +176,7 @@ fn scripts_of_slurm_hand_over_known_marks_only() {
         assert_eq!(script("task-prolog.sh", "18", ""), "", "{comment}");
     }
     script("prolog.sh", "../19", "cachemate:class=victim");
-    assert!(!folder.path().join("19").exists());
+    assert!(!dir.path().join("19").exists());
 }
 
 /// Does the submit plugin compile and check comments?
@@ -187,11 +186,11 @@ fn the_submit_plugin_checks_comments() {
     let test = "slurm = { SUCCESS = 0, ERROR = 1, log_user = function(text) io.write(text, '\\n') end }\ndofile(arg[1])\n\
         for _, comment in ipairs({ '', 'mine', 'cachemate:class=victim,profile=a.b', 'cachemate:class=king' }) do\n\
         io.write(slurm_job_submit({ comment = comment }, nil, 0), '\\n') end";
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("t.lua"), test).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("t.lua"), test).unwrap();
     let lua = ["lua5.4", "lua5.3", "lua5.1", "lua"]
         .iter()
-        .find_map(|lua| Command::new(lua).arg(folder.path().join("t.lua")).arg(&plugin).output().ok());
+        .find_map(|lua| Command::new(lua).arg(dir.path().join("t.lua")).arg(&plugin).output().ok());
     let Some(output) = lua else {
         report_unchecked("the submit plugin", "no lua");
         return;
@@ -202,13 +201,13 @@ fn the_submit_plugin_checks_comments() {
     assert!(lines[3].contains("found 'class=king', expected") && lines[4] == "1", "{lines:?}");
 }
 
-fn profiles(folder: &Path) {
-    std::fs::create_dir(folder.join("profiles")).unwrap();
+fn profiles(dir: &Path) {
+    std::fs::create_dir(dir.join("profiles")).unwrap();
     for (name, references, small, whole) in [("index", 15.0, 14.0, 0.1), ("scan", 40.0, 40.0, 40.0)] {
         let profile = serde_json::json!({ "kind": "WorkloadProfile", "metadata": { "name": name }, "spec": { "profile": {
             "baseCyclesPerInstr": 0.7, "stallCyclesPerMiss": 100, "referencesPerKiloInstr": references,
             "curve": [{ "bytes": 262144, "missesPerKiloInstr": small }, { "bytes": 3670016, "missesPerKiloInstr": whole }] } } });
-        std::fs::write(folder.join(format!("profiles/{name}.json")), profile.to_string()).unwrap();
+        std::fs::write(dir.join(format!("profiles/{name}.json")), profile.to_string()).unwrap();
     }
 }
 
@@ -222,8 +221,8 @@ const MANIFESTS: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  nam
 /// Does advice about manifests and jobs name the pair to be separated, and the settings?
 #[test]
 fn advice_about_a_cluster_names_bad_pairs() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     profiles(root);
     std::fs::write(root.join("all.yaml"), MANIFESTS).unwrap();
     let options = ["--profiles", "profiles", "-m", "xeon-x5365-4"];

@@ -12,8 +12,8 @@ use common::{command, lackey, raw, run};
 /// Does mistyped input give exit code 2 and a message, never a panic?
 #[test]
 fn mistyped_input_is_usage_and_never_a_panic() {
-    let folder = tempfile::tempdir().unwrap();
-    raw(folder.path(), "t.u64", 0..100);
+    let dir = tempfile::tempdir().unwrap();
+    raw(dir.path(), "t.u64", 0..100);
     let mistyped: &[&[&str]] = &[
         &[],
         &["mcr", "t.u64"],
@@ -44,7 +44,7 @@ fn mistyped_input_is_usage_and_never_a_panic() {
         &["record", "-o", "x.cmt", "--children", "adopt", "--", "true"],
     ];
     for args in mistyped {
-        let outcome = run(folder.path(), args);
+        let outcome = run(dir.path(), args);
         assert_eq!(outcome.code, Some(2), "{args:?}: {}", outcome.err);
         assert!(!outcome.err.is_empty() && !outcome.err.contains("panicked"), "{args:?}: {}", outcome.err);
         assert_eq!(outcome.out, "", "{args:?}");
@@ -54,10 +54,10 @@ fn mistyped_input_is_usage_and_never_a_panic() {
 /// Does an error in the input or of the host give exit code 1, with file and place?
 #[test]
 fn bad_input_is_exit_code_1_and_names_the_place() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("odd.u64"), [0u8; 12]).unwrap();
-    std::fs::write(folder.path().join("text.txt"), "what is this\n").unwrap();
-    std::fs::write(folder.path().join("bad.din"), "0 1000\n9 zz\n").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("odd.u64"), [0u8; 12]).unwrap();
+    std::fs::write(dir.path().join("text.txt"), "what is this\n").unwrap();
+    std::fs::write(dir.path().join("bad.din"), "0 1000\n9 zz\n").unwrap();
     let cases: &[(&[&str], &[&str])] = &[
         (&["mrc", "missing.cmt"], &["missing.cmt"]),
         (&["mrc", "."], &["."]),
@@ -70,7 +70,7 @@ fn bad_input_is_exit_code_1_and_names_the_place() {
         (&["plan", "gzpi", "gzip", "--machine", "xeon-x5365-4"], &["gzpi"]),
     ];
     for (args, wanted) in cases {
-        let outcome = run(folder.path(), args);
+        let outcome = run(dir.path(), args);
         assert_eq!(outcome.code, Some(1), "{args:?}: {}", outcome.err);
         for words in *wanted {
             assert!(outcome.err.contains(words), "{args:?} should say {words:?}: {}", outcome.err);
@@ -82,13 +82,13 @@ fn bad_input_is_exit_code_1_and_names_the_place() {
 /// Does an error quote the operating system only once?
 #[test]
 fn an_error_names_its_cause_once() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     for args in [
         &["mrc", "missing.cmt"][..],
         &["cachesim", "missing.din", "--size", "1M", "--ways", "16"],
         &["profile", "missing.cmt"],
     ] {
-        let outcome = run(folder.path(), args);
+        let outcome = run(dir.path(), args);
         assert_eq!((outcome.code, outcome.err.matches("No such file").count()), (Some(1), 1), "{}", outcome.err);
     }
 }
@@ -96,13 +96,13 @@ fn an_error_names_its_cause_once() {
 /// Does `mrc` find bundled recordings by name, like `plan`, and list them if the name is unknown?
 #[test]
 fn curves_of_bundled_recordings_by_name() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("t.lackey"), lackey(64, 10, 3)).unwrap();
-    std::fs::create_dir(folder.path().join("recordings")).unwrap();
-    run(folder.path(), &["convert", "t.lackey", "-o", "recordings/small.cmt"]).ok();
-    let named = run(folder.path(), &["mrc", "small", "--json"]).json();
-    assert_eq!(named["curve"], run(folder.path(), &["mrc", "t.lackey", "--json"]).json()["curve"]);
-    let unknown = run(folder.path(), &["mrc", "smal"]);
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("t.lackey"), lackey(64, 10, 3)).unwrap();
+    std::fs::create_dir(dir.path().join("recordings")).unwrap();
+    run(dir.path(), &["convert", "t.lackey", "-o", "recordings/small.cmt"]).ok();
+    let named = run(dir.path(), &["mrc", "small", "--json"]).json();
+    assert_eq!(named["curve"], run(dir.path(), &["mrc", "t.lackey", "--json"]).json()["curve"]);
+    let unknown = run(dir.path(), &["mrc", "smal"]);
     assert_eq!(unknown.code, Some(1));
     assert!(unknown.err.contains("did you mean 'small'"), "{}", unknown.err);
 }
@@ -122,10 +122,10 @@ fn the_version_is_told() {
 /// Does a reader that closes early (`| head -1`) cause no error message?
 #[test]
 fn a_broken_pipe_is_quiet() {
-    let folder = tempfile::tempdir().unwrap();
-    raw(folder.path(), "t.u64", (0..200_000).map(|at| at * 64));
+    let dir = tempfile::tempdir().unwrap();
+    raw(dir.path(), "t.u64", (0..200_000).map(|at| at * 64));
     let args = ["mrc", "t.u64", "--json", "--sizes", "64..1G:5000"];
-    let mut child = command(folder.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command(dir.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let mut err = String::new();
     child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
@@ -136,36 +136,36 @@ fn a_broken_pipe_is_quiet() {
 /// Are existing files safe without --force, and does a failed command leave nothing behind?
 #[test]
 fn existing_files_need_force() {
-    let folder = tempfile::tempdir().unwrap();
-    raw(folder.path(), "t.u64", 0..1000);
-    std::fs::write(folder.path().join("keep.cmt"), "precious").unwrap();
-    std::fs::write(folder.path().join("keep.txt"), "precious").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    raw(dir.path(), "t.u64", 0..1000);
+    std::fs::write(dir.path().join("keep.cmt"), "precious").unwrap();
+    std::fs::write(dir.path().join("keep.txt"), "precious").unwrap();
     for args in [&["convert", "t.u64", "-o", "keep.cmt"][..], &["mrc", "t.u64", "--histogram", "keep.txt"]] {
-        let outcome = run(folder.path(), args);
+        let outcome = run(dir.path(), args);
         assert_eq!(outcome.code, Some(1));
         assert!(outcome.err.contains("--force"), "{}", outcome.err);
     }
-    assert_eq!(std::fs::read_to_string(folder.path().join("keep.cmt")).unwrap(), "precious");
-    assert_eq!(std::fs::read_to_string(folder.path().join("keep.txt")).unwrap(), "precious");
-    std::fs::write(folder.path().join("odd.u64"), [0u8; 12]).unwrap();
-    assert_eq!(run(folder.path(), &["convert", "odd.u64", "-o", "new.cmt"]).code, Some(1));
-    assert!(!folder.path().join("new.cmt").exists());
-    run(folder.path(), &["convert", "t.u64", "-o", "keep.cmt", "--force"]).ok();
-    run(folder.path(), &["mrc", "keep.cmt", "--json"]).json();
-    let entries: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(std::fs::read_to_string(dir.path().join("keep.cmt")).unwrap(), "precious");
+    assert_eq!(std::fs::read_to_string(dir.path().join("keep.txt")).unwrap(), "precious");
+    std::fs::write(dir.path().join("odd.u64"), [0u8; 12]).unwrap();
+    assert_eq!(run(dir.path(), &["convert", "odd.u64", "-o", "new.cmt"]).code, Some(1));
+    assert!(!dir.path().join("new.cmt").exists());
+    run(dir.path(), &["convert", "t.u64", "-o", "keep.cmt", "--force"]).ok();
+    run(dir.path(), &["mrc", "keep.cmt", "--json"]).json();
+    let entries: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(entries.len(), 4, "{entries:?}");
 }
 
 /// Does a trace survive conversion through standard input with its instruction counts?
 #[test]
 fn a_trace_from_standard_input_keeps_its_counts() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("t.lackey"), lackey(64, 10, 3)).unwrap();
-    let input = std::fs::File::open(folder.path().join("t.lackey")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("t.lackey"), lackey(64, 10, 3)).unwrap();
+    let input = std::fs::File::open(dir.path().join("t.lackey")).unwrap();
     let args = ["convert", "-", "--format", "lackey", "-o", "t.cmt"];
-    assert!(command(folder.path(), &args).stdin(input).status().unwrap().success());
-    let from_text = run(folder.path(), &["mrc", "t.lackey", "--json", "--sizes", "2K,4K,8K"]).json();
-    let from_cmt = run(folder.path(), &["mrc", "t.cmt", "--json", "--sizes", "2K,4K,8K"]).json();
+    assert!(command(dir.path(), &args).stdin(input).status().unwrap().success());
+    let from_text = run(dir.path(), &["mrc", "t.lackey", "--json", "--sizes", "2K,4K,8K"]).json();
+    let from_cmt = run(dir.path(), &["mrc", "t.cmt", "--json", "--sizes", "2K,4K,8K"]).json();
     assert_eq!(from_text["curve"], from_cmt["curve"]);
     assert_eq!(from_cmt["accesses"], 640);
     assert_eq!(from_cmt["cold"], 64);
@@ -177,38 +177,38 @@ fn a_trace_from_standard_input_keeps_its_counts() {
 /// Are help, version, completions and manual pages printed completely?
 #[test]
 fn help_completions_and_manual_pages() {
-    let folder = tempfile::tempdir().unwrap();
-    let help = run(folder.path(), &["--help"]).ok().out;
+    let dir = tempfile::tempdir().unwrap();
+    let help = run(dir.path(), &["--help"]).ok().out;
     for command in ["record", "convert", "mrc", "cachesim", "profile", "topology", "predict", "plan", "report"] {
         assert!(help.contains(&format!("  {command}")), "{command} in {help}");
-        assert!(run(folder.path(), &[command, "--help"]).ok().out.contains("Usage"));
+        assert!(run(dir.path(), &[command, "--help"]).ok().out.contains("Usage"));
     }
-    assert!(run(folder.path(), &["--version"]).ok().out.starts_with("cachemate "));
+    assert!(run(dir.path(), &["--version"]).ok().out.starts_with("cachemate "));
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let script = run(folder.path(), &["completions", shell]).ok().out;
+        let script = run(dir.path(), &["completions", shell]).ok().out;
         assert!(script.contains("cachemate"), "{shell}");
         // The generators for the other shells do not complete values of options.
         if matches!(shell, "bash" | "zsh" | "fish") {
             assert!(script.contains("xeon-x5365-4") && script.contains("intensity-gangs"), "{shell}");
         }
     }
-    assert!(run(folder.path(), &["man"]).ok().out.contains(".TH"));
-    run(folder.path(), &["man", "--dir", "man/man1"]).ok();
-    let page = std::fs::read_to_string(folder.path().join("man/man1/cachemate-mrc.1")).unwrap();
+    assert!(run(dir.path(), &["man"]).ok().out.contains(".TH"));
+    run(dir.path(), &["man", "--dir", "man/man1"]).ok();
+    let page = std::fs::read_to_string(dir.path().join("man/man1/cachemate-mrc.1")).unwrap();
     assert!(page.contains("cachemate\\-mrc") && page.contains("\\-\\-sizes"), "{page}");
 }
 
 /// Is the curve the same with one thread and with several, also for each thread of a program separately?
 #[test]
 fn threads_do_not_change_the_curve() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let addresses = (0..300_000u64).map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44 & !7);
-    raw(folder.path(), "t.u64", addresses);
-    let with = |threads: &str| run(folder.path(), &["mrc", "t.u64", "--json", "--threads", threads]).json();
+    raw(dir.path(), "t.u64", addresses);
+    let with = |threads: &str| run(dir.path(), &["mrc", "t.u64", "--json", "--threads", threads]).json();
     let single = with("1");
     assert!(single["curve"].as_array().unwrap().len() > 20);
     assert_eq!((&single, &single), (&with("2"), &with("3")));
-    let per = run(folder.path(), &["mrc", "t.u64", "--json", "--by", "thread"]).json();
+    let per = run(dir.path(), &["mrc", "t.u64", "--json", "--by", "thread"]).json();
     assert_eq!(per["curve"], single["curve"]);
     assert_eq!(per["parts"][0]["curve"], single["curve"]);
 }
@@ -217,21 +217,21 @@ fn threads_do_not_change_the_curve() {
 /// request?
 #[test]
 fn a_truncated_bundled_recording_is_named() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let recordings = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recordings");
-    std::fs::create_dir(folder.path().join("recordings")).unwrap();
-    std::fs::copy(recordings.join("xz.cmt"), folder.path().join("recordings/xz.cmt")).unwrap();
+    std::fs::create_dir(dir.path().join("recordings")).unwrap();
+    std::fs::copy(recordings.join("xz.cmt"), dir.path().join("recordings/xz.cmt")).unwrap();
     let content = std::fs::read(recordings.join("gzip.cmt")).unwrap();
-    std::fs::write(folder.path().join("recordings/gzip.cmt"), &content[..content.len() / 2]).unwrap();
+    std::fs::write(dir.path().join("recordings/gzip.cmt"), &content[..content.len() / 2]).unwrap();
     let machine = ["-m", "xeon-x5365-4"];
     for args in [&["predict", "xz", "gzip"][..], &["plan", "xz", "gzip"], &["profile", "gzip", "--json"]] {
         let args = [args, if args[0] == "profile" { &[] } else { &machine[..] }].concat();
-        let outcome = run(folder.path(), &args);
+        let outcome = run(dir.path(), &args);
         assert_eq!(outcome.code, Some(1), "{args:?}: {}", outcome.err);
         assert!(outcome.err.contains("gzip.cmt") && outcome.err.contains("block"), "{args:?}: {}", outcome.err);
         assert!(outcome.out.is_empty() && !outcome.err.contains("panicked"), "{args:?}: {}", outcome.out);
     }
-    let salvaged = run(folder.path(), &["mrc", "recordings/gzip.cmt", "--salvage", "--json"]);
+    let salvaged = run(dir.path(), &["mrc", "recordings/gzip.cmt", "--salvage", "--json"]);
     assert_eq!(salvaged.code, Some(0), "{}", salvaged.err);
     assert!(salvaged.err.contains("records before it are used"), "{}", salvaged.err);
 }
@@ -239,9 +239,9 @@ fn a_truncated_bundled_recording_is_named() {
 /// Is a noun after the number 1 in the singular?
 #[test]
 fn one_is_singular() {
-    let folder = tempfile::tempdir().unwrap();
-    let words = run(folder.path(), &["topology", "-m", "xeon-x5365-4"]).ok().out;
+    let dir = tempfile::tempdir().unwrap();
+    let words = run(dir.path(), &["topology", "-m", "xeon-x5365-4"]).ok().out;
     assert!(words.contains(", 1 package, 1 memory node\n"), "{words}");
-    let words = run(folder.path(), &["topology", "-m", "opteron-2350"]).ok().out;
+    let words = run(dir.path(), &["topology", "-m", "opteron-2350"]).ok().out;
     assert!(words.contains(", 2 packages, 2 memory nodes\n"), "{words}");
 }

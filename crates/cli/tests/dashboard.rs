@@ -27,14 +27,14 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::fr
 struct PageFixture {
     daemon: ChildGuard,
     programs: Vec<ChildGuard>,
-    _folder: tempfile::TempDir,
+    _dir: tempfile::TempDir,
     /// The address of the page, as the daemon prints it.
     at: String,
 }
 
 impl PageFixture {
     fn start(address: &str, more: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let mut config = "window_ms = 100\n".to_string();
         let mut programs = Vec::new();
         for name in HOSTILE {
@@ -45,13 +45,13 @@ impl PageFixture {
             programs.push(ChildGuard(bash.spawn().unwrap()));
             config.push_str(&format!("[[rules]]\npid = {}\n", programs.last().unwrap().pid()));
         }
-        std::fs::write(folder.path().join("c.toml"), config).unwrap();
+        std::fs::write(dir.path().join("c.toml"), config).unwrap();
         let args =
             ["manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock", "--dashboard", address];
-        let mut started = command(folder.path(), &[&args[..], more].concat());
+        let mut started = command(dir.path(), &[&args[..], more].concat());
         let mut daemon = ChildGuard(started.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
         let at = said_at(&mut daemon.0);
-        PageFixture { daemon, programs, _folder: folder, at }
+        PageFixture { daemon, programs, _dir: dir, at }
     }
 
     fn address(&self) -> &str {
@@ -135,8 +135,8 @@ fn a_browser_follows_a_daemon() {
 /// Is a page on a socket accessible only to its owner, and one without a token open to all users of this host?
 #[test]
 fn a_page_on_a_socket_is_its_owners() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("page.sock");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("page.sock");
     let shown = PageFixture::start(path.to_str().unwrap(), &["--observe-only"]);
     assert_eq!(shown.at, format!("socket {}", path.display()));
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -150,36 +150,36 @@ fn a_page_on_a_socket_is_its_owners() {
 /// Is a page that cannot be served rejected with the place, before anything starts?
 #[test]
 fn a_page_that_cannot_be_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("c.toml"), "").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("c.toml"), "").unwrap();
     let manage = |page: &str| {
         run(
-            folder.path(),
+            dir.path(),
             &["manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock", "--dashboard", page],
         )
     };
     let output = manage("0.0.0.0:0");
     assert_eq!(output.code, Some(1));
     assert!(output.err.contains("0.0.0.0:0") && output.err.contains("expected a loopback address"), "{}", output.err);
-    assert_eq!(run(folder.path(), &["manage", "--dashboard-no-auth"]).code, Some(2));
-    assert_eq!(run(folder.path(), &["manage", "--check", "--dashboard", "127.0.0.1:0"]).code, Some(2));
+    assert_eq!(run(dir.path(), &["manage", "--dashboard-no-auth"]).code, Some(2));
+    assert_eq!(run(dir.path(), &["manage", "--check", "--dashboard", "127.0.0.1:0"]).code, Some(2));
 }
 
 /// Does the daemon manage the host although other users have its ports, and does `status` report what is missing?
 #[test]
 fn taken_ports_do_not_keep_the_daemon_from_starting() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let ports = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     let [metrics, page] = ports.each_ref().map(|port| port.local_addr().unwrap().to_string());
     let config = format!("window_ms = 100\nmetrics_address = \"{metrics}\"\n[[rules]]\npid = {}\n", std::process::id());
-    std::fs::write(folder.path().join("c.toml"), config).unwrap();
+    std::fs::write(dir.path().join("c.toml"), config).unwrap();
     let args = ["manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock", "--observe-only"];
-    let mut started = command(folder.path(), &[&args[..], &["--dashboard", &page]].concat());
+    let mut started = command(dir.path(), &[&args[..], &["--dashboard", &page]].concat());
     let _daemon = ChildGuard(started.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
-    let status = status_when(folder.path(), "windows", PATIENCE, |status| status["windows"].as_u64() > Some(2));
+    let status = status_when(dir.path(), "windows", PATIENCE, |status| status["windows"].as_u64() > Some(2));
     let unavailable = status["unavailable"].to_string();
     assert!(unavailable.contains(&metrics) && unavailable.contains(&page), "{unavailable}");
-    let text = run(folder.path(), &["status", "--socket", "s.sock"]).ok().out;
+    let text = run(dir.path(), &["status", "--socket", "s.sock"]).ok().out;
     assert!(text.contains(&format!("no metrics: {metrics}")) && text.contains("no dashboard"), "{text}");
 }
 
@@ -187,17 +187,17 @@ fn taken_ports_do_not_keep_the_daemon_from_starting() {
 fn recorded() -> tempfile::TempDir {
     static RUN: OnceLock<tempfile::TempDir> = OnceLock::new();
     let once = RUN.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let mut scenario = "name = \"four\"\ndescription = \"\"\nmachine = \"xeon-x5365-4\"\nseed = 3\nscale = 100\n\
                             length = { cycles = 40_000_000 }\npolicy = { name = \"dio\" }\n"
             .to_string();
         for program in ["mcf-2006", "libquantum", "povray", "gamess"] {
             scenario.push_str(&format!("[[programs]]\nprogram = \"{program}\"\n"));
         }
-        std::fs::write(folder.path().join("s.toml"), scenario).unwrap();
-        let answer = run(folder.path(), &["sim", "s.toml", "-o", "run.jsonl.zst", "--json"]).ok();
-        std::fs::write(folder.path().join("truth.json"), answer.out).unwrap();
-        folder
+        std::fs::write(dir.path().join("s.toml"), scenario).unwrap();
+        let answer = run(dir.path(), &["sim", "s.toml", "-o", "run.jsonl.zst", "--json"]).ok();
+        std::fs::write(dir.path().join("truth.json"), answer.out).unwrap();
+        dir
     });
     let copy = tempfile::tempdir().unwrap();
     for file in ["s.toml", "run.jsonl.zst", "truth.json"] {
@@ -215,26 +215,26 @@ fn head(page: &str) -> Value {
 /// play back in a browser?
 #[test]
 fn a_recording_becomes_a_page() {
-    let folder = recorded();
+    let dir = recorded();
     let args = ["dashboard", "run.jsonl.zst", "--truth", "truth.json", "-o", "run.html"];
-    let message = run(folder.path(), &args).ok().out;
-    let page = std::fs::read_to_string(folder.path().join("run.html")).unwrap();
+    let message = run(dir.path(), &args).ok().out;
+    let page = std::fs::read_to_string(dir.path().join("run.html")).unwrap();
     let windows = page_windows(&page);
     let count = windows.as_array().unwrap().len();
     assert!(count >= 2 && message.contains(&format!("{count} windows")), "{message}");
-    let replayed = run(folder.path(), &["replay", "run.jsonl.zst", "--json"]).json();
+    let replayed = run(dir.path(), &["replay", "run.jsonl.zst", "--json"]).json();
     assert_eq!(replayed["windows"], json!(count), "as many as a replay finds");
     let head = head(&page);
     assert_eq!((&head["policy"], &head["source"]), (&json!("dio"), &json!("run.jsonl.zst")));
     assert_eq!(head["truth"]["programs"].as_array().unwrap().len(), 4);
     assert!(head["truth"]["evicted"].as_array().unwrap().iter().any(|row| row[2].as_u64() > Some(0)), "{head}");
-    assert_eq!(run(folder.path(), &args).code, Some(1), "not over a file that exists");
-    run(folder.path(), &[&args[..], &["--force"]].concat()).ok();
+    assert_eq!(run(dir.path(), &args).code, Some(1), "not over a file that exists");
+    run(dir.path(), &[&args[..], &["--force"]].concat()).ok();
     let Some(mut browser) = Browser::start() else {
         report_unchecked("playback in a browser", "no Chromium");
         return;
     };
-    browser.open(&format!("file://{}", folder.path().join("run.html").display()));
+    browser.open(&format!("file://{}", dir.path().join("run.html").display()));
     browser.until("window.cachemate && cachemate.store.windows.length");
     assert_eq!(browser.eval("cachemate.store.windows.length"), json!(count));
     assert_eq!(
@@ -252,46 +252,46 @@ fn a_recording_becomes_a_page() {
 /// refused by the name that it expects?
 #[test]
 fn an_interval_run_has_its_truth() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let mut scenario = "name = \"two\"\nmachine = \"xeon-x5365-4\"\nsimulator = \"interval\"\nseed = 3\n\
                         length = { ns = 2_000_000_000 }\npolicy = { name = \"dio\" }\n"
         .to_string();
     for program in ["mcf-2006", "povray"] {
         scenario.push_str(&format!("[[programs]]\nprogram = \"{program}\"\n"));
     }
-    std::fs::write(folder.path().join("s.toml"), &scenario).unwrap();
-    let answer = run(folder.path(), &["sim", "s.toml", "-o", "run.jsonl", "--json"]).ok().out;
-    std::fs::write(folder.path().join("truth.json"), &answer).unwrap();
-    std::fs::write(folder.path().join("other.json"), answer.replace("povray", "gamess")).unwrap();
-    run(folder.path(), &["dashboard", "run.jsonl", "--truth", "truth.json", "-o", "run.html"]).ok();
-    let head = head(&std::fs::read_to_string(folder.path().join("run.html")).unwrap());
+    std::fs::write(dir.path().join("s.toml"), &scenario).unwrap();
+    let answer = run(dir.path(), &["sim", "s.toml", "-o", "run.jsonl", "--json"]).ok().out;
+    std::fs::write(dir.path().join("truth.json"), &answer).unwrap();
+    std::fs::write(dir.path().join("other.json"), answer.replace("povray", "gamess")).unwrap();
+    run(dir.path(), &["dashboard", "run.jsonl", "--truth", "truth.json", "-o", "run.html"]).ok();
+    let head = head(&std::fs::read_to_string(dir.path().join("run.html")).unwrap());
     let programs = head["truth"]["programs"].as_array().unwrap();
     assert!(programs.len() == 2 && programs[0]["mpki"].as_f64() > programs[1]["mpki"].as_f64(), "{head}");
-    let outcome = run(folder.path(), &["dashboard", "run.jsonl", "--truth", "other.json", "-o", "x.html"]);
+    let outcome = run(dir.path(), &["dashboard", "run.jsonl", "--truth", "other.json", "-o", "x.html"]);
     assert!(outcome.code == Some(1) && outcome.err.contains("found 'gamess', expected 'povray'"), "{}", outcome.err);
 }
 
 /// Is a file that is not a recording rejected with the place, and a truncated one shown up to its end?
 #[test]
 fn a_broken_recording_is_told() {
-    let folder = recorded();
-    std::fs::write(folder.path().join("no.jsonl"), "{}\n").unwrap();
-    let outcome = run(folder.path(), &["dashboard", "no.jsonl", "-o", "no.html"]);
+    let dir = recorded();
+    std::fs::write(dir.path().join("no.jsonl"), "{}\n").unwrap();
+    let outcome = run(dir.path(), &["dashboard", "no.jsonl", "-o", "no.html"]);
     assert!(
         outcome.code == Some(1) && outcome.err.contains("no.jsonl") && outcome.err.contains("line 1"),
         "{}",
         outcome.err
     );
-    assert!(!folder.path().join("no.html").exists());
-    let outcome = run(folder.path(), &["dashboard", "run.jsonl.zst", "--truth", "s.toml", "-o", "x.html"]);
+    assert!(!dir.path().join("no.html").exists());
+    let outcome = run(dir.path(), &["dashboard", "run.jsonl.zst", "--truth", "s.toml", "-o", "x.html"]);
     assert!(
         outcome.code == Some(1) && outcome.err.contains("s.toml") && outcome.err.contains("sim --json"),
         "{}",
         outcome.err
     );
-    let content = std::fs::read(folder.path().join("run.jsonl.zst")).unwrap();
-    std::fs::write(folder.path().join("cut.jsonl.zst"), &content[..content.len() - 9]).unwrap();
-    run(folder.path(), &["dashboard", "cut.jsonl.zst", "-o", "cut.html"]).ok();
-    let page = std::fs::read_to_string(folder.path().join("cut.html")).unwrap();
+    let content = std::fs::read(dir.path().join("run.jsonl.zst")).unwrap();
+    std::fs::write(dir.path().join("cut.jsonl.zst"), &content[..content.len() - 9]).unwrap();
+    run(dir.path(), &["dashboard", "cut.jsonl.zst", "-o", "cut.html"]).ok();
+    let page = std::fs::read_to_string(dir.path().join("cut.html")).unwrap();
     assert!(head(&page)["cut_off"].as_str().unwrap().contains("cut.jsonl.zst"));
 }

@@ -15,9 +15,9 @@ use managed::{TestDaemon, TestPrograms, journal_gone, kill, signals, within};
 
 const RESTORE: [&str; 3] = ["restore", "--state-dir", "state"];
 
-fn configured(folder: &Path) -> TestPrograms {
+fn configured(dir: &Path) -> TestPrograms {
     let programs = TestPrograms::start();
-    std::fs::write(folder.join("c.toml"), acting("shake", 10, &programs.parent.id().to_string())).unwrap();
+    std::fs::write(dir.join("c.toml"), acting("shake", 10, &programs.parent.id().to_string())).unwrap();
     programs
 }
 
@@ -46,32 +46,32 @@ const TMPFS: [&str; 5] = ["-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs"];
 /// If the disk of the journal fills up while a daemon acts, and the daemon is then killed: is everything restored?
 #[test]
 fn a_full_disk_keeps_nobody_from_being_put_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(_disk) = TestMount::on(folder.path().join("state"), &TMPFS) else {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(_disk) = TestMount::on(dir.path().join("state"), &TMPFS) else {
         println!("not shown here: a full disk (no right to mount)");
         return;
     };
-    let programs = configured(folder.path());
+    let programs = configured(dir.path());
     let states_before = programs.states();
-    let mut daemon = TestDaemon::start(folder.path(), false);
+    let mut daemon = TestDaemon::start(dir.path(), false);
     daemon.acts();
-    let fill = std::fs::write(folder.path().join("state/fill"), vec![0u8; 1 << 20]);
+    let fill = std::fs::write(dir.path().join("state/fill"), vec![0u8; 1 << 20]);
     assert!(fill.is_err(), "the disk is full");
     std::thread::sleep(Duration::from_millis(300));
     kill(daemon.child.id() as i32, signals::KILL);
     daemon.child.wait().unwrap();
-    assert!(journal_gone(folder.path()), "the guardian did not finish");
+    assert!(journal_gone(dir.path()), "the guardian did not finish");
     assert_eq!(programs.states(), states_before);
     // A daemon that starts while the disk is still full changes nothing, and acts once there is space.
-    let mut next = TestDaemon::start(folder.path(), false);
+    let mut next = TestDaemon::start(dir.path(), false);
     std::thread::sleep(Duration::from_millis(300));
-    if !folder.path().join("state/restore.journal").exists() {
+    if !dir.path().join("state/restore.journal").exists() {
         assert_eq!(programs.states(), states_before, "nothing is changed without a journal");
     }
-    std::fs::remove_file(folder.path().join("state/fill")).unwrap();
+    std::fs::remove_file(dir.path().join("state/fill")).unwrap();
     next.acts();
     next.end();
-    assert!(journal_gone(folder.path()));
+    assert!(journal_gone(dir.path()));
     assert_eq!(programs.states(), states_before);
 }
 
@@ -79,15 +79,15 @@ fn a_full_disk_keeps_nobody_from_being_put_back() {
 /// restored?
 #[test]
 fn a_read_only_disk_keeps_nobody_from_being_put_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let state = folder.path().join("state");
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("state");
     let Some(_disk) = TestMount::on(state.clone(), &TMPFS) else {
         println!("not shown here: a read-only disk (no right to mount)");
         return;
     };
-    let programs = configured(folder.path());
+    let programs = configured(dir.path());
     let states_before = programs.states();
-    let mut daemon = TestDaemon::start(folder.path(), false);
+    let mut daemon = TestDaemon::start(dir.path(), false);
     daemon.acts();
     // The journal is open for writing, so its mount cannot be made read-only; another mount over it can.
     let state_text = state.display().to_string();
@@ -99,7 +99,7 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     let gone = || !Path::new(&format!("/proc/{guardian}")).exists();
     assert!(within(Duration::from_secs(20), gone), "the guardian did not finish");
     assert_eq!(programs.states(), states_before);
-    let outcome = run(folder.path(), &RESTORE);
+    let outcome = run(dir.path(), &RESTORE);
     assert!(
         outcome.code == Some(1) && outcome.out.contains("the journal could not be removed"),
         "{}{}",
@@ -107,7 +107,7 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
         outcome.err
     );
     assert!(Command::new("umount").arg(&state).status().is_ok_and(|status| status.success()), "writable again");
-    run(folder.path(), &RESTORE).ok();
+    run(dir.path(), &RESTORE).ok();
     assert_eq!(programs.states(), states_before);
 }
 
@@ -141,10 +141,10 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
         report_unchecked("a guardian outside the daemon's control group", "no cgroup v2, or no right to it");
         return;
     };
-    let folder = tempfile::tempdir().unwrap();
-    let programs = configured(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let programs = configured(dir.path());
     let states_before = programs.states();
-    let mut usual = command(folder.path(), &MANAGE);
+    let mut usual = command(dir.path(), &MANAGE);
     let procs = group.0.join("cgroup.procs");
     // In the group from its first instruction on. SAFETY: one write(2) to a file that is already open; no memory is
     // allocated.
@@ -153,12 +153,12 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
         usual.pre_exec(move || std::io::Write::write_all(&mut &file, b"0"));
     }
     let child = usual.stdout(Stdio::null()).spawn().unwrap();
-    let mut daemon = TestDaemon { child, state: folder.path().join("state") };
+    let mut daemon = TestDaemon { child, state: dir.path().join("state") };
     daemon.acts();
     let guardian = daemon.guardian().unwrap();
     let apart = || std::fs::read_to_string(&procs).unwrap().lines().all(|pid| pid != guardian.to_string());
     assert!(within(Duration::from_secs(10), apart), "the guardian is in the daemon's group");
-    let status = || run(folder.path(), &["status", "--json", "--socket", "s.sock"]);
+    let status = || run(dir.path(), &["status", "--json", "--socket", "s.sock"]);
     assert!(
         within(Duration::from_secs(30), || status().out.contains("\"guardian_isolated\": true")),
         "{}",
@@ -167,7 +167,7 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     std::thread::sleep(Duration::from_millis(150));
     std::fs::write(group.0.join("cgroup.kill"), "1").unwrap();
     daemon.child.wait().unwrap();
-    assert!(journal_gone(folder.path()), "the guardian did not finish");
+    assert!(journal_gone(dir.path()), "the guardian did not finish");
     assert_eq!(programs.states(), states_before);
     let own = group.0.with_file_name(format!("{}{guardian}", cachemate_linux::safety::guardian::cgroup::PREFIX));
     assert!(within(Duration::from_secs(20), || !own.exists()), "{} stays", own.display());
@@ -180,10 +180,10 @@ fn the_end_of_a_control_group_is_put_right_by_reset() {
         println!("not shown here: cgroup.kill (no cgroup v2, or no right to it)");
         return;
     };
-    let folder = tempfile::tempdir().unwrap();
-    let programs = configured(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let programs = configured(dir.path());
     let states_before = programs.states();
-    let mut daemon = TestDaemon::start(folder.path(), false);
+    let mut daemon = TestDaemon::start(dir.path(), false);
     std::fs::write(group.0.join("cgroup.procs"), daemon.child.id().to_string()).unwrap();
     daemon.acts();
     // If it acted before it was moved, the guardian is in another group.
@@ -192,9 +192,9 @@ fn the_end_of_a_control_group_is_put_right_by_reset() {
     std::thread::sleep(Duration::from_millis(150));
     std::fs::write(group.0.join("cgroup.kill"), "1").unwrap();
     daemon.child.wait().unwrap();
-    assert!(folder.path().join("state/restore.journal").exists(), "nobody was left to put anything back");
-    run(folder.path(), &RESTORE).ok();
-    assert!(journal_gone(folder.path()));
+    assert!(dir.path().join("state/restore.journal").exists(), "nobody was left to put anything back");
+    run(dir.path(), &RESTORE).ok();
+    assert!(journal_gone(dir.path()));
     assert_eq!(programs.states(), states_before);
 }
 
@@ -202,10 +202,10 @@ fn the_end_of_a_control_group_is_put_right_by_reset() {
 /// guardian, which runs the old file, restore the host, and does the new file continue from there?
 #[test]
 fn an_upgrade_while_a_journal_is_in_force() {
-    let folder = tempfile::tempdir().unwrap();
-    let installed = folder.path().join("cachemate");
+    let dir = tempfile::tempdir().unwrap();
+    let installed = dir.path().join("cachemate");
     let install = || {
-        let beside = folder.path().join("cachemate.new");
+        let beside = dir.path().join("cachemate.new");
         // Copied by another process, because a file that this one has open for writing cannot be executed while a child
         // forked by another test exists.
         let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_cachemate")).arg(&beside).status().unwrap();
@@ -213,14 +213,14 @@ fn an_upgrade_while_a_journal_is_in_force() {
         std::fs::rename(&beside, &installed).unwrap();
     };
     install();
-    let programs = configured(folder.path());
+    let programs = configured(dir.path());
     let states_before = programs.states();
     let start = || {
-        let usual = command(folder.path(), &MANAGE);
+        let usual = command(dir.path(), &MANAGE);
         let mut own = Command::new(&installed);
-        own.args(usual.get_args()).current_dir(folder.path()).env("CACHEMATE_LOCK_DIR", folder.path());
+        own.args(usual.get_args()).current_dir(dir.path()).env("CACHEMATE_LOCK_DIR", dir.path());
         own.stdin(Stdio::null()).stdout(Stdio::null());
-        TestDaemon { child: own.spawn().unwrap(), state: folder.path().join("state") }
+        TestDaemon { child: own.spawn().unwrap(), state: dir.path().join("state") }
     };
     for with_guardian in [true, false] {
         let mut daemon = start();
@@ -237,7 +237,7 @@ fn an_upgrade_while_a_journal_is_in_force() {
             next.acts();
             next.end();
         }
-        assert!(journal_gone(folder.path()), "a guardian of the file before: {with_guardian}");
+        assert!(journal_gone(dir.path()), "a guardian of the file before: {with_guardian}");
         assert_eq!(programs.states(), states_before);
     }
 }

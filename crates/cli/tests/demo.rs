@@ -14,39 +14,39 @@ const TOOLS: [&str; 17] = [
 
 fn in_path(tool: &str) -> PathBuf {
     let path = std::env::var_os("PATH").expect("a PATH");
-    let mut candidates = std::env::split_paths(&path).map(|folder| folder.join(tool));
+    let mut candidates = std::env::split_paths(&path).map(|dir| dir.join(tool));
     candidates.find(|file| file.metadata().is_ok_and(|m| m.permissions().mode() & 0o111 != 0)).expect(tool)
 }
 
 /// A copy of the part of the project's directory that the demo uses, with a name as users choose it.
-fn project(folder: &Path) -> PathBuf {
+fn project(dir: &Path) -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
-    let copy = folder.join("my dir/cachemate");
+    let copy = dir.join("my dir/cachemate");
     std::fs::create_dir_all(copy.join("demo")).unwrap();
     std::fs::create_dir_all(copy.join("docs")).unwrap();
-    std::fs::create_dir_all(folder.join("my tools")).unwrap();
+    std::fs::create_dir_all(dir.join("my tools")).unwrap();
     std::fs::copy(here.join("demo/run.sh"), copy.join("demo/run.sh")).unwrap();
     std::fs::copy(here.join("docs/json.md"), copy.join("docs/json.md")).unwrap();
     for shared in ["machines", "recordings"] {
         symlink(here.join(shared), copy.join(shared)).unwrap();
     }
-    TOOLS.iter().for_each(|tool| symlink(in_path(tool), folder.join("my tools").join(tool)).unwrap());
+    TOOLS.iter().for_each(|tool| symlink(in_path(tool), dir.join("my tools").join(tool)).unwrap());
     copy
 }
 
 /// Does the demo end with a report on eight shipped programs in a directory with blanks in its path and without
 /// Valgrind?
 #[test]
-fn the_demo_runs_in_a_folder_with_blanks_and_without_valgrind() {
-    let folder = tempfile::tempdir().unwrap();
-    let copy = project(folder.path());
+fn the_demo_runs_in_a_directory_with_blanks_and_without_valgrind() {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = project(dir.path());
     let output = Command::new("sh")
         .arg(copy.join("demo/run.sh"))
-        .env("PATH", folder.path().join("my tools"))
+        .env("PATH", dir.path().join("my tools"))
         .env("CACHEMATE", env!("CARGO_BIN_EXE_cachemate"))
         .env_remove("CACHEMATE_RECORDINGS")
         .env_remove("MACHINE")
-        .current_dir(folder.path())
+        .current_dir(dir.path())
         .stdin(Stdio::null())
         .output()
         .unwrap();

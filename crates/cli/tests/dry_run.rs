@@ -13,22 +13,22 @@ fn sleeper() -> ChildGuard {
 }
 
 /// `manage --dry-run` in this directory, with additional arguments.
-fn dry(folder: &Path, config: &str, more: &[&str]) -> common::CommandResult {
-    std::fs::write(folder.join("c.toml"), config).unwrap();
+fn dry(dir: &Path, config: &str, more: &[&str]) -> common::CommandResult {
+    std::fs::write(dir.join("c.toml"), config).unwrap();
     let args: Vec<&str> = MANAGE.iter().copied().chain(["--dry-run"]).chain(more.iter().copied()).collect();
-    run(folder, &args)
+    run(dir, &args)
 }
 
 /// With a policy that puts all tasks on one CPU: is the move printed, as a line and as JSON, while no task is moved, no
 /// journal written and no socket opened?
 #[test]
 fn manage_says_what_it_would_do_and_does_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let program = sleeper();
     let host = LinuxHost::new("/");
     let affinity_before = host.affinity(program.pid()).unwrap();
     let config = acting("squeeze", 20, &program.pid().to_string());
-    let answer = dry(folder.path(), &config, &["--json"]).json();
+    let answer = dry(dir.path(), &config, &["--json"]).json();
     let first = affinity_before.first().unwrap();
     assert_eq!(answer["changes"].as_array().unwrap().len(), 1, "{answer}");
     let change = &answer["changes"][0];
@@ -36,11 +36,11 @@ fn manage_says_what_it_would_do_and_does_nothing() {
     assert_eq!(change["change"]["kind"]["affinity"]["to"], first.to_string());
     assert_eq!(answer["reasons"][0], "all tasks onto one CPU");
     assert!(answer["window"].as_u64().unwrap() >= 8, "{answer}");
-    let words = dry(folder.path(), &config, &[]).ok().out;
+    let words = dry(dir.path(), &config, &[]).ok().out;
     assert!(words.contains(&format!("0  move task 0 'sleep' to CPUs {first} (was {affinity_before})\n")), "{words}");
     assert_eq!(host.affinity(program.pid()).unwrap(), affinity_before);
     for leftover in ["state", "s.sock", "progress"] {
-        assert!(!folder.path().join(leftover).exists(), "{leftover} was made");
+        assert!(!dir.path().join(leftover).exists(), "{leftover} was made");
     }
 }
 
@@ -48,12 +48,12 @@ fn manage_says_what_it_would_do_and_does_nothing() {
 /// values?
 #[test]
 fn a_check_names_matches_and_refuses_impossible_values() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let program = sleeper();
     let check = |config: &str| {
-        std::fs::write(folder.path().join("c.toml"), config).unwrap();
+        std::fs::write(dir.path().join("c.toml"), config).unwrap();
         let args: Vec<&str> = MANAGE.iter().copied().chain(["--check"]).collect();
-        run(folder.path(), &args)
+        run(dir.path(), &args)
     };
     let rules = format!(
         "[[rules]]\npid = {}\nmax_slowdown = \"5%\"\n[[rules]]\ncgroup = \"/no-such.slice/*/*pod1234*\"\n",
@@ -83,12 +83,12 @@ fn a_check_names_matches_and_refuses_impossible_values() {
 /// If there is nothing to change, is this reported after the requested number of windows?
 #[test]
 fn nothing_to_change_is_said_after_so_many_windows() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let program = sleeper();
     let config = acting("default", 10, &program.pid().to_string());
-    let words = dry(folder.path(), &config, &["--max-windows", "3"]).ok().out;
+    let words = dry(dir.path(), &config, &["--max-windows", "3"]).ok().out;
     assert_eq!(words, "policy 'default': none in 3 windows\n");
-    let answer = dry(folder.path(), &config, &["--max-windows", "2", "--json"]).json();
+    let answer = dry(dir.path(), &config, &["--max-windows", "2", "--json"]).json();
     assert_eq!((&answer["windows"], answer["window"].is_null()), (&2.into(), true), "{answer}");
     assert_eq!(answer["changes"].as_array().unwrap().len(), 0);
 }
@@ -96,12 +96,12 @@ fn nothing_to_change_is_said_after_so_many_windows() {
 /// Does a configuration without a policy use `auto`, which changes nothing on a host without evidence?
 #[test]
 fn without_a_policy_auto_decides_and_changes_nothing_unasked() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let program = sleeper();
     let named = acting("default", 10, &program.pid().to_string());
     let config = named.replace("[policy]\nname = \"default\"\n", "");
     assert_ne!(config, named);
-    let words = dry(folder.path(), &config, &["--max-windows", "3"]).ok().out;
+    let words = dry(dir.path(), &config, &["--max-windows", "3"]).ok().out;
     // Notes follow if the host lacks evidence.
     assert!(words.starts_with("policy 'auto': none in 3 windows\n"), "{words}");
 }
@@ -109,9 +109,9 @@ fn without_a_policy_auto_decides_and_changes_nothing_unasked() {
 /// Are programs of `run --dry-run` started and left where they are, and are the intended changes reported?
 #[test]
 fn run_starts_the_programs_and_changes_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let script = "sleep 5; grep Cpus_allowed_list /proc/self/status > mask";
-    let state = folder.path().join("state");
+    let state = dir.path().join("state");
     let args = [
         "run",
         "--dry-run",
@@ -126,17 +126,17 @@ fn run_starts_the_programs_and_changes_nothing() {
         "-c",
         script,
     ];
-    let output = common::command(folder.path(), &args).env("CACHEMATE_STATE_DIR", &state).output().unwrap();
+    let output = common::command(dir.path(), &args).env("CACHEMATE_STATE_DIR", &state).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.stdout, b"", "standard output is the program's");
-    let answer = std::fs::read(folder.path().join("answer.json")).unwrap();
+    let answer = std::fs::read(dir.path().join("answer.json")).unwrap();
     let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
     assert_eq!(answer["programs"][0]["managed"][0]["code"], 0, "the program ran to its end");
     let lines = answer["dry_run"]["changes"].as_array().unwrap();
     let of_it = |line: &serde_json::Value| line["line"].as_str().is_some_and(|line| line.contains("task"));
     assert!(!lines.is_empty() && lines.iter().all(of_it), "{answer}");
     let own = LinuxHost::new("/").affinity(std::process::id() as i32).unwrap();
-    let mask = std::fs::read_to_string(folder.path().join("mask")).unwrap();
+    let mask = std::fs::read_to_string(dir.path().join("mask")).unwrap();
     assert_eq!(mask.trim(), format!("Cpus_allowed_list:\t{own}"), "nobody was moved");
     assert!(!state.join(format!("run-{}", std::process::id())).exists());
 }
@@ -144,9 +144,9 @@ fn run_starts_the_programs_and_changes_nothing() {
 /// Are `--max-windows` and `--json` of `manage` rejected without a dry run?
 #[test]
 fn the_switches_of_a_dry_run_need_one() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     for more in [["--max-windows", "3"].as_slice(), &["--json"]] {
         let args: Vec<&str> = MANAGE.iter().copied().chain(more.iter().copied()).collect();
-        assert_eq!(run(folder.path(), &args).code, Some(2));
+        assert_eq!(run(dir.path(), &args).code, Some(2));
     }
 }

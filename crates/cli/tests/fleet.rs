@@ -23,8 +23,8 @@ const FLEET: &str = "name = \"two kinds\"\nmachine = \"xeon-x5365-4\"\nhosts = 4
 /// Does a fleet print exactly the promised fields, the same on any number of workers, and write its page and rows?
 #[test]
 fn a_fleet_prints_what_is_promised_and_repeats() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     std::fs::write(root.join("fleet.toml"), FLEET).unwrap();
     let json = |workers: &str| {
         let args =
@@ -62,8 +62,8 @@ fn a_fleet_prints_what_is_promised_and_repeats() {
 /// Are errors reported with file, place, value found and values expected?
 #[test]
 fn mistakes_name_their_place() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     for (text, words) in [
         (FLEET.replace("hosts = 4", "hosts = 4\nhots = 3"), vec!["bad.toml:4:8", "found 'hots'", "expected one of"]),
         (FLEET.replace("hosts = 4", "hosts = \"four\""), vec!["bad.toml:3:", "hosts"]),
@@ -92,8 +92,8 @@ fn mistakes_name_their_place() {
 /// Do a cluster's pods run as its services, with those without a profile reported?
 #[test]
 fn a_cluster_is_a_fleet() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     let pod = |name: &str, marks: Value| {
         serde_json::json!({ "metadata": { "name": name, "namespace": "shop", "annotations": marks },
             "spec": { "containers": [{ "image": "a", "resources": { "requests": { "cpu": "500m", "memory": "1Gi" } } }] } })
@@ -123,9 +123,9 @@ fn post(address: &str, path: &str, body: &str) -> (u16, Value) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), serde_json::from_str(body).unwrap())
 }
 
-fn extender(folder: &Path) -> (ChildGuard, String) {
+fn extender(dir: &Path) -> (ChildGuard, String) {
     let args = ["extender", "--knowledge", "knowledge", "--listen", "127.0.0.1:0"];
-    let mut child = command(folder, &args).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command(dir, &args).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let line = lines.by_ref().map_while(Result::ok).find(|line| line.contains("listening on")).unwrap();
     // The rest is read until the end, so that the server never blocks on its messages.
@@ -137,8 +137,8 @@ fn extender(folder: &Path) -> (ChildGuard, String) {
 /// with an error, and does a forged object not stop it?
 #[test]
 fn requests_of_kube_scheduler_are_answered() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     let knowledge = root.join("knowledge");
     std::fs::create_dir(&knowledge).unwrap();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
@@ -182,8 +182,8 @@ fn requests_of_kube_scheduler_are_answered() {
 /// Does the measurement of the extender's latency run?
 #[test]
 fn the_latency_of_the_extender_is_measured() {
-    let folder = tempfile::tempdir().unwrap();
-    let measured = run(folder.path(), &["extender", "--measure", "4", "--json"]).json();
+    let dir = tempfile::tempdir().unwrap();
+    let measured = run(dir.path(), &["extender", "--measure", "4", "--json"]).json();
     assert_eq!((&measured["nodes"], &measured["requests"]), (&Value::from(1000), &Value::from(4)));
     assert!(measured["p50_ms"].as_f64().unwrap() > 0.0 && measured["p50_ms"].as_f64() <= measured["max_ms"].as_f64());
 }

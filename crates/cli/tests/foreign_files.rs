@@ -14,10 +14,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// filling the memory?
 #[test]
 fn no_command_waits_for_a_fifo_or_reads_a_device() {
-    let folder = tempfile::tempdir().unwrap();
-    let fifo = folder.path().join("fifo");
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
-    std::os::unix::fs::symlink("/dev/zero", folder.path().join("zero")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", dir.path().join("zero")).unwrap();
     for (name, kind) in [("./fifo", "a FIFO"), ("./zero", "a device")] {
         let commands: [&[&str]; 9] = [
             &["predict", name, name, "--machine", "xeon-x5365-4"],
@@ -31,7 +31,7 @@ fn no_command_waits_for_a_fifo_or_reads_a_device() {
             &["predict", "mcf", "mcf", "--machine", name],
         ];
         for arguments in commands {
-            let mut started = command(folder.path(), arguments);
+            let mut started = command(dir.path(), arguments);
             let mut child = ChildGuard(started.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
             let start = Instant::now();
             while child.0.try_wait().unwrap().is_none() {

@@ -71,7 +71,7 @@ impl Drop for ProgressWriter {
 /// explained, with every mask restored in the end?
 #[test]
 fn a_decision_that_hurts_is_taken_back_live() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let programs = [sleeper(), sleeper()];
     let pids: Vec<i32> = programs.iter().map(|program| program.0.id() as i32).collect();
     let host = LinuxHost::new("/");
@@ -79,15 +79,15 @@ fn a_decision_that_hurts_is_taken_back_live() {
     if masks_before[0].count() < 2 {
         panic!("this test needs two CPUs: a program on the only one cannot be squeezed");
     }
-    let reports = folder.path().join("progress");
+    let reports = dir.path().join("progress");
     std::fs::create_dir(&reports).unwrap();
     let source = ProgressWriter::start(pids.iter().map(|pid| (*pid, reports.join(pid.to_string()))).collect());
     let rules: String = pids.iter().map(|pid| format!("[[rules]]\npid = {pid}\n")).collect();
     let config = format!(
         "mode = \"act\"\nwindow_ms = 100\n[policy]\nname = \"squeeze\"\n[rollback]\ntrial_windows = 4\ncooldown_windows = 1000000\n{rules}"
     );
-    let mut daemon = daemon(folder.path(), &config);
-    let status = status_when(folder.path(), "the roll-back", PATIENCE, |status| status["counters"]["rollbacks"] != 0);
+    let mut daemon = daemon(dir.path(), &config);
+    let status = status_when(dir.path(), "the roll-back", PATIENCE, |status| status["counters"]["rollbacks"] != 0);
     let reported_decisions = |status: &Value| {
         let decisions = status["decisions"].as_array().unwrap().clone();
         decisions
@@ -99,14 +99,14 @@ fn a_decision_that_hurts_is_taken_back_live() {
     assert!((-75.0..-25.0).contains(&change), "half the speed was taken: {decision}");
     // On cooldown: the policy still requests the plan, but some windows later no program is confined.
     let at = status["windows"].as_u64().unwrap();
-    status_when(folder.path(), "later windows", PATIENCE, |status| status["windows"].as_u64().unwrap() > at + 5);
+    status_when(dir.path(), "later windows", PATIENCE, |status| status["windows"].as_u64().unwrap() > at + 5);
     let masks: Vec<_> = pids.iter().map(|pid| host.affinity(*pid).unwrap()).collect();
     assert_eq!(masks, masks_before, "it stays out");
-    let explained = run(folder.path(), &["explain", &pids[0].to_string(), "--socket", "s.sock"]).ok().out;
+    let explained = run(dir.path(), &["explain", &pids[0].to_string(), "--socket", "s.sock"]).ok().out;
     assert!(explained.contains("rolled back"), "{explained}");
     stop(&mut daemon);
     drop(source);
-    assert!(!folder.path().join("state/restore.journal").exists());
+    assert!(!dir.path().join("state/restore.journal").exists());
 }
 
 /// Is a real group confined, including a program born in it, and is the group restored when the daemon ends or is
@@ -124,7 +124,7 @@ fn a_group_is_confined_and_comes_back() {
     let file = group.0.join("cpuset.cpus");
     let text = || std::fs::read_to_string(&file).unwrap();
     let text_before = text();
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let first: u32 = text_before.trim().parse::<cachemate_core::CpuSet>().unwrap().first().unwrap();
     let program = sleeper();
     std::fs::write(group.0.join("cgroup.procs"), program.0.id().to_string()).unwrap();
@@ -133,16 +133,16 @@ fn a_group_is_confined_and_comes_back() {
     let mask = host.affinity(pid).unwrap();
     let config = format!("mode = \"act\"\nwindow_ms = 50\n[[cpusets]]\ncgroup = \"{path}\"\ncpus = \"{first}\"\n");
     for killed in [false, true] {
-        let mut daemon = daemon(folder.path(), &config);
+        let mut daemon = daemon(dir.path(), &config);
         let status =
-            status_when(folder.path(), "the group", PATIENCE, |status| status["cpusets"][0]["cgroup"] == path.as_str());
+            status_when(dir.path(), "the group", PATIENCE, |status| status["cpusets"][0]["cgroup"] == path.as_str());
         assert_eq!(status["cpusets"][0]["cpus"], first.to_string());
         assert_eq!((text().trim(), host.affinity(pid).unwrap().count()), (first.to_string().as_str(), 1));
         if killed {
             daemon.0.kill().unwrap();
             daemon.0.wait().unwrap();
             // Waits for the guardian, and restores whatever is left.
-            run(folder.path(), &["restore", "--state-dir", "state"]).ok();
+            run(dir.path(), &["restore", "--state-dir", "state"]).ok();
         } else {
             stop(&mut daemon);
         }
@@ -155,15 +155,15 @@ fn a_group_is_confined_and_comes_back() {
 /// follow the policy again later?
 #[test]
 fn a_plan_that_no_machine_may_be_told_ends_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let program = sleeper();
     let (host, pid) = (LinuxHost::new("/"), program.0.id() as i32);
     let affinity_before = host.affinity(pid).unwrap();
     let config = format!(
         "mode = \"act\"\nwindow_ms = 50\n[policy]\nname = \"astray\"\n[rollback]\nenabled = false\n[[rules]]\npid = {pid}\n"
     );
-    let mut daemon = daemon(folder.path(), &config);
-    let astray = status_when(folder.path(), "the refusal", PATIENCE, |status| !status["refused_plan"].is_null());
+    let mut daemon = daemon(dir.path(), &config);
+    let astray = status_when(dir.path(), "the refusal", PATIENCE, |status| !status["refused_plan"].is_null());
     let message = astray["refused_plan"].as_str().unwrap();
     assert!(message.contains("does not support these units") || message.contains("way mask"), "{message}");
     assert_eq!(
@@ -171,8 +171,8 @@ fn a_plan_that_no_machine_may_be_told_ends_nothing() {
         affinity_before.first().unwrap().to_string(),
         "the previous plan stays in force"
     );
-    let shown = run(folder.path(), &["status", "--socket", "s.sock"]).ok();
-    let later = status_when(folder.path(), "a good plan", PATIENCE, |status| status["refused_plan"].is_null());
+    let shown = run(dir.path(), &["status", "--socket", "s.sock"]).ok();
+    let later = status_when(dir.path(), "a good plan", PATIENCE, |status| status["refused_plan"].is_null());
     assert!(later["counters"]["refused_plans"].as_u64().unwrap() > 1, "{later}");
     assert!(
         shown.out.contains("the previous plan stays in force") || later["windows"].as_u64() > Some(60),

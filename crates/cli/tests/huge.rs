@@ -8,13 +8,13 @@ use common::{lackey, run};
 /// rather than by an abort of the process?
 #[test]
 fn caches_that_no_host_has_room_for_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("t.lackey"), lackey(50, 2, 1)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("t.lackey"), lackey(50, 2, 1)).unwrap();
     let scenario = "name = \"huge\"\ndescription = \"\"\nmachine = \"xeon-x5365-4?caches.l2.size=SIZE\"\nseed = 1\n\
                     length = { cycles = 1000 }\n[[programs]]\nprogram = \"povray\"\n";
     // Beyond the number of lines that can be counted, and below it.
     for size in ["2048G", "255G"] {
-        std::fs::write(folder.path().join("s.toml"), scenario.replace("SIZE", size)).unwrap();
+        std::fs::write(dir.path().join("s.toml"), scenario.replace("SIZE", size)).unwrap();
         let machine = format!("xeon-x5365-4?caches.l2.size={size}");
         for args in [
             ["cachesim", "--ways", "16", "--size", size, "t.lackey"].as_slice(),
@@ -22,7 +22,7 @@ fn caches_that_no_host_has_room_for_are_refused() {
             &["profile", "--machine", &machine, "-o", "p.json", "t.lackey"],
             &["sim", "s.toml"],
         ] {
-            let outcome = run(folder.path(), args);
+            let outcome = run(dir.path(), args);
             let message = format!("{args:?}: {:?}: {}", outcome.code, outcome.err);
             // A host that overcommits memory may start with the smaller one.
             let begun = size == "255G" && outcome.code == Some(0);
@@ -31,5 +31,5 @@ fn caches_that_no_host_has_room_for_are_refused() {
         }
     }
     // Sizes that are only looked up take no memory.
-    run(folder.path(), &["mrc", "--sizes", "1K..65536G:200", "t.lackey"]).ok();
+    run(dir.path(), &["mrc", "--sizes", "1K..65536G:200", "t.lackey"]).ok();
 }

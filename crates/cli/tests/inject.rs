@@ -35,7 +35,7 @@ const RESTORE: [&str; 3] = ["restore", "--state-dir", "state"];
 
 /// Programs that a daemon has changed before it died together with its guardian.
 struct LeftPrograms {
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
     programs: Vec<ChildGuard>,
     journal: Vec<u8>,
     one: CpuSet,
@@ -45,13 +45,13 @@ struct LeftPrograms {
 impl LeftPrograms {
     fn behind() -> Self {
         let host = LinuxHost::new("/");
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let sleeper = |_| ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
         let programs: Vec<ChildGuard> = (0..3).map(sleeper).collect();
         let whole = host.affinity(programs[0].pid()).unwrap();
         let own_cpus: CpuSet = whole.first().into_iter().collect();
-        std::fs::create_dir(folder.path().join("state")).unwrap();
-        let mut journal = Journal::create(&folder.path().join("state"), &host.boot_id().unwrap(), 0).unwrap();
+        std::fs::create_dir(dir.path().join("state")).unwrap();
+        let mut journal = Journal::create(&dir.path().join("state"), &host.boot_id().unwrap(), 0).unwrap();
         for program in &programs {
             let (pid, thread) = (program.pid(), host.stat(program.pid()).unwrap().key);
             let change = |object, now, wanted| IntendedChange { object, now, wanted, follows: false };
@@ -63,8 +63,8 @@ impl LeftPrograms {
             ];
             journal.journal_changes(&changes).unwrap();
         }
-        let journal = std::fs::read(folder.path().join("state").join(Journal::FILE_NAME)).unwrap();
-        LeftPrograms { folder, programs, journal, one: own_cpus, whole }
+        let journal = std::fs::read(dir.path().join("state").join(Journal::FILE_NAME)).unwrap();
+        LeftPrograms { dir, programs, journal, one: own_cpus, whole }
     }
 
     /// Recreates the state at the time of the crash.
@@ -79,7 +79,7 @@ impl LeftPrograms {
     }
 
     fn journal_path(&self) -> std::path::PathBuf {
-        self.folder.path().join("state").join(Journal::FILE_NAME)
+        self.dir.path().join("state").join(Journal::FILE_NAME)
     }
 
     fn changed(&self) -> usize {
@@ -94,21 +94,21 @@ impl LeftPrograms {
     /// Number of times that a restore makes this call.
     fn calls(&self, call: &str) -> usize {
         self.again();
-        let message = self.folder.path().join("calls");
-        strace(self.folder.path(), &["-e", &format!("trace={call}"), "-o", message.to_str().unwrap()]);
+        let message = self.dir.path().join("calls");
+        strace(self.dir.path(), &["-e", &format!("trace={call}"), "-o", message.to_str().unwrap()]);
         std::fs::read_to_string(message).unwrap().lines().count()
     }
 }
 
 /// Runs `restore` under strace; returns its exit code and its messages.
-fn strace(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
-    let restore = command(folder, &RESTORE);
+fn strace(dir: &Path, args: &[&str]) -> (Option<i32>, String) {
+    let restore = command(dir, &RESTORE);
     let output = Command::new("strace")
         .args(["-f", "-qq"])
         .args(args)
         .arg(restore.get_program())
         .args(restore.get_args())
-        .current_dir(folder)
+        .current_dir(dir)
         .stdin(Stdio::null())
         .output()
         .unwrap();
@@ -145,14 +145,14 @@ fn a_reset_with_a_fault_at_any_call_loses_nothing() {
                 }
                 leftover.again();
                 let inject = format!("--inject={call}:error={error}:when={nth}");
-                let (code, message) = strace(leftover.folder.path(), &["-e", "trace=none", "-o", "/dev/null", &inject]);
+                let (code, message) = strace(leftover.dir.path(), &["-e", "trace=none", "-o", "/dev/null", &inject]);
                 let (changed, is_journal_kept) = (leftover.changed(), leftover.journal_path().exists());
                 let case = format!(
                     "{inject} of {calls}: exit code {code:?}, {changed} changed, journal kept: {is_journal_kept}: {message}"
                 );
                 assert!(changed == 0 || is_journal_kept, "{case}");
                 assert!(code != Some(0) || changed == 0 && !is_journal_kept, "{case}");
-                run(leftover.folder.path(), &RESTORE).ok();
+                run(leftover.dir.path(), &RESTORE).ok();
                 assert!(leftover.changed() == 0 && !leftover.journal_path().exists(), "the next try, after {case}");
                 shown += 1;
             }
@@ -185,22 +185,22 @@ const ACTING: Duration = Duration::from_millis(500);
 const NOT_ACTING: Duration = Duration::from_secs(5);
 
 /// Runs a daemon for a while under strace, stops it, and returns its messages.
-fn life(folder: &Path, strace: &[String], patience: Duration) -> String {
-    let _ = std::fs::remove_dir_all(folder.join("state"));
-    let manage = command(folder, &MANAGE);
-    let message = std::fs::File::create(folder.join("said")).unwrap();
+fn life(dir: &Path, strace: &[String], patience: Duration) -> String {
+    let _ = std::fs::remove_dir_all(dir.join("state"));
+    let manage = command(dir, &MANAGE);
+    let message = std::fs::File::create(dir.join("said")).unwrap();
     let mut tracer = Command::new("strace");
-    tracer.args(["-f", "-qq"]).args(strace).arg(manage.get_program()).args(manage.get_args()).current_dir(folder);
+    tracer.args(["-f", "-qq"]).args(strace).arg(manage.get_program()).args(manage.get_args()).current_dir(dir);
     tracer.envs(manage.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let mut tracer = tracer.stdin(Stdio::null()).stdout(Stdio::null()).stderr(message).spawn().unwrap();
-    let (start, journal) = (Instant::now(), folder.join("state/restore.journal"));
+    let (start, journal) = (Instant::now(), dir.join("state/restore.journal"));
     let ended = |tracer: &mut Child| tracer.try_wait().unwrap().is_some();
     while !journal.exists() && start.elapsed() < patience && !ended(&mut tracer) {
         std::thread::sleep(Duration::from_millis(20));
     }
     within(ACTING, || ended(&mut tracer));
     end(&mut tracer);
-    let text = std::fs::read(folder.join("said")).unwrap();
+    let text = std::fs::read(dir.join("said")).unwrap();
     String::from_utf8_lossy(&text).into_owned()
 }
 
@@ -228,16 +228,16 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
         return;
     }
     let is_exhaustive = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let programs = TestPrograms::start();
-    std::fs::write(folder.path().join("c.toml"), acting("shake", 20, &programs.parent.id().to_string())).unwrap();
+    std::fs::write(dir.path().join("c.toml"), acting("shake", 20, &programs.parent.id().to_string())).unwrap();
     let states_before = programs.states();
-    let journal = folder.path().join("state/restore.journal");
+    let journal = dir.path().join("state/restore.journal");
     let mut generator = cachemate_core::SplitMix64::new(15);
     let (mut shown, mut kept_and_said) = (0u32, 0u32);
-    let (counted, named) = (folder.path().join("calls"), OF_A_DAEMON.map(|(call, _)| call).join(","));
+    let (counted, named) = (dir.path().join("calls"), OF_A_DAEMON.map(|(call, _)| call).join(","));
     life(
-        folder.path(),
+        dir.path(),
         &["-e".into(), format!("trace={named}"), "-o".into(), counted.display().to_string()],
         12 * NOT_ACTING,
     );
@@ -254,7 +254,7 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
             let error = errors[(turn + shown as usize) % errors.len()];
             let inject = format!("--inject={call}:error={error}:when={nth}");
             let message = life(
-                folder.path(),
+                dir.path(),
                 &["-e".into(), "trace=none".into(), "-o".into(), "/dev/null".into(), inject.clone()],
                 NOT_ACTING,
             );
@@ -263,7 +263,7 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
                 format!("{inject} of {calls}: as before: {as_before}, journal kept: {is_journal_kept}: {message}");
             assert!(as_before || is_journal_kept, "{case}");
             assert!(!is_journal_kept || !message.is_empty(), "nothing is said of what is left: {case}");
-            run(folder.path(), &["restore", "--state-dir", "state"]);
+            run(dir.path(), &["restore", "--state-dir", "state"]);
             assert!(programs.states() == states_before && !journal.exists(), "after a reset: {case}");
             (shown, kept_and_said) = (shown + 1, kept_and_said + u32::from(is_journal_kept));
         }

@@ -25,14 +25,14 @@ fn wait_for(path: &Path, child: &mut Child) {
 }
 
 /// Runs `args -- an endless program`, interrupts it once the program is running, and returns its messages on stderr.
-fn interrupted(folder: &Path, args: &[&str]) -> String {
+fn interrupted(dir: &Path, args: &[&str]) -> String {
     let endless = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; : > under-way; while :; do :; done";
-    let mut child = command(folder, &[args, &["--", "sh", "-c", endless]].concat())
+    let mut child = command(dir, &[args, &["--", "sh", "-c", endless]].concat())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    wait_for(&folder.join("under-way"), &mut child);
+    wait_for(&dir.join("under-way"), &mut child);
     interrupt(&child);
     let mut message = String::new();
     child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
@@ -43,26 +43,26 @@ fn interrupted(folder: &Path, args: &[&str]) -> String {
 /// Is the part recorded before the interrupt a complete file?
 #[test]
 fn an_interrupted_recording_is_kept() {
-    let folder = tempfile::tempdir().unwrap();
-    let message = interrupted(folder.path(), &["record", "--l1", "none", "-o", "x.cmt"]);
+    let dir = tempfile::tempdir().unwrap();
+    let message = interrupted(dir.path(), &["record", "--l1", "none", "-o", "x.cmt"]);
     assert!(message.contains("interrupted: x.cmt keeps"), "{message}");
-    let read = run(folder.path(), &["mrc", "x.cmt", "--json"]).json();
+    let read = run(dir.path(), &["mrc", "x.cmt", "--json"]).json();
     assert!(read["accesses"].as_u64().unwrap() > 3000, "{read}");
 }
 
 /// Is the part recorded before the interrupt profiled, and is the profile usable for a prediction?
 #[test]
 fn an_interrupted_profile_covers_what_was_recorded() {
-    let folder = tempfile::tempdir().unwrap();
-    let message = interrupted(folder.path(), &["profile", "--l1", "none", "-o", "x.json"]);
+    let dir = tempfile::tempdir().unwrap();
+    let message = interrupted(dir.path(), &["profile", "--l1", "none", "-o", "x.json"]);
     assert!(message.contains("interrupted: the profile covers"), "{message}");
-    let profile = run(folder.path(), &["profile", "x.json", "--json"]).json();
+    let profile = run(dir.path(), &["profile", "x.json", "--json"]).json();
     assert!(profile["records"].as_u64().unwrap() > 3000, "{profile}");
 }
 
 /// A curve of the data written to it.
-fn curve_of_input(folder: &Path) -> (Child, ChildStdin) {
-    let mut child = command(folder, &["mrc", "-", "--format", "u64", "--json"])
+fn curve_of_input(dir: &Path) -> (Child, ChildStdin) {
+    let mut child = command(dir, &["mrc", "-", "--format", "u64", "--json"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -80,8 +80,8 @@ fn accesses(count: u64) -> Vec<u8> {
 /// Does an interrupted curve cover the records read before?
 #[test]
 fn an_interrupted_curve_covers_what_was_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let (child, mut input) = curve_of_input(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let (child, mut input) = curve_of_input(dir.path());
     let portion = accesses(8192);
     let portions_before = 64;
     for _ in 0..portions_before {
@@ -103,9 +103,9 @@ fn an_interrupted_curve_covers_what_was_read() {
 /// Does an interrupt end a curve whose input is silent, before the first byte and after some?
 #[test]
 fn a_silent_input_is_ended_too() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     for portion in [0u64, 4096] {
-        let (mut child, mut input) = curve_of_input(folder.path());
+        let (mut child, mut input) = curve_of_input(dir.path());
         input.write_all(&accesses(portion)).unwrap();
         std::thread::sleep(Duration::from_millis(500));
         interrupt(&child);

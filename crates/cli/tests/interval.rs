@@ -17,8 +17,8 @@ const SCENARIO: &str = "name = \"four\"\ndescription = \"two that reuse, two tha
 /// Does a scenario of the interval machine run, repeat to the bit, and replay with the same decisions?
 #[test]
 fn a_nominal_scenario_runs_repeats_and_replays() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
     interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     std::fs::write(root.join("four.toml"), SCENARIO).unwrap();
@@ -47,8 +47,8 @@ fn a_nominal_scenario_runs_repeats_and_replays() {
 /// plan did?
 #[test]
 fn without_a_policy_auto_decides_and_a_run_that_nothing_changed_is_told() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
     interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     let unnamed = SCENARIO.replace("policy = { name = \"dio\" }\n", "");
@@ -66,14 +66,18 @@ fn without_a_policy_auto_decides_and_a_run_that_nothing_changed_is_told() {
 /// Are an invalid program, a missing one, and a sweep's use of the machine rejected with name and place?
 #[test]
 fn what_cannot_be_run_is_told_with_its_place() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
     interval_program(root, "streamer", (512 << 10, -0.02), 0.02);
     std::fs::write(root.join("four.toml"), SCENARIO).unwrap();
     let outcome = run(root, &["sim", "four.toml"]);
     assert_eq!(outcome.code, Some(1));
-    assert!(outcome.err.contains("streamer.toml") && outcome.err.contains("cycles_per_instr: found -1.2"), "{}", outcome.err);
+    assert!(
+        outcome.err.contains("streamer.toml") && outcome.err.contains("cycles_per_instr: found -1.2"),
+        "{}",
+        outcome.err
+    );
     std::fs::write(root.join("four.toml"), SCENARIO.replace("streamer.toml", "mfc")).unwrap();
     let outcome = run(root, &["sim", "four.toml"]);
     assert!(outcome.code == Some(1) && outcome.err.contains("did you mean 'mcf'"), "{}", outcome.err);
@@ -89,8 +93,8 @@ fn what_cannot_be_run_is_told_with_its_place() {
 /// Does a comparison show its policies in a table, in JSON and on a page, and reject impossible requests?
 #[test]
 fn a_question_compares_policies() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
     interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     let arguments = [
@@ -140,8 +144,8 @@ fn a_question_compares_policies() {
 /// Does a policy's plan from profiles alone give its changes and reasons, and are impossible requests rejected?
 #[test]
 fn a_policy_plans_from_profiles_alone() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
     interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     let arguments = ["plan", "reuser.toml", "streamer.toml", "reuser.toml", "streamer.toml", "-m", "xeon-x5365-4"];
@@ -156,7 +160,7 @@ fn a_policy_plans_from_profiles_alone() {
 }
 
 /// A reuser with a promised rate, beside a streamer, and another reuser; then more programs.
-fn promising(folder: &Path, at_least: f64, more: &str) {
+fn promising(dir: &Path, at_least: f64, more: &str) {
     let goal =
         if at_least > 0.0 { format!("goal = {{ priority = 1.0, min_rate = {at_least:e} }}\n") } else { String::new() };
     let text = format!(
@@ -165,7 +169,7 @@ fn promising(folder: &Path, at_least: f64, more: &str) {
          [[programs]]\nprogram = \"reuser.toml\"\n{goal}[[programs]]\nprogram = \"streamer.toml\"\n\
          [[programs]]\nprogram = \"reuser.toml\"\n{more}"
     );
-    std::fs::write(folder.join("floor.toml"), text).unwrap();
+    std::fs::write(dir.join("floor.toml"), text).unwrap();
 }
 
 /// Is a promised rate kept if this costs a neighbor, is an impossible one reported with the reason and the programs
@@ -174,8 +178,8 @@ fn promising(folder: &Path, at_least: f64, more: &str) {
 /// Cost: 5 s of CPU, because three mixes run for a nominal hour each.
 #[test]
 fn a_promised_rate_is_kept_or_it_is_said_why_not() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
     interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     let slowdowns = |at_least: f64, more: &str| {
@@ -208,12 +212,16 @@ fn a_promised_rate_is_kept_or_it_is_said_why_not() {
     )
     .unwrap();
     let outcome = run(root, &["sim", "floor.toml"]);
-    assert!(outcome.code == Some(1) && outcome.err.contains("goal.min_rate': found 0, expected a positive"), "{}", outcome.err);
+    assert!(
+        outcome.code == Some(1) && outcome.err.contains("goal.min_rate': found 0, expected a positive"),
+        "{}",
+        outcome.err
+    );
 }
 
 /// A program with one endless phase that uses this number of bytes, each equally often, written from the theoretical
 /// values.
-fn uniform(folder: &Path, name: &str, footprint_bytes: f64, references_per_instr: f64) {
+fn uniform(dir: &Path, name: &str, footprint_bytes: f64, references_per_instr: f64) {
     let mut text = format!("name = \"{name}\"\n[[phases]]\nreferences_per_instr = {references_per_instr}\n");
     for step in 1..=64u32 {
         let bytes = f64::from(step) * 65_536.0;
@@ -225,15 +233,15 @@ fn uniform(folder: &Path, name: &str, footprint_bytes: f64, references_per_instr
             100.0 * fills
         );
     }
-    std::fs::write(folder.join(format!("{name}.toml")), text).unwrap();
+    std::fs::write(dir.join(format!("{name}.toml")), text).unwrap();
 }
 
 /// If two programs fit into one cache together, and each is beside a stream: are they brought together, although the
 /// logs are too short to show that they fit?
 #[test]
 fn programs_that_fit_are_kept_from_streams() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     uniform(root, "fits", 0.4 * 4_194_304.0, 0.02);
     uniform(root, "stream", 1e12, 0.02);
     let arguments =

@@ -70,8 +70,8 @@ fn check(command: &str, printed: &[Value], like_plan: &[&str], free: &[&str]) {
 
 #[test]
 fn every_printed_field_is_promised_and_every_promise_is_kept() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     for (name, lines) in [("small", 600), ("large", 3000)] {
         std::fs::write(root.join(format!("{name}.lackey")), lackey(lines, 12, 2)).unwrap();
         run(root, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
@@ -116,8 +116,8 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
 /// Do sweeps report their state in the promised fields, with a failed task and a damaged one?
 #[test]
 fn sweeps_keep_their_promises() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     for (name, lines) in [("a", 300), ("b", 200)] {
         std::fs::write(root.join(format!("{name}.lackey")), lackey(lines, 3, 2)).unwrap();
         run(root, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
@@ -155,11 +155,11 @@ fn sweeps_keep_their_promises() {
 /// Does the published matrix produce the published schedules (CA Table 1)?
 #[test]
 fn the_published_matrix_gives_the_published_schedules() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let table = "# CA Table 1\n,mcf,milc,gamess,namd\nmcf,48.01%,65.63%,2.0%,2.11%\nmilc,24.75%,45.39%,1.23%,1.11%\n\
                  gamess,2.67%,4.48%,-1.01%,-1.21%\nnamd,1.48%,3.45%,-1.19%,-0.93%\n";
-    std::fs::write(folder.path().join("ca.csv"), table).unwrap();
-    let plan = run(folder.path(), &["plan", "-m", "xeon-x5365-4", "--slowdowns", "ca.csv", "--json"]).json();
+    std::fs::write(dir.path().join("ca.csv"), table).unwrap();
+    let plan = run(dir.path(), &["plan", "-m", "xeon-x5365-4", "--slowdowns", "ca.csv", "--json"]).json();
     let mean = |outcome: &str| plan[outcome]["mean_slowdown_percent"].as_f64().unwrap();
     assert_eq!((mean("plan"), mean("best"), mean("worst")), (2.3075, 2.3075, 21.995));
     assert!((mean("random") - (2.3075 + 2.325 + 21.995) / 3.0).abs() < 1e-9);
@@ -174,14 +174,14 @@ fn the_published_matrix_gives_the_published_schedules() {
 /// that beside one of them?
 #[test]
 fn a_plan_forecasts_the_groups_it_makes() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     for (name, lines) in [("a", 9_000), ("b", 30_000), ("c", 20_000), ("d", 14_000)] {
-        std::fs::write(folder.path().join(format!("{name}.lackey")), lackey(lines, 6, 2)).unwrap();
+        std::fs::write(dir.path().join(format!("{name}.lackey")), lackey(lines, 6, 2)).unwrap();
     }
     let programs = ["a.lackey", "b.lackey", "c.lackey", "d.lackey"];
     let four_on_one = ["-m", "opteron-2350?packages=1&memory.nodes=1", "--json"];
-    let plan = run(folder.path(), &[&["plan"], &programs[..], &four_on_one].concat()).json();
-    let predicted = run(folder.path(), &[&["predict"], &programs[..], &four_on_one].concat()).json();
+    let plan = run(dir.path(), &[&["plan"], &programs[..], &four_on_one].concat()).json();
+    let predicted = run(dir.path(), &[&["predict"], &programs[..], &four_on_one].concat()).json();
     let groups = plan["groups"].as_array().unwrap();
     assert_eq!(groups.len(), 1, "{groups:?}");
     assert_eq!(groups[0]["members"], predicted["group"]["members"]);
@@ -191,13 +191,13 @@ fn a_plan_forecasts_the_groups_it_makes() {
 /// Does recording report its results in the promised fields?
 #[test]
 fn record_keeps_its_promises() {
-    let folder = tempfile::tempdir().unwrap();
-    let outcome = run(folder.path(), &["record", "--json", "-o", "true.cmt", "--", "true"]).ok();
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = run(dir.path(), &["record", "--json", "-o", "true.cmt", "--", "true"]).ok();
     assert_eq!(outcome.out, "", "standard output is the program's");
     let recorded: Value = serde_json::from_str(&outcome.err).unwrap();
     check("record", std::slice::from_ref(&recorded), &[], &[]);
     assert_eq!((&recorded["ended"], &recorded["exit_status"]), (&"exit 0".into(), &0.into()));
-    let read = run(folder.path(), &["mrc", "true.cmt", "--json"]).json();
+    let read = run(dir.path(), &["mrc", "true.cmt", "--json"]).json();
     assert_eq!(
         (&read["accesses"], &read["program_accesses"], &read["instructions"]),
         (&recorded["records"], &recorded["program_accesses"], &recorded["instructions"])
@@ -207,10 +207,10 @@ fn record_keeps_its_promises() {
 /// Is every field of a profile, at any depth, on the format's page, and does the profile read back?
 #[test]
 fn profile_keeps_its_promises() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("t.lackey"), lackey(3000, 40, 2)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("t.lackey"), lackey(3000, 40, 2)).unwrap();
     let args = ["profile", "t.lackey", "-m", "xeon-x5365-4", "--json"];
-    let profile = run(folder.path(), &args).json();
+    let profile = run(dir.path(), &args).json();
     let page = include_str!("../../../docs/formats.md");
     let mut profile_keys = BTreeMap::new();
     flatten("", &profile, &mut profile_keys);
@@ -224,7 +224,7 @@ fn profile_keeps_its_promises() {
         assert!(!profile[field].is_null(), "{field} in {profile}");
     }
     serde_json::from_value::<cachemate_core::Profile>(profile["profile"].clone()).unwrap();
-    std::fs::write(folder.path().join("t.json"), profile.to_string()).unwrap();
-    let again = run(folder.path(), &["profile", "t.json", "--json"]).json();
+    std::fs::write(dir.path().join("t.json"), profile.to_string()).unwrap();
+    let again = run(dir.path(), &["profile", "t.json", "--json"]).json();
     assert_eq!(profile, again);
 }

@@ -40,8 +40,8 @@ const CASES: [(KillTarget, RestorePath); 7] = [
     (KillTarget::Daemon, RestorePath::Restart),
 ];
 
-fn one(folder: &Path, programs: &TestPrograms, killed: KillTarget, then: RestorePath, wait: Duration) {
-    let mut daemon = TestDaemon::start(folder, false);
+fn one(dir: &Path, programs: &TestPrograms, killed: KillTarget, then: RestorePath, wait: Duration) {
+    let mut daemon = TestDaemon::start(dir, false);
     daemon.acts();
     std::thread::sleep(wait);
     let (own, guardian) = (daemon.child.id() as i32, daemon.guardian());
@@ -56,18 +56,18 @@ fn one(folder: &Path, programs: &TestPrograms, killed: KillTarget, then: Restore
         let _ = daemon.child.wait();
     }
     match then {
-        RestorePath::Guardian => assert!(journal_gone(folder), "the guardian did not finish"),
+        RestorePath::Guardian => assert!(journal_gone(dir), "the guardian did not finish"),
         RestorePath::Reset => {
-            run(folder, &["restore", "--state-dir", "state"]).ok();
+            run(dir, &["restore", "--state-dir", "state"]).ok();
         }
         RestorePath::Restart => {
-            let mut next = TestDaemon::start(folder, true);
-            let socket = folder.join("s.sock");
+            let mut next = TestDaemon::start(dir, true);
+            let socket = dir.join("s.sock");
             next.until("restarted", |_| std::os::unix::net::UnixStream::connect(&socket).is_ok());
             next.end();
         }
     }
-    assert!(journal_gone(folder), "a journal is left");
+    assert!(journal_gone(dir), "a journal is left");
     let _ = programs;
 }
 
@@ -110,11 +110,11 @@ impl Confinement {
 #[test]
 fn everything_is_as_before_whatever_is_killed() {
     let kills: usize = std::env::var("CACHEMATE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(CASES.len());
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let confined = Confinement::make();
     let programs = TestPrograms::start();
     let pid = programs.parent.id().to_string();
-    std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid) + &confined.configuration()).unwrap();
+    std::fs::write(dir.path().join("c.toml"), acting("shake", 10, &pid) + &confined.configuration()).unwrap();
     let states_before = programs.states();
     let group = (confined.text(), confined.mask());
     let mut generator = cachemate_core::SplitMix64::new(1);
@@ -122,7 +122,7 @@ fn everything_is_as_before_whatever_is_killed() {
     for round in 0..kills {
         let (killed, then) = CASES[round % CASES.len()];
         let wait = Duration::from_micros(generator.next_u64() % 300_000);
-        one(folder.path(), &programs, killed, then, wait);
+        one(dir.path(), &programs, killed, then, wait);
         let states_after = programs.states();
         assert_eq!(states_after, states_before, "round {round}: {killed:?} killed after {wait:?}, then {then:?}");
         let now = (confined.text(), confined.mask());
@@ -148,22 +148,22 @@ fn everything_is_as_before_whatever_is_killed() {
 /// has a new journal and a new guardian?
 #[test]
 fn a_stopped_daemon_is_fenced_off() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let programs = TestPrograms::start();
     let pid = programs.parent.id().to_string();
-    std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
+    std::fs::write(dir.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
     let states_before = programs.states();
-    let mut daemon = TestDaemon::start(folder.path(), false);
+    let mut daemon = TestDaemon::start(dir.path(), false);
     daemon.acts();
     std::thread::sleep(Duration::from_millis(200));
     let (own, first) = (daemon.child.id() as i32, daemon.guardian());
     kill(own, signals::STOP);
-    assert!(within(Duration::from_secs(60), || !folder.path().join("state/restore.journal").exists()), "not put back");
+    assert!(within(Duration::from_secs(60), || !dir.path().join("state/restore.journal").exists()), "not put back");
     assert_eq!(programs.states(), states_before);
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(programs.states(), states_before);
     kill(own, signals::CONT);
-    let journal = folder.path().join("state/restore.journal");
+    let journal = dir.path().join("state/restore.journal");
     let changed = within(Duration::from_secs(60), || {
         let changed = programs.states() != states_before;
         assert!(!changed || journal.exists(), "changed without a journal");
@@ -173,7 +173,7 @@ fn a_stopped_daemon_is_fenced_off() {
     let second = daemon.guardian();
     assert!(second.is_some() && second != first, "{first:?}, then {second:?}");
     daemon.end();
-    assert!(journal_gone(folder.path()));
+    assert!(journal_gone(dir.path()));
     assert_eq!(programs.states(), states_before);
 }
 
@@ -181,20 +181,18 @@ fn a_stopped_daemon_is_fenced_off() {
 /// everything restored?
 #[test]
 fn two_daemons_do_not_act_at_once() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let programs = TestPrograms::start();
     let pid = programs.parent.id().to_string();
-    std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
+    std::fs::write(dir.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
     let states_before = programs.states();
-    let mut first = TestDaemon::start(folder.path(), false);
+    let mut first = TestDaemon::start(dir.path(), false);
     first.acts();
-    let second = run(
-        folder.path(),
-        &["--quiet", "manage", "--config", "c.toml", "--state-dir", "other", "--socket", "other.sock"],
-    );
+    let second =
+        run(dir.path(), &["--quiet", "manage", "--config", "c.toml", "--state-dir", "other", "--socket", "other.sock"]);
     assert_eq!(second.code, Some(1));
     assert!(second.err.contains("another cachemate acts"), "{}", second.err);
     first.end();
-    assert!(journal_gone(folder.path()));
+    assert!(journal_gone(dir.path()));
     assert_eq!(programs.states(), states_before);
 }

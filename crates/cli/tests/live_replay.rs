@@ -19,13 +19,13 @@ fn busy() -> ChildGuard {
 
 /// Runs a daemon over two busy programs until its policy has decided for this number of windows, with a properly closed
 /// log.
-fn managed(folder: &Path, policy: &str, windows: u64) {
+fn managed(dir: &Path, policy: &str, windows: u64) {
     let programs = [busy(), busy()];
     let rules: String = programs.iter().map(|program| format!("[[rules]]\npid = {}\n", program.pid())).collect();
     let config =
         format!("mode = \"act\"\nwindow_ms = 100\nrun_log = \"run.jsonl.zst\"\n[policy]\nname = \"{policy}\"\n{rules}");
-    let mut daemon = daemon(folder, &config);
-    status_when(folder, "its windows", PATIENCE, |status| status["windows"].as_u64().is_some_and(|at| at >= windows));
+    let mut daemon = daemon(dir, &config);
+    status_when(dir, "its windows", PATIENCE, |status| status["windows"].as_u64().is_some_and(|at| at >= windows));
     Command::new("kill").args(["-TERM", &daemon.pid().to_string()]).status().unwrap();
     assert!(daemon.0.wait().unwrap().success());
 }
@@ -36,9 +36,9 @@ fn managed(folder: &Path, policy: &str, windows: u64) {
 #[test]
 fn a_live_run_replays() {
     for (policy, windows) in [("random", 15), ("dio", 15), ("intensity-gangs", 25)] {
-        let folder = tempfile::tempdir().unwrap();
-        managed(folder.path(), policy, windows);
-        let replayed = run(folder.path(), &["replay", "run.jsonl.zst", "--json"]).json();
+        let dir = tempfile::tempdir().unwrap();
+        managed(dir.path(), policy, windows);
+        let replayed = run(dir.path(), &["replay", "run.jsonl.zst", "--json"]).json();
         assert_eq!(replayed["recorded_policy"], policy);
         assert_eq!(replayed["same_plans"], replayed["windows"], "{policy}: {replayed}");
         assert!(replayed["windows"].as_u64().unwrap() >= windows, "{policy}: {replayed}");

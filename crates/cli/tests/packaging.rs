@@ -79,30 +79,30 @@ fn the_units_filter_lets_through_what_is_called() {
         return;
     };
     assert!(allowed.len() > 100 && !allowed.contains("mount") && !allowed.contains("add_key"), "{allowed:?}");
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let program = ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
     let config = acting("shake", 20, &program.pid().to_string()) + "[[rules]]\ncommand = \"none\"\n";
-    std::fs::write(folder.path().join("c.toml"), format!("metrics_address = \"127.0.0.1:0\"\n{config}")).unwrap();
+    std::fs::write(dir.path().join("c.toml"), format!("metrics_address = \"127.0.0.1:0\"\n{config}")).unwrap();
     let traced = |args: &[&str], name: &str| {
-        let own = command(folder.path(), args);
+        let own = command(dir.path(), args);
         let mut tracer = Command::new("strace");
-        tracer.args(["-f", "-qq", "-o", name]).arg(own.get_program()).args(own.get_args()).current_dir(folder.path());
+        tracer.args(["-f", "-qq", "-o", name]).arg(own.get_program()).args(own.get_args()).current_dir(dir.path());
         tracer.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
         tracer.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         tracer
     };
     let mut tracer = ChildGuard(traced(&MANAGE, "calls").spawn().unwrap());
-    let journal = folder.path().join("state/restore.journal");
+    let journal = dir.path().join("state/restore.journal");
     assert!(within(Duration::from_secs(60), || journal.exists()), "it does not act under strace");
     std::thread::sleep(Duration::from_millis(500));
-    run(folder.path(), &["status", "--socket", "s.sock"]).ok();
+    run(dir.path(), &["status", "--socket", "s.sock"]).ok();
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", tracer.pid())).unwrap();
     kill(children.split_ascii_whitespace().next().unwrap().parse().unwrap(), signals::TERM);
     assert!(within(Duration::from_secs(60), || tracer.0.try_wait().unwrap().is_some()), "it does not end");
     traced(&["restore", "--state-dir", "state"], "restore-calls").status().unwrap();
     let mut beyond = BTreeSet::new();
     for file in ["calls", "restore-calls"] {
-        let text = std::fs::read_to_string(folder.path().join(file)).unwrap();
+        let text = std::fs::read_to_string(dir.path().join(file)).unwrap();
         let called =
             text.lines().filter_map(|line| line.split_once(' ')?.1.trim_start().split_once('(').map(|(name, _)| name));
         // A call that resumes after another thread's has its name in brackets.

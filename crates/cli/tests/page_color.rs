@@ -30,8 +30,8 @@ fn unusable() -> Option<&'static str> {
         if let Err(unusable) = migration::page_ns() {
             return Some(unusable.reason);
         }
-        let folder = tempfile::tempdir().unwrap();
-        let outcome = run(folder.path(), &["page-color", "run", "--colors", "0-7", "--", "true"]);
+        let dir = tempfile::tempdir().unwrap();
+        let outcome = run(dir.path(), &["page-color", "run", "--colors", "0-7", "--", "true"]);
         (outcome.code != Some(0)).then_some(outcome.err)
     });
     tried.as_deref()
@@ -62,30 +62,30 @@ fn counting(marker: &str) -> [String; 4] {
 /// Cost: a minute of wall time on a host whose colors cannot be distinguished, which is tried once for all tests here.
 #[test]
 fn a_colored_program_does_what_it_does_otherwise() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     if let Some(reason) = unusable() {
         report_unchecked("a program in colors", reason);
         return;
     }
     let numbers: String = (0..60_000u64).map(|index| format!("{}\n", index.wrapping_mul(7_919) % 100_003)).collect();
-    std::fs::write(folder.path().join("numbers"), numbers).unwrap();
+    std::fs::write(dir.path().join("numbers"), numbers).unwrap();
     let sort = ["sort", "--parallel=2", "-S", "8M", "numbers"];
     let args = [&["page-color", "run", "--colors", "0-7", "--report", "r.json", "--"][..], &sort[..]].concat();
-    let colored = run(folder.path(), &args);
+    let colored = run(dir.path(), &args);
     if colored.code == Some(1) && colored.err.contains(MOVED) {
         report_unchecked("a program in colors", colored.err);
         return;
     }
     let colored = colored.ok();
-    let plain = std::process::Command::new("sort").args(&sort[1..]).current_dir(&folder).output().unwrap();
+    let plain = std::process::Command::new("sort").args(&sort[1..]).current_dir(&dir).output().unwrap();
     assert!(colored.out.as_bytes() == plain.stdout, "another output");
-    let report = std::fs::read_to_string(folder.path().join("r.json")).unwrap();
+    let report = std::fs::read_to_string(dir.path().join("r.json")).unwrap();
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
     let figures = &report["processes"][0]["agent"]["account"]["Ok"];
     let figure = |name: &str| figures[name].as_u64().unwrap();
     assert!(figure("faults") > 0 && figure("allowed_pages") > 0, "{figures}");
     assert_eq!((figure("lost_pages"), figure("max_held") <= figure("max_hold")), (0, true), "{figures}");
-    let exits = run(folder.path(), &["page-color", "run", "--colors", "0-7", "--", "sh", "-c", "exit 7"]);
+    let exits = run(dir.path(), &["page-color", "run", "--colors", "0-7", "--", "sh", "-c", "exit 7"]);
     assert!(exits.code == Some(7) || exits.err.contains(MOVED), "{:?}: {}", exits.code, exits.err);
 }
 
@@ -111,7 +111,7 @@ fn agent_of(marker: &str) -> Option<PathBuf> {
 /// Cost: 10 s of CPU, because two threads add until their pages have moved.
 #[test]
 fn a_program_whose_launcher_is_killed_while_it_is_recolored_ends_right() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     if let Some(reason) = unusable() {
         report_unchecked("a launcher that is killed", reason);
         return;
@@ -119,10 +119,10 @@ fn a_program_whose_launcher_is_killed_while_it_is_recolored_ends_right() {
     let each = format!("300{:05}", std::process::id() % 100_000); // tells our program from others
     let line = format!("'{}' && echo right >result || echo wrong >result", counting(&each).join("' '"));
     let args = ["page-color", "run", "--colors", "0-7", "--", "sh", "-c", &line];
-    let mut launcher = command(folder.path(), &args).env(ADDITIONS, &each).stdout(Stdio::null()).spawn().unwrap();
+    let mut launcher = command(dir.path(), &args).env(ADDITIONS, &each).stdout(Stdio::null()).spawn().unwrap();
     let start = Instant::now();
     let (mut turns, mut killed) = (0u32, false);
-    let result = folder.path().join("result");
+    let result = dir.path().join("result");
     while std::fs::read_to_string(&result).map_or(0, |text| text.len()) < 6 {
         assert!(start.elapsed() < Duration::from_secs(90), "the program did not end, {turns} turns");
         if let Some(agent) = agent_of(&each) {
@@ -164,7 +164,7 @@ const HALVES: &str = "[policy.parameters]\nperiod_ns = 1_000_000_000\n\
 /// A colored program that counts, its agent's directory, and a daemon that changes its colors twice a second; with
 /// `shake` also its CPUs, weights and turns, five times a second.
 struct RecoloredProgram {
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
     program: ChildGuard,
     agent: PathBuf,
     daemon: ChildGuard,
@@ -177,13 +177,13 @@ const BEFORE: &str = "00000000000000ffa\n";
 impl RecoloredProgram {
     /// Starts both; `None` if the colors cannot be distinguished now.
     fn start(case: usize, shake: bool) -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         // Practically endless, and distinguishes this program from others.
         let each = format!("9000000{case:02}{:05}", std::process::id() % 100_000);
         let counting = counting(&each);
         let mut args = vec!["page-color", "run", "--colors", "0-7", "--"];
         args.extend(counting.iter().map(String::as_str));
-        let mut program = command(folder.path(), &args);
+        let mut program = command(dir.path(), &args);
         let mut program = ChildGuard(program.env(ADDITIONS, &each).stdout(Stdio::null()).spawn().unwrap());
         let start = Instant::now();
         let agent = loop {
@@ -199,14 +199,14 @@ impl RecoloredProgram {
         let pid = agent.file_name().unwrap().to_string_lossy().into_owned();
         let cpus_before = LinuxHost::new("/").affinity(pid.parse().unwrap()).unwrap();
         let config = if shake { acting("shake", 200, &pid) } else { acting("static-partition", 50, &pid) + HALVES };
-        let daemon = daemon(folder.path(), &config);
-        Some(RecoloredProgram { folder, program, agent, daemon, cpus_before })
+        let daemon = daemon(dir.path(), &config);
+        Some(RecoloredProgram { dir, program, agent, daemon, cpus_before })
     }
 
     /// The first status that meets the condition, which may hold for only a few milliseconds.
     fn until(&self, subject: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let patience = (Duration::from_millis(3), Duration::from_secs(60));
-        status_when(self.folder.path(), subject, patience, wanted)
+        status_when(self.dir.path(), subject, patience, wanted)
     }
 
     /// Waits until the agent has just started to change colors, according to its own report, which is polled far more
@@ -225,7 +225,7 @@ impl RecoloredProgram {
     }
 
     fn journal(&self) -> PathBuf {
-        self.folder.path().join("state/restore.journal")
+        self.dir.path().join("state/restore.journal")
     }
 
     /// Waits until everything that the daemon changed is restored.
@@ -279,7 +279,7 @@ fn a_plan_recolors_a_running_program_whoever_is_killed() {
             "daemon" => shown.put_back(case),
             "both" => {
                 let _ = shown.daemon.0.wait();
-                run(shown.folder.path(), &["restore", "--state-dir", "state"]).ok();
+                run(shown.dir.path(), &["restore", "--state-dir", "state"]).ok();
                 shown.put_back(case);
             }
             _ => {

@@ -11,13 +11,13 @@ fn root() -> PathBuf {
 
 /// A directory with the bundled recordings and the scenarios in it, as for a reader of the README.
 fn workplace() -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme");
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme");
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap();
     for name in ["recordings", "scenarios"] {
-        symlink(root().join(name), folder.join(name)).unwrap();
+        symlink(root().join(name), dir.join(name)).unwrap();
     }
-    folder
+    dir
 }
 
 /// Commands of the README with the lines shown below them, except blank ones.
@@ -59,15 +59,15 @@ fn missing<'a>(shown: &'a [String], output: &str) -> Option<&'a str> {
 /// Does every command in the README print the output shown there?
 #[test]
 fn the_readme_shows_what_the_commands_print() {
-    let folder = workplace();
+    let dir = workplace();
     let commands = shown(&fs::read_to_string(root().join("README.md")).unwrap());
     assert!(commands.len() >= 4, "{commands:?}");
     for (command, lines) in commands {
         let mut cachemate = Command::new(env!("CARGO_BIN_EXE_cachemate"));
         cachemate
             .args(command.split_whitespace())
-            .current_dir(&folder)
-            .env("CACHEMATE_RECORDINGS", folder.join("recordings"));
+            .current_dir(&dir)
+            .env("CACHEMATE_RECORDINGS", dir.join("recordings"));
         let finished = cachemate.output().unwrap();
         assert!(finished.status.success(), "cachemate {command}: {}", String::from_utf8_lossy(&finished.stderr));
         let output = String::from_utf8_lossy(&finished.stdout);

@@ -19,9 +19,9 @@ fn repro(at: &Path, more: &[&str]) -> (Option<i32>, String, Value) {
 }
 
 /// Names and times of the results in a sweep's directory.
-fn made(folder: &Path) -> Vec<(String, std::time::SystemTime)> {
-    let folders = fs::read_dir(folder.join("results")).unwrap().flatten();
-    let files = folders.flat_map(|entry| fs::read_dir(entry.path()).unwrap().flatten());
+fn made(dir: &Path) -> Vec<(String, std::time::SystemTime)> {
+    let dirs = fs::read_dir(dir.join("results")).unwrap().flatten();
+    let files = dirs.flat_map(|entry| fs::read_dir(entry.path()).unwrap().flatten());
     let mut all: Vec<_> = files
         .map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.metadata().unwrap().modified().unwrap()))
         .collect();
@@ -35,8 +35,8 @@ fn made(folder: &Path) -> Vec<(String, std::time::SystemTime)> {
 /// Cost: 17 s of CPU, because one experiment runs three times.
 #[test]
 fn findings_by_an_engine_are_the_same_digits() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     let (code, message, plain) = repro(root, &["--no-store"]);
     assert!(code == Some(1) && message.contains("TC-SERVER"), "{message}");
     assert!(plain["results"].as_array().unwrap().len() > 3);
@@ -64,14 +64,14 @@ fn findings_by_an_engine_are_the_same_digits() {
 
 /// Is an engine without a directory for its runs rejected, and is the cost of a full run reported in advance?
 #[test]
-fn an_engine_needs_a_folder_and_says_what_a_full_run_costs() {
-    let folder = tempfile::tempdir().unwrap();
-    let outcome = run(folder.path(), &["repro", "CA-3", "--engine", "local"]);
+fn an_engine_needs_a_directory_and_says_what_a_full_run_costs() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = run(dir.path(), &["repro", "CA-3", "--engine", "local"]);
     assert!(outcome.code == Some(2) && outcome.err.contains("--engine keeps its runs in -o DIR"), "{}", outcome.err);
-    let cost = run(folder.path(), &["repro", "BS-5", "BS-1", "--seeds", "6", "-o", "out", "--dry-run"]).ok().out;
+    let cost = run(dir.path(), &["repro", "BS-5", "BS-1", "--seeds", "6", "-o", "out", "--dry-run"]).ok().out;
     assert!(cost.contains("left: 2 of 2 experiments with 6 seeds, at most about 0.6 processor hours"), "{cost}");
-    assert!(!folder.path().join("out").exists(), "a dry run makes nothing");
-    let message = run(folder.path(), &["repro", "CA-3", "--seeds", "2", "--engine", "local", "-o", "out"]).ok();
+    assert!(!dir.path().join("out").exists(), "a dry run makes nothing");
+    let message = run(dir.path(), &["repro", "CA-3", "--seeds", "2", "--engine", "local", "-o", "out"]).ok();
     assert!(message.err.contains("processor hours for 2 seeds"), "{}", message.err);
 }
 
@@ -79,8 +79,8 @@ fn an_engine_needs_a_folder_and_says_what_a_full_run_costs() {
 /// runs, and does a check find damaged files?
 #[test]
 fn a_store_changes_no_digit() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     let sample = |more: &[&str]| -> Value {
         run(root, &[&["repro", "CA-2", "--sample", "--json"], more].concat()).json()["results"].clone()
     };
@@ -90,7 +90,10 @@ fn a_store_changes_no_digit() {
         (&plan_before["experiments"][0]["stored_runs"], &plan_before["experiments"][0]["is_complete"]),
         (&0.into(), &false.into())
     );
-    assert!(plan_before["experiments"][0]["next_runs"].as_u64() > Some(0) && !root.join("runs").exists(), "{plan_before}");
+    assert!(
+        plan_before["experiments"][0]["next_runs"].as_u64() > Some(0) && !root.join("runs").exists(),
+        "{plan_before}"
+    );
     let plain = sample(&["--no-store"]);
     assert_eq!(sample(&["--store", "runs"]), plain);
     assert_eq!(sample(&["--store", "runs"]), plain);
@@ -105,8 +108,8 @@ fn a_store_changes_no_digit() {
     let checked = run(root, &verify).json();
     assert_eq!((&checked["made_again"], &checked["wrong"]), (&2.into(), &Value::Array(Vec::new())), "{checked}");
     // Damaged files are detected and their runs repeated; the record of costs is rewritten silently.
-    let folders = fs::read_dir(root.join("runs")).unwrap().flatten();
-    let files = folders.flat_map(|entry| fs::read_dir(entry.path()).unwrap().flatten());
+    let dirs = fs::read_dir(root.join("runs")).unwrap().flatten();
+    let files = dirs.flat_map(|entry| fs::read_dir(entry.path()).unwrap().flatten());
     let mut damaged = 0;
     for file in files {
         damaged += 1;
@@ -130,8 +133,8 @@ fn a_store_changes_no_digit() {
 /// Does a run until results are decided keep its budget, and report the experiments beyond it?
 #[test]
 fn a_budget_is_kept_and_its_account_given() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     let run_with = |budget: &str| {
         let args = ["repro", "run", "BS-1", "--budget", budget, "--max-seeds", "3", "--store", "runs", "--json"];
         run(root, &args).json()

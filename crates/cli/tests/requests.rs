@@ -63,15 +63,15 @@ fn ask<S: Read + Write>(mut stream: S, request: &[u8], hang_up: impl Fn(&S)) {
 /// the bound?
 #[test]
 fn no_request_harms_the_daemon() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let program = ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let config = acting("default", 100, &program.pid().to_string());
-    let mut daemon = daemon(folder.path(), &format!("metrics_address = \"{free}\"\n{config}"));
+    let mut daemon = daemon(dir.path(), &format!("metrics_address = \"{free}\"\n{config}"));
     let patience = (Duration::from_millis(50), Duration::from_secs(60));
-    status_when(folder.path(), "the first window", patience, |status| status["windows"].as_u64() > Some(0));
+    status_when(dir.path(), "the first window", patience, |status| status["windows"].as_u64() > Some(0));
     let before_kib = peak_kib(daemon.pid());
-    let socket = folder.path().join("s.sock");
+    let socket = dir.path().join("s.sock");
     let soon = Some(Duration::from_secs(2));
     let to_socket = send(1, TO_THE_SOCKET, 4_096, |request| {
         let stream = UnixStream::connect(&socket).expect("the socket is there");
@@ -85,7 +85,7 @@ fn no_request_harms_the_daemon() {
         ask(stream, request, |stream| drop(stream.shutdown(Shutdown::Write)));
     });
     assert!(daemon.0.try_wait().unwrap().is_none(), "the daemon ended");
-    run(folder.path(), &["status", "--socket", "s.sock"]).ok();
+    run(dir.path(), &["status", "--socket", "s.sock"]).ok();
     let mut page = TcpStream::connect(free).unwrap();
     page.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     page.write_all(TO_THE_PAGE[0]).unwrap();

@@ -22,8 +22,8 @@ fn sleeper() -> ChildGuard {
 }
 
 /// Moves programs to their first CPU, like a daemon that crashes right afterward; the journal is in `state`.
-fn moved_by_one_who_died(folder: &Path, programs: &[ChildGuard]) {
-    let (host, state) = (LinuxHost::new("/"), folder.join("state"));
+fn moved_by_one_who_died(dir: &Path, programs: &[ChildGuard]) {
+    let (host, state) = (LinuxHost::new("/"), dir.join("state"));
     std::fs::create_dir_all(&state).unwrap();
     let mut journal = Journal::create(&state, &host.boot_id().unwrap(), 0).unwrap();
     for program in programs {
@@ -87,15 +87,15 @@ fn out_of_descriptors_everything_comes_back() {
         report_unchecked("programs that are moved", "one CPU");
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let mut crowd = ShellPrograms::start();
     let first = crowd.children();
-    std::fs::write(folder.path().join("c.toml"), acting("shake", 20, &crowd.0.pid().to_string())).unwrap();
+    std::fs::write(dir.path().join("c.toml"), acting("shake", 20, &crowd.0.pid().to_string())).unwrap();
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -n 48; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_cachemate")]).args(MANAGE);
-    limited.env("CACHEMATE_LOCK_DIR", folder.path());
+    limited.env("CACHEMATE_LOCK_DIR", dir.path());
     let mut daemon =
-        ChildGuard(limited.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
+        ChildGuard(limited.current_dir(dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
     let start = Instant::now();
     while first.iter().all(|&pid| affinity(pid) == whole) {
         assert!(start.elapsed() < Duration::from_secs(60), "nobody was moved");
@@ -106,7 +106,7 @@ fn out_of_descriptors_everything_comes_back() {
     Command::new("kill").arg(daemon.pid().to_string()).status().unwrap();
     let ended = daemon.0.wait().unwrap();
     let start = Instant::now();
-    let journal = folder.path().join("state/restore.journal");
+    let journal = dir.path().join("state/restore.journal");
     while journal.exists() && start.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -119,53 +119,58 @@ fn out_of_descriptors_everything_comes_back() {
 /// a user has handled it?
 #[test]
 fn damage_is_told_by_the_exit_code() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let programs: Vec<ChildGuard> = (0..4).map(|_| sleeper()).collect();
     let affinity_before = affinity(programs[0].pid());
-    moved_by_one_who_died(folder.path(), &programs);
-    let path = folder.path().join("state/restore.journal");
+    moved_by_one_who_died(dir.path(), &programs);
+    let path = dir.path().join("state/restore.journal");
     let mut bytes = std::fs::read(&path).unwrap();
     let second = bytes.iter().position(|&byte| byte == b'\n').unwrap() + 40;
     bytes[second] ^= 4;
     std::fs::write(&path, bytes).unwrap();
-    let outcome = run(folder.path(), &RESTORE);
+    let outcome = run(dir.path(), &RESTORE);
     assert_eq!(outcome.code, Some(1), "{}", outcome.err);
     assert!(outcome.out.contains("line 2 cannot be read"), "{}", outcome.out);
     assert!(programs[1..].iter().all(|program| affinity(program.pid()) == affinity_before));
-    let again = run(folder.path(), &RESTORE);
+    let again = run(dir.path(), &RESTORE);
     assert!(again.code == Some(1) && again.out.contains("quarantined earlier"), "{}", again.out);
-    std::fs::remove_file(folder.path().join("state/damaged.journal.1")).unwrap();
-    run(folder.path(), &RESTORE).ok();
+    std::fs::remove_file(dir.path().join("state/damaged.journal.1")).unwrap();
+    run(dir.path(), &RESTORE).ok();
 }
 
 /// If a state directory became read-only: does `restore` restore the host, and report that the journal stays?
 #[test]
-fn a_read_only_state_folder_is_no_obstacle() {
-    let folder = tempfile::tempdir().unwrap();
+fn a_read_only_state_directory_is_no_obstacle() {
+    let dir = tempfile::tempdir().unwrap();
     let programs: Vec<ChildGuard> = (0..3).map(|_| sleeper()).collect();
     let affinity_before = affinity(programs[0].pid());
-    moved_by_one_who_died(folder.path(), &programs);
-    let state = folder.path().join("state");
+    moved_by_one_who_died(dir.path(), &programs);
+    let state = dir.path().join("state");
     let mount = |args: &[&str]| {
         let mount_status = Command::new("mount").args(args).arg(&state).stderr(Stdio::null()).status();
         mount_status.is_ok_and(|status| status.success())
     };
     if !mount(&["--bind", state.to_str().unwrap()]) {
-        report_unchecked("a read-only state folder", "no right to mount");
+        report_unchecked("a read-only state directory", "no right to mount");
         return;
     }
     let read_only = mount(&["-o", "remount,bind,ro"]);
-    let outcome = run(folder.path(), &RESTORE);
+    let outcome = run(dir.path(), &RESTORE);
     Command::new("umount").arg(&state).status().unwrap();
     assert!(read_only);
-    assert!(programs.iter().all(|program| affinity(program.pid()) == affinity_before), "{}{}", outcome.out, outcome.err);
+    assert!(
+        programs.iter().all(|program| affinity(program.pid()) == affinity_before),
+        "{}{}",
+        outcome.out,
+        outcome.err
+    );
     assert!(
         outcome.code == Some(1) && outcome.out.contains("the journal could not be removed"),
         "{}{}",
         outcome.out,
         outcome.err
     );
-    run(folder.path(), &RESTORE).ok();
+    run(dir.path(), &RESTORE).ok();
     assert!(!state.join("restore.journal").exists());
 }
 
@@ -173,25 +178,24 @@ fn a_read_only_state_folder_is_no_obstacle() {
 /// this reported?
 #[test]
 fn what_a_made_up_journal_asks_for_is_not_done() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let programs = [sleeper()];
     let affinity_before = affinity(programs[0].pid());
-    moved_by_one_who_died(folder.path(), &programs);
-    let journal = folder.path().join("state/restore.journal");
+    moved_by_one_who_died(dir.path(), &programs);
+    let journal = dir.path().join("state/restore.journal");
     if Command::new("chown").arg("65534").arg(&journal).stderr(Stdio::null()).status().unwrap().success() {
-        let outcome = run(folder.path(), &RESTORE);
+        let outcome = run(dir.path(), &RESTORE);
         assert_eq!(outcome.code, Some(1));
         assert!(outcome.out.contains("found owner 65534"), "{}", outcome.out);
         Command::new("chown").arg("0").arg(&journal).status().unwrap();
     } else {
         println!("not shown here: a journal of another user (not root)");
     }
-    run(folder.path(), &RESTORE).ok();
+    run(dir.path(), &RESTORE).ok();
     assert_eq!(affinity(programs[0].pid()), affinity_before);
-    let secret = folder.path().join("secret");
+    let secret = dir.path().join("secret");
     std::fs::write(&secret, "one's own").unwrap();
-    let mut made_up =
-        Journal::create(&folder.path().join("state"), &LinuxHost::new("/").boot_id().unwrap(), 0).unwrap();
+    let mut made_up = Journal::create(&dir.path().join("state"), &LinuxHost::new("/").boot_id().unwrap(), 0).unwrap();
     let (now, wanted) = (ObjectState::Text("another's".into()), ObjectState::Text("one's own".into()));
     made_up
         .journal_changes(&[IntendedChange {
@@ -201,7 +205,7 @@ fn what_a_made_up_journal_asks_for_is_not_done() {
             follows: false,
         }])
         .unwrap();
-    let outcome = run(folder.path(), &RESTORE);
+    let outcome = run(dir.path(), &RESTORE);
     assert!(outcome.code == Some(1) && outcome.out.contains("not restored"), "{}{}", outcome.out, outcome.err);
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "one's own");
 }

@@ -57,7 +57,7 @@ fn a_unit_is_shown_with_its_threads() {
         Ok(group) => group,
         Err(error) => return report_unchecked("a daemon that shows a unit", error),
     };
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let (first, second, other) = (sleeper(), sleeper(), sleeper());
     group.join(first.pid());
     let config = format!(
@@ -65,13 +65,13 @@ fn a_unit_is_shown_with_its_threads() {
          [[rules]]\npid = {}\n",
         other.pid()
     );
-    let _daemon = daemon(folder.path(), &config);
+    let _daemon = daemon(dir.path(), &config);
     let service = |status: &Value, name: &str| -> Option<Value> {
         status["services"].as_array()?.iter().find(|service| service["name"] == name).cloned()
     };
     let wait = |tasks: u64| {
         let has_tasks = |status: &Value| service(status, "redis.service").is_some_and(|redis| redis["tasks"] == tasks);
-        status_when(folder.path(), "the unit's threads", (Duration::from_millis(50), PATIENCE), has_tasks)
+        status_when(dir.path(), "the unit's threads", (Duration::from_millis(50), PATIENCE), has_tasks)
     };
     let status = wait(1);
     let redis = service(&status, "redis.service").unwrap();
@@ -83,16 +83,16 @@ fn a_unit_is_shown_with_its_threads() {
     let redis = service(&wait(2), "redis.service").unwrap();
     assert_eq!(redis["task_ids"].as_array().unwrap().len(), 2);
     for word in ["redis", "redis.service", "unit/redis"] {
-        let explained = run(folder.path(), &["explain", word, "--json", "--socket", "s.sock"]).json();
+        let explained = run(dir.path(), &["explain", word, "--json", "--socket", "s.sock"]).json();
         assert_eq!(explained["services"][0]["name"], "redis.service", "{word}");
         assert_eq!(explained["tasks"].as_array().unwrap().len(), 2, "{word}");
     }
-    let text = run(folder.path(), &["explain", "redis", "--socket", "s.sock"]).ok().out;
+    let text = run(dir.path(), &["explain", "redis", "--socket", "s.sock"]).ok().out;
     assert!(text.contains("which service slows which: none is known") && text.contains("redis.service"), "{text}");
-    let misspelt = run(folder.path(), &["explain", "redis.servce", "--socket", "s.sock"]);
+    let misspelt = run(dir.path(), &["explain", "redis.servce", "--socket", "s.sock"]);
     assert!(misspelt.err.contains("did you mean 'redis.service'"), "{}", misspelt.err);
-    let shown = run(folder.path(), &["status", "--socket", "s.sock"]).ok().out;
-    let with_threads = run(folder.path(), &["status", "--threads", "--socket", "s.sock"]).ok().out;
+    let shown = run(dir.path(), &["status", "--socket", "s.sock"]).ok().out;
+    let with_threads = run(dir.path(), &["status", "--threads", "--socket", "s.sock"]).ok().out;
     let tid = first.pid().to_string();
     assert!(!shown.contains(&format!(" {tid} ")) && with_threads.contains(&tid), "{shown}\n{with_threads}");
     drop((first, second));

@@ -29,8 +29,8 @@ fn store(snapshot: &Snapshot) -> &cachemate_page::ServiceSnapshot {
 /// with the share that the store's own speeds before and after show, and never the quiet service?
 #[test]
 fn the_batch_service_is_named_within_twenty_seconds() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
     interval_program(at, "store", (256 << 10, 0.02), 0.001);
     interval_program(at, "quiet", (256 << 10, 0.0001), 0.0001);
     interval_program(at, "batch", (256 << 10, 0.02), 0.02);

@@ -21,7 +21,7 @@ fn held(pid: u32) -> (u64, usize) {
 #[test]
 fn short_lived_programs_leave_nothing_behind() {
     let tasks: usize = std::env::var("CACHEMATE_SOAK").ok().and_then(|text| text.parse().ok()).unwrap_or(400);
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     // Half of them first and half afterward, so that growth can be distinguished from the needs of a start.
     let half = tasks / 2;
     let script = format!(
@@ -31,17 +31,17 @@ fn short_lived_programs_leave_nothing_behind() {
     );
     let mut parent = Command::new("bash")
         .args(["-c", &script])
-        .current_dir(folder.path())
+        .current_dir(dir.path())
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
     let host = LinuxHost::new("/");
     let affinity_before = host.affinity(parent.id() as i32).unwrap();
-    let mut daemon = daemon(folder.path(), &acting("shake", 50, &parent.id().to_string()));
+    let mut daemon = daemon(dir.path(), &acting("shake", 50, &parent.id().to_string()));
     let start = Instant::now();
     let until = |name: &str| {
-        while !folder.path().join(name).exists() {
+        while !dir.path().join(name).exists() {
             assert!(start.elapsed() < Duration::from_secs(600), "'{name}' did not come");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -49,14 +49,14 @@ fn short_lived_programs_leave_nothing_behind() {
     until("half");
     std::thread::sleep(Duration::from_millis(500));
     let (pages_half, files_half) = held(daemon.0.id());
-    std::fs::write(folder.path().join("go"), "").unwrap();
+    std::fs::write(dir.path().join("go"), "").unwrap();
     until("end");
     let seconds = start.elapsed().as_secs_f64();
     std::thread::sleep(Duration::from_millis(500));
     let (pages_end, files_end) = held(daemon.0.id());
-    let journal = std::fs::metadata(folder.path().join("state/restore.journal")).map_or(0, |found| found.len());
+    let journal = std::fs::metadata(dir.path().join("state/restore.journal")).map_or(0, |found| found.len());
     assert!(daemon.0.try_wait().unwrap().is_none(), "the daemon ended");
-    let status = run(folder.path(), &["status", "--json", "--socket", "s.sock"]).json();
+    let status = run(dir.path(), &["status", "--json", "--socket", "s.sock"]).json();
     let seen = status["counters"]["tasks_seen"].as_u64().unwrap();
     Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
     assert!(daemon.0.wait().unwrap().success());
@@ -74,7 +74,7 @@ fn short_lived_programs_leave_nothing_behind() {
     );
     assert_eq!(affinity_after, affinity_before);
     assert!(masks.iter().all(|mask| *mask == affinity_before), "{masks:?}");
-    assert!(!folder.path().join("state/restore.journal").exists());
+    assert!(!dir.path().join("state/restore.journal").exists());
     assert!(seen >= 2, "the daemon saw {seen} threads");
     // A quarter more, or a megabyte, is due to the allocator; a leak in every task would be far larger.
     assert!(pages_end <= pages_half + pages_half / 4 + 256, "{pages_half} -> {pages_end} pages");
@@ -86,24 +86,24 @@ fn short_lived_programs_leave_nothing_behind() {
 /// is the longest wait of any task for a CPU reported, and does no task starve?
 #[test]
 fn the_longest_wait_under_churn_is_told() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     // Two tasks that always want a CPU, and a birth every 30 ms; a crowded host makes fewer of them, but at least a
     // thousand.
     let script = "(while :; do :; done) & (while :; do :; done) & \
                   i=0; while [ $i -lt 300 ]; do (k=0; while [ $k -lt 2000 ]; do k=$((k+1)); done) & sleep 0.03; i=$((i+1)); done; \
                   touch end; wait";
     let mut parent = Command::new("bash");
-    parent.args(["-c", script]).current_dir(folder.path()).stdin(Stdio::null()).stderr(Stdio::null());
+    parent.args(["-c", script]).current_dir(dir.path()).stdin(Stdio::null()).stderr(Stdio::null());
     // In a separate process group, so that all of it can be ended.
     let mut parent = std::os::unix::process::CommandExt::process_group(&mut parent, 0).spawn().unwrap();
-    let mut daemon = daemon(folder.path(), &acting("shake", 50, &parent.id().to_string()));
+    let mut daemon = daemon(dir.path(), &acting("shake", 50, &parent.id().to_string()));
     let start = Instant::now();
-    while !folder.path().join("end").exists() && start.elapsed() < Duration::from_secs(300) {
+    while !dir.path().join("end").exists() && start.elapsed() < Duration::from_secs(300) {
         std::thread::sleep(Duration::from_millis(100));
     }
     let churned = start.elapsed();
-    let status = run(folder.path(), &["status", "--json", "--socket", "s.sock"]).json();
-    let words = run(folder.path(), &["status", "--socket", "s.sock"]).ok().out;
+    let status = run(dir.path(), &["status", "--json", "--socket", "s.sock"]).json();
+    let words = run(dir.path(), &["status", "--socket", "s.sock"]).ok().out;
     Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
     assert!(daemon.0.wait().unwrap().success());
     Command::new("kill").args(["-KILL", "--", &format!("-{}", parent.id())]).status().unwrap();
@@ -144,30 +144,30 @@ fn from_environment(name: &str, default: u64) -> u64 {
 fn births_are_followed_at_a_small_cost() {
     let seconds = from_environment("CACHEMATE_BIRTHS_SECONDS", 3);
     let threads = from_environment("CACHEMATE_BIRTHS_THREADS", 500);
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let script = "n=0; while [ ! -e stop ]; do i=0; while [ $i -lt 50 ]; do /bin/true & i=$((i+1)); done; \
                   n=$((n+50)); sleep 0.02; [ -e live -a ! -e lives ] && { sleep 1000 & echo $! >pid; touch lives; }; \
                   echo $n >births; done; kill $(cat pid)";
     let mut births = Command::new("bash")
         .args(["-c", script])
-        .current_dir(folder.path())
+        .current_dir(dir.path())
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
     let pid = std::process::id();
     let config = format!("window_ms = 200\npolicy = {{ name = \"default\" }}\n[[rules]]\npid = {pid}\n");
-    let mut daemon = daemon(folder.path(), &config);
+    let mut daemon = daemon(dir.path(), &config);
     let every = (Duration::from_millis(50), Duration::from_secs(120));
     let windows = |status: &serde_json::Value| status["windows"].as_u64();
     let status =
-        |subject: &str, wanted: &dyn Fn(&serde_json::Value) -> bool| status_when(folder.path(), subject, every, wanted);
+        |subject: &str, wanted: &dyn Fn(&serde_json::Value) -> bool| status_when(dir.path(), subject, every, wanted);
     let names = |status: &serde_json::Value, name: &str| {
         let tasks = status["tasks"].as_array().map(Vec::as_slice).unwrap_or_default();
         tasks.iter().filter(|task| task["name"] == name).count() as u64
     };
     let read_births = || {
-        let text = std::fs::read_to_string(folder.path().join("births")).unwrap_or_default();
+        let text = std::fs::read_to_string(dir.path().join("births")).unwrap_or_default();
         text.trim().parse::<u64>().unwrap_or(0)
     };
     let settled = status("the first windows", &|status| windows(status) > Some(5) && read_births() > 0);
@@ -183,14 +183,14 @@ fn births_are_followed_at_a_small_cost() {
         since("cpu_ns") / since("running_ns")
     };
     let cost_of_births = cost(&settled, &ended);
-    std::fs::write(folder.path().join("live"), "").unwrap();
-    while !folder.path().join("lives").exists() {
+    std::fs::write(dir.path().join("live"), "").unwrap();
+    while !dir.path().join("lives").exists() {
         assert!(start.elapsed() < Duration::from_secs(seconds + 120));
         std::thread::sleep(Duration::from_millis(5));
     }
     let born = windows(&status("a status", &|_| true)).unwrap();
     let managed = windows(&status("the program that lives", &|status| names(status, "sleep") > 0)).unwrap();
-    std::fs::write(folder.path().join("stop"), "").unwrap();
+    std::fs::write(dir.path().join("stop"), "").unwrap();
     births.wait().unwrap();
     let (gate, crowd_name) = (std::sync::Arc::new(std::sync::Barrier::new(threads as usize + 1)), "crowd");
     for _ in 0..threads {

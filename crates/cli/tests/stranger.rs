@@ -16,17 +16,17 @@ use common::{ChildGuard, daemon, run, status_when};
 const NOBODY: u32 = 65_534;
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
 /// Variable with the test's directory, for the other user's part of it.
-const FOLDER: &str = "CACHEMATE_TEST_FOLDER";
+const DIR: &str = "CACHEMATE_TEST_FOLDER";
 
 /// A directory that all users may read; `None` if not root, which is reported.
-fn folder(subject: &str) -> Option<tempfile::TempDir> {
+fn dir(subject: &str) -> Option<tempfile::TempDir> {
     if !rustix::process::geteuid().is_root() {
         println!("not shown here: {subject}: needs root to become another user");
         return None;
     }
-    let folder = tempfile::tempdir().unwrap();
-    open_to_all(folder.path());
-    Some(folder)
+    let dir = tempfile::tempdir().unwrap();
+    open_to_all(dir.path());
+    Some(dir)
 }
 
 fn open_to_all(path: &Path) {
@@ -34,15 +34,15 @@ fn open_to_all(path: &Path) {
 }
 
 /// Runs one of the tests below as `nobody` until it reports that it is done; it continues until it is dropped.
-fn as_nobody(folder: &Path, part: &str) -> ChildGuard {
+fn as_nobody(dir: &Path, part: &str) -> ChildGuard {
     // The test program may be where `nobody` cannot read it. Another process copies it: a file that this one writes may
     // be open in a child that another test has just forked, and a file that is open for writing cannot be executed.
-    let program = folder.join(part);
+    let program = dir.join(part);
     let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap();
     assert!(copied.success(), "{copied}");
     open_to_all(&program);
     let mut command = Command::new(&program);
-    command.args(["--exact", part, "--ignored", "--nocapture"]).env(FOLDER, folder).current_dir(folder);
+    command.args(["--exact", part, "--ignored", "--nocapture"]).env(DIR, dir).current_dir(dir);
     command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut running = ChildGuard(command.spawn().unwrap());
     let mut output = String::new();
@@ -59,37 +59,37 @@ fn done() {
 }
 
 fn place() -> Option<PathBuf> {
-    std::env::var_os(FOLDER).map(PathBuf::from)
+    std::env::var_os(DIR).map(PathBuf::from)
 }
 
-fn ready(folder: &Path) {
-    status_when(folder, "a window", PATIENCE, |status| status["windows"].as_u64() > Some(0));
+fn ready(dir: &Path) {
+    status_when(dir, "a window", PATIENCE, |status| status["windows"].as_u64() > Some(0));
 }
 
 /// Does another user at the socket get no information, and root an answer, however many connections that user holds?
 #[test]
 fn a_stranger_is_told_nothing_and_holds_up_nobody() {
-    let Some(folder) = folder("a stranger's connections") else { return };
-    let _daemon = daemon(folder.path(), "window_ms = 100\n");
-    ready(folder.path());
-    let _stranger = as_nobody(folder.path(), "part_of_a_stranger_at_the_socket");
+    let Some(dir) = dir("a stranger's connections") else { return };
+    let _daemon = daemon(dir.path(), "window_ms = 100\n");
+    ready(dir.path());
+    let _stranger = as_nobody(dir.path(), "part_of_a_stranger_at_the_socket");
     for _ in 0..5 {
-        run(folder.path(), &["status", "--json", "--socket", "s.sock"]).json();
+        run(dir.path(), &["status", "--json", "--socket", "s.sock"]).json();
     }
 }
 
 #[test]
 #[ignore = "run by the test above, as nobody"]
 fn part_of_a_stranger_at_the_socket() {
-    let Some(folder) = place() else { return };
+    let Some(dir) = place() else { return };
     for request in ["status\n", "reload\n"] {
-        let mut stream = UnixStream::connect(folder.join("s.sock")).unwrap();
+        let mut stream = UnixStream::connect(dir.join("s.sock")).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         assert!(answer.contains("user 65534 may not ask here"), "{answer}");
     }
-    let held: Vec<UnixStream> = (0..300).map(|_| UnixStream::connect(folder.join("s.sock")).unwrap()).collect();
+    let held: Vec<UnixStream> = (0..300).map(|_| UnixStream::connect(dir.join("s.sock")).unwrap()).collect();
     done();
     drop(held);
 }
@@ -100,38 +100,39 @@ fn part_of_a_stranger_at_the_socket() {
 /// Cost: 10 s of CPU, because two programs run until the daemon has credited one of them.
 #[test]
 fn a_stranger_cannot_report_for_another() {
-    let Some(folder) = folder("a stranger's reports") else { return };
+    let Some(dir) = dir("a stranger's reports") else { return };
     let program = ChildGuard(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
     let pid = program.pid();
     let config = format!("window_ms = 100\n[[rules]]\npid = {pid}\naction = \"observe\"\n");
-    let _daemon = daemon(folder.path(), &config);
-    ready(folder.path());
-    std::fs::write(folder.path().join("pid"), pid.to_string()).unwrap();
-    let stranger = as_nobody(folder.path(), "part_of_a_stranger_in_the_progress_folder");
+    let _daemon = daemon(dir.path(), &config);
+    ready(dir.path());
+    std::fs::write(dir.path().join("pid"), pid.to_string()).unwrap();
+    let stranger = as_nobody(dir.path(), "part_of_a_stranger_in_the_progress_directory");
     let reports = |status: &serde_json::Value| status["tasks"][0]["progress_unit"] == "work reported";
     let windows = |status: &serde_json::Value| status["windows"].as_u64().unwrap_or(0);
-    let status_before = status_when(folder.path(), "a status", PATIENCE, |_| true);
-    let status_after = status_when(folder.path(), "windows", PATIENCE, |status| windows(status) > windows(&status_before) + 5);
+    let status_before = status_when(dir.path(), "a status", PATIENCE, |_| true);
+    let status_after =
+        status_when(dir.path(), "windows", PATIENCE, |status| windows(status) > windows(&status_before) + 5);
     assert!(!reports(&status_after), "{status_after}");
     // The daemon's own user gets an answer.
     drop(stranger);
-    let report = folder.path().join(format!("progress/{pid}"));
+    let report = dir.path().join(format!("progress/{pid}"));
     // The daemon has removed the other user's file, unless that user wrote it again after the last window.
     let _ = std::fs::remove_file(&report);
     let heard = (1u64..200).any(|count| {
         std::fs::write(&report, count.to_ne_bytes()).unwrap();
         std::thread::sleep(Duration::from_millis(50));
-        reports(&status_when(folder.path(), "a status", PATIENCE, |_| true))
+        reports(&status_when(dir.path(), "a status", PATIENCE, |_| true))
     });
     assert!(heard, "root's own report is not heard");
 }
 
 #[test]
 #[ignore = "run by the test above, as nobody"]
-fn part_of_a_stranger_in_the_progress_folder() {
-    let Some(folder) = place() else { return };
-    let pid = std::fs::read_to_string(folder.join("pid")).unwrap();
-    let progress = folder.join("progress");
+fn part_of_a_stranger_in_the_progress_directory() {
+    let Some(dir) = place() else { return };
+    let pid = std::fs::read_to_string(dir.join("pid")).unwrap();
+    let progress = dir.join("progress");
     let report = progress.join(pid);
     let own_report = progress.join(std::process::id().to_string());
     rustix::fs::mknodat(rustix::fs::CWD, &own_report, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
@@ -149,22 +150,22 @@ fn part_of_a_stranger_in_the_progress_folder() {
 
 /// Are the journal and the locks inaccessible to other users for reading, writing and removing while a daemon runs?
 #[test]
-fn a_stranger_sees_nothing_of_the_state_folder() {
-    let Some(folder) = folder("a stranger at the state folder") else { return };
-    let _daemon = daemon(folder.path(), "window_ms = 100\n");
-    ready(folder.path());
-    let _stranger = as_nobody(folder.path(), "part_of_a_stranger_at_the_state_folder");
+fn a_stranger_sees_nothing_of_the_state_directory() {
+    let Some(dir) = dir("a stranger at the state directory") else { return };
+    let _daemon = daemon(dir.path(), "window_ms = 100\n");
+    ready(dir.path());
+    let _stranger = as_nobody(dir.path(), "part_of_a_stranger_at_the_state_directory");
 }
 
 #[test]
 #[ignore = "run by the test above, as nobody"]
-fn part_of_a_stranger_at_the_state_folder() {
-    let Some(folder) = place() else { return };
-    let state = folder.join("state");
+fn part_of_a_stranger_at_the_state_directory() {
+    let Some(dir) = place() else { return };
+    let state = dir.join("state");
     assert!(std::fs::read_dir(&state).is_err());
     assert!(std::fs::File::open(state.join("daemon.lock")).is_err());
     assert!(std::fs::write(state.join("restore.journal"), "").is_err());
-    assert!(std::fs::rename(&state, folder.join("elsewhere")).is_err());
+    assert!(std::fs::rename(&state, dir.join("elsewhere")).is_err());
     done();
 }
 
@@ -181,8 +182,8 @@ const NAMES: [(&str, &str); 4] = [
 /// daemon's log, the page of a recording?
 #[test]
 fn a_strangers_name_acts_on_no_front_end() {
-    let Some(folder) = folder("a stranger's program") else { return };
-    let at = folder.path();
+    let Some(dir) = dir("a stranger's program") else { return };
+    let at = dir.path();
     let mut config = String::from(
         "window_ms = 100\nrun_log = \"run.jsonl\"\nmetrics_textfile = \"metrics.prom\"\npolicy = { name = \"default\" }\n",
     );

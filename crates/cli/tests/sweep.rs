@@ -13,14 +13,14 @@ const SCENARIO: &str = "name = \"pair\"\ndescription = \"two programs\"\nmachine
      length = { cycles = 300_000 }\n[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n";
 
 /// Four points with two seeds, of which a filter leaves six tasks; `seeds` more make it longer.
-fn sweep_file(folder: &Path, seeds: u32) -> PathBuf {
-    fs::write(folder.join("pair.toml"), SCENARIO).unwrap();
+fn sweep_file(dir: &Path, seeds: u32) -> PathBuf {
+    fs::write(dir.join("pair.toml"), SCENARIO).unwrap();
     let text = format!(
         "name = \"pairs\"\n[axes]\nscenario = [\"pair.toml\"]\nmachine = [\"xeon-x5365-4\", \"xeon-x5365-4?caches.l2.size=2M\"]\n\
          policy = [\"default\", \"random\"]\nseed = {{ first = 1, count = {seeds} }}\n\
          [[skip]]\npolicy = \"random\"\nmachine = \"xeon-x5365-4\"\n"
     );
-    let path = folder.join("sweep-pairs.toml");
+    let path = dir.join("sweep-pairs.toml");
     fs::write(&path, text).unwrap();
     path
 }
@@ -30,20 +30,20 @@ fn lines(path: &Path) -> Vec<serde_json::Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn results_in(folder: &Path) -> usize {
-    let folders = fs::read_dir(folder.join("results")).into_iter().flatten().flatten();
-    folders.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten()).count()
+fn results_in(dir: &Path) -> usize {
+    let dirs = fs::read_dir(dir.join("results")).into_iter().flatten().flatten();
+    dirs.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten()).count()
 }
 
 /// Does a sweep whose name imitates a terminal command, with failures of such names, show as plain text?
 #[test]
 fn no_name_of_a_sweep_acts_on_the_terminal() {
-    let folder = tempfile::tempdir().unwrap();
-    let text = std::fs::read_to_string(sweep_file(folder.path(), 1)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(sweep_file(dir.path(), 1)).unwrap();
     let hostile = r#"name = "\u001b]0;x\u0007\u202e\n6 of 6 {1}""#;
     let named = text.replacen("name = \"pairs\"", hostile, 1).replacen("pair.toml", "p\\u001b[2J\\u2066.toml", 1);
-    fs::rename(folder.path().join("pair.toml"), folder.path().join("p\u{1b}[2J\u{2066}.toml")).unwrap();
-    fs::write(folder.path().join("sweep-pairs.toml"), named).unwrap();
+    fs::rename(dir.path().join("pair.toml"), dir.path().join("p\u{1b}[2J\u{2066}.toml")).unwrap();
+    fs::write(dir.path().join("sweep-pairs.toml"), named).unwrap();
     let steps: [&[&str]; 5] = [
         &["sweep", "run", "sweep-pairs.toml", "-o", "out"],
         &["sweep", "status", "out"],
@@ -52,7 +52,7 @@ fn no_name_of_a_sweep_acts_on_the_terminal() {
         &["sweep", "report", "out"],
     ];
     for step in steps {
-        let outcome = run(folder.path(), step);
+        let outcome = run(dir.path(), step);
         let both = format!("{}{}", outcome.out, outcome.err);
         let acts =
             |c: char| (c.is_control() && c != '\n') || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -64,8 +64,8 @@ fn no_name_of_a_sweep_acts_on_the_terminal() {
 /// Does a sweep run to its end, report its progress, merge in the manifest's order, and run nothing twice?
 #[test]
 fn a_sweep_runs_is_merged_and_reported() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     sweep_file(root, 2);
     let outcome = run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]).ok();
     assert_eq!(outcome.out, "out: 6 of 6 tasks finished\n");
@@ -98,8 +98,8 @@ fn a_sweep_runs_is_merged_and_reported() {
 /// Does a sweep that is killed repeatedly end with the same bytes as one that was not?
 #[test]
 fn a_killed_sweep_goes_on_where_it_was() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     sweep_file(root, 10);
     run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "whole"]).ok();
     run(root, &["sweep", "merge", "whole"]).ok();
@@ -128,8 +128,8 @@ fn a_killed_sweep_goes_on_where_it_was() {
 /// Does Ctrl-C end a sweep at once, keep finished results, and leave no claim?
 #[test]
 fn an_interrupted_sweep_keeps_what_is_finished() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     sweep_file(root, 100);
     let mut sweep = command(root, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]);
     let mut sweep = ChildGuard(sweep.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
@@ -151,9 +151,9 @@ fn an_interrupted_sweep_keeps_what_is_finished() {
 
 /// Do two concurrent sweeps in one directory, with single tasks beside them, produce every result once?
 #[test]
-fn several_workers_share_a_folder() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+fn several_workers_share_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     sweep_file(root, 4);
     run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "one"]).ok();
     // Only the manifest, as an engine's workers find it.
@@ -171,8 +171,8 @@ fn several_workers_share_a_folder() {
     let id = lines(&root.join("one/manifest.jsonl"))[12]["id"].as_str().unwrap().to_string();
     run(root, &["sweep", "run", "-o", "two", "--task", &id]).ok();
     assert!(first.0.wait().unwrap().success() && second.0.wait().unwrap().success());
-    for folder in ["one", "two"] {
-        run(root, &["sweep", "merge", folder]).ok();
+    for dir in ["one", "two"] {
+        run(root, &["sweep", "merge", dir]).ok();
     }
     let bytes = |name: &str| fs::read(root.join(name).join("merged.jsonl")).unwrap();
     assert_eq!(bytes("one"), bytes("two"));
@@ -192,8 +192,8 @@ fn several_workers_share_a_folder() {
 /// Is a recording that changed during the sweep reported as a failure, and are curves of recordings measured?
 #[test]
 fn curves_of_recordings_and_a_recording_that_changed() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     for (name, lines) in [("small", 300), ("large", 2000)] {
         fs::write(root.join(format!("{name}.lackey")), lackey(lines, 3, 2)).unwrap();
         run(root, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
@@ -225,8 +225,8 @@ fn curves_of_recordings_and_a_recording_that_changed() {
 /// Is a full disk reported, and does the sweep continue when there is space?
 #[test]
 fn a_full_disk_is_said() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     sweep_file(root, 12);
     fs::create_dir(root.join("small")).unwrap();
     // A separate file system in a separate mount namespace.
@@ -253,8 +253,8 @@ fn a_full_disk_is_said() {
 /// Are errors in a sweep file reported with their place, before anything starts?
 #[test]
 fn mistakes_are_told_with_their_place() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
     let path = sweep_file(root, 2);
     let text = fs::read_to_string(&path).unwrap();
     let refused = |from: &str, to: &str| {
@@ -296,7 +296,7 @@ fn mistakes_are_told_with_their_place() {
     for args in [&["sweep", "status", "nowhere"][..], &["sweep", "run", "-o", "nowhere"]] {
         let outcome = run(root, args);
         assert!(
-            outcome.code == Some(1) && outcome.err.contains("nowhere: no such folder: 'cachemate sweep run"),
+            outcome.code == Some(1) && outcome.err.contains("nowhere: no such directory: 'cachemate sweep run"),
             "{}",
             outcome.err
         );
@@ -327,10 +327,10 @@ fn mistakes_are_told_with_their_place() {
 /// Does a small part of the documentation's example run?
 #[test]
 fn the_example_expands() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/sweep-example.toml");
-    let outcome = run(folder.path(), &["sweep", "run", example, "-o", "out", "--shard", "15/15"]).ok();
+    let outcome = run(dir.path(), &["sweep", "run", example, "-o", "out", "--shard", "15/15"]).ok();
     assert!(outcome.out.contains("1 of 1 tasks finished"), "{}", outcome.out);
-    let status = run(folder.path(), &["sweep", "status", "out", "--json"]).json();
+    let status = run(dir.path(), &["sweep", "status", "out", "--json"]).json();
     assert_eq!(status["total"], 15);
 }

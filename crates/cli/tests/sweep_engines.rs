@@ -29,8 +29,8 @@ const CYCLES: u64 = 3_000_000;
 
 /// A directory with a sweep of this number of tasks, and the local engine's result.
 fn prepared(tasks: u32) -> (tempfile::TempDir, Vec<u8>) {
-    let folder = tempfile::Builder::new().prefix("engines").tempdir().unwrap();
-    let root = folder.path();
+    let dir = tempfile::Builder::new().prefix("engines").tempdir().unwrap();
+    let root = dir.path();
     let scenario = format!(
         "name = \"pair\"\ndescription = \"two programs\"\nmachine = \"xeon-x5365-4\"\nseed = 1\nscale = 100\n\
          length = {{ cycles = {CYCLES} }}\n[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n"
@@ -43,12 +43,12 @@ fn prepared(tasks: u32) -> (tempfile::TempDir, Vec<u8>) {
     run(root, &["sweep", "run", "sweep.toml", "-o", "local"]).ok();
     run(root, &["sweep", "merge", "local"]).ok();
     let bytes = fs::read(root.join("local/merged.jsonl")).unwrap();
-    (folder, bytes)
+    (dir, bytes)
 }
 
-fn results_in(folder: &Path) -> usize {
-    let folders = fs::read_dir(folder.join("results")).into_iter().flatten().flatten();
-    folders.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten()).count()
+fn results_in(dir: &Path) -> usize {
+    let dirs = fs::read_dir(dir.join("results")).into_iter().flatten().flatten();
+    dirs.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten()).count()
 }
 
 /// Waits until the condition holds.
@@ -107,17 +107,17 @@ fn spawned(mut command: Command, log: &Path) -> ChildGuard {
 
 /// Slurm's daemons on loopback: a controller and four node names on this host.
 struct Cluster {
-    folder: PathBuf,
+    dir: PathBuf,
     controller: Option<ChildGuard>,
     nodes: Vec<ChildGuard>,
     _munge: ChildGuard,
 }
 
 impl Cluster {
-    fn start(folder: &Path) -> Cluster {
+    fn start(dir: &Path) -> Cluster {
         use std::os::unix::fs::PermissionsExt;
-        let at = |name: &str| folder.join(name);
-        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+        let at = |name: &str| dir.join(name);
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
         for name in ["munge", "state"] {
             fs::create_dir(at(name)).unwrap();
             fs::set_permissions(at(name), fs::Permissions::from_mode(0o755)).unwrap();
@@ -131,8 +131,8 @@ impl Cluster {
         }
         let munge = spawned(munged, &at("munge.log"));
         until("munge's socket", || at("munge/socket").exists());
-        fs::write(at("slurm.conf"), Self::configuration(folder)).unwrap();
-        let mut cluster = Cluster { folder: folder.to_path_buf(), controller: None, nodes: Vec::new(), _munge: munge };
+        fs::write(at("slurm.conf"), Self::configuration(dir)).unwrap();
+        let mut cluster = Cluster { dir: dir.to_path_buf(), controller: None, nodes: Vec::new(), _munge: munge };
         cluster.start_controller(true);
         for node in 0..4 {
             let mut slurmd = Command::new("slurmd");
@@ -143,9 +143,9 @@ impl Cluster {
         cluster
     }
 
-    fn configuration(folder: &Path) -> String {
+    fn configuration(dir: &Path) -> String {
         let host = String::from_utf8(Command::new("hostname").arg("-s").output().unwrap().stdout).unwrap();
-        let (host, d) = (host.trim(), folder.display());
+        let (host, d) = (host.trim(), dir.display());
         let mut text = format!(
             "ClusterName=cachemate\nSlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={}\nAuthType=auth/munge\n\
              AuthInfo=socket={d}/munge/socket\nSlurmUser=root\nSlurmdUser=root\nStateSaveLocation={d}/state\n\
@@ -165,17 +165,17 @@ impl Cluster {
 
     fn start_controller(&mut self, fresh: bool) {
         let mut slurmctld = Command::new("slurmctld");
-        slurmctld.args(["-D", "-f"]).arg(self.folder.join("slurm.conf"));
+        slurmctld.args(["-D", "-f"]).arg(self.dir.join("slurm.conf"));
         if fresh {
             slurmctld.arg("-c");
         }
-        self.controller = Some(spawned(slurmctld, &self.folder.join("controller.out")));
+        self.controller = Some(spawned(slurmctld, &self.dir.join("controller.out")));
     }
 
     fn ask(&self, program: &str, args: &[&str]) -> String {
         // Clients hang without a controller.
         let mut client = Command::new("timeout");
-        client.args(["-k", "1", "10", program]).args(args).env("SLURM_CONF", self.folder.join("slurm.conf"));
+        client.args(["-k", "1", "10", program]).args(args).env("SLURM_CONF", self.dir.join("slurm.conf"));
         String::from_utf8_lossy(&client.output().unwrap().stdout).into_owned()
     }
 
@@ -209,10 +209,10 @@ fn slurm_loses_nodes_and_its_controller() {
         println!("not shown here: Slurm (slurmctld, slurmd, slurm-client, munge)");
         return;
     }
-    let (folder, expected) = prepared(40);
-    let root = folder.path();
+    let (dir, expected) = prepared(40);
+    let root = dir.path();
     let mut cluster = Cluster::start(&tempfile::Builder::new().prefix("slurm").tempdir().unwrap().keep());
-    let conf = cluster.folder.join("slurm.conf");
+    let conf = cluster.dir.join("slurm.conf");
     let env: [(&str, &Path); 1] = [("SLURM_CONF", &conf)];
     let args = ["--engine", "slurm", "--heartbeat-timeout", "10"];
     SweepProcess::start(root, "plain", &args, &env).ends_with(root, "plain", &expected);
@@ -240,9 +240,9 @@ fn slurm_loses_nodes_and_its_controller() {
     }
     sweep.ends_with(root, "stuck", &expected);
     cluster.ask("scancel", &["--user", "root"]);
-    let cluster_folder = cluster.folder.clone();
+    let cluster_dir = cluster.dir.clone();
     drop(cluster);
-    let _ = fs::remove_dir_all(cluster_folder);
+    let _ = fs::remove_dir_all(cluster_dir);
 }
 
 /// The Python interpreter with Dask.
@@ -263,8 +263,8 @@ fn dask_loses_a_worker_and_its_scheduler() {
         return;
     }
     let Some(python) = python() else { return };
-    let (folder, expected) = prepared(40);
-    let root = folder.path();
+    let (dir, expected) = prepared(40);
+    let root = dir.path();
     let args = ["--engine", "dask", "--python", &python, "--heartbeat-timeout", "10"];
     SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(root, "own", &expected);
 
@@ -308,8 +308,8 @@ fn hyperqueue_loses_a_worker_and_its_server() {
         println!("not shown here: HyperQueue (no 'hq'; CACHEMATE_HQ names it)");
         return;
     }
-    let (folder, expected) = prepared(40);
-    let root = folder.path();
+    let (dir, expected) = prepared(40);
+    let root = dir.path();
     let args = ["--engine", "hq", "--hq", &hq, "--heartbeat-timeout", "10"];
     SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(root, "own", &expected);
 

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use common::{ChildGuard, command, daemon, run};
 
 /// A daemon that observes one sleeping program.
-fn observing(folder: &Path) -> (ChildGuard, ChildGuard) {
+fn observing(dir: &Path) -> (ChildGuard, ChildGuard) {
     let sleeper = ChildGuard(std::process::Command::new("sleep").arg("600").spawn().unwrap());
-    let daemon = daemon(folder, &format!("window_ms = 20\n[[rules]]\npid = {}\n", sleeper.pid()));
+    let daemon = daemon(dir, &format!("window_ms = 20\n[[rules]]\npid = {}\n", sleeper.pid()));
     let start = Instant::now();
-    while !run(folder, &["status", "--socket", "s.sock"]).out.contains("sleep") {
+    while !run(dir, &["status", "--socket", "s.sock"]).out.contains("sleep") {
         assert!(start.elapsed() < Duration::from_secs(120), "the daemon does not answer");
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -61,11 +61,11 @@ mod screen {
     }
 
     impl TopOnTerminal {
-        fn start(folder: &Path) -> Self {
+        fn start(dir: &Path) -> Self {
             let (ours, theirs) = terminal();
             let before = modes(&theirs);
             let stdio = || Stdio::from(theirs.try_clone().unwrap());
-            let mut command = command(folder, &["top", "--socket", "s.sock", "--interval", "0.1"]);
+            let mut command = command(dir, &["top", "--socket", "s.sock", "--interval", "0.1"]);
             command.env("TERM", "xterm").stdin(stdio()).stdout(stdio()).stderr(stdio());
             let top = ChildGuard(command.spawn().unwrap());
             let seen = Arc::new(Mutex::new(Vec::new()));
@@ -111,10 +111,10 @@ mod screen {
     /// Is the screen taken, the program shown, and the terminal restored after q, Ctrl-C and a signal alike?
     #[test]
     fn a_terminal_gets_a_screen_and_is_given_back() {
-        let folder = tempfile::tempdir().unwrap();
-        let _both = observing(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let _both = observing(dir.path());
         for how in ["q", "\u{3}", "SIGTERM"] {
-            let mut shown = TopOnTerminal::start(folder.path());
+            let mut shown = TopOnTerminal::start(dir.path());
             shown.until("sleep");
             assert_ne!(modes(&shown.theirs), shown.before, "keys come one by one");
             // Blanks are skipped by cursor movement rather than written.
@@ -133,9 +133,9 @@ mod screen {
     /// If the daemon ends: does the screen report it and continue?
     #[test]
     fn a_daemon_that_ends_is_told_on_the_screen() {
-        let folder = tempfile::tempdir().unwrap();
-        let (daemon, _sleeper) = observing(folder.path());
-        let mut shown = TopOnTerminal::start(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let (daemon, _sleeper) = observing(dir.path());
+        let mut shown = TopOnTerminal::start(dir.path());
         shown.until("sleep");
         drop(daemon);
         shown.until("s.sock");
@@ -147,19 +147,19 @@ mod screen {
 /// Into a pipe: is there one print without escape sequences, and with --json one object per iteration?
 #[test]
 fn a_pipe_gets_one_print() {
-    let folder = tempfile::tempdir().unwrap();
-    let _both = observing(folder.path());
-    let once = run(folder.path(), &["top", "--socket", "s.sock"]).ok();
+    let dir = tempfile::tempdir().unwrap();
+    let _both = observing(dir.path());
+    let once = run(dir.path(), &["top", "--socket", "s.sock"]).ok();
     assert!(once.out.contains("sleep") && !once.out.contains('\u{1b}'), "{}", once.out);
     assert_eq!(once.out.matches("cachemate 0").count(), 1, "{}", once.out);
     assert!(!once.out.contains('\u{202f}'), "{}", once.out);
-    let looks = run(folder.path(), &["top", "--socket", "s.sock", "--json", "-n", "2", "--interval", "0.1"]).ok();
+    let looks = run(dir.path(), &["top", "--socket", "s.sock", "--json", "-n", "2", "--interval", "0.1"]).ok();
     let pids = looks.out.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["pid"].clone());
     assert_eq!(pids.filter(|pid| pid.as_u64().is_some()).count(), 2);
-    let named = run(folder.path(), &["explain", "sleep", "--socket", "s.sock", "--json"]).json();
+    let named = run(dir.path(), &["explain", "sleep", "--socket", "s.sock", "--json"]).json();
     assert!(named["pid"].is_number() && named["tasks"][0]["name"] == "sleep", "{named}");
-    let misspelt = run(folder.path(), &["explain", "sleeep", "--socket", "s.sock"]);
+    let misspelt = run(dir.path(), &["explain", "sleeep", "--socket", "s.sock"]);
     assert!(misspelt.code == Some(1) && misspelt.err.contains("did you mean 'sleep'"), "{}", misspelt.err);
-    let nobody = run(folder.path(), &["top", "--socket", "other.sock"]);
+    let nobody = run(dir.path(), &["top", "--socket", "other.sock"]);
     assert_eq!((nobody.code, nobody.out.as_str()), (Some(1), ""));
 }

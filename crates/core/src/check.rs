@@ -95,7 +95,9 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
 
 fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSample>) -> Result<(), PlanError> {
     for (index, schedule) in plan.gangs.iter().enumerate() {
-        if let Some(earlier_index) = plan.gangs[..index].iter().position(|earlier| earlier.cpus.intersects(&schedule.cpus)) {
+        if let Some(earlier_index) =
+            plan.gangs[..index].iter().position(|earlier| earlier.cpus.intersects(&schedule.cpus))
+        {
             return Err(PlanError::OverlappingGangs(earlier_index, index));
         }
         let invalid = |cause| Err(PlanError::InvalidGang(index, cause));

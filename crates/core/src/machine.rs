@@ -199,7 +199,8 @@ impl Topology {
     pub fn memory_factor(&self, node_from: u32, pages_per_node: &[u64]) -> Option<f64> {
         let row = self.memory_latency.get(node_from as usize)?;
         let pages: u64 = pages_per_node.iter().sum();
-        let weighted_factor = |(node, &pages): (usize, &u64)| Some(pages as f64 * row.get(node).copied().filter(|far| *far >= 1.0)?);
+        let weighted_factor =
+            |(node, &pages): (usize, &u64)| Some(pages as f64 * row.get(node).copied().filter(|far| *far >= 1.0)?);
         let nodes = pages_per_node.iter().enumerate().filter(|(_, pages)| **pages > 0).map(weighted_factor);
         let sum = nodes.sum::<Option<f64>>()?;
         (pages > 0).then(|| sum / pages as f64)

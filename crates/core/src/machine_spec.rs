@@ -507,7 +507,8 @@ impl MachineSpec {
             let found = format!("{} groups, at least {} ways", parts.groups, parts.min_ways);
             return fail("way_partitions", found, "1 group or more, 1 to `ways` ways");
         }
-        let inner_cache = self.caches[..index].iter().rfind(|inner_cache| inner_cache.level != CacheLevel::L1Instruction);
+        let inner_cache =
+            self.caches[..index].iter().rfind(|inner_cache| inner_cache.level != CacheLevel::L1Instruction);
         if let Some(inner_cache) = inner_cache.filter(|_| cache.level > CacheLevel::L1Data) {
             if cache.level <= inner_cache.level {
                 return fail("level", format!("{:?}", cache.level), "levels from the core outwards, each once");
@@ -548,7 +549,8 @@ impl MachineSpec {
     fn memory_latency(&self) -> Vec<Vec<f64>> {
         let (memory, nodes) = (&self.memory, self.memory.nodes as usize);
         let remote_factor = f64::from(memory.remote_latency_cycles) / f64::from(memory.local_latency_cycles.max(1));
-        let row = |node_from: usize| (0..nodes).map(|node| if node == node_from { 1.0 } else { remote_factor }).collect();
+        let row =
+            |node_from: usize| (0..nodes).map(|node| if node == node_from { 1.0 } else { remote_factor }).collect();
         if nodes > 1 { (0..nodes).map(row).collect() } else { Vec::new() }
     }
 
@@ -567,7 +569,8 @@ impl MachineSpec {
             }
         });
         let last_level = self.last_level().map(|cache| cache.level);
-        let instances = self.caches.iter().flat_map(|cache| (0..self.instances(cache)).map(move |instance| (cache, instance)));
+        let instances =
+            self.caches.iter().flat_map(|cache| (0..self.instances(cache)).map(move |instance| (cache, instance)));
         let caches = instances.enumerate().map(|(id, (cache, instance))| {
             let per_instance = cache.shared_by_cores * self.contexts_per_core;
             Cache {

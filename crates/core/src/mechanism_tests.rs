@@ -180,8 +180,10 @@ fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
         applied: in_force,
     };
     let other_plan = Plan::idle(WindowLength::Time { ns: 5 });
-    let recorded_windows =
-        vec![(seen(0, AppliedPlan::default()), plan.clone(), pending_move(10)), (seen(1, pending_move(600)), other_plan, pending_move(700))];
+    let recorded_windows = vec![
+        (seen(0, AppliedPlan::default()), plan.clone(), pending_move(10)),
+        (seen(1, pending_move(600)), other_plan, pending_move(700)),
+    ];
     let machine = Canned(recorded_windows.into_iter(), None, topology(1), capabilities(&[]));
     let mut run = ControlLoop::new(machine, Vec::new(), Box::new(NullPredictor), "keep", KeepPlanPolicy, plan.window);
     let first = run.step().unwrap().unwrap();

@@ -30,7 +30,8 @@ impl Reason {
         while let Some(open) = remaining_text.find('{') {
             let (literal_text, placeholder) = remaining_text.split_at(open);
             rendered.push_str(literal_text);
-            let place = placeholder[1..].split_once('}').and_then(|(index, after)| Some((index.parse::<usize>().ok()?, after)));
+            let place =
+                placeholder[1..].split_once('}').and_then(|(index, after)| Some((index.parse::<usize>().ok()?, after)));
             match place.and_then(|(index, after)| Some((*self.tasks.get(index)?, after))) {
                 Some((task, after)) => {
                     rendered.push_str(&name(task).to_string());

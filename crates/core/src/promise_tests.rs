@@ -69,7 +69,11 @@ fn without_evidence_a_promise_is_unknown() {
     assert_eq!(missing_evidence(&[1.0; 5], None, true), Some(MissingPromiseEvidence::SoloSpeed));
     assert_eq!(missing_evidence(&[1.0; 5], solo(0.01), false), Some(MissingPromiseEvidence::Counters));
     assert_eq!(missing_evidence(&[1.0; 2], solo(0.01), true), Some(MissingPromiseEvidence::Windows));
-    assert_eq!(missing_evidence(&[0.9; 5], solo(0.01), true), Some(MissingPromiseEvidence::SoloSpeed), "that of other work");
+    assert_eq!(
+        missing_evidence(&[0.9; 5], solo(0.01), true),
+        Some(MissingPromiseEvidence::SoloSpeed),
+        "that of other work"
+    );
 }
 
 /// Is a promise infeasible only as long as no measurement shows it kept, and does the report name the programs that

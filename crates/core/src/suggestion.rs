@@ -7,8 +7,8 @@ pub fn nearest_name<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str
     let mut best: Option<(usize, &str)> = None;
     for candidate in candidates {
         let lowercase_candidate = candidate.to_lowercase();
-        let is_prefix =
-            !lowercase_name.is_empty() && (lowercase_candidate.starts_with(&lowercase_name) || lowercase_name.starts_with(&lowercase_candidate));
+        let is_prefix = !lowercase_name.is_empty()
+            && (lowercase_candidate.starts_with(&lowercase_name) || lowercase_name.starts_with(&lowercase_candidate));
         let distance = if is_prefix { 1 } else { strsim::osa_distance(&lowercase_name, &lowercase_candidate) };
         let max_distance = lowercase_name.chars().count().max(lowercase_candidate.chars().count()).div_ceil(3);
         if distance <= max_distance && best.is_none_or(|(least, _)| distance < least) {

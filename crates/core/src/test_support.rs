@@ -140,7 +140,13 @@ impl ViewFixture {
     /// A first window with this number of tasks, none of which has a profile.
     pub fn new(topology: Topology, capabilities: Capabilities, tasks: u32) -> Self {
         let previous_plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
-        ViewFixture { topology, capabilities, observation: observation(0, tasks), profiles: BTreeMap::new(), previous_plan }
+        ViewFixture {
+            topology,
+            capabilities,
+            observation: observation(0, tasks),
+            profiles: BTreeMap::new(),
+            previous_plan,
+        }
     }
 
     /// The input of a policy.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_agent::layout::{FOLDER_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE};
+use cachemate_agent::layout::{DIR_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE};
 use cachemate_linux::act::colors::agents::{self, AgentReport, ResidentPages, resident, target_text};
 use cachemate_linux::act::colors::preloadable;
 use cachemate_linux::act::colors::reference_set::{self, BASE, FrameLedger};
@@ -44,7 +44,7 @@ pub fn available_bytes() -> Option<u64> {
 /// A colored program; its directory is removed with it.
 pub struct ColoredProgram {
     child: Child,
-    folder: PathBuf,
+    dir: PathBuf,
     ledger: FrameLedger,
     kit_id: String,
     /// Pages of each process, as last read.
@@ -62,7 +62,9 @@ impl ColoredProgram {
         let name = start.command.first().context("no command")?;
         let path = std::env::var("PATH").ok();
         let file = preloadable::find(name, path.as_deref()).with_context(|| format!("{name}: not found"))?;
-        if let Some(reason) = preloadable::refusal(&file).with_context(|| format!("{}: cannot be read", file.display()))? {
+        if let Some(reason) =
+            preloadable::refusal(&file).with_context(|| format!("{}: cannot be read", file.display()))?
+        {
             bail!("{reason}");
         }
         let (host, base) = (LinuxHost::new("/"), Path::new(BASE));
@@ -72,15 +74,15 @@ impl ColoredProgram {
         // Each session of a launcher has its own directory.
         static SESSIONS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let session = SESSIONS.fetch_add(1, Ordering::Relaxed);
-        let folder = agents::make_session(base, std::process::id(), session, LIBRARY)?;
-        let library = folder.join(agents::LIBRARY);
+        let dir = agents::make_session(base, std::process::id(), session, LIBRARY)?;
+        let library = dir.join(agents::LIBRARY);
         let preload = match std::env::var("LD_PRELOAD") {
             Ok(preloads) if !preloads.is_empty() => format!("{}:{preloads}", library.display()),
             _ => library.display().to_string(),
         };
         let mut command = Command::new(&file);
         command.arg0(name).args(&start.command[1..]).env("LD_PRELOAD", preload);
-        command.env(FOLDER_VARIABLE, &folder).env(MASK_VARIABLE, target_text(start.mask, true));
+        command.env(DIR_VARIABLE, &dir).env(MASK_VARIABLE, target_text(start.mask, true));
         command.env(HOLD_VARIABLE, start.hold_bytes.to_string());
         command.envs(start.variables.iter().map(|(name, value)| (*name, value.as_os_str())));
         if let Some(path) = start.output {
@@ -99,11 +101,11 @@ impl ColoredProgram {
         let child = match command.spawn() {
             Ok(child) => child,
             Err(error) => {
-                let _ = fs::remove_dir_all(&folder);
+                let _ = fs::remove_dir_all(&dir);
                 return Err(error).with_context(|| format!("{name}: cannot be started"));
             }
         };
-        Ok(ColoredProgram { child, folder, ledger, kit_id, resident_by_pid: BTreeMap::new(), mask: start.mask })
+        Ok(ColoredProgram { child, dir, ledger, kit_id, resident_by_pid: BTreeMap::new(), mask: start.mask })
     }
 
     /// Process id of the program itself.
@@ -120,13 +122,13 @@ impl ColoredProgram {
     }
 
     /// The directory of the program's own agent.
-    pub fn agent_folder(&self) -> PathBuf {
-        self.folder.join(self.pid().to_string())
+    pub fn agent_dir(&self) -> PathBuf {
+        self.dir.join(self.pid().to_string())
     }
 
     /// The current report of the program's agent.
     pub fn agent_report(&self) -> Option<AgentReport> {
-        AgentReport::read(&LinuxHost::new("/"), &self.agent_folder()).ok()
+        AgentReport::read(&LinuxHost::new("/"), &self.agent_dir()).ok()
     }
 
     /// Waits until the agent is running. A refusal by the agent, the end of the program, and a timeout are errors.
@@ -151,7 +153,7 @@ impl ColoredProgram {
     /// # Errors
     /// The agent's file cannot be written.
     pub fn recolor(&mut self, mask: u64) -> anyhow::Result<()> {
-        let path = self.agent_folder().join("wanted");
+        let path = self.agent_dir().join("wanted");
         let text = format!("{}\n", target_text(mask, true));
         LinuxHost::new("/").write(&path, &text).with_context(|| format!("{}: cannot be written", path.display()))?;
         self.mask = mask;
@@ -179,9 +181,9 @@ impl ColoredProgram {
     /// The reports of all agents of the session: the program's own, and those of programs that it started.
     pub fn agent_reports(&self) -> Vec<(i32, AgentReport)> {
         let host = LinuxHost::new("/");
-        let pids = agents::processes(&host, &self.folder);
+        let pids = agents::processes(&host, &self.dir);
         pids.into_iter()
-            .filter_map(|pid| Some((pid, AgentReport::read(&host, &self.folder.join(pid.to_string())).ok()?)))
+            .filter_map(|pid| Some((pid, AgentReport::read(&host, &self.dir.join(pid.to_string())).ok()?)))
             .collect()
     }
 
@@ -229,8 +231,8 @@ impl Drop for ColoredProgram {
         // Programs that it left behind still have the directory's files open or mapped; `tidy` of a later session
         // removes them.
         let host = LinuxHost::new("/");
-        if !agents::processes(&host, &self.folder).into_iter().any(|pid| host.stat(pid).is_ok()) {
-            let _ = fs::remove_dir_all(&self.folder);
+        if !agents::processes(&host, &self.dir).into_iter().any(|pid| host.stat(pid).is_ok()) {
+            let _ = fs::remove_dir_all(&self.dir);
         }
     }
 }

@@ -236,7 +236,8 @@ fn run_windows(
     let WindowSinks { shared_status, mut log, mut endpoints, header, mut services } = sinks;
     let started = Instant::now();
     loop {
-        if switches.reload.swap(false, Ordering::Relaxed) && reload(source, live, watcher, &shared_status, &mut services, say)
+        if switches.reload.swap(false, Ordering::Relaxed)
+            && reload(source, live, watcher, &shared_status, &mut services, say)
         {
             end_log(&mut log, "the configuration was reloaded", say);
         }

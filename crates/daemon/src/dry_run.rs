@@ -49,8 +49,7 @@ impl DryRun {
     /// Observes one window and the resulting list; true if this is the list to report.
     pub fn observe(&mut self, record: &WindowRecord, list: &[Change]) -> bool {
         self.windows += 1;
-        let messages =
-            record.applied.refused.iter().map(|item| &item.message).filter(|message| *message != OBSERVING);
+        let messages = record.applied.refused.iter().map(|item| &item.message).filter(|message| *message != OBSERVING);
         for refusal in messages {
             self.refuse(refusal.clone());
         }

@@ -144,7 +144,8 @@ pub fn open(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::R
     }
     let window = window_length(&run_options.config);
     let partitions = host_survey.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
-    let mut capabilities: Capabilities = capabilities(&host_survey.capability_survey, partitions, window.as_nanos() as u64);
+    let mut capabilities: Capabilities =
+        capabilities(&host_survey.capability_survey, partitions, window.as_nanos() as u64);
     let (colors, color_partitions) = match colors::partitions(&host_survey.topology) {
         Ok(color_partitions) => {
             (Support::Yes { note: Some(colors::describe_partitions(&color_partitions)) }, color_partitions)
@@ -181,7 +182,8 @@ pub fn open(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::R
     let owners =
         run_options.runtime.clone().map(|runtime| GroupOwners::with_runtime(runtime.directory, runtime.updates));
     let kernel = LinuxHost::new("/").with_owners(owners.unwrap_or_default());
-    let machine = LiveMachine::new(kernel, host_survey.topology.clone(), capabilities, host_survey.events.clone(), options);
+    let machine =
+        LiveMachine::new(kernel, host_survey.topology.clone(), capabilities, host_survey.events.clone(), options);
     let pipeline = pipeline(&run_options.config, &host_survey.topology, machine.capabilities())?;
     let (header, missing_evidence) = (pipeline.header(&machine), pipeline.missing_evidence(&machine));
     Ok(LiveRun { control_loop: pipeline.start(machine), header, missing_evidence })
@@ -308,7 +310,8 @@ pub(crate) fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<Strin
         };
         for file in files {
             let read = ProfileFile::read(&file)?;
-            let end = (0..=read.program.len().min(15)).rev().find(|&index| read.program.is_char_boundary(index)).unwrap_or(0);
+            let end =
+                (0..=read.program.len().min(15)).rev().find(|&index| read.program.is_char_boundary(index)).unwrap_or(0);
             if let Some(duplicate) = profiles.insert(read.program[..end].to_string(), read.profile) {
                 drop(duplicate);
                 bail!("{}: a second profile of '{}'", file.display(), read.program);

@@ -73,7 +73,8 @@ fn answer(request: &Request<Incoming>, token: Option<&str>, pages: &impl PageRou
     let refuse = |status, text: &str| respond(status, "text/plain; charset=utf-8", format!("{text}\n"));
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
     if let Some(token) = token {
-        let given_token = request.headers().get(AUTHORIZATION).and_then(|header| header.as_bytes().strip_prefix(b"Bearer "));
+        let given_token =
+            request.headers().get(AUTHORIZATION).and_then(|header| header.as_bytes().strip_prefix(b"Bearer "));
         if !given_token.is_some_and(|given_token| constant_time_eq(given_token, token.as_bytes())) {
             let mut refusal = refuse(StatusCode::UNAUTHORIZED, "expected the token of metrics_token_file");
             refusal.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -119,7 +119,9 @@ const TEXTFILE_PERIOD: Duration = Duration::from_secs(15);
 /// # Errors
 /// The file cannot be written now; later failures are retried.
 pub fn write_textfile(path: &Path, shared_status: SharedStatus) -> anyhow::Result<()> {
-    let write = |path: &Path, shared_status: &SharedStatus| cachemate_files::replace(path, page(&shared_status.status()).as_bytes());
+    let write = |path: &Path, shared_status: &SharedStatus| {
+        cachemate_files::replace(path, page(&shared_status.status()).as_bytes())
+    };
     write(path, &shared_status).with_context(|| format!("{}: the metrics cannot be written", path.display()))?;
     let path = path.to_path_buf();
     std::thread::spawn(move || {
@@ -260,8 +262,11 @@ fn promises(registry: &mut Registry, status: &DaemonStatus) {
 /// The slowdown of each service, and its main causes.
 fn service_gauges(registry: &mut Registry, services: &[ServiceStatus]) {
     let services = &services[..services.len().min(MAX_SERVICES)];
-    let service_labels = |service: &ServiceStatus| vec![label("service", &service.name), label("kind", service.kind.text())];
-    let rows_of = |value: fn(&ServiceStatus) -> f64| services.iter().map(|status| (service_labels(status), value(status))).collect();
+    let service_labels =
+        |service: &ServiceStatus| vec![label("service", &service.name), label("kind", service.kind.text())];
+    let rows_of = |value: fn(&ServiceStatus) -> f64| {
+        services.iter().map(|status| (service_labels(status), value(status))).collect()
+    };
     gauge(registry, "service_tasks", "Managed threads of the service", rows_of(|status| f64::from(status.tasks)));
     gauge(registry, "service_cpus", "Processor time per time", rows_of(|status| status.cpu_share));
     let slowdowns = services.iter().filter_map(|service| {
@@ -328,8 +333,8 @@ mod tests {
     /// Is a token read from its file, and rejected if every user may read the file or if it is too short?
     #[test]
     fn a_token_is_a_secret_line() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("token");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
         let config = ManageConfig {
             metrics_address: Some("0.0.0.0:9753".to_string()),
             metrics_token_file: Some(path.clone()),

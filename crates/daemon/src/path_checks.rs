@@ -21,7 +21,7 @@ const MAX_SOCKET_PATH: usize = 107;
 /// The path, and the reason.
 pub fn check(config: &ManageConfig) -> anyhow::Result<()> {
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
-    check_folder(&state_dir).with_context(|| format!("state_dir: {}", state_dir.display()))?;
+    check_dir(&state_dir).with_context(|| format!("state_dir: {}", state_dir.display()))?;
     check_cpusets(config)?;
     let path = config.socket.clone().unwrap_or_else(paths::socket);
     socket(&path).with_context(|| format!("socket: {}", path.display()))?;
@@ -55,7 +55,7 @@ fn check_write_access(path: &Path) -> anyhow::Result<()> {
 }
 
 /// Checks that a directory exists or can be created.
-fn check_folder(path: &Path) -> anyhow::Result<()> {
+fn check_dir(path: &Path) -> anyhow::Result<()> {
     if path.as_os_str().is_empty() {
         bail!("found an empty path, expected a directory");
     }
@@ -80,7 +80,7 @@ fn parent(path: &Path) -> anyhow::Result<&Path> {
 }
 
 fn socket(path: &Path) -> anyhow::Result<()> {
-    check_folder(parent(path)?)?;
+    check_dir(parent(path)?)?;
     let bytes = path.as_os_str().len();
     if bytes > MAX_SOCKET_PATH {
         bail!("found {bytes} bytes, expected {MAX_SOCKET_PATH} at most");
@@ -92,12 +92,12 @@ fn socket(path: &Path) -> anyhow::Result<()> {
 }
 
 fn check_log_file(path: &Path) -> anyhow::Result<()> {
-    let folder = parent(path)?;
+    let dir = parent(path)?;
     match path.metadata() {
-        Ok(metadata) if metadata.is_dir() => bail!("is a folder"),
+        Ok(metadata) if metadata.is_dir() => bail!("is a directory"),
         Ok(_) => check_write_access(path),
-        Err(_) if folder.is_dir() => check_write_access(folder),
-        Err(_) => bail!("{} is not a directory", folder.display()),
+        Err(_) if dir.is_dir() => check_write_access(dir),
+        Err(_) => bail!("{} is not a directory", dir.display()),
     }
 }
 
@@ -113,12 +113,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let at = |name: &str| root.path().join(name);
         std::fs::write(at("file"), "{}").unwrap();
-        std::fs::create_dir(at("folder")).unwrap();
+        std::fs::create_dir(at("directory")).unwrap();
         let good = ManageConfig {
             state_dir: Some(at("a/b/state")),
             socket: Some(at("run/s.sock")),
             run_log: Some(at("log.zst")),
-            profiles: vec![at("folder")],
+            profiles: vec![at("directory")],
             ..ManageConfig::default()
         };
         check(&good).unwrap();
@@ -129,7 +129,7 @@ mod tests {
             ("state_dir", |c, path| c.state_dir = Some(path), "file"),
             ("socket", |c, path| c.socket = Some(path), ""),
             ("socket", |c, path| c.socket = Some(path), "file"),
-            ("socket", |c, path| c.socket = Some(path.join("s".repeat(120))), "folder"),
+            ("socket", |c, path| c.socket = Some(path.join("s".repeat(120))), "directory"),
             ("profiles", |c, path| c.profiles = vec![path], "missing.json"),
             ("profiles", |c, path| c.profiles = vec![path], "file"),
             ("run_log", |c, path| c.run_log = Some(path), "missing/log"),

@@ -112,9 +112,13 @@ impl RateHistory {
 
 /// Work of all tasks of a service: the reported work if any of them reports, otherwise their instructions.
 fn task_work(observation: &Observation, service: &ServiceIdentity) -> Option<(FloorMeasure, f64)> {
-    let own_tasks: Vec<&TaskSample> = observation.tasks.iter().filter(|task| task.service_or_command() == *service).collect();
+    let own_tasks: Vec<&TaskSample> =
+        observation.tasks.iter().filter(|task| task.service_or_command() == *service).collect();
     let sum = |work: fn(&TaskSample) -> Option<f64>| {
-        own_tasks.iter().filter_map(|task| work(task)).fold(None, |sum: Option<f64>, work| Some(sum.unwrap_or(0.0) + work))
+        own_tasks
+            .iter()
+            .filter_map(|task| work(task))
+            .fold(None, |sum: Option<f64>, work| Some(sum.unwrap_or(0.0) + work))
     };
     let reported = sum(|task| task.progress).map(|work| (FloorMeasure::Reported, work));
     let instructions = || sum(|task| task.counts.get(CounterEvent::Instructions));

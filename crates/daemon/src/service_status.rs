@@ -154,7 +154,8 @@ impl From<NriState> for NriStatus {
 
 /// Describes a control group that its owner or a user has changed.
 pub(crate) fn override_text(group: &GroupOverride) -> String {
-    let owner_text = group.owner.map_or("another program or a person".to_string(), |owner| format!("{owner} or a person"));
+    let owner_text =
+        group.owner.map_or("another program or a person".to_string(), |owner| format!("{owner} or a person"));
     let GroupOverride { cgroup, wanted_cpus: wanted, current, .. } = group;
     format!("cpuset {}: CPUs {wanted} overridden by {owner_text}, now {current}", printable(cgroup))
 }

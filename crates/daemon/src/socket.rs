@@ -101,7 +101,9 @@ fn listen_at(path: &Path, mode: u32, shared_status: SharedStatus) -> anyhow::Res
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .with_context(|| format!("{shown}: cannot set its mode"))?;
     let start_result = listener.set_nonblocking(true).and_then(|()| {
-        serve_in_own_thread("cachemate-socket", || Ok(listen(tokio::net::UnixListener::from_std(listener)?, shared_status)))
+        serve_in_own_thread("cachemate-socket", || {
+            Ok(listen(tokio::net::UnixListener::from_std(listener)?, shared_status))
+        })
     });
     start_result.with_context(|| format!("{shown}: the socket's thread cannot be started"))
 }
@@ -124,21 +126,22 @@ async fn listen(listener: tokio::net::UnixListener, shared_status: SharedStatus)
         let Some((stream, _)) = accept(listener.accept().await).await else { continue };
         let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
         let is_owner = user == 0 || user == own_user;
-        let is_allowed = is_owner || shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner).contains(&user);
+        let is_allowed =
+            is_owner || shared_status.allow_users.lock().unwrap_or_else(PoisonError::into_inner).contains(&user);
         let peer = Peer { user, is_owner, is_allowed };
         let limit = match (is_owner, is_allowed) {
             (true, _) => &mut owners,
             (false, true) => &mut friends,
             (false, false) => &mut strangers,
         };
-        limit.serve(user, |_| answer(stream, peer, shared.clone()));
+        limit.serve(user, |_| answer(stream, peer, shared_status.clone()));
     }
 }
 
 /// Answers a request; a peer that disconnects needs no answer.
 async fn answer(mut stream: tokio::net::UnixStream, peer: Peer, shared_status: SharedStatus) {
     let Ok(request) = read_request(&mut stream).await else { return };
-    if let Ok(text) = render_reply(&request, peer, &shared) {
+    if let Ok(text) = render_reply(&request, peer, &shared_status) {
         let _ = stream.write_all(text.as_bytes()).await;
     }
 }

@@ -449,7 +449,8 @@ impl Watcher {
     fn observe_guardian(&mut self, pid: Option<u32>) {
         if self.status.guardian_pid != pid || self.status.guardian_isolated.is_none() {
             let own_pid = std::process::id() as i32;
-            let ends_together = pid.and_then(|pid| do_end_together(&LinuxHost::new("/"), own_pid, i32::try_from(pid).ok()?));
+            let ends_together =
+                pid.and_then(|pid| do_end_together(&LinuxHost::new("/"), own_pid, i32::try_from(pid).ok()?));
             self.status.guardian_isolated = ends_together.map(|ends_together| !ends_together);
         }
         self.status.guardian_pid = pid;
@@ -473,7 +474,8 @@ impl Watcher {
         for task in record.observation.tasks.iter().filter(|task| !task.exited) {
             let has_run = task.has_run();
             let previous_ns = self.waiting_ns.get(&task.task).copied().unwrap_or(0);
-            let going_on = if task.cpu.is_some() && !has_run { previous_ns + record.observation.span.elapsed_ns } else { 0 };
+            let going_on =
+                if task.cpu.is_some() && !has_run { previous_ns + record.observation.span.elapsed_ns } else { 0 };
             if going_on > 0 {
                 waits_ns.insert(task.task, going_on);
             }

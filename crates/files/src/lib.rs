@@ -1,7 +1,7 @@
 //! The one place that opens files named by an argument, a configuration, a network share, or another user.
 //!
 //! A path from outside may lead to a FIFO that never answers, to a device that never ends, through a link into another
-//! user's file, or into a folder in which another user replaces files while they are read. So every file is opened
+//! user's file, or into a directory in which another user replaces files while they are read. So every file is opened
 //! without blocking. It must be a plain file, and is read up to a stated number of bytes. If the content is obeyed (a
 //! journal, a store, a library to preload), the file lies in a [`TrustedDir`], which checks the owner and the mode and
 //! follows no link. Written files appear whole, because they are renamed from an unpredictable name.

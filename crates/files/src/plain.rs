@@ -8,7 +8,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::{refuse, unpredictable_name};
 
-/// Opens a plain file for reading. Links are followed, because the user named the path; FIFOs, devices and folders are
+/// Opens a plain file for reading. Links are followed, because the user named the path; FIFOs, devices and directories are
 /// refused without waiting for them.
 ///
 /// # Errors
@@ -25,7 +25,7 @@ pub(crate) fn file_kind(metadata: &Metadata) -> &'static str {
     use std::os::unix::fs::FileTypeExt;
     let file_type = metadata.file_type();
     match () {
-        () if file_type.is_dir() => "a folder",
+        () if file_type.is_dir() => "a directory",
         () if file_type.is_fifo() => "a FIFO",
         () if file_type.is_socket() => "a socket",
         () if file_type.is_char_device() || file_type.is_block_device() => "a device",
@@ -53,18 +53,18 @@ pub fn create(path: &Path, overwrite: bool) -> io::Result<File> {
     options.open(path)
 }
 
-/// Entries of one folder that are listed at most.
+/// Entries of one directory that are listed at most.
 const MAX_ENTRIES: usize = 1 << 20;
 
-/// The paths in a folder, in the order of their names.
+/// The paths in a directory, in the order of their names.
 ///
 /// # Errors
-/// As the file system reports, or the folder has more than 1,048,576 entries.
-pub fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
+/// As the file system reports, or the directory has more than 1,048,576 entries.
+pub fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
+    for entry in std::fs::read_dir(dir)? {
         if paths.len() == MAX_ENTRIES {
-            let message = format!("{}: found more than {MAX_ENTRIES} entries, expected at most that", folder.display());
+            let message = format!("{}: found more than {MAX_ENTRIES} entries, expected at most that", dir.display());
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
         }
         paths.push(entry?.path());
@@ -140,7 +140,7 @@ impl FreshFile {
     /// Makes an empty file beside `path`, under a name that no other process can have chosen.
     ///
     /// # Errors
-    /// As the file system reports, or `path` is a folder, a device, a FIFO or a socket, which a rename would replace.
+    /// As the file system reports, or `path` is a directory, a device, a FIFO or a socket, which a rename would replace.
     pub fn create(path: &Path) -> io::Result<Self> {
         let name = path.file_name().ok_or_else(|| refuse(path, "no file name", "the path of a file"))?;
         if let Ok(metadata) = path.symlink_metadata()
@@ -199,26 +199,26 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// Are FIFOs, devices and folders refused at once, and named for what they are?
+    /// Are FIFOs, devices and directories refused at once, and named for what they are?
     #[test]
     fn only_plain_files_are_opened() {
-        let folder = tempfile::tempdir().unwrap();
-        let fifo = folder.path().join("fifo");
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
         rustix::fs::mknodat(CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
         for (path, kind) in
-            [(fifo.as_path(), "a FIFO"), (Path::new("/dev/zero"), "a device"), (folder.path(), "a folder")]
+            [(fifo.as_path(), "a FIFO"), (Path::new("/dev/zero"), "a device"), (dir.path(), "a directory")]
         {
             let error = read_limited(path, 10).unwrap_err().to_string();
             assert_eq!(error, format!("{}: found {kind}, expected a plain file", path.display()));
         }
-        assert_eq!(read_limited(&folder.path().join("none"), 10).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(read_limited(&dir.path().join("none"), 10).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     /// Is the limit exact, for bytes and for text?
     #[test]
     fn a_longer_file_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("ten");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ten");
         std::fs::write(&path, "0123456789").unwrap();
         assert_eq!(read_text_limited(&path, 10).unwrap(), "0123456789");
         let error = read_limited(&path, 9).unwrap_err();
@@ -230,16 +230,16 @@ mod tests {
     /// Is a file replaced whole, a link of its name not followed, and nothing left behind after an error?
     #[test]
     fn a_file_is_replaced_whole_and_a_link_is_not_followed() {
-        let folder = tempfile::tempdir().unwrap();
-        let (path, secret) = (folder.path().join("file"), folder.path().join("secret"));
+        let dir = tempfile::tempdir().unwrap();
+        let (path, secret) = (dir.path().join("file"), dir.path().join("secret"));
         std::fs::write(&secret, "secret").unwrap();
         symlink(&secret, &path).unwrap();
         replace(&path, b"new").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
         assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
-        std::fs::create_dir(folder.path().join("occupied")).unwrap();
-        assert!(replace(&folder.path().join("occupied"), b"new").is_err());
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
-        assert!(metadata(&folder.path().join("none")).unwrap().is_none());
+        std::fs::create_dir(dir.path().join("occupied")).unwrap();
+        assert!(replace(&dir.path().join("occupied"), b"new").is_err());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+        assert!(metadata(&dir.path().join("none")).unwrap().is_none());
     }
 }

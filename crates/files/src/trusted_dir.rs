@@ -1,4 +1,4 @@
-//! Folders in which only their owner, this user or root, can have put anything.
+//! Directories in which only their owner, this user or root, can have put anything.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use crate::{refuse, unpredictable_name};
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// Access to a folder, fixed when it is opened. Commands that only report open it read-only, so that they cannot change it.
+/// Access to a directory, fixed when it is opened. Commands that only report open it read-only, so that they cannot change it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DirAccess {
     /// Nothing in it can be made, changed or removed.
@@ -25,8 +25,8 @@ pub enum DirAccess {
     ReadWrite,
 }
 
-/// An open folder that only its owner, this user or root, can change. Everything in it is reached from its descriptor
-/// along no link, and must be a plain file or folder of the same owners.
+/// An open directory that only its owner, this user or root, can change. Everything in it is reached from its descriptor
+/// along no link, and must be a plain file or directory of the same owners.
 #[derive(Debug)]
 pub struct TrustedDir {
     file: OwnedFd,
@@ -40,17 +40,17 @@ fn is_trusted(owner: u32) -> bool {
 
 fn check_dir(path: &Path, stat: &Stat) -> io::Result<()> {
     if !is_trusted(stat.st_uid) {
-        let owner = format!("a folder of user {}", stat.st_uid);
+        let owner = format!("a directory of user {}", stat.st_uid);
         return Err(refuse(path, owner, "one of this user or of root (remove it)"));
     }
     if stat.st_mode & OTHERS_WRITE != 0 {
-        let mode = format!("a folder with mode {:04o}", stat.st_mode & 0o7777);
+        let mode = format!("a directory with mode {:04o}", stat.st_mode & 0o7777);
         return Err(refuse(path, mode, "one that only its owner may write (remove it)"));
     }
     Ok(())
 }
 
-/// Can no other user put another folder in the place of one here?
+/// Can no other user put another directory in the place of one here?
 fn check_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let metadata = parent.metadata()?;
@@ -62,7 +62,7 @@ fn check_parent(path: &Path) -> io::Result<()> {
 }
 
 impl TrustedDir {
-    /// Opens a folder.
+    /// Opens a directory.
     ///
     /// # Errors
     /// It is missing (`NotFound`), or it is not to be trusted (`PermissionDenied`, with the reason).
@@ -70,25 +70,25 @@ impl TrustedDir {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|error| match error {
             // The answers of openat(2) to a link and to a file.
-            Errno::LOOP | Errno::NOTDIR => refuse(path, "no folder of its own", "a folder"),
+            Errno::LOOP | Errno::NOTDIR => refuse(path, "no directory of its own", "a directory"),
             other => other.into(),
         })?;
         check_dir(path, &rustix::fs::fstat(&file)?)?;
         Ok(TrustedDir { file, path: path.to_path_buf(), access })
     }
 
-    /// As [`TrustedDir::open`], for a folder that other programs will find by its path: no other user may be able to put
-    /// another folder in its place.
+    /// As [`TrustedDir::open`], for a directory that other programs will find by its path: no other user may be able to put
+    /// another directory in its place.
     ///
     /// # Errors
-    /// As [`TrustedDir::open`], or another user can replace the folder.
+    /// As [`TrustedDir::open`], or another user can replace the directory.
     pub fn open_anchored(path: &Path, access: DirAccess) -> io::Result<Self> {
         let dir = Self::open(path, access)?;
         check_parent(path)?;
         Ok(dir)
     }
 
-    /// Opens a folder for reading and writing, and makes it first if it is missing.
+    /// Opens a directory for reading and writing, and makes it first if it is missing.
     ///
     /// # Errors
     /// As [`TrustedDir::open`], or it cannot be made.
@@ -99,7 +99,7 @@ impl TrustedDir {
         }
     }
 
-    /// As [`TrustedDir::create`], for a folder that other programs will find by its path.
+    /// As [`TrustedDir::create`], for a directory that other programs will find by its path.
     ///
     /// # Errors
     /// As [`TrustedDir::open_anchored`], or it cannot be made.
@@ -109,12 +109,12 @@ impl TrustedDir {
         Ok(dir)
     }
 
-    /// The access for which the folder was opened.
+    /// The access for which the directory was opened.
     pub fn access(&self) -> DirAccess {
         self.access
     }
 
-    /// The path by which the folder was opened, for messages.
+    /// The path by which the directory was opened, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -122,11 +122,13 @@ impl TrustedDir {
     fn check_writable(&self, subpath: &Path) -> io::Result<()> {
         match self.access {
             DirAccess::ReadWrite => Ok(()),
-            DirAccess::ReadOnly => Err(refuse(&self.path.join(subpath), "a change", "none, as the folder is only read")),
+            DirAccess::ReadOnly => {
+                Err(refuse(&self.path.join(subpath), "a change", "none, as the directory is only read"))
+            }
         }
     }
 
-    /// Makes a folder inside; it may be there already.
+    /// Makes a directory inside; it may be there already.
     ///
     /// # Errors
     /// As [`TrustedDir::open`], or it cannot be made.
@@ -138,7 +140,7 @@ impl TrustedDir {
         }
     }
 
-    /// Makes a folder inside that must not be there yet.
+    /// Makes a directory inside that must not be there yet.
     ///
     /// # Errors
     /// It is there already, or cannot be made.
@@ -148,7 +150,7 @@ impl TrustedDir {
         self.dir(Path::new(name))
     }
 
-    /// A folder inside, however deep; an empty path is this folder.
+    /// A directory inside, however deep; an empty path is this directory.
     ///
     /// # Errors
     /// As [`TrustedDir::open`].
@@ -160,7 +162,7 @@ impl TrustedDir {
         Ok(TrustedDir { file, path, access: self.access })
     }
 
-    /// Opens the file or folder at `rest`, without following links and never above this folder.
+    /// Opens the file or directory at `rest`, without following links and never above this directory.
     fn reach(&self, subpath: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
@@ -171,15 +173,15 @@ impl TrustedDir {
             other => other,
         };
         outcome.map_err(|error| match error {
-            Errno::LOOP => refuse(&self.path.join(subpath), "a link", "a plain file or folder (remove it)"),
+            Errno::LOOP => refuse(&self.path.join(subpath), "a link", "a plain file or directory (remove it)"),
             other => other.into(),
         })
     }
 
-    /// As `openat2` beneath this folder, one component at a time.
+    /// As `openat2` beneath this directory, one component at a time.
     fn walk(&self, subpath: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         let step = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut folder = rustix::fs::openat(&self.file, ".", step, Mode::empty())?;
+        let mut dir = rustix::fs::openat(&self.file, ".", step, Mode::empty())?;
         let mut names = Vec::new();
         for component in subpath.components() {
             match component {
@@ -188,20 +190,20 @@ impl TrustedDir {
                 _ => return Err(Errno::XDEV),
             }
         }
-        let Some((last, folders)) = names.split_last() else {
-            return rustix::fs::openat(&folder, ".", flags, mode);
+        let Some((last, dirs)) = names.split_last() else {
+            return rustix::fs::openat(&dir, ".", flags, mode);
         };
-        for name in folders {
-            // A link on the way is a folder that cannot be opened as one.
-            folder = rustix::fs::openat(&folder, *name, step, Mode::empty()).map_err(|error| match error {
+        for name in dirs {
+            // A link on the way is a directory that cannot be opened as one.
+            dir = rustix::fs::openat(&dir, *name, step, Mode::empty()).map_err(|error| match error {
                 Errno::NOTDIR => Errno::LOOP,
                 other => other,
             })?;
         }
-        rustix::fs::openat(&folder, *last, flags, mode)
+        rustix::fs::openat(&dir, *last, flags, mode)
     }
 
-    /// Opens a plain file inside. `flags` that write need a folder opened for writing.
+    /// Opens a plain file inside. `flags` that write need a directory opened for writing.
     ///
     /// # Errors
     /// As the file system reports; a link, anything but a plain file, or another user's file is refused with the reason.
@@ -287,7 +289,7 @@ impl TrustedDir {
         (&file).write_all(format!("{line}\n").as_bytes())
     }
 
-    /// Names in the folder, in no order, `.` and `..` left out.
+    /// Names in the directory, in no order, `.` and `..` left out.
     ///
     /// # Errors
     /// As the file system reports.
@@ -300,7 +302,7 @@ impl TrustedDir {
         Ok(names)
     }
 
-    /// Puts one file of the folder in the place of another.
+    /// Puts one file of the directory in the place of another.
     ///
     /// # Errors
     /// As the file system reports.
@@ -308,7 +310,7 @@ impl TrustedDir {
         self.rename_into(old_name, self, new_name)
     }
 
-    /// Moves a file of this folder into another one, in the place of whatever has that name there.
+    /// Moves a file of this directory into another one, in the place of whatever has that name there.
     ///
     /// # Errors
     /// As the file system reports.
@@ -318,7 +320,7 @@ impl TrustedDir {
         Ok(rustix::fs::renameat(&self.file, old_name, &target_dir.file, new_name)?)
     }
 
-    /// Gives a file of this folder a second name in another one, unless that name is taken (`AlreadyExists`).
+    /// Gives a file of this directory a second name in another one, unless that name is taken (`AlreadyExists`).
     ///
     /// # Errors
     /// As the file system reports.
@@ -352,43 +354,43 @@ mod tests {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    fn folder() -> (tempfile::TempDir, PathBuf) {
+    fn dir() -> (tempfile::TempDir, PathBuf) {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("store");
         TrustedDir::create(&path).unwrap();
         (parent, path)
     }
 
-    /// Is a folder refused that another user made, may write, or can replace, and a link to one as well?
+    /// Is a directory refused that another user made, may write, or can replace, and a link to one as well?
     #[test]
-    fn a_folder_that_others_can_change_is_refused() {
+    fn a_directory_that_others_can_change_is_refused() {
         let cases: [(&str, fn(&Path)); 3] = [
             ("mode 0777", |path| set_mode(path, 0o777)),
             ("mode 0777", |path| set_mode(path.parent().unwrap(), 0o777)),
-            ("no folder of its own", |path| {
+            ("no directory of its own", |path| {
                 let real = path.with_file_name("real");
                 std::fs::rename(path, &real).unwrap();
                 symlink(&real, path).unwrap();
             }),
         ];
         for (expected, spoil) in cases {
-            let (_parent, path) = folder();
+            let (_parent, path) = dir();
             spoil(&path);
             let error = TrustedDir::open_anchored(&path, DirAccess::ReadWrite).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
         if rustix::process::geteuid().is_root() {
-            let (_parent, path) = folder();
+            let (_parent, path) = dir();
             chown(&path, Some(STRANGER), None).unwrap();
             let error = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap_err().to_string();
-            assert!(error.contains("a folder of user 65534"), "{error}");
+            assert!(error.contains("a directory of user 65534"), "{error}");
         }
     }
 
     /// Is no link followed, wherever in a path it stands, nor a path that leads out, with and without `openat2`?
     #[test]
-    fn no_path_leads_out_of_the_folder() {
-        let (parent, path) = folder();
+    fn no_path_leads_out_of_the_directory() {
+        let (parent, path) = dir();
         let secret = parent.path().join("secret");
         std::fs::write(&secret, "secret").unwrap();
         let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
@@ -409,7 +411,7 @@ mod tests {
     /// Is a FIFO refused without waiting for it, and another user's file left as it was?
     #[test]
     fn anything_but_a_plain_file_of_the_owner_is_refused() {
-        let (_parent, path) = folder();
+        let (_parent, path) = dir();
         let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
         rustix::fs::mknodat(&dir.file, "fifo", rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
         assert!(dir.read(Path::new("fifo"), LIMIT_BYTES).unwrap_err().to_string().contains("found a FIFO"));
@@ -422,10 +424,10 @@ mod tests {
         }
     }
 
-    /// Can a folder that was opened for reading change nothing, by any of its functions?
+    /// Can a directory that was opened for reading change nothing, by any of its functions?
     #[test]
-    fn a_folder_opened_for_reading_changes_nothing() {
-        let (_parent, path) = folder();
+    fn a_directory_opened_for_reading_changes_nothing() {
+        let (_parent, path) = dir();
         TrustedDir::open(&path, DirAccess::ReadWrite).unwrap().replace("file", b"content").unwrap();
         let dir = TrustedDir::open(&path, DirAccess::ReadOnly).unwrap();
         for outcome in [
@@ -438,7 +440,7 @@ mod tests {
             dir.create_new_dir("inner").map(drop),
             dir.file(Path::new("new"), OFlags::WRONLY | OFlags::CREATE).map(drop),
         ] {
-            assert!(outcome.unwrap_err().to_string().contains("the folder is only read"));
+            assert!(outcome.unwrap_err().to_string().contains("the directory is only read"));
         }
         assert_eq!(dir.read_text(Path::new("file"), LIMIT_BYTES).unwrap().unwrap(), "content");
         assert_eq!(dir.names().unwrap(), ["file"]);
@@ -446,8 +448,8 @@ mod tests {
 
     /// Are files written whole, linked once, appended to, moved and removed?
     #[test]
-    fn a_trusted_folder_serves() {
-        let (_parent, path) = folder();
+    fn a_trusted_dir_serves() {
+        let (_parent, path) = dir();
         let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
         let other = dir.create_dir("other").unwrap();
         let fresh = dir.write_fresh("result", b"one").unwrap();

@@ -100,8 +100,11 @@ pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice 
         for &(other, second) in &profiled[place + 1..] {
             let (own_slowdown, other_slowdown) = pair_slowdowns(solver, first, second);
             let (excess, other_excess) = (own_slowdown - limit(one), other_slowdown - limit(other));
-            let ((victim, lost), (aggressor, won)) =
-                if excess >= other_excess { ((one, own_slowdown), (other, other_slowdown)) } else { ((other, other_slowdown), (one, own_slowdown)) };
+            let ((victim, lost), (aggressor, won)) = if excess >= other_excess {
+                ((one, own_slowdown), (other, other_slowdown))
+            } else {
+                ((other, other_slowdown), (one, own_slowdown))
+            };
             let pair = ServicePair {
                 victim: services[victim].kind.name.clone(),
                 aggressor: services[aggressor].kind.name.clone(),

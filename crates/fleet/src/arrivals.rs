@@ -80,8 +80,10 @@ pub fn draw_lives(kinds: &[FleetService], running_count: f64, hours: f64, seed: 
         // Exponential lifetimes are memoryless, so the rest of a running one is distributed like a new one.
         lives.push(ServiceLife { kind, arrives: 0.0, departs: ends(0.0, kind, &mut random) });
     }
-    let rates: Vec<f64> =
-        kinds.iter().map(|kind| kind.lifetime_hours.map_or(0.0, |mean| running_count * kind.weight / total_weight / mean)).collect();
+    let rates: Vec<f64> = kinds
+        .iter()
+        .map(|kind| kind.lifetime_hours.map_or(0.0, |mean| running_count * kind.weight / total_weight / mean))
+        .collect();
     let rate: f64 = rates.iter().sum();
     // Without departures there are no arrivals.
     let mut now = if rate > 0.0 { exponential(1.0 / rate, &mut random) } else { hours };
@@ -113,7 +115,8 @@ impl FleetService {
     pub fn load_level(&self, hour: f64) -> u8 {
         let phase = core::f64::consts::TAU * (hour - self.peak_hour) / 24.0;
         let busy_share = self.busy_cpus * (1.0 + self.daily_swing * libm::cos(phase)) / f64::from(self.threads);
-        libm::round(busy_share * f64::from(crate::corun::LOAD_LEVELS)).clamp(1.0, f64::from(crate::corun::LOAD_LEVELS)) as u8
+        libm::round(busy_share * f64::from(crate::corun::LOAD_LEVELS)).clamp(1.0, f64::from(crate::corun::LOAD_LEVELS))
+            as u8
     }
 }
 

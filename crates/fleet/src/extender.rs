@@ -110,7 +110,8 @@ pub struct Extender {
 impl ClusterKnowledge {
     /// The pod's profile with its name: by its annotation, else by the image of a container.
     pub fn profile(&self, pod: &ExportedPod) -> Option<(&str, &WorkloadProfile)> {
-        let profile_named = |name: &str| self.profiles.get_key_value(name).map(|(name, profile)| (name.as_str(), profile));
+        let profile_named =
+            |name: &str| self.profiles.get_key_value(name).map(|(name, profile)| (name.as_str(), profile));
         if let Some(name) = pod_mark(&pod.metadata, "cachemate.io/profile") {
             return profile_named(name);
         }
@@ -244,7 +245,8 @@ impl Extender {
             }
             let stored = &mut kinds[0].nodes[number];
             if stored.0 != node.version {
-                *stored = (node.version, forecaster.node_forecast(&ledger.adjusted_state(name, &node.state, &pod.identity)));
+                *stored =
+                    (node.version, forecaster.node_forecast(&ledger.adjusted_state(name, &node.state, &pod.identity)));
             }
             stored.1
         };
@@ -410,7 +412,11 @@ mod tests {
             let mut fresh = Extender { ledger: extender.ledger.clone(), ..Extender::default() };
             fresh.publish(cluster.clone());
             assert_eq!(extender.filter(&pod_request, now).unwrap(), fresh.filter(&pod_request, now).unwrap(), "{step}");
-            assert_eq!(extender.prioritize(&pod_request, now).unwrap(), fresh.prioritize(&pod_request, now).unwrap(), "{step}");
+            assert_eq!(
+                extender.prioritize(&pod_request, now).unwrap(),
+                fresh.prioritize(&pod_request, now).unwrap(),
+                "{step}"
+            );
             assert_eq!(extender.ledger, fresh.ledger, "{step}");
         }
         assert!(extender.placements_in_flight() > 10 && extender.kinds.len() == 4);

@@ -217,7 +217,8 @@ impl FleetHost {
         let total_bandwidth = self.state.memory_bytes_per_second;
         for node in self.state.caches.chunks_mut(model.solver.caches_per_node().max(1)) {
             let used_bandwidth: f64 = node.iter().map(|cache| cache.fill_bytes_per_second).sum();
-            node.iter_mut().for_each(|cache| cache.bandwidth_left_bytes_per_second = (total_bandwidth - used_bandwidth).max(0.0));
+            node.iter_mut()
+                .for_each(|cache| cache.bandwidth_left_bytes_per_second = (total_bandwidth - used_bandwidth).max(0.0));
         }
     }
 
@@ -247,7 +248,8 @@ impl FleetHost {
             let levels: Vec<u8> = (0..traffic.len())
                 .map(|cache| {
                     let node = cache / per_node * per_node..(cache / per_node + 1) * per_node;
-                    let other_traffic: f64 = node.filter(|neighbor| *neighbor != cache).map(|neighbor| traffic[neighbor]).sum();
+                    let other_traffic: f64 =
+                        node.filter(|neighbor| *neighbor != cache).map(|neighbor| traffic[neighbor]).sum();
                     let level = libm::round(other_traffic / solver.node_bytes_per_cycle() * f64::from(TRAFFIC_LEVELS));
                     level.clamp(0.0, f64::from(TRAFFIC_LEVELS) - 1.0) as u8
                 })

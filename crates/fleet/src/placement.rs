@@ -68,7 +68,8 @@ pub fn choose_host(
         PlacementPolicy::Misses => {
             let rate = |index: usize| hosts[index].fill_bytes_per_second();
             let max_rate = fitting.iter().map(|&index| rate(index)).fold(0.0, f64::max);
-            let score = |index: usize| if max_rate > 0.0 { f64::from(MAX_SCORE) * (1.0 - rate(index) / max_rate) } else { 0.0 };
+            let score =
+                |index: usize| if max_rate > 0.0 { f64::from(MAX_SCORE) * (1.0 - rate(index) / max_rate) } else { 0.0 };
             best(&|place| free_percent(fitting[place]) + 10.0 * EXTENDER_WEIGHT * libm::round(score(fitting[place])))
         }
         PlacementPolicy::Forecast => {

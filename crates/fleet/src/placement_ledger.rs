@@ -87,7 +87,12 @@ impl PlacementLedger {
     }
 
     /// A node's state with the placements in flight added, except those of the pod itself.
-    pub(crate) fn adjusted_state<'a>(&self, node: &str, state: &'a NodeCacheState, pod: &str) -> Cow<'a, NodeCacheState> {
+    pub(crate) fn adjusted_state<'a>(
+        &self,
+        node: &str,
+        state: &'a NodeCacheState,
+        pod: &str,
+    ) -> Cow<'a, NodeCacheState> {
         let mut adjusted = Cow::Borrowed(state);
         let numbers = self.by_node.get(node).into_iter().flatten();
         for guess in numbers.filter_map(|number| self.guesses.get(number)).filter(|guess| guess.pod != pod) {

@@ -399,8 +399,9 @@ pub(crate) mod tests {
     fn cost_rises_with_pressure_on_either_side() {
         let profile = mix(20.0, &[(24.0 * MIB, 1.0)]).profile();
         let node = empty_node(1);
-        let slowdowns: Vec<f64> =
-            [1e8, 1e9, 4e9, 2e10].map(|fills| forecast_one(&demand(&profile), &node, &crowded(fills)).slowdown_percent).to_vec();
+        let slowdowns: Vec<f64> = [1e8, 1e9, 4e9, 2e10]
+            .map(|fills| forecast_one(&demand(&profile), &node, &crowded(fills)).slowdown_percent)
+            .to_vec();
         assert!(slowdowns.is_sorted() && slowdowns[3] > slowdowns[0] + 20.0, "{slowdowns:?}");
         let harms: Vec<f64> = [1.0, 5.0, 20.0, 40.0]
             .map(|references| {

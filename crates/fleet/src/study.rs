@@ -151,8 +151,10 @@ impl<'a> FleetStudy<'a> {
         });
         let profiles = profiles.collect();
         let known_profiles: Vec<_> = kinds.iter().filter_map(|kind| kind.profile.clone()).collect();
-        let solvers =
-            machines.iter().map(|machine| CoRunSolver::new(machine, known_profiles.clone())).collect::<Result<_, _>>()?;
+        let solvers = machines
+            .iter()
+            .map(|machine| CoRunSolver::new(machine, known_profiles.clone()))
+            .collect::<Result<_, _>>()?;
         let mut variants = Vec::new();
         for change in std::iter::once(&FleetChange::None).chain(changes) {
             for &node in &spec.nodes {
@@ -371,7 +373,8 @@ impl<'a> FleetStudy<'a> {
         while is_kept && high - low > 1 {
             evaluations += 1;
             let (low_share, high_share) = (shares[&low], shares[&high]);
-            let chord = f64::from(low) + (promise - low_share) / (high_share - low_share).max(1e-9) * f64::from(high - low);
+            let chord =
+                f64::from(low) + (promise - low_share) / (high_share - low_share).max(1e-9) * f64::from(high - low);
             let ray = if low_share > 0.0 { f64::from(low) * promise / low_share } else { chord };
             let middle = if evaluations % 3 == 0 { 0.5 * f64::from(low + high) } else { 0.5 * (chord + ray) };
             let next = (libm::round(middle) as u32).clamp(low + 1, high - 1);

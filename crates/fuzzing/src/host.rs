@@ -39,10 +39,10 @@ impl InputHost {
         InputHost { files: RefCell::new(files) }
     }
 
-    /// Writes all files below a folder, as far as a file system has room for such names.
-    pub fn write_below(&self, folder: &Path) {
+    /// Writes all files below a directory, as far as a file system has room for such names.
+    pub fn write_below(&self, dir: &Path) {
         for (path, text) in self.files.borrow().iter() {
-            let file = folder.join(path.strip_prefix("/").unwrap_or(path));
+            let file = dir.join(path.strip_prefix("/").unwrap_or(path));
             let is_created = file.parent().is_some_and(|parent| std::fs::create_dir_all(parent).is_ok());
             // What the file system refuses is not there.
             let _ = is_created && cachemate_files::replace(&file, text.as_bytes()).is_ok();

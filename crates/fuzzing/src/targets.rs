@@ -28,23 +28,18 @@ const MIB: usize = 1 << 20;
 
 /// One reader.
 pub struct FuzzTarget {
-    /// Name in commands, and of its folder in the corpus.
+    /// Name in commands, and of its directory in the corpus.
     pub name: &'static str,
     /// Reads an input and drops what it read.
     pub run: fn(&[u8]),
     /// Most memory in use at once, for an input of [`MAX_INPUT_BYTES`]; the unpacker's own is not counted.
     pub max_memory_bytes: usize,
-    /// Files of the project that are inputs as they are, beside the corpus: a folder or a file.
-    pub extra_folder: &'static str,
+    /// Files of the project that are inputs as they are, beside the corpus: a directory or a file.
+    pub extra_dir: &'static str,
 }
 
-const fn new_target(
-    name: &'static str,
-    max_memory_mib: usize,
-    run: fn(&[u8]),
-    corpus_dir: &'static str,
-) -> FuzzTarget {
-    FuzzTarget { name, run, max_memory_bytes: max_memory_mib * MIB, extra_folder: corpus_dir }
+const fn new_target(name: &'static str, max_memory_mib: usize, run: fn(&[u8]), corpus_dir: &'static str) -> FuzzTarget {
+    FuzzTarget { name, run, max_memory_bytes: max_memory_mib * MIB, extra_dir: corpus_dir }
 }
 
 /// Every reader of foreign input.
@@ -76,10 +71,10 @@ pub fn find_target(name: &str) -> Option<&'static FuzzTarget> {
 /// A file of them cannot be read.
 pub fn read_corpus(target: &FuzzTarget) -> io::Result<Vec<Vec<u8>>> {
     let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folder = crate_dir.join("corpus").join(target.name);
-    let mut files = if cachemate_files::exists(&folder) { list_files(&folder)? } else { Vec::new() };
-    if !target.extra_folder.is_empty() {
-        files.extend(list_files(&crate_dir.join("../..").join(target.extra_folder))?);
+    let dir = crate_dir.join("corpus").join(target.name);
+    let mut files = if cachemate_files::exists(&dir) { list_files(&dir)? } else { Vec::new() };
+    if !target.extra_dir.is_empty() {
+        files.extend(list_files(&crate_dir.join("../..").join(target.extra_dir))?);
     }
     let cut = |file: PathBuf| {
         let mut bytes = Vec::new();
@@ -213,14 +208,14 @@ fn host(bytes: &[u8]) {
     }
 }
 
-/// The same as files below a folder: the reader of the topology goes by paths.
+/// The same as files below a directory: the reader of the topology goes by paths.
 fn sysfs_topology(bytes: &[u8]) {
-    let Ok(folder) = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "." }) else {
+    let Ok(dir) = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "." }) else {
         return;
     };
     let fuzzed_host = InputHost::new(bytes);
-    fuzzed_host.write_below(folder.path());
-    if let Ok(host) = topology::read_topology(folder.path())
+    fuzzed_host.write_below(dir.path());
+    if let Ok(host) = topology::read_topology(dir.path())
         && let Ok(resctrl) = resctrl::find(&fuzzed_host, &host)
     {
         resctrl.partitions();

@@ -40,8 +40,7 @@ fn files_of_earlier_versions_are_read_or_refused_by_name() {
     assert_eq!(manifest.tasks[0].values().unwrap(), point);
     assert!(store.read(manifest.tasks[0].id).unwrap().is_some());
 
-    let text =
-        |folder: &BTreeMap<String, String>, name: &str| std::fs::read_to_string(sweep.join(&folder[name])).unwrap();
+    let text = |dir: &BTreeMap<String, String>, name: &str| std::fs::read_to_string(sweep.join(&dir[name])).unwrap();
     let scenario = parse_scenario("one.toml", &text(&manifest.header.scenarios, "one.toml")).unwrap_err().to_string();
     assert_eq!(scenario, "one.toml:4:9: 'model' is now 'simulator'");
     let machine = parse_machine("small.toml", &text(&manifest.header.machines, "small.toml")).unwrap_err().to_string();

@@ -414,7 +414,13 @@ impl IntervalEngine {
     }
 
     /// Like [`IntervalEngine::divide`], unless the cache (with those separated from it) is already divided in this way.
-    pub(crate) fn divide_if_changed(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], members: &[(u32, u8)]) {
+    pub(crate) fn divide_if_changed(
+        &mut self,
+        cache: usize,
+        domains: &[(f32, u8)],
+        groups: &[f32],
+        members: &[(u32, u8)],
+    ) {
         for index in 0..self.flows.len() - self.spare_flows {
             let flow = &self.flows[index];
             let is_same = flow.domains.len() == domains.len()
@@ -567,7 +573,8 @@ impl IntervalEngine {
                 self.flows[flow as usize].change_curve(entry, curve, 0.0, &self.curves);
             }
             slots.entry[index] = entry as u32;
-            let domain = self.domains[flow as usize].iter().find(|(task, _)| *task == slot).map_or(0, |member| member.1);
+            let domain =
+                self.domains[flow as usize].iter().find(|(task, _)| *task == slot).map_or(0, |member| member.1);
             self.flows[flow as usize].set_domain(entry, domain);
         }
     }

@@ -174,8 +174,11 @@ fn short_turns_are_as_good_as_averaged() {
         engine.run(2e9);
         let instr_before: Vec<f64> = slots.iter().map(|&slot| engine.task_totals(slot).instructions).collect();
         engine.run(6e9);
-        let total: f64 =
-            slots.iter().zip(&instr_before).map(|(&slot, earlier)| engine.task_totals(slot).instructions - earlier).sum();
+        let total: f64 = slots
+            .iter()
+            .zip(&instr_before)
+            .map(|(&slot, earlier)| engine.task_totals(slot).instructions - earlier)
+            .sum();
         total
     };
     let (explicit, averaged) = (run(true), run(false));
@@ -219,7 +222,11 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
     assert_eq!(shared_counts.1, 0.0);
     // Reads: writes elsewhere over all accesses, 5 of 20; writes: 15 of 20.
     let expected = 0.01 * 0.25 + 0.005 * 0.75;
-    assert!((split_counts.1 / split_counts.0 / expected - 1.0).abs() < 0.02, "{} {expected}", split_counts.1 / split_counts.0);
+    assert!(
+        (split_counts.1 / split_counts.0 / expected - 1.0).abs() < 0.02,
+        "{} {expected}",
+        split_counts.1 / split_counts.0
+    );
     assert!(split_counts.0 < 0.9 * shared_counts.0);
 }
 

@@ -196,7 +196,8 @@ fn steps_of_any_length_end_in_the_same_state() {
 fn overlapping_parts_confine_and_share() {
     let stream = || closed_form::stream(64.0, LINES, 0.05);
     for (references, holds) in [(0.1, 1024.0), (0.000_01, 0.0)] {
-        let (mut flow, curves) = flow_with(&[closed_form::uniform(64.0, LINES, 8000.0, references), stream(), stream()]);
+        let (mut flow, curves) =
+            flow_with(&[closed_form::uniform(64.0, LINES, 8000.0, references), stream(), stream()]);
         flow.divide(&[(1024.0, 0), (LINES as f32, 0)], &[LINES as f32], |task| u8::from(task > 0));
         settle(&mut flow, &curves, &[1.0, 1.0, 1.0]);
         let lines = f64::from(flow.lines[0]);

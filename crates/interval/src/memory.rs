@@ -264,8 +264,10 @@ impl MemorySystem {
         });
         // Whole lines, rounded up on average.
         let lines_at_room = |room: f32| lines * room.clamp(0.0, 1.0) + 0.5;
-        let (now, alone) =
-            (lines_at_room(room(&|server| server.busy) + spread), lines_at_room(room(&|server| server.unqueued_load(ask))));
+        let (now, alone) = (
+            lines_at_room(room(&|server| server.busy) + spread),
+            lines_at_room(room(&|server| server.unqueued_load(ask))),
+        );
         let fills = (ask.lines - ask.written) * self.latency_cycles;
         let excess = fills / now - prefetch.aided_cycles.max(fills / alone);
         let max_excess = prefetch.unaided_cycles - prefetch.aided_cycles;
@@ -317,7 +319,8 @@ impl MemorySystem {
                     let share = server.demand_share;
                     server.burst * server.busy * (share * server.now.demand + (1.0 - share) * server.now.other)
                 };
-                let held_cycles = self.latency_cycles + self.servers_on_path(node, package).map(queued_cycles).sum::<f32>();
+                let held_cycles =
+                    self.latency_cycles + self.servers_on_path(node, package).map(queued_cycles).sum::<f32>();
                 let window = if self.buses.is_empty() { node } else { package as usize };
                 self.windows[window].cycles_per_line = held_cycles / self.windows[window].places;
                 self.solve_server(node, (!self.buses.is_empty()).then_some(package), ServerKind::Window, asks);
@@ -352,7 +355,9 @@ impl MemorySystem {
         let lonely = self.buses.is_empty() && self.windows.is_empty();
         let elsewhere = |package: u32, ask: &MemoryDemand| match lonely {
             true => 0.0,
-            false => (memory.queue_wait(node, package, ask) - old_server.queue_wait(old_server.busy, old_server.now, ask)).max(0.0),
+            false => (memory.queue_wait(node, package, ask)
+                - old_server.queue_wait(old_server.busy, old_server.now, ask))
+            .max(0.0),
         };
         let busy = solve_load(&server, &mut |visit| {
             asks(&mut |package, ask| {
@@ -580,7 +585,10 @@ mod tests {
             solved(&mut memory, &mut asks);
             let lines: f32 = asks.iter().map(|ask| ask.lines * ask.speed()).sum();
             let max_lines = places / 200.0;
-            assert!(lines <= max_lines * 1.001 && lines > 0.85 * max_lines.min(0.09), "{places}: {lines} of {max_lines}");
+            assert!(
+                lines <= max_lines * 1.001 && lines > 0.85 * max_lines.min(0.09),
+                "{places}: {lines} of {max_lines}"
+            );
         }
         let mut memory = memory(64.0, None);
         memory.windows = vec![QueueServer { places: 1.0, cycles_per_line: 200.0, ..QueueServer::default() }];

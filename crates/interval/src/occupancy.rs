@@ -235,10 +235,15 @@ impl OccupancyModel {
     /// belongs to earlier phases.
     pub fn change_curve(&mut self, entry: usize, curve: u32, rate: f64, curves: &PhaseCurves) {
         let (now, old_curve) = (self.since, std::mem::replace(&mut self.curve[entry], curve));
-        let from_cycle = if self.past_phases[entry].until_cycle > 0.0 { self.past_phases[entry].from_cycle } else { self.from_cycle[entry] };
+        let from_cycle = if self.past_phases[entry].until_cycle > 0.0 {
+            self.past_phases[entry].from_cycle
+        } else {
+            self.from_cycle[entry]
+        };
         let (lines, span) = (self.lines[entry], (now - from_cycle).max(0.0));
         let window_instr = curves.window_instr(old_curve, lines).min(rate * span);
-        let mut past_phase = PastPhase { curve: old_curve, from_cycle, until_cycle: now, window_instr, ..PastPhase::default() };
+        let mut past_phase =
+            PastPhase { curve: old_curve, from_cycle, until_cycle: now, window_instr, ..PastPhase::default() };
         past_phase.rest_lines = (lines - curves.footprint(old_curve, window_instr, &mut past_phase.hint).0).max(0.0);
         self.past_phases[entry] = if span > 0.0 { past_phase } else { PastPhase::default() };
         (self.window_instr[entry], self.from_cycle[entry], self.until_cycle[entry]) = (0.0, now, now);
@@ -273,7 +278,8 @@ impl OccupancyModel {
         let window = curves.window_instr(self.curve[entry], self.lines[entry]);
         self.window_instr[entry] = self.window_instr[entry].min(window);
         let past_phase = &mut self.past_phases[entry];
-        let remaining_lines = curves.footprint(past_phase.curve, past_phase.window_instr, &mut past_phase.hint).0 * (1.0 - share) as f32;
+        let remaining_lines =
+            curves.footprint(past_phase.curve, past_phase.window_instr, &mut past_phase.hint).0 * (1.0 - share) as f32;
         past_phase.window_instr = past_phase.window_instr.min(curves.window_instr(past_phase.curve, remaining_lines));
         past_phase.rest_lines *= (1.0 - share) as f32;
     }
@@ -316,7 +322,8 @@ impl OccupancyModel {
             let mut confined: Option<usize> = None;
             for index in (0..self.domains.len()).filter(|index| open_domains >> index & 1 == 1) {
                 let domain_lines = self.domains[index].capacity_lines;
-                let smallest = confined.is_none_or(|confined_index| domain_lines < self.domains[confined_index].capacity_lines);
+                let smallest =
+                    confined.is_none_or(|confined_index| domain_lines < self.domains[confined_index].capacity_lines);
                 if smallest && self.sum_at(1 << index, cutoff, curves).0 > domain_lines * (1.0 + 1e-3) {
                     confined = Some(index);
                 }
@@ -435,7 +442,8 @@ impl OccupancyModel {
                 let own_fills = (self.rate[index] * elapsed) as f32 * self.slope[index];
                 let lines_before = self.lines[index];
                 // Fills into free space evict no line.
-                let evicting = if has_room { 0.0 } else { (occupancy + all_inserted - capacity).min(all_inserted) / capacity };
+                let evicting =
+                    if has_room { 0.0 } else { (occupancy + all_inserted - capacity).min(all_inserted) / capacity };
                 self.lines[index] = ((lines_before + own_fills) / (1.0 + evicting)).min(capacity);
                 change = change.max((self.lines[index] - lines_before).abs() / capacity);
             }

@@ -303,7 +303,8 @@ impl RunQueues {
                 if task.in_gang {
                     continue;
                 }
-                let may_take = |target: &u32| *target != source && !closed.contains(*target) && self.may_run(slot, *target);
+                let may_take =
+                    |target: &u32| *target != source && !closed.contains(*target) && self.may_run(slot, *target);
                 for target in (0..self.queues.len() as u32).filter(may_take) {
                     let gain = load - own_load - loads[target as usize];
                     if gain > 0.01 && best.is_none_or(|(best_gain, _, _)| gain > best_gain) {
@@ -405,7 +406,11 @@ impl RunQueues {
         for &slot in &tasks {
             let task = &mut self.tasks[slot as usize];
             // A task that slept catches up by at most one slice.
-            task.virtual_time = if minimum.is_finite() { task.virtual_time.max(minimum - self.slice_cycles) } else { task.virtual_time };
+            task.virtual_time = if minimum.is_finite() {
+                task.virtual_time.max(minimum - self.slice_cycles)
+            } else {
+                task.virtual_time
+            };
             let mut share = 0.0;
             if Some(slot) == next {
                 let burst = if task.demand < 1.0 { task.burst_left } else { f64::INFINITY };

@@ -171,7 +171,8 @@ impl IntervalEngine {
             let transfers = reads * remote.per_read + writes * remote.per_write;
             let near_share = remote.from_same_package;
             hits += transfers;
-            cycles += transfers * (near_share * self.same_package_cycles + (1.0 - near_share) * self.other_package_cycles);
+            cycles +=
+                transfers * (near_share * self.same_package_cycles + (1.0 - near_share) * self.other_package_cycles);
         }
         (self.slots.per_instr[at][REMOTE_HITS], self.slots.per_instr[at][REMOTE_CYCLES]) = (hits as f32, cycles as f32);
         extra += cycles as f32;
@@ -268,7 +269,8 @@ impl IntervalEngine {
             if self.node_of_flow[neighbor_flow] != node {
                 continue;
             }
-            self.traffic[neighbor_flow] = memory_traffic(&self.flows[neighbor_flow], &self.slots, &self.memory.controllers[node]);
+            self.traffic[neighbor_flow] =
+                memory_traffic(&self.flows[neighbor_flow], &self.slots, &self.memory.controllers[node]);
             if neighbor_flow != but {
                 self.set_speeds(neighbor_flow);
                 if much {

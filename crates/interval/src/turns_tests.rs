@@ -73,7 +73,10 @@ fn gangs_take_turns_together() {
         let is_running: Vec<bool> = turns.tasks.iter().map(|task| task.share > 0.0).collect();
         assert!(is_running == [true, true, false, false] || is_running == [false, false, true, true], "{is_running:?}");
         let next = turns.next_event();
-        shares.iter_mut().zip(&turns.tasks).for_each(|(share, task)| *share += f64::from(task.share) * (next - now) / 4e5);
+        shares
+            .iter_mut()
+            .zip(&turns.tasks)
+            .for_each(|(share, task)| *share += f64::from(task.share) * (next - now) / 4e5);
         now = next;
     }
     assert!((shares[0] - 0.25).abs() < 0.02 && (shares[3] - 0.75).abs() < 0.02, "{shares:?}");

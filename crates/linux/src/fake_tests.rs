@@ -70,8 +70,8 @@ impl FakeHost {
     }
     pub fn file(&self, path: &str, text: &str) {
         let path = Path::new(path);
-        for folder in path.ancestors().skip(1) {
-            self.files.borrow_mut().entry(folder.to_path_buf()).or_insert(None);
+        for dir in path.ancestors().skip(1) {
+            self.files.borrow_mut().entry(dir.to_path_buf()).or_insert(None);
         }
         self.files.borrow_mut().insert(path.to_path_buf(), Some(text.to_string()));
     }

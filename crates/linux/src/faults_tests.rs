@@ -54,7 +54,7 @@ fn confining(observation: &cachemate_core::Observation, ns: u64) -> Plan {
     Plan { affinity, ..Plan::idle(WindowLength::Time { ns }) }
 }
 
-/// A host with a confined group and these threads, which a machine with this state folder has just moved to CPU 1, and
+/// A host with a confined group and these threads, which a machine with this state directory has just moved to CPU 1, and
 /// the previous state of all threads.
 fn moved(threads: std::ops::Range<i32>, state_dir: &std::path::Path) -> (LiveMachine<FakeHost>, States) {
     let host = FakeHost::default();
@@ -208,7 +208,8 @@ fn faults_among_way_masks_leave_a_consistent_state() {
             let applied = machine.apply(&plan).unwrap();
             machine.with_kernel(|cat| {
                 for active_share in &applied.shares {
-                    let (ShareMember::Task(task), Units::Ways { mask }) = (active_share.share.members[0], &active_share.share.units)
+                    let (ShareMember::Task(task), Units::Ways { mask }) =
+                        (active_share.share.members[0], &active_share.share.units)
                     else {
                         panic!("neither a task nor ways: {active_share:?}");
                     };
@@ -276,7 +277,8 @@ fn one_of_each() -> (FakeHost, Vec<DesiredState>) {
 
 /// Changes each object individually, as the steps of a list.
 fn make(actuator: &mut Actuator, host: &dyn Kernel, desired_states: &[DesiredState]) -> (Vec<RefusedItem>, usize) {
-    let intended_change = |desired_state: &DesiredState| actuator.read_current(host, &desired_state.object, &desired_state.state).ok();
+    let intended_change =
+        |desired_state: &DesiredState| actuator.read_current(host, &desired_state.object, &desired_state.state).ok();
     let changes: Vec<IntendedChange> = desired_states.iter().filter_map(intended_change).collect();
     if let Err(error) = actuator.journal_changes(host, &changes) {
         let because = RefusalReason::NoCapacity;
@@ -287,8 +289,12 @@ fn make(actuator: &mut Actuator, host: &dyn Kernel, desired_states: &[DesiredSta
         };
         return (desired_states.iter().map(refuse).collect(), 0);
     }
-    let is_intended = |desired_state: &&DesiredState| changes.iter().any(|change| change.object == desired_state.object);
-    let results = desired_states.iter().filter(is_intended).map(|desired_state| actuator.set(host, &desired_state.item, &desired_state.object, &desired_state.state));
+    let is_intended =
+        |desired_state: &&DesiredState| changes.iter().any(|change| change.object == desired_state.object);
+    let results = desired_states
+        .iter()
+        .filter(is_intended)
+        .map(|desired_state| actuator.set(host, &desired_state.item, &desired_state.object, &desired_state.state));
     let (held, refused): (Vec<_>, Vec<_>) = results.partition(Result::is_ok);
     (refused.into_iter().filter_map(Result::err).collect(), held.len())
 }
@@ -300,7 +306,10 @@ fn every_kind_of_write_survives_every_error() {
     let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
     let command = GuardianCommand { program: "/bin/sh".into(), args };
     let read_states = |host: &FakeHost, desired_states: &[DesiredState]| -> Vec<Option<ObjectState>> {
-        desired_states.iter().map(|desired_state| crate::safety::object_state::read_state(host, &desired_state.object).ok()).collect()
+        desired_states
+            .iter()
+            .map(|desired_state| crate::safety::object_state::read_state(host, &desired_state.object).ok())
+            .collect()
     };
     for index in 0..one_of_each().1.len() {
         for errno in ERRORS {
@@ -467,7 +476,8 @@ fn a_reload_ends_while_gangs_take_turns() {
     let (sender, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         machine.set_rules(Vec::new(), Vec::new(), true).unwrap();
-        let read_policies = |host: &FakeHost| host.threads.borrow().values().map(|thread| thread.policy).collect::<Vec<_>>();
+        let read_policies =
+            |host: &FakeHost| host.threads.borrow().values().map(|thread| thread.policy).collect::<Vec<_>>();
         let policies = machine.with_kernel(read_policies);
         machine.restore_all().unwrap();
         sender.send(policies).unwrap();

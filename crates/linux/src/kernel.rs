@@ -60,7 +60,7 @@ pub struct ThreadStat {
     pub threads: u32,
 }
 
-/// A lock on a folder by flock(2), which is held until this value is dropped.
+/// A lock on a directory by flock(2), which is held until this value is dropped.
 #[derive(Debug, Default)]
 pub struct DirLock {
     _file: Option<fs::File>,
@@ -102,9 +102,9 @@ pub trait Kernel {
     fn set_cpus_by_owner(&self, _cpus_file: &Path, _cpus: &str) -> io::Result<bool> {
         Ok(false)
     }
-    /// Creates a folder, which must not exist, in one that must.
+    /// Creates a directory, which must not exist, in one that must.
     fn make_dir(&self, path: &Path) -> io::Result<()>;
-    /// Removes an empty folder. A control group counts as empty once it has no members and no groups.
+    /// Removes an empty directory. A control group counts as empty once it has no members and no groups.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
     /// Names in a directory, sorted.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
@@ -441,7 +441,8 @@ impl Kernel for LinuxHost {
         // the two differ.
         let mut mask = [0u64; 128];
         // SAFETY: the kernel writes at most the stated size into a live array; it returns the number of written bytes.
-        let written_bytes = unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask), mask.as_mut_ptr()) };
+        let written_bytes =
+            unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask), mask.as_mut_ptr()) };
         if written_bytes < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -492,7 +493,9 @@ mod tests {
         let affinity_before = host.affinity(tid).unwrap();
         host.set_affinity(tid, &affinity_before).unwrap();
         assert_eq!(host.affinity(tid).unwrap(), affinity_before);
-        assert!(host.has_affinity(tid, &affinity_before).unwrap() && !host.has_affinity(tid, &CpuSet::default()).unwrap());
+        assert!(
+            host.has_affinity(tid, &affinity_before).unwrap() && !host.has_affinity(tid, &CpuSet::default()).unwrap()
+        );
         assert!(!host.is_alive(ThreadKey { start_ticks: stat.key.start_ticks + 1, ..stat.key }).unwrap());
     }
 }

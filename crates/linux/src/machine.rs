@@ -64,7 +64,7 @@ pub struct LiveOptions {
     pub cpusets: Vec<CpusetGroup>,
     /// Whether to act; without it nothing on the host is changed.
     pub act: bool,
-    /// Folder of the restore journal.
+    /// Directory of the restore journal.
     pub state_dir: std::path::PathBuf,
     /// The guardian, which is started before the first change.
     pub guardian: GuardianCommand,
@@ -377,7 +377,14 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
     }
 
-    fn sample(&mut self, probe: &ProbeRequest, processes: &[ProcessId], one_in: u32, remote_only: bool, max_samples: u32) {
+    fn sample(
+        &mut self,
+        probe: &ProbeRequest,
+        processes: &[ProcessId],
+        one_in: u32,
+        remote_only: bool,
+        max_samples: u32,
+    ) {
         let is_sampled = |task: &&ManagedThread| processes.contains(&task.process) && !task.has_exited;
         let tasks = self.tasks.all().into_iter().filter(is_sampled);
         let threads: BTreeMap<i32, TaskId> = tasks.map(|task| (task.thread.tid, task.task)).collect();
@@ -449,7 +456,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         // An object that cannot be restored now stays in the journal until the end.
         self.release(&released)?;
         let kernel = lock(&kernel);
-        let new_threads: Vec<&ManagedThread> = self.tasks.all().into_iter().filter(|task| task.task >= first_new).collect();
+        let new_threads: Vec<&ManagedThread> =
+            self.tasks.all().into_iter().filter(|task| task.task >= first_new).collect();
         for task in &new_threads {
             // If the thread has exited or descriptors have run out, its counts are absent, never zero.
             if let Ok(counters) = ThreadCounters::attach(task.thread.tid, &self.events) {
@@ -461,14 +469,16 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let recognizable = new_threads.iter().copied().chain(self.tasks.all().into_iter().filter(is_renamed));
         for task in recognizable {
             // A profile that was recorded on purpose is preferred to one that was learned in passing.
-            let recorded = self.options.known_profiles.get(&task.program).or_else(|| self.options.known_profiles.get(&task.name));
+            let recorded =
+                self.options.known_profiles.get(&task.program).or_else(|| self.options.known_profiles.get(&task.name));
             if let Some(profile) = recorded.or_else(|| self.options.learned_profiles.get(&task.profile_key())) {
                 let evidence = ProbeEvidence::StoredProfile { task: task.task, profile: Box::new(profile.clone()) };
                 self.recognised.push(ProbeResult { probe: RECOGNISED, evidence, complete: true, cost_ns: Vec::new() });
             }
         }
         let is_new_unread = |task: &&ManagedThread| self.actuator.is_unread(task.thread) && task.task < first_new;
-        let due_threads: Vec<&ManagedThread> = new_threads.iter().copied().chain(self.tasks.all().into_iter().filter(is_new_unread)).collect();
+        let due_threads: Vec<&ManagedThread> =
+            new_threads.iter().copied().chain(self.tasks.all().into_iter().filter(is_new_unread)).collect();
         let restore_result = self.actuator.restore_inherited(&*kernel, &due_threads, self.tasks.unmanaged_children());
         let is_alive = |thread| self.tasks.is_alive(thread);
         // If the journal cannot be rewritten, the old one remains and nothing is lost, so the daemon continues.
@@ -482,13 +492,15 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = lock(&kernel);
         let reporters = self.options.progress.sweep(&*kernel, &mut self.progress_sweep);
         let may_report = |pid: i32| reporters.as_ref().is_none_or(|reporters| reporters.contains(&pid));
-        let is_reporter = |task: &&ManagedThread| task.pid == task.thread.tid && !task.has_exited && may_report(task.pid);
+        let is_reporter =
+            |task: &&ManagedThread| task.pid == task.thread.tid && !task.has_exited && may_report(task.pid);
         let leaders = self.tasks.all().into_iter().filter(is_reporter);
         let thread_total = |task: &ManagedThread| Some((task.thread, self.options.progress.total(&*kernel, task.pid)?));
         let totals: BTreeMap<ThreadKey, u64> = leaders.filter_map(thread_total).collect();
         let previous_totals = std::mem::replace(&mut self.progress_before, totals);
-        let progress_since =
-            |(thread, total): (&ThreadKey, &u64)| Some((*thread, total.checked_sub(*previous_totals.get(thread)?)? as f64));
+        let progress_since = |(thread, total): (&ThreadKey, &u64)| {
+            Some((*thread, total.checked_sub(*previous_totals.get(thread)?)? as f64))
+        };
         self.progress_before.iter().filter_map(progress_since).collect()
     }
 
@@ -557,7 +569,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     fn read_way_shares(&mut self) -> Vec<(CounterScope, EventCounts)> {
         let Some(ways) = &mut self.ways else { return Vec::new() };
         let kernel = lock(&self.kernel);
-        let shares: Vec<CacheShare> = self.in_force.shares.iter().map(|active_share| active_share.share.clone()).collect();
+        let shares: Vec<CacheShare> =
+            self.in_force.shares.iter().map(|active_share| active_share.share.clone()).collect();
         self.in_force.shares = ways.read_back(&*kernel, &shares, &self.tasks.all());
         ways.traffic_counts(&*kernel)
     }

@@ -117,7 +117,11 @@ impl PhaseDetector {
     fn is_outlier(&self, signal: &[f64]) -> bool {
         let max_difference = |a: &Vec<f64>| self.recent.iter().map(|b| signal_difference(a, b)).fold(0.0, f64::max);
         let spread = self.recent.iter().map(max_difference).fold(0.0, f64::max);
-        let nearest = self.recent.iter().map(|recent_signal| signal_difference(signal, recent_signal)).fold(f64::INFINITY, f64::min);
+        let nearest = self
+            .recent
+            .iter()
+            .map(|recent_signal| signal_difference(signal, recent_signal))
+            .fold(f64::INFINITY, f64::min);
         nearest > spread.max(self.parameters.threshold)
     }
 

@@ -349,7 +349,8 @@ mod x86 {
             let quarters: [__m128i; 4] = std::array::from_fn(|index| _mm_load_si128(place.add(index)));
             let front = _mm_set1_epi32(tag as i32);
             let matches_tag = |index: usize| _mm_cmpeq_epi32(quarters[index], front);
-            let pairs = (_mm_packs_epi32(matches_tag(0), matches_tag(1)), _mm_packs_epi32(matches_tag(2), matches_tag(3)));
+            let pairs =
+                (_mm_packs_epi32(matches_tag(0), matches_tag(1)), _mm_packs_epi32(matches_tag(2), matches_tag(3)));
             let matches = _mm_movemask_epi8(_mm_packs_epi16(pairs.0, pairs.1)) as u32 & ways;
             let last = (matches | 1 << 16).trailing_zeros() as usize;
             let above: *const __m128i = ABOVE.as_ptr().add(16 - last).cast();
@@ -358,7 +359,10 @@ mod x86 {
                 // Three lanes of this quarter behind the last lane of the preceding quarter.
                 let shifted_lanes = _mm_or_si128(_mm_slli_si128::<4>(quarter), _mm_srli_si128::<12>(preceding_quarter));
                 let keep = _mm_loadu_si128(above.add(index));
-                _mm_store_si128(place.add(index), _mm_or_si128(_mm_and_si128(keep, quarter), _mm_andnot_si128(keep, shifted_lanes)));
+                _mm_store_si128(
+                    place.add(index),
+                    _mm_or_si128(_mm_and_si128(keep, quarter), _mm_andnot_si128(keep, shifted_lanes)),
+                );
                 preceding_quarter = quarter;
             }
             matches
@@ -480,7 +484,8 @@ mod tests {
             let mut expected = initial_lanes;
             let matches = move_tag_to_front(&mut expected, tag, ways);
             let way_count = ways.count_ones() as usize;
-            let mut list: Vec<u32> = initial_lanes.0[..way_count].iter().copied().filter(|&lane_tag| lane_tag != tag).collect();
+            let mut list: Vec<u32> =
+                initial_lanes.0[..way_count].iter().copied().filter(|&lane_tag| lane_tag != tag).collect();
             list.insert(0, tag);
             assert_eq!(expected.0[..way_count], list[..way_count]);
             for simd in Simd::available() {

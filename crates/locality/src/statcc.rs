@@ -44,8 +44,10 @@ fn total_rate(programs: &[ReuseAtRate<'_>]) -> Option<f64> {
 /// positive rate.
 pub fn random_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMissRatios> {
     let group_rate = total_rate(programs)?;
-    let parts: Vec<CacheSharer<'_>> =
-        programs.iter().map(|&(reuse, rate)| CacheSharer { reuse, share: rate / group_rate, stretch: group_rate / rate }).collect();
+    let parts: Vec<CacheSharer<'_>> = programs
+        .iter()
+        .map(|&(reuse, rate)| CacheSharer { reuse, share: rate / group_rate, stretch: group_rate / rate })
+        .collect();
     let group_miss_ratio = statcache::total_miss_ratio(&parts, lines)?;
     let of_one = |part| statcache::misses_at(part, group_miss_ratio, lines).0;
     Some(SharedMissRatios { miss_ratios: parts.iter().map(of_one).collect(), group_miss_ratio })
@@ -194,7 +196,11 @@ pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: Replacem
         let shared = share(&rates)?;
         let next: Vec<f64> =
             programs.iter().zip(&shared.miss_ratios).map(|(p, &ratio)| p.cycles_per_instr(ratio)).collect();
-        let unsettled = cpi.iter().zip(&next).map(|(previous_cpi, current_cpi)| (current_cpi - previous_cpi).abs() / current_cpi).fold(0.0, f64::max);
+        let unsettled = cpi
+            .iter()
+            .zip(&next)
+            .map(|(previous_cpi, current_cpi)| (current_cpi - previous_cpi).abs() / current_cpi)
+            .fold(0.0, f64::max);
         if unsettled < 1e-9 || round == 399 {
             let degradation = next.iter().zip(&solo).map(|(shared, alone)| shared / alone - 1.0).collect();
             return Some(CoRunEstimate { shared, cycles_per_instr: next, degradation, unsettled });

@@ -184,8 +184,9 @@ mod tests {
         let skewed: Vec<u64> = (0..40_000).map(|_| random.draw_below(400) * random.draw_below(400) / 400).collect();
         let uniform: Vec<u64> = (0..40_000).map(|_| random.draw_below(150)).collect();
         let chase: Vec<u64> = (0..40_000).map(|index| (index * 37) % 301).collect();
-        let hot_and_stream: Vec<u64> =
-            (0..40_000u64).map(|index| if index.is_multiple_of(4) { 1000 + index } else { random.draw_below(60) }).collect();
+        let hot_and_stream: Vec<u64> = (0..40_000u64)
+            .map(|index| if index.is_multiple_of(4) { 1000 + index } else { random.draw_below(60) })
+            .collect();
         for (name, stream) in
             [("skewed", skewed), ("uniform", uniform), ("chase", chase), ("hot and stream", hot_and_stream)]
         {

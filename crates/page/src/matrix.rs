@@ -122,11 +122,13 @@ fn forecasts(
     let mut table = vec![vec![None; members.len()]; members.len()];
     for row in 0..members.len() {
         for column in row + 1..members.len() {
-            let (Some(row_profile), Some(column_profile)) = (busiest.get(&members[row]), busiest.get(&members[column])) else {
+            let (Some(row_profile), Some(column_profile)) = (busiest.get(&members[row]), busiest.get(&members[column]))
+            else {
                 continue;
             };
             let pair = pair_forecast(topology, predictor, row_profile, column_profile);
-            let [row_slowdown, column_slowdown] = pair.map(|forecast| forecast.map(|slowdown| round_short(slowdown.value)));
+            let [row_slowdown, column_slowdown] =
+                pair.map(|forecast| forecast.map(|slowdown| round_short(slowdown.value)));
             (table[row][column], table[column][row]) = (row_slowdown, column_slowdown);
         }
     }

@@ -194,7 +194,12 @@ impl SnapshotBuilder {
     }
 
     /// Builds the snapshot of one iteration of the loop, with the profiles that the policy received in it.
-    pub fn snapshot(&mut self, record: &WindowRecord, profiles: &Profiles, daemon_state: Option<DaemonState>) -> Snapshot {
+    pub fn snapshot(
+        &mut self,
+        record: &WindowRecord,
+        profiles: &Profiles,
+        daemon_state: Option<DaemonState>,
+    ) -> Snapshot {
         let observation = &record.observation;
         let start_ns = *self.start_ns.get_or_insert(observation.span.start_ns);
         let end_ns = observation.span.start_ns.saturating_add(observation.span.elapsed_ns);

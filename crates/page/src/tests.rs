@@ -88,7 +88,8 @@ fn the_forecast_matrix_follows_the_curves() {
         vec![(1 << 19, cachemate_core::Estimate::exact(half)), (1 << 20, cachemate_core::Estimate::exact(1.0))]
     };
     let profile_with = |half| solo(1.0).with_misses(CacheLevel::L3, curve(half), FactSource::ExactTrace);
-    let profiles: Profiles = [(TaskId(0), profile_with(20.0)), (TaskId(1), profile_with(20.0)), (TaskId(2), profile_with(1.0))].into();
+    let profiles: Profiles =
+        [(TaskId(0), profile_with(20.0)), (TaskId(1), profile_with(20.0)), (TaskId(2), profile_with(1.0))].into();
     let snapshot = SnapshotBuilder::new(&header()).snapshot(&record(0, &[0, 1, 2]), &profiles, None);
     let forecast = snapshot.matrix.unwrap().forecast;
     assert!(forecast[0][1] > forecast[0][2] && forecast[2][0] == Some(0.0), "{forecast:?}");
@@ -188,8 +189,8 @@ fn absent_is_left_out() {
 /// Is a recording read window by window to its end, and a truncated one up to the damage, with the place?
 #[test]
 fn a_recording_is_told_as_far_as_it_goes() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.jsonl");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.jsonl");
     let mut log = RunLogWriter::create(&path, false, &header()).unwrap();
     (0..3).for_each(|window| log.push(&record(window, &[0, 2])).unwrap());
     log.finish().unwrap();

@@ -105,7 +105,9 @@ impl WindowTracker {
         let observation = &record.observation;
         self.solo.observe(observation);
         let predictor = self.predictor.as_ref();
-        let pair = |own_profile: &Profile, other_profile: &Profile| pair_forecast(topology, predictor?, own_profile, other_profile)[0];
+        let pair = |own_profile: &Profile, other_profile: &Profile| {
+            pair_forecast(topology, predictor?, own_profile, other_profile)[0]
+        };
         let services = self.losses.observe(observation, topology, profiles, &pair);
         let live = observation.tasks.iter().filter(|task| !task.exited);
         WindowView {

@@ -119,7 +119,9 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
             program,
             level: "L3".into(),
             source: "stall-counters".into(),
-            points: (1..=32).map(|step| (step << 20, 20.0 / step as f64, 18.0 / step as f64, 23.0 / step as f64)).collect(),
+            points: (1..=32)
+                .map(|step| (step << 20, 20.0 / step as f64, 18.0 / step as f64, 23.0 / step as f64))
+                .collect(),
         };
         let share = |group: u32, indices: &str| ShareSnapshot {
             group,
@@ -154,12 +156,12 @@ fn plain_name(program: u32) -> String {
 }
 
 fn open(browser: &mut Browser, run: &RecordedRun) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("page.html");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("page.html");
     std::fs::write(&file, html(Some(run)).unwrap()).unwrap();
     browser.open(&format!("file://{}", file.display()));
     browser.until("window.cachemate && cachemate.store.windows.length");
-    folder
+    dir
 }
 
 /// Wide and narrow, light and dark: does nothing extend beyond the window, has every control a name, and is every
@@ -167,7 +169,7 @@ fn open(browser: &mut Browser, run: &RecordedRun) -> tempfile::TempDir {
 #[test]
 fn the_page_fits_and_everything_has_a_name() {
     let Some((mut browser, _turn)) = browser("the page's layout") else { return };
-    let _folder = open(&mut browser, &run(8, 2, 40, plain_name));
+    let _dir = open(&mut browser, &run(8, 2, 40, plain_name));
     browser.eval("cachemate.show(30); cachemate.choose(2)");
     let mut papers = Vec::new();
     for (width, scheme) in [(1280, "light"), (1280, "dark"), (375, "light"), (320, "dark")] {
@@ -202,7 +204,7 @@ fn the_page_fits_and_everything_has_a_name() {
 fn a_recording_plays_back() {
     let Some((mut browser, _turn)) = browser("playback") else { return };
     let snapshots = run(4, 2, 40, plain_name);
-    let _folder = open(&mut browser, &snapshots);
+    let _dir = open(&mut browser, &snapshots);
     let clock = "document.getElementById('clock').textContent";
     assert_eq!(browser.eval(clock), json!("window 39, 40 s"), "it opens where most is known");
     assert_eq!(browser.eval("document.getElementById('slider').value"), json!("39"));
@@ -254,7 +256,7 @@ fn a_long_recording_is_zoomed_and_twins_are_distinguished() {
     let Some((mut browser, _turn)) = browser("zooming") else { return };
     let mut long = run(16, 2, 2000, plain_name);
     long.snapshots[1234].programs[1].speed_per_s = Some(7e12);
-    let _folder = open(&mut browser, &long);
+    let _dir = open(&mut browser, &long);
     browser.until("cachemate.store.windows.length === 2000");
     browser.eval("cachemate.choose(1); cachemate.show(1234)");
     browser.until("document.querySelectorAll('#detail canvas').length === 3");
@@ -290,7 +292,7 @@ fn names_are_text() {
         "<svg onload=window.hacked=1>",
         "'-alert(1)-'${window.hacked=1}",
     ];
-    let _folder = open(&mut browser, &run(6, 2, 20, |program| hostile[program as usize].to_string()));
+    let _dir = open(&mut browser, &run(6, 2, 20, |program| hostile[program as usize].to_string()));
     for index in 0..6 {
         browser.eval(&format!("cachemate.show(null); cachemate.choose({index}); document.querySelectorAll('.mark').forEach((mark) => mark.click()); document.getElementById('decision').close()"));
     }
@@ -315,7 +317,7 @@ fn names_are_text() {
 #[test]
 fn an_update_is_cheaper_than_drawing_anew() {
     let Some((mut browser, _turn)) = browser("the cost of an update") else { return };
-    let _folder = open(&mut browser, &run(200, 16, 120, plain_name));
+    let _dir = open(&mut browser, &run(200, 16, 120, plain_name));
     browser.look(1400, 900, "light");
     browser.eval(
         "(() => { const page = cachemate; window.told = page.store.windows.slice(); page.head({ ...page.store.head, run: 'again' });

@@ -110,8 +110,8 @@ fn only_who_has_the_token_looks() {
 fn addresses_are_this_hosts() {
     let refused = serve(&PageAddress { address: "0.0.0.0:0".into(), token: true }, &header()).err().unwrap();
     assert!(refused.to_string().contains("found 0.0.0.0, expected a loopback address"), "{refused}");
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("page.sock").display().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("page.sock").display().to_string();
     assert_eq!(fed(&path, true), format!("socket {path}"));
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let stream = std::os::unix::net::UnixStream::connect(&path).unwrap();

@@ -38,7 +38,12 @@ pub fn missing_evidence(
     let of_policy = needs.iter().filter_map(|alternatives| {
         let refusals: Option<Vec<(String, Option<String>)>> = alternatives.iter().map(refusal).collect();
         let (reason, remedy) = refusals?.into_iter().next()?;
-        Some(UnavailableEvidence { consumer: format!("policy '{policy}'"), evidence: alternatives.to_vec(), why: reason, remedy })
+        Some(UnavailableEvidence {
+            consumer: format!("policy '{policy}'"),
+            evidence: alternatives.to_vec(),
+            why: reason,
+            remedy,
+        })
     });
     let is_needed = |kind: &EvidenceKind| needs.iter().any(|alternatives| alternatives.contains(kind));
     let of_profilers = profilers.iter().filter_map(|profiler| {

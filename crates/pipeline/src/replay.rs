@@ -161,7 +161,8 @@ fn decide_again<P: Policy>(
         }
         if !same_plan {
             // The next window was recorded under the recorded plan, so only a forecast under that plan can be compared.
-            control_loop.forecast = control_loop.forecast_under(&record.observation, &previous_plan, &recorded.decision.plan);
+            control_loop.forecast =
+                control_loop.forecast_under(&record.observation, &previous_plan, &recorded.decision.plan);
         }
         previous_plan = recorded.decision.plan;
         windows += 1;
@@ -183,7 +184,11 @@ fn difference(recorded: &WindowRecord, now: &WindowRecord, in_full: bool) -> Opt
     let describe_both =
         |subject: &str, recorded: String, now: String| Some(format!("{subject}: recorded {recorded}, now {now}"));
     if in_full && recorded.decision.reasons != now.decision.reasons {
-        return describe_both("reasons", format!("{:?}", recorded.decision.reasons), format!("{:?}", now.decision.reasons));
+        return describe_both(
+            "reasons",
+            format!("{:?}", recorded.decision.reasons),
+            format!("{:?}", now.decision.reasons),
+        );
     }
     if in_full && recorded.forecast != now.forecast {
         return describe_both("forecast", format!("{:?}", recorded.forecast), format!("{:?}", now.forecast));

@@ -96,7 +96,11 @@ mod tests {
     fn the_cost_is_the_first_sample_minus_later_ones() {
         let mut refills = ReloadCosts::default();
         let mut window = |ran_ns: u64, misses: Option<f64>| {
-            refills.observe(&[sample_of_run(ran_ns)], WINDOW_NS, &misses.map(|misses| (TaskId(0), misses)).into_iter().collect());
+            refills.observe(
+                &[sample_of_run(ran_ns)],
+                WINDOW_NS,
+                &misses.map(|misses| (TaskId(0), misses)).into_iter().collect(),
+            );
             (refills.misses(TaskId(0)), refills.needs_second_sample(TaskId(0)))
         };
         assert_eq!(window(WINDOW_NS, Some(90.0)), (None, true));

@@ -143,15 +143,8 @@ impl ObservationScript {
         window: usize,
     ) -> Result<Decision, RuleViolation> {
         let (topology, capabilities) = (&self.topology, &self.capabilities);
-        let view = View {
-            topology,
-            capabilities,
-            observation,
-            profiles,
-            previous_plan,
-            predictor: &REFERENCE,
-            verdicts: &(),
-        };
+        let view =
+            View { topology, capabilities, observation, profiles, previous_plan, predictor: &REFERENCE, verdicts: &() };
         let decision = policy.decide(&view);
         check_plan(&decision.plan, &view)
             .map_err(|bad| self.violation("the plan is always valid", window, bad.to_string()))?;
@@ -165,7 +158,9 @@ impl ObservationScript {
     fn check_same(&self, rule: &'static str, expected: &[Decision], found: &[Decision]) -> Result<(), RuleViolation> {
         match expected.iter().zip(found).position(|(a, b)| a != b) {
             None => Ok(()),
-            Some(window) => Err(self.violation(rule, window, format!("expected {:?}, found {:?}", expected[window], found[window]))),
+            Some(window) => {
+                Err(self.violation(rule, window, format!("expected {:?}, found {:?}", expected[window], found[window])))
+            }
         }
     }
 
@@ -181,7 +176,9 @@ impl ObservationScript {
             blind.tasks.iter_mut().for_each(|task| task.counts = EventCounts::default());
             // Lack of evidence must not undo a decision that was made with evidence.
             let plan = self.decide(policy.as_mut(), &blind, &Profiles::new(), &previous_plan, index)?.plan;
-            if (&plan.affinity, &plan.gangs, &plan.shares) != (&previous_plan.affinity, &previous_plan.gangs, &previous_plan.shares) {
+            if (&plan.affinity, &plan.gangs, &plan.shares)
+                != (&previous_plan.affinity, &previous_plan.gangs, &previous_plan.shares)
+            {
                 return Err(self.violation(rule, index, format!("before {previous_plan:?}, now {plan:?}")));
             }
             previous_plan = plan;

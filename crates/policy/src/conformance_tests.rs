@@ -40,7 +40,8 @@ fn bad_policies_are_detected() {
     let starves = || {
         |view: &View<'_>, plan: &mut Plan| {
             let cpus = view.topology.online();
-            let gangs = movable_tasks(view).take(1).map(|task| Gang { members: vec![(task, None)], slices: 1 }).collect();
+            let gangs =
+                movable_tasks(view).take(1).map(|task| Gang { members: vec![(task, None)], slices: 1 }).collect();
             plan.gangs.push(GangSchedule { cpus, slice_ns: 1_000, gangs });
         }
     };
@@ -53,7 +54,8 @@ fn bad_policies_are_detected() {
     assert_eq!(rule_broken(by_id), "renaming tasks renames the plan");
     let forgets = || {
         |view: &View<'_>, plan: &mut Plan| {
-            plan.affinity.extend(movable_tasks(view).filter(|task| view.profiles.contains_key(task)).map(|task| (task, cpu(0))));
+            plan.affinity
+                .extend(movable_tasks(view).filter(|task| view.profiles.contains_key(task)).map(|task| (task, cpu(0))));
         }
     };
     assert_eq!(rule_broken(forgets), "without evidence allowed, gangs and shares stay");

@@ -211,7 +211,8 @@ impl CoScheduler {
     }
 
     fn score(&self, task: TaskId, co_runners: &[TaskId], costs: &dyn CoRunCost) -> f64 {
-        let penalties = co_runners.iter().filter(|&&other| other != task).map(|&co_runner| costs.penalty(task, co_runner));
+        let penalties =
+            co_runners.iter().filter(|&&other| other != task).map(|&co_runner| costs.penalty(task, co_runner));
         penalties.sum::<f64>() + self.sample_weight * self.samples[&task] + costs.solo_cost(task)
     }
 
@@ -229,7 +230,13 @@ impl CoScheduler {
     }
 
     /// Repeatedly adds the task that goes best with those already chosen, until no CPU or no task is left.
-    fn fill_seats(&self, places: usize, members: &[&TaskSample], chosen_tasks: &mut Vec<TaskId>, costs: &dyn CoRunCost) {
+    fn fill_seats(
+        &self,
+        places: usize,
+        members: &[&TaskSample],
+        chosen_tasks: &mut Vec<TaskId>,
+        costs: &dyn CoRunCost,
+    ) {
         while chosen_tasks.len() < places
             && let Some((task, _)) = self.lowest(members, chosen_tasks, chosen_tasks, costs)
         {
@@ -249,9 +256,9 @@ impl CoScheduler {
         if new_set.len() == places {
             // In order of arrival, so that a tie replaces the earliest task, whatever its CPU.
             let mut by_arrival = members.iter().map(|task| task.task).filter(|task| running.contains(task));
-            let candidate = by_arrival
-                .by_ref()
-                .reduce(|longest_running, next| if self.samples[&next] > self.samples[&longest_running] { next } else { longest_running });
+            let candidate = by_arrival.by_ref().reduce(|longest_running, next| {
+                if self.samples[&next] > self.samples[&longest_running] { next } else { longest_running }
+            });
             let Some(candidate) = candidate else { return new_set };
             let stay: Vec<TaskId> = running.iter().copied().filter(|&task| task != candidate).collect();
             let own_score = self.score(candidate, &stay, costs);
@@ -279,8 +286,8 @@ impl CoScheduler {
         let costs = &ReloadAdjustedCost { costs, running, at_most };
         let mut new_set: Vec<TaskId> = Vec::new();
         let minimum = members.iter().map(|task| task.task);
-        let minimum =
-            minimum.reduce(|shortest, next| if self.samples[&next] < self.samples[&shortest] { next } else { shortest });
+        let minimum = minimum
+            .reduce(|shortest, next| if self.samples[&next] < self.samples[&shortest] { next } else { shortest });
         new_set.extend(minimum);
         self.fill_seats(places, members, &mut new_set, costs);
         // In either set, every penalty counts from both sides.
@@ -303,10 +310,13 @@ impl CoScheduler {
         } else {
             chosen_tasks
         };
-        let staying_tasks: Vec<(TaskId, CpuId)> = now.iter().copied().filter(|(task, _)| chosen_tasks.contains(task)).collect();
+        let staying_tasks: Vec<(TaskId, CpuId)> =
+            now.iter().copied().filter(|(task, _)| chosen_tasks.contains(task)).collect();
         let mut free_cpus = cpus.iter().filter(|cpu| staying_tasks.iter().all(|(_, taken_cpu)| taken_cpu.0 != *cpu));
-        let newcomers = chosen_tasks.iter().filter(|task| staying_tasks.iter().all(|(seated_task, _)| seated_task != *task));
-        let seated: Vec<(TaskId, CpuId)> = newcomers.filter_map(|&task| Some((task, CpuId(free_cpus.next()?)))).collect();
+        let newcomers =
+            chosen_tasks.iter().filter(|task| staying_tasks.iter().all(|(seated_task, _)| seated_task != *task));
+        let seated: Vec<(TaskId, CpuId)> =
+            newcomers.filter_map(|&task| Some((task, CpuId(free_cpus.next()?)))).collect();
         let mut seats: Vec<(TaskId, CpuId)> = staying_tasks.iter().copied().chain(seated).collect();
         seats.sort_by_key(|(_, cpu)| *cpu);
         seats
@@ -319,8 +329,11 @@ impl CoScheduler {
         members: &[&TaskSample],
         seats: Vec<(TaskId, CpuId)>,
     ) -> GangSchedule {
-        let waiting: Vec<TaskId> =
-            members.iter().map(|task| task.task).filter(|task| seats.iter().all(|(seated_task, _)| seated_task != task)).collect();
+        let waiting: Vec<TaskId> = members
+            .iter()
+            .map(|task| task.task)
+            .filter(|task| seats.iter().all(|(seated_task, _)| seated_task != task))
+            .collect();
         let running = Gang { members: seats.into_iter().map(|(task, cpu)| (task, Some(cpu))).collect(), slices: TURNS };
         let next = waiting.chunks(cpus.count().max(1) as usize);
         let next = next.map(|tasks| Gang { members: tasks.iter().map(|&task| (task, None)).collect(), slices: 1 });
@@ -331,7 +344,10 @@ impl CoScheduler {
     /// behind, because no task may be passed over forever.
     fn advice(&self, tasks: &[&TaskSample], domains: &[CpuSet], costs: &dyn CoRunCost) -> Vec<CoRunPenalty> {
         let last_cpu = |task: &TaskSample| {
-            let longest = task.on_cpu_ns.iter().reduce(|longest_running, next| if next.1 > longest_running.1 { next } else { longest_running });
+            let longest = task
+                .on_cpu_ns
+                .iter()
+                .reduce(|longest_running, next| if next.1 > longest_running.1 { next } else { longest_running });
             task.cpu.or(longest.map(|(cpu, _)| *cpu))
         };
         let domain = |task: &TaskSample| {

@@ -123,8 +123,12 @@ impl IntensityBalancer {
         plan.affinity.retain(|task, _| present_tasks.binary_search(task).is_ok() || present_tasks.contains(task));
         let domains = domains(view);
         let is_usable = |rate: &f64| rate.is_finite() && *rate >= 0.0;
-        let rates: Vec<Option<f64>> =
-            view.observation.tasks.iter().map(|task| rate(task.task).filter(is_usable).filter(|_| !task.exited)).collect();
+        let rates: Vec<Option<f64>> = view
+            .observation
+            .tasks
+            .iter()
+            .map(|task| rate(task.task).filter(is_usable).filter(|_| !task.exited))
+            .collect();
         let known_rates: Vec<f64> = rates.iter().flatten().copied().collect();
         let movable_known = view
             .observation
@@ -179,7 +183,11 @@ impl IntensityBalancer {
             let extra = task.goal.filter(|_| self.parameters.priorities).map_or(0.0, |goal| goal.priority - 1.0);
             let weight = (rate.unwrap_or(mean) + extra * mean).max(0.0);
             let weight = if weight.is_finite() { weight } else { mean };
-            seated.push(SeatedTask { task: task.task, task_load: TaskLoad { weight, current_bin: bin, stuck: !movable }, movable });
+            seated.push(SeatedTask {
+                task: task.task,
+                task_load: TaskLoad { weight, current_bin: bin, stuck: !movable },
+                movable,
+            });
         }
         seated
     }

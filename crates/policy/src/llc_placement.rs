@@ -44,7 +44,8 @@ impl StickyPlacement {
         let mut load = vec![0u32; domains.len()];
         let previous_cache = |task: TaskId| self.places.get(&task).copied();
         let index = |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
-        let mut places: Vec<Option<usize>> = view.movable_tasks().map(|task| previous_cache(task.task).and_then(index)).collect();
+        let mut places: Vec<Option<usize>> =
+            view.movable_tasks().map(|task| previous_cache(task.task).and_then(index)).collect();
         places.iter().flatten().for_each(|&place| load[place] += 1);
         // Counted only once, because a thousand newcomers each consider every cache.
         let cpus: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();

@@ -210,7 +210,9 @@ namd,1.48%,3.45%,-1.19%,-0.93%
     /// Is every invalid file refused with line and field?
     #[test]
     fn wrong_matrices_are_refused_at_their_place() {
-        let error = |pattern: &str, replacement: &str| parse("m.csv", &TABLE_1.replacen(pattern, replacement, 1)).unwrap_err().to_string();
+        let error = |pattern: &str, replacement: &str| {
+            parse("m.csv", &TABLE_1.replacen(pattern, replacement, 1)).unwrap_err().to_string()
+        };
         let percent = "expected percent above -100, such as 24.75% or -1.2";
         assert_eq!(error("1.23%", ""), format!("m.csv:4:4: found nothing, {percent}"));
         assert_eq!(error("1.23%", "-100"), format!("m.csv:4:4: found -100, {percent}"));

@@ -239,7 +239,8 @@ fn programs_of(
             for &program in members {
                 let alternates: Vec<usize> = members.iter().copied().filter(|&other| other != program).collect();
                 let is_own = |reason: &&Reason| reason.tasks.first() == Some(&TaskId(program as u32));
-                let explanations: Vec<String> = reasons.iter().filter(is_own).map(|reason| render(reason, names)).collect();
+                let explanations: Vec<String> =
+                    reasons.iter().filter(is_own).map(|reason| render(reason, names)).collect();
                 let program_cost = placement_cost(costs[program], judge_by.kind);
                 placed.push((
                     program,

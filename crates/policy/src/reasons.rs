@@ -37,7 +37,8 @@ pub fn render(reason: &Reason, names: &[String]) -> String {
 
 fn find(seating: &Seating, program: usize) -> Option<(usize, usize)> {
     let cpus = seating.by_cache.iter().enumerate();
-    let mut places = cpus.flat_map(|(cache, cpus)| cpus.iter().enumerate().map(move |(cpu, members)| (cache, cpu, members)));
+    let mut places =
+        cpus.flat_map(|(cache, cpus)| cpus.iter().enumerate().map(move |(cpu, members)| (cache, cpu, members)));
     places.find(|(_, _, members)| members.contains(&program)).map(|(cache, cpu, _)| (cache, cpu))
 }
 
@@ -90,7 +91,9 @@ impl Neighborhood<'_> {
             return self.explain_no_choice();
         };
         let others_of_program = (0..cost.len()).filter(|&other| other != program);
-        let largest_cost = others_of_program.map(|other| cost[program][other].abs().max(cost[other][program].abs())).fold(0.0, f64::max);
+        let largest_cost = others_of_program
+            .map(|other| cost[program][other].abs().max(cost[other][program].abs()))
+            .fold(0.0, f64::max);
         if self.costs.kind == CostKind::Degradation && largest_cost < NOTICEABLE {
             let text = format!(
                 "{{0}} and the others barely affect each other (at most {}), so any CPU will do",
@@ -114,7 +117,9 @@ impl Neighborhood<'_> {
         } else {
             let now = self.describe(cost[companion][program]);
             let other_text = self.describe(other_cost);
-            format!("{{0}} is kept away from {{1}} to protect {{1}}: {{1}} beside it {other_text}, {{2}} beside it {now}")
+            format!(
+                "{{0}} is kept away from {{1}} to protect {{1}}: {{1}} beside it {other_text}, {{2}} beside it {now}"
+            )
         };
         self.build(&[kept_from, companion], text, numbers)
     }
@@ -168,7 +173,8 @@ impl Neighborhood<'_> {
             self.describe(own_cost),
             self.describe(other_cost)
         );
-        let numbers = vec![self.named_number("side_by_side", own_cost), self.named_number("other_side_by_side", other_cost)];
+        let numbers =
+            vec![self.named_number("side_by_side", own_cost), self.named_number("other_side_by_side", other_cost)];
         Some(self.build(&[other], text, numbers))
     }
 }

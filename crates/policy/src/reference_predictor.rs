@@ -62,7 +62,16 @@ impl Predictor for ReferencePredictor {
                 None => forecast.unknown.push(task),
                 Some(curve) => {
                     if let Some(cache) = co_residency.cache_of(topology, task) {
-                        self.forecast_task(task, curve, cache, &co_residency, &known_curves, view, plan, &mut task_forecast);
+                        self.forecast_task(
+                            task,
+                            curve,
+                            cache,
+                            &co_residency,
+                            &known_curves,
+                            view,
+                            plan,
+                            &mut task_forecast,
+                        );
                     }
                 }
             }
@@ -96,7 +105,11 @@ impl ReferencePredictor {
             let Some(other_mask) = units(other, profile.profile.process, cache, view, plan) else { return };
             let presence = meets * other_mask.overlap(&own_mask);
             if presence > 0.0 {
-                competitors.push(SpaceCompetitor { task: profile, presence, outside: other_mask.outside(&own_mask) * size as f64 });
+                competitors.push(SpaceCompetitor {
+                    task: profile,
+                    presence,
+                    outside: other_mask.outside(&own_mask) * size as f64,
+                });
             }
         }
         let space = size as f64 * own_mask.fraction();
@@ -104,7 +117,10 @@ impl ReferencePredictor {
         let misses = own_curve.misses(occupancy);
         let solo = own_curve.misses(size as f64);
         let degradation = |misses: f64, solo: f64| {
-            let stalls = own_curve.stalls(occupancy).zip(own_curve.stalls(size as f64)).map(|(stalls_beside, stalls_alone)| (stalls_beside - stalls_alone) / 1000.0);
+            let stalls = own_curve
+                .stalls(occupancy)
+                .zip(own_curve.stalls(size as f64))
+                .map(|(stalls_beside, stalls_alone)| (stalls_beside - stalls_alone) / 1000.0);
             let added = stalls.unwrap_or((misses - solo) / 1000.0 * self.miss_penalty_cycles);
             (added / own_curve.solo_cycles_per_instr).max(-0.99)
         };
@@ -132,7 +148,10 @@ impl ReferencePredictor {
                     // Lines that the task holds elsewhere reduce the number of lines that it brings in here.
                     let resident_bytes = (occupancy + outside).min(cache_bytes);
                     let misses = task.misses(resident_bytes).value.max(0.0) / 1000.0;
-                    let stalls = task.stalls(resident_bytes).zip(task.stalls(cache_bytes)).map(|(stalls_here, stalls_alone)| (stalls_here - stalls_alone) / 1000.0);
+                    let stalls = task
+                        .stalls(resident_bytes)
+                        .zip(task.stalls(cache_bytes))
+                        .map(|(stalls_here, stalls_alone)| (stalls_here - stalls_alone) / 1000.0);
                     let by_misses = || (misses - task.misses(cache_bytes).value / 1000.0) * self.miss_penalty_cycles;
                     let cycles = task.solo_cycles_per_instr + stalls.unwrap_or_else(by_misses).max(0.0);
                     presence * misses / cycles
@@ -222,7 +241,9 @@ struct FillMask(Option<(IndexSet, u32)>);
 
 impl FillMask {
     fn fraction(&self) -> f64 {
-        self.0.as_ref().map_or(1.0, |(units, unit_count)| f64::from(units.count().min(*unit_count)) / f64::from((*unit_count).max(1)))
+        self.0.as_ref().map_or(1.0, |(units, unit_count)| {
+            f64::from(units.count().min(*unit_count)) / f64::from((*unit_count).max(1))
+        })
     }
     /// Returns the share of the cache that this mask may fill and the other may not.
     fn outside(&self, other: &Self) -> f64 {
@@ -321,7 +342,8 @@ impl CoResidency {
         for (task, cpus) in &free_tasks {
             // Summed once for each task, because with a hundred CPUs on one cache, these sums took nine tenths of a
             // forecast.
-            let load_on = |cache: &&Cache| cache.cpus.iter().map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
+            let load_on =
+                |cache: &&Cache| cache.cpus.iter().map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
             let loads: Vec<f64> = shared.iter().map(load_on).collect();
             let on_cache = |cpu: u32| caches.get(&cpu).into_iter().flatten().map(|&index| loads[index]).sum::<f64>();
             let key = |cpu: u32| (load.get(&cpu).copied().unwrap_or(0.0), on_cache(cpu));
@@ -355,8 +377,11 @@ impl CoResidency {
                 }
                 let meeting_share = match (in_gangs.get(&task), in_gangs.get(&other)) {
                     (Some((a, own_gangs)), Some((b, other_gangs))) if a == b => {
-                        let common_slices: f64 =
-                            own_gangs.iter().filter(|(gang, _)| other_gangs.contains_key(gang)).map(|(_, part)| part).sum();
+                        let common_slices: f64 = own_gangs
+                            .iter()
+                            .filter(|(gang, _)| other_gangs.contains_key(gang))
+                            .map(|(_, part)| part)
+                            .sum();
                         common_slices / own_gangs.values().sum::<f64>()
                     }
                     _ if own_cpu == other_cpu => 0.0,

@@ -160,7 +160,8 @@ mod tests {
             loop {
                 let is_new = blocks.is_new();
                 for _ in 0..6 {
-                    sums[usize::from(is_new)] += (0.3 * noise.next() + if is_new { libm::log1p(effect) } else { 0.0 }) / 12.0;
+                    sums[usize::from(is_new)] +=
+                        (0.3 * noise.next() + if is_new { libm::log1p(effect) } else { 0.0 }) / 12.0;
                 }
                 if blocks.next_leg() {
                     break;

@@ -62,7 +62,13 @@ impl CoScheduleRun {
 }
 
 /// Runs windows: the machine runs the plan's first gang, and every task's profile is known from the start.
-fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, missing_abilities: &[Ability]) -> CoScheduleRun {
+fn run(
+    policy: &str,
+    parameters: &str,
+    profiles: Vec<Profile>,
+    windows: u64,
+    missing_abilities: &[Ability],
+) -> CoScheduleRun {
     run_filling(policy, parameters, profiles, windows, missing_abilities, None)
 }
 
@@ -102,7 +108,8 @@ fn run_filling(
             end_reason: WindowEnd::Elapsed,
             tasks: tasks.clone(),
             shared_counts: Vec::new(),
-            probe_results: filling.map_or_else(Vec::new, |filling| probe_results(&tasks, &has_waited, &profiles, filling)),
+            probe_results: filling
+                .map_or_else(Vec::new, |filling| probe_results(&tasks, &has_waited, &profiles, filling)),
             applied: AppliedPlan::default(),
         };
         let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
@@ -158,7 +165,10 @@ fn the_whole_set_pays_for_reloads() {
     };
     let set = "form = \"set\"";
     let (without_filling, small_filling, large_filling) = (changes(0, set), changes(400, set), changes(1600, set));
-    assert!(large_filling > 10 && 2 * large_filling < small_filling && 2 * small_filling < without_filling, "{without_filling} {small_filling} {large_filling}");
+    assert!(
+        large_filling > 10 && 2 * large_filling < small_filling && 2 * small_filling < without_filling,
+        "{without_filling} {small_filling} {large_filling}"
+    );
     assert!(changes(1600, "form = \"set\"\nweights.newcomer = 0.0") >= without_filling, "nothing to pay");
     // Whatever the cost, no task waits longer than the 32 samples that a reload may weigh, twice for two, and a few
     // more.

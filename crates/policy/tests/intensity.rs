@@ -100,7 +100,11 @@ fn idle() -> Plan {
 /// Returns the other tasks on the cache of a task.
 fn co_runners(plan: &Plan, task: u32) -> Vec<u32> {
     let own_cpus = &plan.affinity[&TaskId(task)];
-    plan.affinity.iter().filter(|(other_task, cpus)| other_task.0 != task && *cpus == own_cpus).map(|(other_task, _)| other_task.0).collect()
+    plan.affinity
+        .iter()
+        .filter(|(other_task, cpus)| other_task.0 != task && *cpus == own_cpus)
+        .map(|(other_task, _)| other_task.0)
+        .collect()
 }
 
 /// Are two heavy programs that the machine's scheduler put on one cache separated by one exchange, with a reason?
@@ -118,7 +122,8 @@ fn two_heavy_programs_are_separated_by_one_exchange() {
             "{form}: {:?}",
             decision.reasons
         );
-        let second_decision = decide(dio.as_mut(), 2, tasks.clone(), &observed(&[29.0, 26.0, 1.1, 0.1]), &decision.plan);
+        let second_decision =
+            decide(dio.as_mut(), 2, tasks.clone(), &observed(&[29.0, 26.0, 1.1, 0.1]), &decision.plan);
         assert_eq!(second_decision.plan.affinity, decision.plan.affinity, "{form}: noise moves no task");
         assert!(second_decision.reasons.is_empty());
     }
@@ -184,7 +189,13 @@ fn priorities_bring_quiet_neighbors() {
     let two_priorities = plan_with(&[(4, 5.0), (5, 5.0)]);
     assert!(!co_runners(&two_priorities, 4).contains(&5), "{two_priorities:?}");
     let rates = [30.0, 20.0, 10.0, 8.0, 6.0, 4.0, 2.0, 1.0];
-    assert!(co_runners(&two_priorities, 4).iter().chain(&co_runners(&two_priorities, 5)).all(|&co_runner| rates[co_runner as usize] <= 2.0), "{two_priorities:?}");
+    assert!(
+        co_runners(&two_priorities, 4)
+            .iter()
+            .chain(&co_runners(&two_priorities, 5))
+            .all(|&co_runner| rates[co_runner as usize] <= 2.0),
+        "{two_priorities:?}"
+    );
 }
 
 /// Does DI use the solo rate on half of this machine's cache, or on the whole cache if configured, and DIO the counted
@@ -205,7 +216,8 @@ fn di_reads_profiles_and_dio_counters() {
         let reasons = decision_of(name, parameters, &profiles).reasons;
         reasons.iter().find(|reason| reason.tasks == [TaskId(0)]).map(|reason| reason.numbers[0].1)
     };
-    let intensities = [first_intensity("di", ""), first_intensity("di", "recorded_on = \"whole\""), first_intensity("dio", "")];
+    let intensities =
+        [first_intensity("di", ""), first_intensity("di", "recorded_on = \"whole\""), first_intensity("dio", "")];
     assert_eq!(intensities, [Some(90.0), Some(40.0), Some(1.0)]);
     profiles.values_mut().for_each(|profile| profile.locality = LocalityFacts::default());
     assert!(decision_of("di", "", &profiles).plan.affinity.is_empty(), "no profile, no move");

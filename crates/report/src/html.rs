@@ -197,11 +197,14 @@ fn spread_axis(label: &str, series: &[Series]) -> Axis {
     let peak = |single: &Series| single.points.iter().map(|point| point.y).fold(0.0, f64::max);
     let mut peaks: Vec<f64> = series.iter().map(peak).collect();
     peaks.sort_by(f64::total_cmp);
-    let (Some(&highest_peak), Some(&middle)) = (peaks.last(), peaks.get(peaks.len() / 2)) else { return Axis::linear(label) };
+    let (Some(&highest_peak), Some(&middle)) = (peaks.last(), peaks.get(peaks.len() / 2)) else {
+        return Axis::linear(label);
+    };
     if highest_peak <= 8.0 * middle || middle <= 0.0 {
         return Axis::linear(label);
     }
-    let shown = series.iter().flat_map(|single| &single.points).map(|point| point.y).filter(|y| *y > highest_peak / 1e5);
+    let shown =
+        series.iter().flat_map(|single| &single.points).map(|point| point.y).filter(|y| *y > highest_peak / 1e5);
     Axis::log(label).with_range(shown.fold(highest_peak, f64::min) / 1.3, highest_peak * 1.3)
 }
 
@@ -226,7 +229,9 @@ fn plan_section(plan: &PlanResult) -> Markup {
     let programs = || plan.caches.iter().flat_map(|cache| &cache.programs);
     let largest_slowdown = programs().filter_map(|p| p.slowdown).fold(0.0, f64::max);
     let bar = |value: Option<f64>| match value {
-        Some(value) if largest_slowdown > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / largest_slowdown * 3.0),
+        Some(value) if largest_slowdown > 0.0 && value > 0.0 => {
+            format!("width:{:.2}rem", value / largest_slowdown * 3.0)
+        }
         _ => "width:0".to_string(),
     };
     html! {
@@ -272,7 +277,9 @@ fn alternatives(plan: &PlanResult) -> Markup {
     ];
     let largest_slowdown = rows.iter().filter_map(|row| row.1).fold(0.0, f64::max);
     let width = |value: Option<f64>| match value {
-        Some(value) if largest_slowdown > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / largest_slowdown * 5.5),
+        Some(value) if largest_slowdown > 0.0 && value > 0.0 => {
+            format!("width:{:.2}rem", value / largest_slowdown * 5.5)
+        }
         _ => "width:0".to_string(),
     };
     let measure = if plan.unit == "percent" { "mean slowdown" } else { "mean weight" };

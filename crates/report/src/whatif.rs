@@ -175,7 +175,9 @@ impl WhatIfResult {
     /// The difference of each program under each policy from the first policy, and the policies' means over time on one
     /// axis.
     fn differences_section(&self) -> Markup {
-        let Some((first, others)) = self.policies.split_first().filter(|(_, other_policies)| !other_policies.is_empty()) else {
+        let Some((first, others)) =
+            self.policies.split_first().filter(|(_, other_policies)| !other_policies.is_empty())
+        else {
             return html! {};
         };
         let slowdown = |outcome: &PolicyOutcome, index: usize| outcome.programs.get(index)?.slowdown;
@@ -349,7 +351,8 @@ const OUTLIER: f64 = 2.0;
 fn fitted_axis(label: &str, mut values: Vec<f64>) -> (Axis, Option<f64>) {
     values.retain(|value| value.is_finite());
     values.sort_by(f64::total_cmp);
-    let (smallest_value, largest_value) = (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0));
+    let (smallest_value, largest_value) =
+        (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0));
     let usual = values.get(values.len() * 19 / 20).copied().unwrap_or(largest_value);
     let cut_off_at = Some(largest_value).filter(|most| usual > 0.0 && *most > OUTLIER * usual);
     let top = if cut_off_at.is_some() { 1.2 * usual } else { largest_value };
@@ -425,7 +428,12 @@ impl PolicyOutcome {
                 if let Some(cache) = cache {
                     match spans.last_mut().filter(|last| last.kind == *cache as usize && last.to == span_start) {
                         Some(last) => last.to = span_end,
-                        None => spans.push(TimelineSpan { from: span_start, to: span_end, kind: *cache as usize, title: String::new() }),
+                        None => spans.push(TimelineSpan {
+                            from: span_start,
+                            to: span_end,
+                            kind: *cache as usize,
+                            title: String::new(),
+                        }),
                     }
                 }
                 span_start = span_end;
@@ -509,7 +517,10 @@ mod tests {
         let mut values: Vec<f64> = (0..100).map(|index| 2.0 + f64::from(index) / 100.0).collect();
         let (axis, cut_off_at) = fitted_axis("", values.clone());
         let (low, high) = axis.range.unwrap();
-        assert!((1.9..2.0).contains(&low) && (2.99..3.1).contains(&high) && cut_off_at.is_none(), "{low} {high} {cut_off_at:?}");
+        assert!(
+            (1.9..2.0).contains(&low) && (2.99..3.1).contains(&high) && cut_off_at.is_none(),
+            "{low} {high} {cut_off_at:?}"
+        );
         values.push(260.0);
         let (axis, cut_off_at) = fitted_axis("", values);
         let (_, high) = axis.range.unwrap();
@@ -539,7 +550,8 @@ mod tests {
         let mut page = page();
         for outcome in &mut page.policies {
             let program = outcome.programs[0].clone();
-            let outcome_of = |index: usize| ProgramOutcome { slowdown: Some(1.0 + (index % 7) as f64), ..program.clone() };
+            let outcome_of =
+                |index: usize| ProgramOutcome { slowdown: Some(1.0 + (index % 7) as f64), ..program.clone() };
             outcome.programs = (0..30).map(outcome_of).collect();
         }
         let drawn = page.drawn_programs();

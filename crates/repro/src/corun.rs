@@ -177,7 +177,8 @@ impl CoRunMatrix {
     /// Programs that did not finish their work beside a co-runner, as text: their slowdown is a lower bound.
     pub fn unfinished_programs(&self) -> Vec<String> {
         let (names, indices) = (&self.names, 0..self.names.len());
-        let unfinished_of = |i: usize| indices.clone().filter(move |&j| !self.beside[i][j].finished).map(move |j| (i, j));
+        let unfinished_of =
+            |i: usize| indices.clone().filter(move |&j| !self.beside[i][j].finished).map(move |j| (i, j));
         indices.clone().flat_map(unfinished_of).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
     }
 

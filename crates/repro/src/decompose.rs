@@ -183,13 +183,12 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     fn runs(times: &[(CoRunnerPlace, f64, f64)]) -> Vec<DecompositionRun> {
-        let run_pair = |&(location, with_prefetch, without_prefetch): &(CoRunnerPlace, f64, f64)| {
-            [(true, with_prefetch), (false, without_prefetch)].map(|(prefetching, cycles_per_instr)| DecompositionRun {
-                co_runner_location: location,
-                prefetching,
-                cycles_per_instr,
-            })
-        };
+        let run_pair =
+            |&(location, with_prefetch, without_prefetch): &(CoRunnerPlace, f64, f64)| {
+                [(true, with_prefetch), (false, without_prefetch)].map(|(prefetching, cycles_per_instr)| {
+                    DecompositionRun { co_runner_location: location, prefetching, cycles_per_instr }
+                })
+            };
         times.iter().flat_map(run_pair).collect()
     }
 
@@ -218,7 +217,8 @@ mod tests {
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
         let bench = CoRunBench::load("xeon-x5365", 1, 4_000_000, 4_000_000).unwrap();
-        let decomposition = decompose(&context, &bench, &WorkloadJob::new("milc", 1), &WorkloadJob::new("lbm", 1)).unwrap();
+        let decomposition =
+            decompose(&context, &bench, &WorkloadJob::new("milc", 1), &WorkloadJob::new("lbm", 1)).unwrap();
         assert_eq!((decomposition.runs.len(), decomposition.unavailable.len(), decomposition.parts.len()), (8, 0, 4));
         let sum: f64 = decomposition.parts.iter().map(|part| part.slowdown_percent).sum();
         assert!((sum - decomposition.total_slowdown_percent).abs() < 1e-9 && sum > 2.0, "{decomposition:?}");

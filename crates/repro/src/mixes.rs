@@ -244,7 +244,8 @@ fn mean_scores(mixes: &[RandomMix]) -> Vec<PolicyScore> {
 fn mean_of_policy(name: &str, mixes: &[RandomMix]) -> Option<PolicyScore> {
     let scores: Vec<&PolicyScore> =
         mixes.iter().flat_map(|mix| &mix.policies).filter(|score| score.policy == name).collect();
-    let mean_over = |value: fn(&PolicyScore) -> f64| mean(&scores.iter().map(|score| value(score)).collect::<Vec<f64>>());
+    let mean_over =
+        |value: fn(&PolicyScore) -> f64| mean(&scores.iter().map(|score| value(score)).collect::<Vec<f64>>());
     (!scores.is_empty()).then(|| PolicyScore {
         policy: name.to_string(),
         throughput_gain_percent: mean_over(|s| s.throughput_gain_percent),

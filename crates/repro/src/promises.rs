@@ -178,47 +178,48 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
     let mut worst_false: Option<(f64, String)> = None;
     // For each window: its end in seconds, whether all promises were kept, and the mean speed relative to solo speed.
     let mut windows: Vec<(f64, bool, f64)> = Vec::new();
-    policy_pipeline.run(machine, |machine, record| {
-        let mut speeds = Vec::new();
-        let mut is_kept = true;
-        for task in &record.observation.tasks {
-            let Some(job) = machine.job_of(task.task) else { continue };
-            let wanted_ns = (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
-            let ratio = machine.slowdown(task.task).map(|(ratio, _)| ratio);
-            histories[job].add(wanted_ns, ratio);
-            let Some(ratio) = ratio else { continue };
-            speeds.push(1.0 / ratio);
-            is_kept &= max_slowdown(&mix.jobs[job]).is_none_or(|max| ratio - 1.0 <= max);
-        }
-        let true_slowdown = |task: TaskId, report: &PromiseReport| {
-            histories[machine.job_of(task)?].slowdown_of(report.windows as usize)
-        };
-        for report in &record.promises {
-            let PromiseTerm::MaxSlowdown(max) = report.term else { continue };
-            let slowdown = true_slowdown(report.task, report);
-            match slowdown {
-                Some(slowdown) => {
-                    reports.add(report.state, slowdown, max);
-                    let excess = slowdown - max;
-                    let is_false = report.state == PromiseState::Kept && excess > FALSE_FROM;
-                    if is_false && worst_false.as_ref().is_none_or(|(worst_excess, _)| excess > *worst_excess) {
-                        let name = |task: TaskId| format!("task {}", task.0);
-                        let text = format!(
-                            "{:.1} % true, {} windows: {}",
-                            100.0 * slowdown,
-                            report.windows,
-                            report.describe(name)
-                        );
-                        worst_false = Some((excess, text));
-                    }
-                }
-                None => reports.add(PromiseState::Unknown, 0.0, max),
+    policy_pipeline
+        .run(machine, |machine, record| {
+            let mut speeds = Vec::new();
+            let mut is_kept = true;
+            for task in &record.observation.tasks {
+                let Some(job) = machine.job_of(task.task) else { continue };
+                let wanted_ns = (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
+                let ratio = machine.slowdown(task.task).map(|(ratio, _)| ratio);
+                histories[job].add(wanted_ns, ratio);
+                let Some(ratio) = ratio else { continue };
+                speeds.push(1.0 / ratio);
+                is_kept &= max_slowdown(&mix.jobs[job]).is_none_or(|max| ratio - 1.0 <= max);
             }
-        }
-        windows.push((machine.now_ns() as f64 / 1e9, is_kept, mean(&speeds)));
-        true
-    })
-    .map_err(failed(mix.machine))?;
+            let true_slowdown = |task: TaskId, report: &PromiseReport| {
+                histories[machine.job_of(task)?].slowdown_of(report.windows as usize)
+            };
+            for report in &record.promises {
+                let PromiseTerm::MaxSlowdown(max) = report.term else { continue };
+                let slowdown = true_slowdown(report.task, report);
+                match slowdown {
+                    Some(slowdown) => {
+                        reports.add(report.state, slowdown, max);
+                        let excess = slowdown - max;
+                        let is_false = report.state == PromiseState::Kept && excess > FALSE_FROM;
+                        if is_false && worst_false.as_ref().is_none_or(|(worst_excess, _)| excess > *worst_excess) {
+                            let name = |task: TaskId| format!("task {}", task.0);
+                            let text = format!(
+                                "{:.1} % true, {} windows: {}",
+                                100.0 * slowdown,
+                                report.windows,
+                                report.describe(name)
+                            );
+                            worst_false = Some((excess, text));
+                        }
+                    }
+                    None => reports.add(PromiseState::Unknown, 0.0, max),
+                }
+            }
+            windows.push((machine.now_ns() as f64 / 1e9, is_kept, mean(&speeds)));
+            true
+        })
+        .map_err(failed(mix.machine))?;
     let half = &windows[windows.len() / 2..];
     let share = |window_slice: &[(f64, bool, f64)]| {
         window_slice.iter().filter(|(_, is_kept, _)| *is_kept).count() as f64 / window_slice.len().max(1) as f64

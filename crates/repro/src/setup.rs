@@ -116,9 +116,11 @@ impl Comparison {
     /// Compares runs over equal work ([`crate::work`]) in the same way; `None` if a program never ran.
     pub fn compare_rates(new: &[ProgramRates], baseline: &[ProgramRates]) -> Option<Self> {
         let sum = |rates: &[ProgramRates], value: fn(&ProgramRates) -> f64| rates.iter().map(value).sum::<f64>();
-        let (new_ipc, old_ipc) = (sum(new, |rates| rates.instr_per_cycle), sum(baseline, |rates| rates.instr_per_cycle));
+        let (new_ipc, old_ipc) =
+            (sum(new, |rates| rates.instr_per_cycle), sum(baseline, |rates| rates.instr_per_cycle));
         let at_old_speed = |(new_rates, old_rates): (&ProgramRates, &ProgramRates)| {
-            (old_rates.run_time_share > 0.0).then(|| new_rates.run_time_share * old_rates.instr_per_cycle / old_rates.run_time_share)
+            (old_rates.run_time_share > 0.0)
+                .then(|| new_rates.run_time_share * old_rates.instr_per_cycle / old_rates.run_time_share)
         };
         let at_old_speeds = new.iter().zip(baseline).map(at_old_speed).sum::<Option<f64>>()?;
         let run_time_sum = |rates: &[ProgramRates]| sum(rates, |rates| rates.run_time_share);
@@ -205,7 +207,8 @@ mod tests {
     #[test]
     fn mix_times_contention_is_the_gain() {
         let results = workload(&["mcf", "swim"]).unmanaged_run().unwrap();
-        let other_seed = Workload { options: SimOptions { seed: 2, ..SimOptions::default() }, ..workload(&["mcf", "swim"]) };
+        let other_seed =
+            Workload { options: SimOptions { seed: 2, ..SimOptions::default() }, ..workload(&["mcf", "swim"]) };
         let gain = Comparison::compare(&other_seed.unmanaged_run().unwrap(), &results).unwrap();
         let product = (1.0 + gain.mix_gain) * (1.0 + gain.contention_gain);
         assert!((product - 1.0 - gain.throughput_gain).abs() < 1e-9);

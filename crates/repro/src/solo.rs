@@ -73,7 +73,8 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     }
     let (filled, warm_instr) = warm.ok_or_else(|| failed(&job.name)("it ended while it warmed up"))?;
     let per_mega = |count: u64| count as f64 * 1e6 / (instructions - warm_instr).max(1) as f64;
-    let positions: Vec<f64> = counts(&shared_cache).iter().zip(&filled).map(|(now, warm_count)| per_mega(now - warm_count)).collect();
+    let positions: Vec<f64> =
+        counts(&shared_cache).iter().zip(&filled).map(|(now, warm_count)| per_mega(now - warm_count)).collect();
     let references = Estimate::exact(positions.iter().sum());
     let mut profile = Profile::default();
     profile.rates.llc_refs_per_mega_instr = Some(Fact::from_measurement(references, FactSource::ExactTrace, 0));

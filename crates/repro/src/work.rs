@@ -79,7 +79,8 @@ pub(crate) fn measure_solo(workload: &Workload) -> Result<(InstructionRange, Pro
     run_alone(&mut machine).map_err(failed("run alone"))?;
     let at = |cycle: u64| find_progress(machine.progress_samples(), 0, |step, _| step.cycle as f64, cycle as f64);
     let name = &workload.jobs[0].name;
-    let (begin, end) = at(start_cycle).zip(at(end_cycle)).ok_or_else(|| failed(name)("it ended alone before it was measured"))?;
+    let (begin, end) =
+        at(start_cycle).zip(at(end_cycle)).ok_or_else(|| failed(name)("it ended alone before it was measured"))?;
     let work = InstructionRange { from_instr: begin.instructions, to_instr: end.instructions };
     Ok((work, rates(&begin, &end, true).ok_or_else(|| failed(name)("it ran no instruction alone"))?))
 }

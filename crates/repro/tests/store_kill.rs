@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use cachemate_repro::store::{MAX_FOLDER_BYTES, RunFolder, StoredEntry, StoredLookup, read_file};
+use cachemate_repro::store::{MAX_DIR_BYTES, RunDir, StoredEntry, StoredLookup, read_file};
 
-const FOLDER: &str = "CACHEMATE_TEST_STORE";
+const DIR: &str = "CACHEMATE_TEST_STORE";
 const KILLS: u64 = 20;
 const ENTRIES: u64 = 40;
 
@@ -22,16 +22,16 @@ fn entry(number: u64) -> StoredEntry {
 #[test]
 #[ignore = "a process of the other test"]
 fn writer() {
-    let Some(folder) = std::env::var_os(FOLDER) else { return };
-    let folder = RunFolder::new(Path::new(&folder), MAX_FOLDER_BYTES);
+    let Some(dir) = std::env::var_os(DIR) else { return };
+    let dir = RunDir::new(Path::new(&dir), MAX_DIR_BYTES);
     loop {
-        (0..ENTRIES).for_each(|number| folder.write(&entry(number)).unwrap());
+        (0..ENTRIES).for_each(|number| dir.write(&entry(number)).unwrap());
     }
 }
 
-fn start(folder: &Path) -> std::process::Child {
+fn start(dir: &Path) -> std::process::Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "writer"]).env(FOLDER, folder).stdout(Stdio::null()).stderr(Stdio::null());
+    command.args(["--ignored", "--exact", "writer"]).env(DIR, dir).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().unwrap()
 }
 
@@ -40,7 +40,7 @@ fn start(folder: &Path) -> std::process::Child {
 #[test]
 fn no_kill_leaves_a_wrong_entry() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = RunFolder::new(dir.path(), MAX_FOLDER_BYTES);
+    let dir = RunDir::new(dir.path(), MAX_DIR_BYTES);
     let mut intact_entries = 0;
     for kill in 0..KILLS {
         let mut writers = [start(dir.path()), start(dir.path())];
@@ -50,7 +50,7 @@ fn no_kill_leaves_a_wrong_entry() {
             writer.kill().unwrap();
             writer.wait().unwrap();
         });
-        for file in folder.files().unwrap() {
+        for file in dir.files().unwrap() {
             let stored =
                 read_file(&file.path).unwrap().unwrap_or_else(|error| panic!("{}: {error}", file.path.display()));
             let number = stored.inputs.parse().unwrap();
@@ -59,7 +59,7 @@ fn no_kill_leaves_a_wrong_entry() {
         }
     }
     assert!(intact_entries > 0, "the writers never came to write");
-    (0..ENTRIES).for_each(|number| folder.write(&entry(number)).unwrap());
-    let is_hit = |number: u64| matches!(folder.read("test", "s", &number.to_string()), StoredLookup::Hit(_));
+    (0..ENTRIES).for_each(|number| dir.write(&entry(number)).unwrap());
+    let is_hit = |number: u64| matches!(dir.read("test", "s", &number.to_string()), StoredLookup::Hit(_));
     assert!((0..ENTRIES).all(is_hit));
 }

@@ -331,7 +331,11 @@ fn groups_pass_written_lines_between_their_threads() {
         let shared = users.values().filter(|(threads, written)| *written && threads.len() > 1);
         let groups_of = |threads: &BTreeSet<usize>| threads.iter().map(|&t| program.groups[t]).collect::<BTreeSet<_>>();
         let (inside_group, across): (Vec<_>, Vec<_>) = shared.partition(|(threads, _)| groups_of(threads).len() == 1);
-        assert!(inside_group.len() >= 60, "{name}: {} lines of one group passed between its threads", inside_group.len());
+        assert!(
+            inside_group.len() >= 60,
+            "{name}: {} lines of one group passed between its threads",
+            inside_group.len()
+        );
         assert_eq!(across.is_empty(), name == "scoreboards", "{name}: {} lines across groups", across.len());
     }
     let mut alone = built("share-nothing", 6, &Options::default());

@@ -47,7 +47,8 @@ fn locate_entry<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table,
             Value::Array(entries) => {
                 position += 1;
                 let selector = steps.get(position).copied().unwrap_or(last);
-                let entry_index = entries.iter().enumerate().position(|(index, entry)| is_entry(entry, index, selector));
+                let entry_index =
+                    entries.iter().enumerate().position(|(index, entry)| is_entry(entry, index, selector));
                 match entry_index.and_then(|index| entries[index].as_table_mut()) {
                     Some(inside) if position < steps.len() => inside,
                     _ => return Err(wrong(format!("'{selector}'"), "a level that it has, or an index, and a field")),

@@ -49,9 +49,9 @@ fn sources_say_what_they_are_worth() {
 
 /// Is every file of the directory built in, under its own name?
 #[test]
-fn every_file_of_the_folder_is_built_in() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../machines");
-    let mut files: Vec<String> = std::fs::read_dir(folder)
+fn every_file_of_the_directory_is_built_in() {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../machines");
+    let mut files: Vec<String> = std::fs::read_dir(dir)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap().trim_end_matches(".toml").to_string())
         .collect();
@@ -122,10 +122,10 @@ fn overrides_change_the_named_field_and_are_checked() {
 }
 
 fn broken(change: impl Fn(&str) -> String) -> String {
-    let folder = std::env::temp_dir().join(format!("cachemate-spec-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let dir = std::env::temp_dir().join(format!("cachemate-spec-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
     let text = change(built_in_machine_text("smt-av").unwrap());
-    let path = folder.join(format!("{}.toml", text.len()));
+    let path = dir.join(format!("{}.toml", text.len()));
     std::fs::write(&path, text).unwrap();
     let error = load_machine(path.to_str().unwrap()).unwrap_err().to_string();
     std::fs::remove_file(&path).unwrap();

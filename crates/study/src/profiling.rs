@@ -143,8 +143,12 @@ impl ProfilePass {
         let histogram = self.distances.finish()?;
         let part_totals = PartTotals::from_totals(totals, header.instructions_known);
         let tool = concat!("cachemate ", env!("CARGO_PKG_VERSION")).to_string();
-        let source =
-            ProfileSource { tool, kind: "trace".to_string(), from: Some(source_name.to_string()), filter: header.filter };
+        let source = ProfileSource {
+            tool,
+            kind: "trace".to_string(),
+            from: Some(source_name.to_string()),
+            filter: header.filter,
+        };
         let mut file = ProfileFile::new(name, source);
         file.command = header.command.clone();
         file.accesses = part_totals.program_accesses;

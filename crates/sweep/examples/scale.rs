@@ -85,10 +85,10 @@ fn manifest(tasks: usize) -> Manifest {
     }
 }
 
-fn sweep(folder: &Path, tasks: usize, workers: usize, steps: u64) {
+fn sweep(dir: &Path, tasks: usize, workers: usize, steps: u64) {
     let manifest = manifest(tasks);
-    let store = Arc::new(Store::create(folder).expect("a folder to write to"));
-    store.write_manifest(&manifest).expect("a folder to write to");
+    let store = Arc::new(Store::create(dir).expect("a directory to write to"));
+    store.write_manifest(&manifest).expect("a directory to write to");
     let inputs = Arc::new(Inputs::open(&store, &manifest.header).expect("nothing to open"));
     let mut engine = LocalEngine::new(Arc::clone(&store), Arc::new(CountingSource { steps }), inputs, workers, 0);
     let options = DriveOptions { retries: 0, idle_timeout: Duration::from_secs(60) };
@@ -98,13 +98,13 @@ fn sweep(folder: &Path, tasks: usize, workers: usize, steps: u64) {
 }
 
 /// One more task, run by another host, because the rate of a sweep is reported only while it runs.
-fn leave_one_running(folder: &Path) {
+fn leave_one_running(dir: &Path) {
     let manifest = manifest(TASKS + 1);
-    let store = Store::open(folder).expect("a folder to write to");
-    store.write_manifest(&manifest).expect("a folder to write to");
+    let store = Store::open(dir).expect("a directory to write to");
+    store.write_manifest(&manifest).expect("a directory to write to");
     let id = manifest.tasks.last().expect("there are tasks").id;
     let claim = r#"{"host":"far","place":"elsewhere","pid":1,"started_ticks":1}"#;
-    std::fs::write(folder.join(format!("claims/{id}")), claim).expect("a folder to write to");
+    std::fs::write(dir.join(format!("claims/{id}")), claim).expect("a directory to write to");
 }
 
 /// Wall and CPU time, and the peak resident memory, of this program with other arguments.
@@ -118,7 +118,8 @@ struct RunCost {
 fn children(runs: &[Vec<String>]) -> RunCost {
     let own_program = std::env::current_exe().expect("this program has a name");
     let (start, cpu_before) = (Instant::now(), children_cpu_s());
-    let started: Vec<_> = runs.iter().map(|args| Command::new(&own_program).args(args).spawn().expect("it starts")).collect();
+    let started: Vec<_> =
+        runs.iter().map(|args| Command::new(&own_program).args(args).spawn().expect("it starts")).collect();
     let mut peak_mib: f64 = 0.0;
     for mut child in started {
         let status = format!("/proc/{}/status", child.id());
@@ -155,15 +156,16 @@ fn verdict(met: bool) -> &'static str {
 }
 
 fn measure() {
-    let folder = tempfile::tempdir().expect("a folder for temporary files");
-    let text = |folder: &Path| folder.display().to_string();
-    let many_tasks = folder.path().join("many");
+    let dir = tempfile::tempdir().expect("a directory for temporary files");
+    let text = |dir: &Path| dir.display().to_string();
+    let many_tasks = dir.path().join("many");
     let start = Instant::now();
     sweep(&many_tasks, TASKS, 2, 0);
     let seconds_per_task = start.elapsed().as_secs_f64() / TASKS as f64;
     println!("{TASKS} tasks that do nothing, 2 workers: {:.3} ms each", 1e3 * seconds_per_task);
     leave_one_running(&many_tasks);
-    let looked: Vec<RunCost> = (0..ROUNDS).map(|_| children(&[vec!["status".to_string(), text(&many_tasks)]])).collect();
+    let looked: Vec<RunCost> =
+        (0..ROUNDS).map(|_| children(&[vec!["status".to_string(), text(&many_tasks)]])).collect();
     let peak = looked.iter().map(|took| took.peak_mib).fold(0.0, f64::max);
     let wall = median(looked.iter().map(|took| took.wall_s).collect());
     let cpu = median(looked.iter().map(|took| took.cpu_s).collect());
@@ -177,7 +179,7 @@ fn measure() {
     let plain = vec!["plain".to_string(), TASKS_EACH.to_string(), steps.to_string()];
     let (mut walls, mut cpus) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        let out = folder.path().join(format!("round-{round}"));
+        let out = dir.path().join(format!("round-{round}"));
         let swept = vec!["sweep".to_string(), text(&out), (2 * TASKS_EACH).to_string(), steps.to_string()];
         let (by_hand, by_sweep) = (children(&[plain.clone(), plain.clone()]), children(&[swept]));
         walls.push(by_hand.wall_s / by_sweep.wall_s);
@@ -207,8 +209,8 @@ fn main() -> ExitCode {
     match args.first().map(String::as_str) {
         None => measure(),
         Some("status") => {
-            let store = Store::open(Path::new(&args[1])).expect("a sweep's folder");
-            let sweep_status = status(&store).expect("a sweep's folder");
+            let store = Store::open(Path::new(&args[1])).expect("a sweep's directory");
+            let sweep_status = status(&store).expect("a sweep's directory");
             assert_eq!((sweep_status.total, sweep_status.finished, sweep_status.running), (TASKS + 1, TASKS, 1));
             assert!(sweep_status.remaining_s.is_some(), "the time left is part of a status");
         }

@@ -196,7 +196,8 @@ impl<'a> SweepDriver<'a> {
                 return Ok(());
             }
             let claimed: BTreeSet<SweepTaskId> = self.store.running()?.into_iter().map(|(id, _)| id).collect();
-            let free_tasks: Vec<SweepTask> = open_tasks.into_iter().filter(|task| !claimed.contains(&task.id)).collect();
+            let free_tasks: Vec<SweepTask> =
+                open_tasks.into_iter().filter(|task| !claimed.contains(&task.id)).collect();
             if free_tasks.is_empty() {
                 // Other processes run everything that is left; this one waits for them, because their claims end with
                 // them.
@@ -311,14 +312,14 @@ const STEP: Duration = Duration::from_secs(2);
 
 impl FinishedTasks {
     fn update(&mut self, store: &Store) -> Result<(), SweepError> {
-        for (folder, modified) in store.result_folders()? {
-            if self.read_at.get(&folder) == Some(&modified) {
+        for (dir, modified) in store.result_dirs()? {
+            if self.read_at.get(&dir) == Some(&modified) {
                 continue;
             }
             let is_settled = SystemTime::now().duration_since(modified).is_ok_and(|age| age > STEP);
-            self.finished.extend(store.finished_tasks_in(&folder)?);
+            self.finished.extend(store.finished_tasks_in(&dir)?);
             if is_settled {
-                self.read_at.insert(folder, modified);
+                self.read_at.insert(dir, modified);
             }
         }
         Ok(())

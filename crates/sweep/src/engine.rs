@@ -75,13 +75,13 @@ pub trait TaskEngine {
     fn stop(&mut self);
 }
 
-/// The command by which other processes run a task: `program sweep run -o folder --task ID`.
+/// The command by which other processes run a task: `program sweep run -o directory --task ID`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WorkerCommand {
     /// The `cachemate` that workers run, by a path that is valid on their hosts.
     pub program: PathBuf,
     /// The sweep's directory, on a file system that all workers share.
-    pub folder: PathBuf,
+    pub dir: PathBuf,
     /// Number of failures of a task, beyond the first, after which it is retried.
     pub retries: u32,
     /// Seconds without a heartbeat after which a claim is taken over.
@@ -94,7 +94,7 @@ impl WorkerCommand {
         let (retries, stale) = (self.retries.to_string(), self.heartbeat_timeout_s.to_string());
         let words = ["--quiet", "sweep", "run", "--retries", &retries, "--heartbeat-timeout", &stale, "-o"];
         let mut args: Vec<std::ffi::OsString> = words.iter().map(std::ffi::OsString::from).collect();
-        args.extend([self.folder.clone().into_os_string(), "--task".into()]);
+        args.extend([self.dir.clone().into_os_string(), "--task".into()]);
         args
     }
 

@@ -49,7 +49,10 @@ pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedS
         let seed = point.iter().find(|(axis, _)| *axis == "seed").and_then(|(_, value)| value.as_u64());
         let other_axes: Point<'_> = point.iter().filter(|(axis, _)| *axis != "seed").copied().collect();
         // Seeds vary fastest, so that everything else is built once for all of them.
-        let previous = last.as_ref().filter(|(owner, ..)| *owner == other_axes).map(|(_, content, content_seed)| (*content, *content_seed));
+        let previous = last
+            .as_ref()
+            .filter(|(owner, ..)| *owner == other_axes)
+            .map(|(_, content, content_seed)| (*content, *content_seed));
         let (content, own_seed) = match previous {
             Some(previous) => previous,
             None => {
@@ -71,7 +74,7 @@ pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedS
 
 struct ManifestBuilder<'a> {
     work: &'a dyn JobRunner,
-    folder: &'a Path,
+    dir: &'a Path,
     version: String,
     inputs: Inputs,
     files: BTreeMap<String, String>,
@@ -84,10 +87,10 @@ struct ManifestBuilder<'a> {
 impl<'a> ManifestBuilder<'a> {
     fn new(sweep: &'a SweepDefinition, work: &'a dyn JobRunner) -> Result<Self, SweepError> {
         let inputs = Inputs { kind: sweep.file.kind, detail: sweep.file.detail, ..Inputs::default() };
-        let folder = &sweep.folder;
+        let dir = &sweep.dir;
         let mut making = ManifestBuilder {
             work,
-            folder,
+            dir,
             version: work.version(),
             inputs,
             files: BTreeMap::new(),
@@ -96,7 +99,7 @@ impl<'a> ManifestBuilder<'a> {
             built_in: BTreeSet::new(),
         };
         for name in &sweep.file.axes.scenario {
-            let path = folder.join(name);
+            let path = dir.join(name);
             let text = read_text_limited(&path, INPUT_BYTES_LIMIT).map_err(|error| SweepError::file(&path, error))?;
             making.scenarios.insert(name.clone(), making.input_path("scenario", &text));
             making.inputs.scenarios.insert(name.clone(), (path.display().to_string(), text));
@@ -149,9 +152,15 @@ impl<'a> ManifestBuilder<'a> {
         };
         let job = self.inputs.job(point).map_err(refused)?;
         self.work.check(&job).map_err(refused)?;
-        let content =
-            serde_json::to_string(&(&self.version, "scenario", self.inputs.detail, &base_scenario, &machine, checksums))
-                .map_err(|error| refused(error.to_string()))?;
+        let content = serde_json::to_string(&(
+            &self.version,
+            "scenario",
+            self.inputs.detail,
+            &base_scenario,
+            &machine,
+            checksums,
+        ))
+        .map_err(|error| refused(error.to_string()))?;
         Ok((xxh3_64(content.as_bytes()), seed))
     }
 
@@ -160,7 +169,8 @@ impl<'a> ManifestBuilder<'a> {
         let at = point.iter().filter(|(axis, _)| *axis != "scenario");
         let at: Vec<String> = at.map(|(axis, value)| format!("{axis} {value}")).collect();
         let scenario = point.iter().find(|(axis, _)| *axis == "scenario").and_then(|(_, value)| value.as_str());
-        let file = scenario.and_then(|scenario_name| self.inputs.scenarios.get(scenario_name)).map_or("", |(label, _)| label);
+        let file =
+            scenario.and_then(|scenario_name| self.inputs.scenarios.get(scenario_name)).map_or("", |(label, _)| label);
         if at.is_empty() { file.to_string() } else { format!("{file} with {}", at.join(", ")) }
     }
 
@@ -180,7 +190,7 @@ impl<'a> ManifestBuilder<'a> {
     fn curve(&mut self, point: &Point<'_>) -> Result<(u64, u64), String> {
         let recording = point.iter().find(|(axis, _)| *axis == "recording").and_then(|(_, value)| value.as_str());
         let recording_name = recording.unwrap_or_default().to_string();
-        let checksum = self.recording(&recording_name, Some(self.folder.to_path_buf()))?;
+        let checksum = self.recording(&recording_name, Some(self.dir.to_path_buf()))?;
         let job = self.inputs.job(point)?;
         self.work.check(&job)?;
         let SweepJob::Curve(curve) = job else { return Err("not a curve".to_string()) };
@@ -190,15 +200,15 @@ impl<'a> ManifestBuilder<'a> {
     }
 
     /// The checksum of a program's recording; `None` if the program is not a recording. Relative paths are relative to
-    /// `folder`, or to the working directory.
-    fn recording(&mut self, program: &str, folder: Option<PathBuf>) -> Result<Option<String>, String> {
+    /// `directory`, or to the working directory.
+    fn recording(&mut self, program: &str, dir: Option<PathBuf>) -> Result<Option<String>, String> {
         if self.built_in.contains(program) {
             return Ok(None);
         }
         if let Some(stored) = self.inputs.recordings.get(program) {
             return Ok(Some(stored.checksum.clone()));
         }
-        let adjacent_path = folder.map(|folder| folder.join(program)).filter(|path| path.is_file());
+        let adjacent_path = dir.map(|dir| dir.join(program)).filter(|path| path.is_file());
         let recording_path = match adjacent_path {
             Some(path) => Some(path),
             None => self.work.recording(program)?,

@@ -101,7 +101,7 @@ pub struct SweepDefinition {
     /// Its path, for messages.
     pub path: String,
     /// Directory to which paths of scenario files are relative.
-    pub folder: PathBuf,
+    pub dir: PathBuf,
     /// Axes, the slowest one first; seeds last.
     pub axes: Vec<SweepAxis>,
     /// Filters: values by axis. A point that matches one is left out.
@@ -146,8 +146,8 @@ pub fn parse_sweep(path: &Path, text: &str, bundled: &[String]) -> Result<SweepD
     let axes = parse_axes(&file, &located)?;
     let filters = |field: &str, tables: &[toml::Table]| filters(field, tables, &axes, &located);
     let (skip, only) = (filters("skip", &file.skip)?, filters("only", &file.only)?);
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Ok(SweepDefinition { folder: folder.to_path_buf(), skip, only, axes, file, path: name })
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(SweepDefinition { dir: dir.to_path_buf(), skip, only, axes, file, path: name })
 }
 
 fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>, SpecError> {
@@ -293,10 +293,15 @@ fn filters(
             if !names().any(|axis_name| axis_name == name) {
                 let expected = format!("one of the axes {}", names().collect::<Vec<_>>().join(", "));
                 let meant = nearest_name(name, names()).map(Box::from);
-                return Err(SpecError { nearest: meant, ..located.error_at(&field_path, format!("'{name}'"), expected) });
+                return Err(SpecError {
+                    nearest: meant,
+                    ..located.error_at(&field_path, format!("'{name}'"), expected)
+                });
             }
             let values = match value {
-                toml::Value::Array(values) => values.iter().map(|value| plain_value(value, &field_path, located)).collect(),
+                toml::Value::Array(values) => {
+                    values.iter().map(|value| plain_value(value, &field_path, located)).collect()
+                }
                 value => plain_value(value, &field_path, located).map(|value| vec![value]),
             }?;
             let is_axis_value = |candidate: &Value| {

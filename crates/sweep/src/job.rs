@@ -143,7 +143,7 @@ impl Inputs {
         }
         for (machine_name, file) in &header.machines {
             read_input(store, file)?;
-            inputs.machines.insert(machine_name.clone(), store.folder().join(file));
+            inputs.machines.insert(machine_name.clone(), store.path().join(file));
         }
         Ok(inputs)
     }
@@ -244,7 +244,7 @@ impl Inputs {
 
 /// The text of an input, which must be a plain name below `inputs/`.
 fn read_input(store: &Store, relative: &str) -> Result<String, String> {
-    let path = store.folder().join(relative);
+    let path = store.path().join(relative);
     let shown = |problem: String| format!("{}: {problem}", path.display());
     plain_input(relative).map_err(shown)?;
     let read = store.root().read_text(Path::new(relative), INPUT_BYTES_LIMIT).map_err(|error| error.to_string())?;

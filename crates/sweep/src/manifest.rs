@@ -139,9 +139,9 @@ impl Manifest {
     ///
     /// # Errors
     /// There is none, or it is damaged, with the line.
-    pub fn read(folder: &TrustedDir) -> Result<Self, SweepError> {
-        let path = folder.path().join(FILE);
-        let mut lines = open(folder)?;
+    pub fn read(dir: &TrustedDir) -> Result<Self, SweepError> {
+        let path = dir.path().join(FILE);
+        let mut lines = open(dir)?;
         let header = read_header(&path, &mut lines)?;
         let mut tasks = Vec::with_capacity(header.tasks.min(1 << 24));
         let mut text = String::new();
@@ -160,9 +160,9 @@ impl Manifest {
     ///
     /// # Errors
     /// As [`Manifest::read`]; an unknown id.
-    pub fn find(folder: &TrustedDir, ids: &[SweepTaskId]) -> Result<Self, SweepError> {
-        let path = folder.path().join(FILE);
-        let mut lines = open(folder)?;
+    pub fn find(dir: &TrustedDir, ids: &[SweepTaskId]) -> Result<Self, SweepError> {
+        let path = dir.path().join(FILE);
+        let mut lines = open(dir)?;
         let header = read_header(&path, &mut lines)?;
         let starts: Vec<String> = ids.iter().map(|id| format!("{{\"id\":\"{id}\"")).collect();
         let mut tasks: Vec<Option<SweepTask>> = vec![None; ids.len()];
@@ -186,14 +186,14 @@ impl Manifest {
     ///
     /// # Errors
     /// It cannot be written.
-    pub fn write(&self, folder: &TrustedDir) -> Result<(), SweepError> {
-        let path = folder.path().join(FILE);
+    pub fn write(&self, dir: &TrustedDir) -> Result<(), SweepError> {
+        let path = dir.path().join(FILE);
         let mut text = serde_json::to_vec(&self.header).expect("texts, numbers and checked JSON can be written");
         text.push(b'\n');
         for task in &self.tasks {
             writeln!(text, "{{\"id\":\"{}\",\"point\":{}}}", task.id, task.point).map_err(SweepError::io(&path))?;
         }
-        folder.replace(FILE, &text).map_err(SweepError::io(&path))
+        dir.replace(FILE, &text).map_err(SweepError::io(&path))
     }
 
     /// The first task of every id, in the order of the manifest.
@@ -206,9 +206,9 @@ impl Manifest {
 /// Longest line of a manifest: the header names every input, and a task has a value for each axis.
 const LINE_BYTES_LIMIT: u64 = 16 << 20;
 
-fn open(folder: &TrustedDir) -> Result<BufReader<File>, SweepError> {
-    let path = folder.path().join(FILE);
-    let file = folder.file(Path::new(FILE), OFlags::RDONLY).map_err(|error| match error.kind() {
+fn open(dir: &TrustedDir) -> Result<BufReader<File>, SweepError> {
+    let path = dir.path().join(FILE);
+    let file = dir.file(Path::new(FILE), OFlags::RDONLY).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => {
             SweepError::file(&path, "no such file: 'cachemate sweep run FILE -o DIR' makes it")
         }

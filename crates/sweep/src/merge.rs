@@ -78,7 +78,7 @@ impl MergeSummary {
                 Ok(Some(stored)) => match &result {
                     None => result = Some(stored),
                     Some(first) if first.result.get() == stored.result.get() => self.duplicates += 1,
-                    Some(_) => self.conflicting.push(format!("task {} in {}", task.id, store.folder().display())),
+                    Some(_) => self.conflicting.push(format!("task {} in {}", task.id, store.path().display())),
                 },
             }
         }
@@ -88,7 +88,7 @@ impl MergeSummary {
 
 fn check_same(manifest: &Manifest, store: &Store) -> Result<(), SweepError> {
     let theirs = store.manifest()?;
-    let (shown, own_header) = (store.folder().display(), &manifest.header);
+    let (shown, own_header) = (store.path().display(), &manifest.header);
     if theirs.header.version != own_header.version {
         let (found, expected) = (theirs.header.version, &own_header.version);
         return Err(SweepError::Refused(format!("{shown}: made by version {found}, expected {expected}")));

@@ -68,7 +68,7 @@ pub(crate) fn started_ticks(pid: u32) -> Option<u64> {
 
 /// Claims of this process, which it touches as long as it lives.
 pub struct Heartbeat {
-    folder: Arc<TrustedDir>,
+    dir: Arc<TrustedDir>,
     state: Arc<Mutex<HeartbeatState>>,
 }
 
@@ -80,8 +80,8 @@ struct HeartbeatState {
 }
 
 impl Heartbeat {
-    pub(crate) fn new(folder: Arc<TrustedDir>) -> Self {
-        Heartbeat { folder, state: Arc::default() }
+    pub(crate) fn new(dir: Arc<TrustedDir>) -> Self {
+        Heartbeat { dir, state: Arc::default() }
     }
 
     fn with_state<T>(&self, change: impl FnOnce(&mut HeartbeatState) -> T) -> T {
@@ -94,13 +94,13 @@ impl Heartbeat {
             !std::mem::replace(&mut state.is_running, true)
         });
         if is_first {
-            let (folder, state) = (Arc::clone(&self.folder), Arc::downgrade(&self.state));
+            let (dir, state) = (Arc::clone(&self.dir), Arc::downgrade(&self.state));
             std::thread::spawn(move || {
                 loop {
                     std::thread::sleep(BEAT);
                     let Some(state) = state.upgrade() else { return };
                     let claims = state.lock().unwrap_or_else(PoisonError::into_inner).claims.clone();
-                    claims.iter().for_each(|claim| _ = touch(&folder, claim));
+                    claims.iter().for_each(|claim| _ = touch(&dir, claim));
                 }
             });
         }
@@ -112,8 +112,8 @@ impl Heartbeat {
 }
 
 /// Sets the file's time to now, by the clock of the host that stores the file.
-fn touch(folder: &TrustedDir, claim: &str) -> io::Result<()> {
+fn touch(dir: &TrustedDir, claim: &str) -> io::Result<()> {
     let (now, keep) = (Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }, Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT });
-    let file = folder.file(Path::new(claim), OFlags::WRONLY)?;
+    let file = dir.file(Path::new(claim), OFlags::WRONLY)?;
     futimens(&file, &Timestamps { last_access: keep, last_modification: now }).map_err(io::Error::from)
 }

@@ -34,7 +34,7 @@ pub const STALE_AFTER: Duration = Duration::from_secs(60);
 
 /// A sweep's directory, opened by this process.
 pub struct Store {
-    folder: PathBuf,
+    dir: PathBuf,
     root: Arc<TrustedDir>,
     pub(crate) owner: ClaimOwner,
     pub(crate) heart: Heartbeat,
@@ -87,7 +87,7 @@ struct ResultLine<'a> {
     result: &'a RawValue,
 }
 
-const FOLDERS: [&str; 7] = [INPUTS, RESULTS, "claims", "failed", DAMAGED, DIFFERING, PARTIAL];
+const DIRS: [&str; 7] = [INPUTS, RESULTS, "claims", "failed", DAMAGED, DIFFERING, PARTIAL];
 const INPUTS: &str = "inputs";
 const RESULTS: &str = "results";
 const DAMAGED: &str = "damaged";
@@ -101,45 +101,45 @@ impl Store {
     ///
     /// # Errors
     /// They cannot be created, or another user can change them.
-    pub fn create(folder: &Path) -> Result<Self, SweepError> {
-        if let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+    pub fn create(dir: &Path) -> Result<Self, SweepError> {
+        if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             std::fs::create_dir_all(parent).map_err(SweepError::io(parent))?;
         }
-        let root = TrustedDir::create(folder).map_err(SweepError::io(folder))?;
-        for name in FOLDERS {
-            root.create_dir(name).map_err(SweepError::io(&folder.join(name)))?;
+        let root = TrustedDir::create(dir).map_err(SweepError::io(dir))?;
+        for name in DIRS {
+            root.create_dir(name).map_err(SweepError::io(&dir.join(name)))?;
         }
-        Store::open(folder)
+        Store::open(dir)
     }
 
     /// Opens a directory that has a manifest, or will have one.
     ///
     /// # Errors
     /// It does not exist, or another user can change it: a sweep's directory determines which commands run.
-    pub fn open(folder: &Path) -> Result<Self, SweepError> {
-        Store::open_for(folder, DirAccess::ReadWrite)
+    pub fn open(dir: &Path) -> Result<Self, SweepError> {
+        Store::open_for(dir, DirAccess::ReadWrite)
     }
 
     /// Opens the directory for a command that only reports, without changing anything in it.
     ///
     /// # Errors
     /// As [`Store::open`].
-    pub fn open_to_read(folder: &Path) -> Result<Self, SweepError> {
-        Store::open_for(folder, DirAccess::ReadOnly)
+    pub fn open_to_read(dir: &Path) -> Result<Self, SweepError> {
+        Store::open_for(dir, DirAccess::ReadOnly)
     }
 
-    fn open_for(folder: &Path, access: DirAccess) -> Result<Self, SweepError> {
+    fn open_for(dir: &Path, access: DirAccess) -> Result<Self, SweepError> {
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => {
-                SweepError::file(folder, "no such folder: 'cachemate sweep run FILE -o DIR' makes it")
+                SweepError::file(dir, "no such directory: 'cachemate sweep run FILE -o DIR' makes it")
             }
             io::ErrorKind::PermissionDenied => SweepError::Refused(error.to_string()),
-            _ => SweepError::file(folder, error),
+            _ => SweepError::file(dir, error),
         };
-        let root = Arc::new(TrustedDir::open(folder, access).map_err(failed)?);
+        let root = Arc::new(TrustedDir::open(dir, access).map_err(failed)?);
         let heart = Heartbeat::new(Arc::clone(&root));
-        let folder = folder.canonicalize().map_err(failed)?;
-        Ok(Store { folder, root, owner: ClaimOwner::this_process(), heart, stale_after: STALE_AFTER })
+        let dir = dir.canonicalize().map_err(failed)?;
+        Ok(Store { dir, root, owner: ClaimOwner::this_process(), heart, stale_after: STALE_AFTER })
     }
 
     /// The sweep's directory, open.
@@ -153,7 +153,7 @@ impl Store {
 
     /// An error about a file below the directory.
     pub(crate) fn io_error<'a>(&'a self, path: &'a str) -> impl Fn(io::Error) -> SweepError + 'a {
-        move |error| SweepError::io(&self.folder.join(path))(error)
+        move |error| SweepError::io(&self.dir.join(path))(error)
     }
 
     pub(crate) fn dir(&self, name: &str) -> Result<TrustedDir, SweepError> {
@@ -168,8 +168,8 @@ impl Store {
     }
 
     /// The absolute path of the sweep's directory.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    pub fn path(&self) -> &Path {
+        &self.dir
     }
 
     /// Reads the manifest of this directory.
@@ -198,7 +198,7 @@ impl Store {
 
     /// Writes one of the inputs.
     pub(crate) fn write_input(&self, path: &str, content: &str) -> Result<(), SweepError> {
-        let name = plain_input(path).map_err(|problem| SweepError::file(&self.folder.join(path), problem))?;
+        let name = plain_input(path).map_err(|problem| SweepError::file(&self.dir.join(path), problem))?;
         self.dir(INPUTS)?.replace(name, content.as_bytes()).map_err(self.io_error(path))
     }
 
@@ -216,9 +216,9 @@ impl Store {
     /// # Errors
     /// It cannot be written; a full disk has its own error.
     pub fn publish(&self, id: SweepTaskId, result: &RawValue, note: &RunNote) -> Result<PublishOutcome, SweepError> {
-        let (folder, name) = result_location(id);
+        let (dir, name) = result_location(id);
         let failed = self.io_error(&name);
-        let results = self.dir(RESULTS)?.create_dir(&folder).map_err(&failed)?;
+        let results = self.dir(RESULTS)?.create_dir(&dir).map_err(&failed)?;
         let (partial, fresh) = self.write_partial(&id.to_string(), file_text(id, result, note).as_bytes())?;
         let published = match link(&partial, &fresh, &results, &name) {
             Ok(()) => Ok(PublishOutcome::New),
@@ -262,7 +262,7 @@ impl Store {
     /// The damage of the file.
     pub fn read(&self, id: SweepTaskId) -> Result<Option<StoredResult>, String> {
         let path = result_path(id);
-        let damage = |problem: String| format!("{}: damaged: {problem}", self.folder.join(&path).display());
+        let damage = |problem: String| format!("{}: damaged: {problem}", self.dir.join(&path).display());
         let read = self.root.read_text(Path::new(&path), RESULT_BYTES_LIMIT);
         let Some(text) = read.map_err(|error| damage(error.to_string()))? else { return Ok(None) };
         let (first, remainder) = text.split_once('\n').ok_or_else(|| damage("no whole line".to_string()))?;
@@ -282,8 +282,8 @@ impl Store {
     /// # Errors
     /// It cannot be moved.
     pub fn quarantine(&self, id: SweepTaskId) -> Result<(), SweepError> {
-        let (folder, name) = result_location(id);
-        let results = self.dir(&format!("{RESULTS}/{folder}"))?;
+        let (dir, name) = result_location(id);
+        let results = self.dir(&format!("{RESULTS}/{dir}"))?;
         match results.rename_into(&name, &self.dir(DAMAGED)?, &format!("{id}.{}", unix_ms())) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.io_error(&name)(error)),
             _ => Ok(()),
@@ -296,29 +296,29 @@ impl Store {
     /// The directory cannot be read.
     pub fn finished_tasks(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
         let mut finished = BTreeSet::new();
-        for (folder, _) in self.result_folders()? {
-            finished.extend(self.finished_tasks_in(&folder)?);
+        for (dir, _) in self.result_dirs()? {
+            finished.extend(self.finished_tasks_in(&dir)?);
         }
         Ok(finished)
     }
 
     /// Directories of results, with their modification times.
-    pub(crate) fn result_folders(&self) -> Result<Vec<(String, SystemTime)>, SweepError> {
-        let folders = self.names(RESULTS)?.into_iter().map(|name| format!("{RESULTS}/{name}"));
-        Ok(folders.filter_map(|folder| Some((folder.clone(), self.modified_time(&folder)?))).collect())
+    pub(crate) fn result_dirs(&self) -> Result<Vec<(String, SystemTime)>, SweepError> {
+        let dirs = self.names(RESULTS)?.into_iter().map(|name| format!("{RESULTS}/{name}"));
+        Ok(dirs.filter_map(|dir| Some((dir.clone(), self.modified_time(&dir)?))).collect())
     }
 
-    pub(crate) fn finished_tasks_in(&self, folder: &str) -> Result<Vec<SweepTaskId>, SweepError> {
-        let names = self.names(folder)?.into_iter();
+    pub(crate) fn finished_tasks_in(&self, dir: &str) -> Result<Vec<SweepTaskId>, SweepError> {
+        let names = self.names(dir)?.into_iter();
         Ok(names.filter_map(|name| name.strip_suffix(".json")?.parse().ok()).collect())
     }
 
     /// Names in one of the directories; none if it is missing.
-    pub(crate) fn names(&self, folder: &str) -> Result<Vec<String>, SweepError> {
-        let names = self.root.dir(Path::new(folder)).and_then(|dir| dir.names());
+    pub(crate) fn names(&self, dir: &str) -> Result<Vec<String>, SweepError> {
+        let names = self.root.dir(Path::new(dir)).and_then(|dir| dir.names());
         match names {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            other => other.map_err(self.io_error(folder)),
+            other => other.map_err(self.io_error(dir)),
         }
     }
 
@@ -388,8 +388,8 @@ fn result_location(id: SweepTaskId) -> (String, String) {
 }
 
 fn result_path(id: SweepTaskId) -> String {
-    let (folder, name) = result_location(id);
-    format!("{RESULTS}/{folder}/{name}")
+    let (dir, name) = result_location(id);
+    format!("{RESULTS}/{dir}/{name}")
 }
 
 fn checksum(id: &str, result: &RawValue) -> String {
@@ -406,13 +406,13 @@ fn file_text(id: SweepTaskId, result: &RawValue, note: &RunNote) -> String {
 
 /// Links a complete file to its name unless the name exists. On file systems without hard links it is renamed instead,
 /// which may replace an identical file that appeared in between.
-pub(crate) fn link(partial: &TrustedDir, fresh: &str, folder: &TrustedDir, name: &str) -> io::Result<()> {
-    match partial.link_into(fresh, folder, name) {
+pub(crate) fn link(partial: &TrustedDir, fresh: &str, dir: &TrustedDir, name: &str) -> io::Result<()> {
+    match partial.link_into(fresh, dir, name) {
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::PERM | Errno::OPNOTSUPP)) => {
-            if folder.stat(Path::new(name))?.is_some() {
+            if dir.stat(Path::new(name))?.is_some() {
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
-            partial.rename_into(fresh, folder, name)
+            partial.rename_into(fresh, dir, name)
         }
         other => other,
     }

@@ -66,9 +66,9 @@ fn manifest(count: usize) -> Manifest {
     Manifest { header, tasks }
 }
 
-fn store(folder: &Path, count: usize) -> (Arc<Store>, Manifest, Arc<Inputs>) {
+fn store(dir: &Path, count: usize) -> (Arc<Store>, Manifest, Arc<Inputs>) {
     let manifest = manifest(count);
-    let store = Store::create(folder).unwrap();
+    let store = Store::create(dir).unwrap();
     store.write_manifest(&manifest).unwrap();
     let inputs = Inputs::open(&store, &manifest.header).unwrap();
     (Arc::new(store), manifest, Arc::new(inputs))
@@ -84,8 +84,8 @@ fn local(store: &Arc<Store>, inputs: &Arc<Inputs>, work: &Arc<Numbers>, retries:
 }
 
 fn merged(store: &Arc<Store>) -> (cachemate_sweep::MergeSummary, String) {
-    let out = store.folder().join("merged.jsonl");
-    let reopened = Store::open(store.folder()).unwrap();
+    let out = store.path().join("merged.jsonl");
+    let reopened = Store::open(store.path()).unwrap();
     let merged = merge(&[reopened], &out).unwrap();
     (merged, std::fs::read_to_string(out).unwrap())
 }
@@ -140,8 +140,8 @@ fn engines_cost_time_and_nothing_else() {
     assert!(want.0.is_complete());
     assert_eq!(want.1.lines().count(), 60);
     for seed in 1..=3 {
-        let folder = second_dir.path().join(seed.to_string());
-        let (store, manifest, inputs) = store(&folder, 60);
+        let dir = second_dir.path().join(seed.to_string());
+        let (store, manifest, inputs) = store(&dir, 60);
         let state = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(seed);
         let mut engine = CarelessEngine { store: Arc::clone(&store), work: Arc::clone(&work), inputs, state };
         let summary = driven(&store, &manifest, &mut engine, 0);
@@ -183,8 +183,8 @@ impl TaskEngine for ForgetfulEngine {
 /// Are tasks that an engine held for longer than the idle timeout and then lost submitted again?
 #[test]
 fn the_idle_timeout_runs_only_while_the_engine_has_nothing_in_hand() {
-    let folder = tempfile::tempdir().unwrap();
-    let (store, manifest, inputs) = store(folder.path(), 3);
+    let dir = tempfile::tempdir().unwrap();
+    let (store, manifest, inputs) = store(dir.path(), 3);
     let careless = CarelessEngine { store: Arc::clone(&store), work: Arc::new(Numbers::default()), inputs, state: 1 };
     let mut engine = ForgetfulEngine { careless, submitted: None, rounds: 0 };
     let options = DriveOptions { retries: 0, idle_timeout: Duration::from_secs(3) };
@@ -196,8 +196,8 @@ fn the_idle_timeout_runs_only_while_the_engine_has_nothing_in_hand() {
 /// Are failures and panics recorded and retried as configured, without any cost to other tasks?
 #[test]
 fn failing_tasks_are_said_and_the_others_go_on() {
-    let folder = tempfile::tempdir().unwrap();
-    let (store, manifest, inputs) = store(folder.path(), 10);
+    let dir = tempfile::tempdir().unwrap();
+    let (store, manifest, inputs) = store(dir.path(), 10);
     let work = Arc::new(Numbers { fails: Some("run-3"), panics: Some("run-7"), ..Numbers::default() });
     let summary = driven(&store, &manifest, &mut local(&store, &inputs, &work, 2), 2);
     assert_eq!((summary.finished, summary.failed.len(), summary.missing.len()), (8, 2, 0));
@@ -225,12 +225,12 @@ fn failing_tasks_are_said_and_the_others_go_on() {
 /// Is a result damaged at any byte detected, quarantined, reported and computed again?
 #[test]
 fn damage_at_any_byte_is_found() {
-    let folder = tempfile::tempdir().unwrap();
-    let (store, manifest, inputs) = store(folder.path(), 3);
+    let dir = tempfile::tempdir().unwrap();
+    let (store, manifest, inputs) = store(dir.path(), 3);
     let work = Arc::new(Numbers::default());
     driven(&store, &manifest, &mut local(&store, &inputs, &work, 0), 0);
     let id = manifest.tasks[1].id;
-    let path = store.folder().join(format!("results/{}/{id}.json", &id.to_string()[..2]));
+    let path = store.path().join(format!("results/{}/{id}.json", &id.to_string()[..2]));
     let intact = std::fs::read(&path).unwrap();
     let line = intact.iter().position(|byte| *byte == b'\n').unwrap();
     for index in 0..=line {
@@ -245,13 +245,13 @@ fn damage_at_any_byte_is_found() {
     assert_eq!((damaged_merge.damaged.len(), damaged_merge.is_complete()), (1, false));
     let summary = driven(&store, &manifest, &mut local(&store, &inputs, &work, 0), 0);
     assert_eq!((summary.finished, summary.damaged.len(), summary.skipped), (3, 1, 2));
-    assert_eq!(std::fs::read_dir(store.folder().join("damaged")).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(store.path().join("damaged")).unwrap().count(), 1);
     assert!(merged(&store).0.is_complete());
 }
 
-fn claim_of(folder: &Path, id: SweepTaskId, host: &str, place: &str, pid: u32, age: Duration) {
+fn claim_of(dir: &Path, id: SweepTaskId, host: &str, place: &str, pid: u32, age: Duration) {
     let text = format!("{{\"host\":\"{host}\",\"place\":\"{place}\",\"pid\":{pid},\"started_ticks\":1}}");
-    let path = folder.join(format!("claims/{id}"));
+    let path = dir.join(format!("claims/{id}"));
     std::fs::write(&path, text).unwrap();
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     file.set_modified(SystemTime::now() - age).unwrap();
@@ -261,26 +261,26 @@ fn claim_of(folder: &Path, id: SweepTaskId, host: &str, place: &str, pid: u32, a
 /// counted?
 #[test]
 fn claims_of_the_dead_are_taken_over() {
-    let folder = tempfile::tempdir().unwrap();
-    let (store, manifest, inputs) = store(folder.path(), 1);
+    let dir = tempfile::tempdir().unwrap();
+    let (store, manifest, inputs) = store(dir.path(), 1);
     let task = &manifest.tasks[0];
     let work = Numbers::default();
     let tried = || attempt(&store, &work, &inputs, task, 0, &AtomicBool::new(false)).unwrap();
-    claim_of(folder.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(30));
+    claim_of(dir.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(30));
     assert_eq!(tried(), AttemptOutcome::RunningElsewhere("process 1 on far".to_string()));
     assert_eq!(status(&store).unwrap().running, 1);
     for deaths in 1..5 {
-        claim_of(folder.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(3600));
+        claim_of(dir.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(3600));
         let stop = AtomicBool::new(true);
         let stopped = attempt(&store, &InterruptedRunner, &inputs, task, 0, &stop).unwrap();
         assert_eq!((stopped, store.attempts(task.id).unwrap().len()), (AttemptOutcome::Stopped, deaths));
     }
-    claim_of(folder.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(3600));
+    claim_of(dir.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(3600));
     assert_eq!(tried(), AttemptOutcome::Abandoned, "its workers died five times");
     store.forget_attempts(task.id).unwrap();
     assert_eq!(tried(), AttemptOutcome::Finished(PublishOutcome::New));
-    assert_eq!(std::fs::read_dir(folder.path().join("claims")).unwrap().count(), 0);
-    assert_eq!(std::fs::read_dir(folder.path().join("partial")).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(dir.path().join("claims")).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(dir.path().join("partial")).unwrap().count(), 0);
 }
 
 /// An engine whose workers are killed between a result and the end of their claims.
@@ -294,7 +294,7 @@ impl TaskEngine for DyingEngine {
         let CarelessEngine { store, work, inputs, .. } = &self.0;
         for task in tasks {
             attempt(store, &**work, inputs, task, 0, &AtomicBool::new(false)).unwrap();
-            claim_of(store.folder(), task.id, "far", "elsewhere", 1, Duration::ZERO);
+            claim_of(store.path(), task.id, "far", "elsewhere", 1, Duration::ZERO);
         }
         Ok(())
     }
@@ -308,14 +308,14 @@ impl TaskEngine for DyingEngine {
 /// death?
 #[test]
 fn claims_on_finished_tasks_are_removed() {
-    let folder = tempfile::tempdir().unwrap();
-    let (store, manifest, inputs) = store(folder.path(), 3);
-    let claims = || std::fs::read_dir(folder.path().join("claims")).unwrap().count();
+    let dir = tempfile::tempdir().unwrap();
+    let (store, manifest, inputs) = store(dir.path(), 3);
+    let claims = || std::fs::read_dir(dir.path().join("claims")).unwrap().count();
     let careless = CarelessEngine { store: Arc::clone(&store), work: Arc::new(Numbers::default()), inputs, state: 1 };
     let mut engine = DyingEngine(careless);
     assert_eq!(driven(&store, &manifest, &mut engine, 0).finished, 3);
     assert_eq!(claims(), 0, "of the same sweep");
-    claim_of(folder.path(), manifest.tasks[0].id, "far", "elsewhere", 1, Duration::ZERO);
+    claim_of(dir.path(), manifest.tasks[0].id, "far", "elsewhere", 1, Duration::ZERO);
     assert_eq!(driven(&store, &manifest, &mut engine, 0).skipped, 3);
     assert_eq!((claims(), store.failed_tasks().unwrap().len()), (0, 0), "of an earlier one");
 }
@@ -361,14 +361,14 @@ fn duplicates_are_compared() {
 /// Are manifests read back as they were written, and damaged ones rejected with the line?
 #[test]
 fn manifests_read_back_and_damage_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let (store, manifest, _) = store(folder.path(), 5);
+    let dir = tempfile::tempdir().unwrap();
+    let (store, manifest, _) = store(dir.path(), 5);
     assert_eq!(store.manifest().unwrap(), manifest);
     let ids = [manifest.tasks[4].id, manifest.tasks[1].id];
     let chosen_manifest = store.find_tasks(&ids).unwrap();
     assert_eq!(chosen_manifest.tasks, [manifest.tasks[4].clone(), manifest.tasks[1].clone()]);
     assert!(store.find_tasks(&[SweepTaskId(7)]).unwrap_err().to_string().contains("no task 0000000000000007"));
-    let path = folder.path().join("manifest.jsonl");
+    let path = dir.path().join("manifest.jsonl");
     let text = std::fs::read_to_string(&path).unwrap();
     let refused = |text: &str| {
         std::fs::write(&path, text).unwrap();
@@ -384,8 +384,8 @@ fn manifests_read_back_and_damage_is_named() {
 /// Does a report contain every point, and list missing results?
 #[test]
 fn reports_say_what_is_missing() {
-    let folder = tempfile::tempdir().unwrap();
-    let (store, manifest, inputs) = store(folder.path(), 4);
+    let dir = tempfile::tempdir().unwrap();
+    let (store, manifest, inputs) = store(dir.path(), 4);
     let work = Arc::new(Numbers { fails: Some("run-2"), ..Numbers::default() });
     driven(&store, &manifest, &mut local(&store, &inputs, &work, 0), 0);
     let summary = report(&store).unwrap();
@@ -401,7 +401,7 @@ type Trap = fn(&Path, SweepTaskId, &Path);
 /// If links, FIFOs and endless devices replace a sweep's files: does a status that reads them end, change nothing, and
 /// leave the target of each link unchanged?
 #[test]
-fn a_status_ends_and_changes_nothing_whatever_lies_in_the_folder() {
+fn a_status_ends_and_changes_nothing_whatever_lies_in_the_directory() {
     let fifo = |path: &Path| {
         let _ = std::fs::remove_file(path);
         rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
@@ -423,37 +423,37 @@ fn a_status_ends_and_changes_nothing_whatever_lies_in_the_folder() {
         let outside = tempfile::tempdir().unwrap();
         let secret = outside.path().join("secret");
         std::fs::write(&secret, "secret\n").unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let (_, manifest, _) = store(folder.path(), 2);
-        trap(folder.path(), manifest.tasks[0].id, &secret);
-        let count = |name: &str| std::fs::read_dir(folder.path().join(name)).unwrap().count();
+        let dir = tempfile::tempdir().unwrap();
+        let (_, manifest, _) = store(dir.path(), 2);
+        trap(dir.path(), manifest.tasks[0].id, &secret);
+        let count = |name: &str| std::fs::read_dir(dir.path().join(name)).unwrap().count();
         let counts_before = (count("partial"), count("claims"));
-        let _ = status(&Store::open_to_read(folder.path()).unwrap());
+        let _ = status(&Store::open_to_read(dir.path()).unwrap());
         assert_eq!((count("partial"), count("claims")), counts_before);
         assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret\n");
     }
     for place in ["claims", "failed", "manifest.jsonl"] {
-        let folder = tempfile::tempdir().unwrap();
-        let (_, manifest, _) = store(folder.path(), 1);
+        let dir = tempfile::tempdir().unwrap();
+        let (_, manifest, _) = store(dir.path(), 1);
         let id = manifest.tasks[0].id;
-        fifo(&folder.path().join(match place {
+        fifo(&dir.path().join(match place {
             "claims" => format!("claims/{id}"),
             "failed" => format!("failed/{id}.jsonl"),
             name => name.to_string(),
         }));
-        let _ = status(&Store::open_to_read(folder.path()).unwrap());
+        let _ = status(&Store::open_to_read(dir.path()).unwrap());
     }
 }
 
 /// If a failed attempt is recorded at a link to another file: is that file unchanged, and the error reported?
 #[test]
 fn no_failure_is_appended_through_a_link() {
-    let (folder, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let profile = outside.path().join("profile");
     std::fs::write(&profile, "export A=1\n").unwrap();
-    let (store, manifest, inputs) = store(folder.path(), 1);
+    let (store, manifest, inputs) = store(dir.path(), 1);
     let id = manifest.tasks[0].id;
-    std::os::unix::fs::symlink(&profile, folder.path().join(format!("failed/{id}.jsonl"))).unwrap();
+    std::os::unix::fs::symlink(&profile, dir.path().join(format!("failed/{id}.jsonl"))).unwrap();
     let work = Numbers { fails: Some("run-0"), ..Numbers::default() };
     let tried = attempt(&store, &work, &inputs, &manifest.tasks[0], 0, &AtomicBool::new(false));
     assert!(tried.unwrap_err().to_string().contains("found a link"));
@@ -462,10 +462,10 @@ fn no_failure_is_appended_through_a_link() {
 
 /// Is a directory that another user created or may write rejected before anything in it is read, run or written?
 #[test]
-fn a_folder_that_another_user_can_change_is_refused() {
+fn a_directory_that_another_user_can_change_is_refused() {
     use std::os::unix::fs::{PermissionsExt, chown};
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("sweep");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sweep");
     store(&path, 1);
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
     for opened in [Store::open(&path), Store::open_to_read(&path), Store::create(&path)] {
@@ -475,16 +475,16 @@ fn a_folder_that_another_user_can_change_is_refused() {
     if rustix::process::geteuid().is_root() {
         chown(&path, Some(65_534), None).unwrap();
         for opened in [Store::open(&path), Store::open_to_read(&path), Store::create(&path)] {
-            assert!(opened.err().unwrap().to_string().contains("a folder of user 65534"));
+            assert!(opened.err().unwrap().to_string().contains("a directory of user 65534"));
         }
     }
 }
 
 /// If a manifest names inputs elsewhere: is no file outside of `inputs` read?
 #[test]
-fn inputs_are_plain_names_below_their_folder() {
-    let folder = tempfile::tempdir().unwrap();
-    let (store, manifest, _) = store(folder.path(), 1);
+fn inputs_are_plain_names_below_their_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, manifest, _) = store(dir.path(), 1);
     for outside in ["../../x", "/etc/passwd", "inputs/../manifest.jsonl", "manifest.jsonl", "inputs/", "inputs/.hidden"]
     {
         let mut header = manifest.header.clone();

@@ -5,7 +5,11 @@ use cachemate_core::nearest_name;
 use crate::TraceError;
 
 /// The error for `name` among `known`, with the nearest name if one is close.
-pub fn unknown_name_error(subject: &'static str, name: &str, known_names: impl IntoIterator<Item = String>) -> TraceError {
+pub fn unknown_name_error(
+    subject: &'static str,
+    name: &str,
+    known_names: impl IntoIterator<Item = String>,
+) -> TraceError {
     let known_names: Vec<String> = known_names.into_iter().collect();
     let nearest = nearest_name(name, known_names.iter().map(String::as_str)).map(str::to_string);
     TraceError::Unknown { what: subject, name: name.to_string(), nearest, known: known_names }

@@ -30,7 +30,8 @@ impl BpfScheduler {
         let aligned = OBJECT.to_vec();
         let mut builder = ObjectBuilder::default();
         let mut open = builder.open_memory(&aligned).map_err(|error| describe_error("the BPF object", error))?;
-        let (operations, unused_operations) = if schedules_all { ("gangs_all", "gangs_managed") } else { ("gangs_managed", "gangs_all") };
+        let (operations, unused_operations) =
+            if schedules_all { ("gangs_all", "gangs_managed") } else { ("gangs_managed", "gangs_all") };
         for mut map in open.maps_mut() {
             if map.name() == unused_operations {
                 map.set_autocreate(false).map_err(|error| describe_error(unused_operations, error))?;
@@ -49,7 +50,8 @@ impl BpfScheduler {
         }
         let mut operations_map = object.maps_mut().find(|map| map.name() == operations);
         let map = operations_map.as_mut().ok_or_else(|| format!("{operations}: not in the BPF object"))?;
-        let link = map.attach_struct_ops().map_err(|error| describe_error("the kernel refuses the scheduler", error))?;
+        let link =
+            map.attach_struct_ops().map_err(|error| describe_error("the kernel refuses the scheduler", error))?;
         Ok(BpfScheduler { _link: link, _object: object, maps: handles, cpus, caches })
     }
 

@@ -50,7 +50,8 @@ impl PolicyJournal {
     pub fn adopt_children(&mut self, adopts_children: impl Fn(u32) -> bool) {
         let listing = Listing::read();
         let descends = |process: u32| listing.ancestors(process).skip(1).any(&adopts_children);
-        let descendants = listing.threads.iter().filter(|(_, info)| info.policy != POLICY_EXT && descends(info.process));
+        let descendants =
+            listing.threads.iter().filter(|(_, info)| info.policy != POLICY_EXT && descends(info.process));
         for thread in descendants.map(|(thread, _)| *thread).collect::<Vec<_>>() {
             let _ = self.adopt_thread(thread);
         }
@@ -149,7 +150,8 @@ impl PolicyJournal {
         listing.ancestors(info.process).find_map(|process| {
             let head = listing.threads.get(&process)?;
             let member = self.entries.iter().find(|entry| {
-                listing.threads
+                listing
+                    .threads
                     .get(&entry.thread)
                     .is_some_and(|parent| parent.process == process && parent.start_ticks == entry.start_ticks)
             });
@@ -213,8 +215,8 @@ impl Listing {
     }
 }
 
-fn list_numbers(folder: &str) -> Vec<u32> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+fn list_numbers(dir: &str) -> Vec<u32> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 

@@ -112,8 +112,9 @@ impl Advise {
         let placement = place(&names, &costs, &costs, &host.topology, 0)?;
         assumed.extend(host.warnings);
         let footprint_of = |program: &ProfiledInput| KernelFootprint::from_profile(&program.file, cache.size_bytes);
-        let footprint =
-            |program: &ProfiledInput| Some(FootprintJson { program: program.name.clone(), judged: footprint_of(program)? });
+        let footprint = |program: &ProfiledInput| {
+            Some(FootprintJson { program: program.name.clone(), judged: footprint_of(program)? })
+        };
         let kernel = sched_cache::read(&LinuxHost::new("/"));
         let result = AdviseJson {
             model,

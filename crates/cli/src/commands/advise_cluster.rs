@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use crate::args::JsonArg;
 use crate::exit::UsageError;
-use crate::knowledge_folder::read_folder;
+use crate::knowledge_dir::read_dir;
 use crate::session::Session;
 
 #[derive(Subcommand)]
@@ -62,7 +62,7 @@ pub struct AdviseSlurm {
 
 #[derive(Args)]
 struct ClusterOptions {
-    /// Folder of WorkloadProfile objects (JSON)
+    /// Directory of WorkloadProfile objects (JSON)
     #[arg(long, value_name = "DIR")]
     profiles: PathBuf,
     /// Bundled machine (cachemate topology --list) or TOML file
@@ -226,7 +226,8 @@ fn pod_service(
         metadata: metadata.clone(),
         spec: PodSpec { containers: image_containers.collect() },
     };
-    if let Some(profile) = pod_mark(metadata, "cachemate.io/profile").filter(|name| !knowledge.profiles.contains_key(*name))
+    if let Some(profile) =
+        pod_mark(metadata, "cachemate.io/profile").filter(|name| !knowledge.profiles.contains_key(*name))
     {
         bail!("'{name}', annotation cachemate.io/profile: found '{profile}', expected one of {}", names(knowledge));
     }
@@ -294,8 +295,9 @@ fn jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<AdvisedS
         for mark in marks.split(',').filter(|mark| !mark.is_empty()) {
             match mark.split_once('=') {
                 Some(("profile", name)) => {
-                    let expected =
-                        || format!("{}, Comment: found profile '{name}', expected one of {}", place(), names(knowledge));
+                    let expected = || {
+                        format!("{}, Comment: found profile '{name}', expected one of {}", place(), names(knowledge))
+                    };
                     profile = Some(knowledge.profiles.get(name).with_context(expected)?.clone());
                 }
                 Some(("max-slowdown", text)) => limit = Some(limit_percent(text).with_context(place)?),
@@ -317,7 +319,7 @@ fn jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<AdvisedS
 
 impl ClusterOptions {
     fn knowledge(&self, session: &Session) -> anyhow::Result<ClusterKnowledge> {
-        let (knowledge, refusals) = read_folder(&self.profiles)?;
+        let (knowledge, refusals) = read_dir(&self.profiles)?;
         for (path, reason) in refusals {
             session.warn(&format!("{path}: skipped: {reason}"));
         }

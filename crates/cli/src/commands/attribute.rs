@@ -81,7 +81,11 @@ fn job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
                 kernels::programs().map(|kernel| kernel.name).chain(bundled.iter().map(String::as_str)).collect();
             let meant = nearest_name(program_name, known_names.iter().copied());
             let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-            Err(UsageError(format!("no program is named '{program_name}'{meant}; there are {}", known_names.join(", "))).into())
+            Err(UsageError(format!(
+                "no program is named '{program_name}'{meant}; there are {}",
+                known_names.join(", ")
+            ))
+            .into())
         }
     }
 }

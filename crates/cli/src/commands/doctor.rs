@@ -42,7 +42,8 @@ struct DoctorJson {
 impl Doctor {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let host = host::survey_host(!self.quick)?;
-        let shared_count = host.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.count() > 1).count();
+        let shared_count =
+            host.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.count() > 1).count();
         let result = DoctorJson {
             means: evidence_text(host.capability_survey.level, !self.quick),
             online_cpus: host.topology.online().count() as usize,

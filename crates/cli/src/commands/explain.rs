@@ -74,7 +74,8 @@ impl Explain {
         let pids: BTreeSet<i32> = tasks.iter().map(|task| task.pid).collect();
         let sole_pid = if let [pid] = pids.iter().copied().collect::<Vec<i32>>()[..] { Some(pid) } else { None };
         let about = |ids: &[u32]| tasks.iter().any(|task| ids.contains(&task.task));
-        let caches = |task: &TaskStatus| tasks.iter().any(|own_task| own_task.cache.is_some() && own_task.cache == task.cache);
+        let caches =
+            |task: &TaskStatus| tasks.iter().any(|own_task| own_task.cache.is_some() && own_task.cache == task.cache);
         let other_tasks = status.tasks.iter().filter(|task| !is_explained(task) && caches(task));
         let names: Vec<String> = tasks.iter().map(|task| thread_text(&task.name, task.tid)).collect();
         let result = ExplainJson {

@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::extender_server::{ExtenderState, listen, unix_seconds};
-use crate::knowledge_folder::read_folder;
+use crate::knowledge_dir::read_dir;
 use crate::session::Session;
 
 /// Rank nodes for kube-scheduler by forecast slowdowns: a scheduler extender over HTTP
@@ -75,9 +75,9 @@ impl ExtenderArgs {
             let text = format!("--listen: found {}, expected a loopback address, or --allow-remote", self.listen);
             return Err(UsageError(text).into());
         }
-        let folder = self.knowledge.as_deref().context("--knowledge: expected a directory")?;
+        let dir = self.knowledge.as_deref().context("--knowledge: expected a directory")?;
         let mut reported = BTreeMap::new();
-        refresh(session, folder, &state, &mut reported).context("nothing was served")?;
+        refresh(session, dir, &state, &mut reported).context("nothing was served")?;
         let (address, server) = runtime
             .block_on(listen(self.listen, Arc::clone(&state)))
             .with_context(|| format!("{}: cannot listen", self.listen))?;
@@ -91,7 +91,7 @@ impl ExtenderArgs {
                     std::thread::sleep(POLL_INTERVAL);
                     if read.elapsed() >= REREAD_INTERVAL {
                         // The last knowledge stays in use: its states age, and answers become neutral.
-                        if let Err(error) = refresh(session, folder, &state, &mut reported) {
+                        if let Err(error) = refresh(session, dir, &state, &mut reported) {
                             session.log(&format!("{error:#}"));
                         }
                         read = Instant::now();
@@ -112,11 +112,11 @@ impl ExtenderArgs {
 
 fn refresh(
     session: &Session,
-    folder: &std::path::Path,
+    dir: &std::path::Path,
     state: &ExtenderState,
     reported: &mut BTreeMap<String, String>,
 ) -> anyhow::Result<()> {
-    let (knowledge, refusals) = read_folder(folder)?;
+    let (knowledge, refusals) = read_dir(dir)?;
     for (path, reason) in &refusals {
         if reported.get(path) != Some(reason) {
             session.log(&format!("{path}: skipped: {reason}"));

@@ -19,7 +19,7 @@ use serde::Deserialize;
 use crate::args::JsonArg;
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::{refuse_existing, write_file};
-use crate::knowledge_folder::ProfileSpec;
+use crate::knowledge_dir::ProfileSpec;
 use crate::session::Session;
 
 /// Simulate a fleet: which services share hosts under several policies, their slowdowns, and the hosts needed
@@ -160,9 +160,13 @@ impl FleetArgs {
             bar.set_position(done_count as u64);
             let elapsed = started.elapsed();
             let interval_index = (elapsed.as_secs() / PROGRESS_INTERVAL.as_secs()) as usize;
-            if bar.is_hidden() && interval_index > reported.fetch_max(interval_index, Ordering::Relaxed) && done_count > 0 {
+            if bar.is_hidden()
+                && interval_index > reported.fetch_max(interval_index, Ordering::Relaxed)
+                && done_count > 0
+            {
                 let left_seconds = elapsed.as_secs_f64() * (total_count - done_count) as f64 / done_count as f64;
-                session.log(&format!("{done_count} of {total_count} parts, about {} s left", number(left_seconds.ceil())));
+                session
+                    .log(&format!("{done_count} of {total_count} parts, about {} s left", number(left_seconds.ceil())));
             }
         };
         let control = RunControl {
@@ -195,12 +199,12 @@ enum ProfileDocument {
 impl FleetInput {
     /// Reads the files of the description, whose paths are relative to it.
     fn read(file: &Path, spec: &FleetSpec) -> anyhow::Result<Self> {
-        let folder = file.parent().unwrap_or(Path::new("."));
+        let dir = file.parent().unwrap_or(Path::new("."));
         let mut kinds: Vec<FleetService> = Vec::new();
         for service in &spec.services {
             let mut service = service.clone();
             if let Some(path) = &service.profile_file {
-                service.profile = Some(read_profile(&folder.join(path))?);
+                service.profile = Some(read_profile(&dir.join(path))?);
             }
             kinds.push(service.kind());
         }
@@ -210,7 +214,7 @@ impl FleetInput {
         let Some(cluster) = &spec.cluster else {
             return Ok(FleetInput { kinds, pods: None, unprofiled: 0 });
         };
-        let path = folder.join(cluster);
+        let path = dir.join(cluster);
         let name = path.display();
         let text = cachemate_files::read_text_limited(&path, MAX_FILE_BYTES)
             .with_context(|| format!("{name}: cannot be read"))?;

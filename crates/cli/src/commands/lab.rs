@@ -48,12 +48,12 @@ impl Lab {
 
 /// A script of the lab: in the directory named by the environment, beside this command's build, or installed.
 fn script(name: &str) -> anyhow::Result<PathBuf> {
-    let env_folder = std::env::var_os(VARIABLE).map(PathBuf::from);
+    let env_dir = std::env::var_os(VARIABLE).map(PathBuf::from);
     let own_path = std::env::current_exe().ok();
-    let nearby_folders = own_path.iter().flat_map(|own_path| own_path.ancestors().skip(1).map(|folder| folder.join("lab")));
+    let nearby_dirs = own_path.iter().flat_map(|own_path| own_path.ancestors().skip(1).map(|dir| dir.join("lab")));
     let installed = ["/usr/local/lib/cachemate/lab", "/usr/lib/cachemate/lab"].map(PathBuf::from);
-    let mut folders = env_folder.into_iter().chain(nearby_folders).chain(installed);
-    folders.find_map(|folder| Some(folder.join(name)).filter(|script| script.is_file())).with_context(|| {
+    let mut dirs = env_dir.into_iter().chain(nearby_dirs).chain(installed);
+    dirs.find_map(|dir| Some(dir.join(name)).filter(|script| script.is_file())).with_context(|| {
         format!(
             "the lab is not installed: it is a separate package (lab/ of the source); {VARIABLE} may name its directory"
         )

@@ -23,19 +23,19 @@ impl Man {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let mut command = super::Cli::command();
         command.build();
-        let Some(folder) = &self.dir else {
+        let Some(dir) = &self.dir else {
             return session.print(&String::from_utf8_lossy(&page(command)?));
         };
-        std::fs::create_dir_all(folder).with_context(|| format!("{}: cannot be created", folder.display()))?;
+        std::fs::create_dir_all(dir).with_context(|| format!("{}: cannot be created", dir.display()))?;
         let pages = command.get_subcommands().filter(|sub| sub.get_name() != "help" && !sub.is_hide_set()).map(|sub| {
             let name = format!("cachemate-{}", sub.get_name());
             (format!("{name}.1"), sub.clone().display_name(&name))
         });
         let pages: Vec<_> = pages.chain([("cachemate.1".to_string(), command.clone())]).collect();
         for (name, command) in pages {
-            write_file(&folder.join(name), &page(command)?, self.force)?;
+            write_file(&dir.join(name), &page(command)?, self.force)?;
         }
-        write_file(&folder.join("cachemate.toml.5"), config_page().as_bytes(), self.force)?;
+        write_file(&dir.join("cachemate.toml.5"), config_page().as_bytes(), self.force)?;
         Ok(())
     }
 }
@@ -49,7 +49,8 @@ fn config_page() -> String {
     let mut text =
         ".TH cachemate.toml 5\n.SH NAME\ncachemate.toml \\- configuration of the cachemate daemon\n.SH KEYS\n"
             .to_string();
-    let rows = LIVE_PAGE.lines().skip_while(|line| *line != TABLE_HEAD).skip(2).take_while(|line| line.starts_with('|'));
+    let rows =
+        LIVE_PAGE.lines().skip_while(|line| *line != TABLE_HEAD).skip(2).take_while(|line| line.starts_with('|'));
     for row in rows {
         let cells: Vec<String> = row.trim_matches('|').split('|').map(|cell| plain_text(cell.trim())).collect();
         let [key, meaning, default] = cells.as_slice() else { continue };

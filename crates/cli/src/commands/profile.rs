@@ -92,8 +92,8 @@ impl ProfileArgs {
     ) -> anyhow::Result<(ProfiledInput, anyhow::Result<()>)> {
         let name = profile_name(&self.command[0]);
         self.check_output_free(&name)?;
-        let folder = tempfile::tempdir().context("cannot create a temporary directory")?;
-        let recording = folder.path().join(format!("{name}.cmt"));
+        let dir = tempfile::tempdir().context("cannot create a temporary directory")?;
+        let recording = dir.path().join(format!("{name}.cmt"));
         let recorded = self.record.record(session, &self.command, &recording, false)?;
         session.note(&format!("{}: {}", self.command[0], recorded.recording_end));
         let recording_end = recorded.recording_end;

@@ -81,10 +81,11 @@ fn method(prediction: &Prediction) -> Vec<(String, String)> {
     let filters: Vec<_> = filters.collect();
     let recorded: Vec<u64> = prediction.programs.iter().filter_map(|program| program.file.records).collect();
     let access_counts: Vec<u64> = prediction.programs.iter().filter_map(|program| program.file.accesses).collect();
-    let filter_text = match filters.first().copied().flatten().filter(|first| filters.iter().all(|f| *f == Some(*first))) {
-        Some(l1) => format!("misses of a {} {}-way L1", size_text(l1.size_bytes), l1.ways),
-        None => "the accesses in the recordings".to_string(),
-    };
+    let filter_text =
+        match filters.first().copied().flatten().filter(|first| filters.iter().all(|f| *f == Some(*first))) {
+            Some(l1) => format!("misses of a {} {}-way L1", size_text(l1.size_bytes), l1.ways),
+            None => "the accesses in the recordings".to_string(),
+        };
     rows.push(row(
         "recorded",
         format!(

@@ -24,7 +24,7 @@ use crate::job_runner::LocalJobRunner;
 use crate::repro_cost::{self, processor_hours};
 use crate::repro_run::{CostMeter, ReproPlan, ReproRun, form};
 use crate::repro_store::ReproStore;
-use crate::repro_sweep::{KEPT_FOLDER, ReproRequest, Waves};
+use crate::repro_sweep::{KEPT_DIR, ReproRequest, Waves};
 use crate::run_store::{RunStoreArgs, sources, use_store_dir};
 use crate::session::Session;
 
@@ -107,8 +107,8 @@ impl Repro {
         if self.dry_run {
             return session.print(&self.describe_cost(&experiments)?);
         }
-        if let Some(folder) = self.output.as_deref().filter(|folder| !cachemate_files::exists(&folder.join(SWEEP))) {
-            refuse_full(folder, self.force)?;
+        if let Some(dir) = self.output.as_deref().filter(|dir| !cachemate_files::exists(&dir.join(SWEEP))) {
+            refuse_full(dir, self.force)?;
         }
         self.print_cost(session, &experiments);
         let (findings, failures, interrupted) = match self.engines.engine {
@@ -117,9 +117,9 @@ impl Repro {
         };
         self.runs.end(session);
         let report = self.to_json(if self.sample { findings.without_targets() } else { findings })?;
-        if let Some(folder) = self.output.as_deref() {
-            write_all(folder, &report)?;
-            session.note(&format!("wrote {}", folder.join("index.html").display()));
+        if let Some(dir) = self.output.as_deref() {
+            write_all(dir, &report)?;
+            session.note(&format!("wrote {}", dir.join("index.html").display()));
         }
         session.answer(self.json.json, &report, || render(&report.findings))?;
         if interrupted {
@@ -167,9 +167,8 @@ impl Repro {
 
     /// Describes the missing runs and their cost.
     fn describe_cost(&self, experiments: &[Experiment]) -> anyhow::Result<String> {
-        let folder =
-            self.output.as_deref().map(|folder| folder.join(SWEEP)).filter(|folder| cachemate_files::exists(folder));
-        let store = folder.map(|folder| Store::open_to_read(&folder)).transpose()?;
+        let dir = self.output.as_deref().map(|dir| dir.join(SWEEP)).filter(|dir| cachemate_files::exists(dir));
+        let store = dir.map(|dir| Store::open_to_read(&dir)).transpose()?;
         Ok(repro_cost::render(&self.request()?, experiments, store.as_ref()))
     }
 
@@ -190,12 +189,11 @@ impl Repro {
         session: &Session,
         experiments: &[Experiment],
     ) -> anyhow::Result<(Findings, Vec<String>, bool)> {
-        let folder =
-            self.output.as_deref().ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
+        let dir = self.output.as_deref().ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
         let request = self.request()?;
-        let store = Arc::new(Store::create(&folder.join(SWEEP))?);
-        use_store_dir(&store.folder().join(KEPT_FOLDER));
-        let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.folder()));
+        let store = Arc::new(Store::create(&dir.join(SWEEP))?);
+        use_store_dir(&store.path().join(KEPT_DIR));
+        let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.path()));
         let stop = session.interrupt_flag();
         let mut waves = Waves::new(request, experiments, &store);
         loop {
@@ -211,7 +209,10 @@ impl Repro {
             let summary = self.engines.drive(session, &store, &manifest, &tasks, &work, self.json.json)?;
             let missing_count = summary.missing.len();
             let engine = self.engines.name();
-            anyhow::ensure!(summary.interrupted || missing_count == 0, "{engine} brought {missing_count} runs no answer");
+            anyhow::ensure!(
+                summary.interrupted || missing_count == 0,
+                "{engine} brought {missing_count} runs no answer"
+            );
             waves.report_failures(&summary.failed);
         }
     }
@@ -335,9 +336,9 @@ struct ReproJson {
     findings: Findings,
 }
 
-fn write_all(folder: &Path, report: &ReproJson) -> anyhow::Result<()> {
+fn write_all(dir: &Path, report: &ReproJson) -> anyhow::Result<()> {
     let write = |name: &str, text: &str| {
-        let path = folder.join(name);
+        let path = dir.join(name);
         cachemate_files::replace(&path, text.as_bytes()).with_context(|| format!("{}: cannot write", path.display()))
     };
     let findings = &report.findings;

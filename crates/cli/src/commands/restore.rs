@@ -90,7 +90,7 @@ impl RestoreArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let state_dir = self.state_dir.clone().unwrap_or_else(paths::state_dir);
         let mut result = RestoreJson::default();
-        for dir in folders(&state_dir)? {
+        for dir in dirs(&state_dir)? {
             match Lock::wait_for_daemon_lock(&dir, Duration::from_secs(10)) {
                 Ok(Some(_lock)) => result.restore(&dir),
                 Ok(None) if dir == state_dir => {
@@ -124,8 +124,10 @@ impl RestoreJson {
             |path: &PathBuf| self.damaged.iter().any(|line| line.starts_with(&path.display().to_string()));
         match journal::find_quarantined(dir) {
             Ok(quarantined) => {
-                let earlier_files: Vec<PathBuf> = quarantined.into_iter().filter(|path| !already_listed(path)).collect();
-                self.damaged.extend(earlier_files.iter().map(|path| format!("{}: quarantined earlier", path.display())));
+                let earlier_files: Vec<PathBuf> =
+                    quarantined.into_iter().filter(|path| !already_listed(path)).collect();
+                self.damaged
+                    .extend(earlier_files.iter().map(|path| format!("{}: quarantined earlier", path.display())));
             }
             Err(error) => self.failed.push(format!("{}: {error}", dir.display())),
         }
@@ -133,8 +135,8 @@ impl RestoreJson {
 }
 
 /// The state directory, and those of `cachemate run` in it; each run has its own journal.
-fn folders(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let mut folders = vec![state_dir.to_path_buf()];
+fn dirs(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut dirs = vec![state_dir.to_path_buf()];
     let read = || -> io::Result<Vec<PathBuf>> {
         let is_run = |path: &PathBuf| {
             let has_name = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("run-"));
@@ -143,9 +145,9 @@ fn folders(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
         Ok(cachemate_files::entries(state_dir)?.into_iter().filter(is_run).collect())
     };
     match read() {
-        Ok(runs) => folders.extend(runs),
-        Err(error) if is_gone(&error) => folders.clear(),
+        Ok(runs) => dirs.extend(runs),
+        Err(error) if is_gone(&error) => dirs.clear(),
         Err(error) => bail!("{}: {error}", state_dir.display()),
     }
-    Ok(folders)
+    Ok(dirs)
 }

@@ -129,7 +129,7 @@ impl RunArgs {
         if let Some(path) = &self.output {
             refuse_existing(path, self.force)?;
         }
-        let folder = RunStateDir::new()?;
+        let dir = RunStateDir::new()?;
         let host = host::survey_host(false)?;
         let (mut managed, mut unmanaged, mut last) = (Vec::new(), Vec::new(), None);
         for round in 0..self.compare.unwrap_or(1).max(1) {
@@ -140,7 +140,7 @@ impl RunArgs {
                 (true, false) => &[true, false],
             };
             for &is_managed in order {
-                let outcome = self.run_once(session, &commands, is_managed.then_some((&host, &config)), &folder.0)?;
+                let outcome = self.run_once(session, &commands, is_managed.then_some((&host, &config)), &dir.0)?;
                 if is_managed {
                     managed.push(outcome.exits.clone());
                     last = Some(outcome);
@@ -177,10 +177,10 @@ impl RunArgs {
         session: &Session,
         commands: &[Vec<String>],
         managed: Option<(&HostSurvey, &ManageConfig)>,
-        folder: &Path,
+        dir: &Path,
     ) -> anyhow::Result<RunOutcome> {
         let (stop, is_over) = (session.interrupt_flag(), Arc::new(AtomicBool::new(false)));
-        let progress = folder.join("progress");
+        let progress = dir.join("progress");
         let deadline = self.timeout.map(Duration::from_secs_f64);
         // The programs wait until cachemate has started, because its start-up is not part of what is compared.
         let programs = ProgramGroup::start(commands, &progress, deadline, stop.clone(), is_over.clone())?;
@@ -192,7 +192,7 @@ impl RunArgs {
             let wish = LiveRunOptions {
                 config: config.clone(),
                 rules: programs.pids.iter().map(rule).collect(),
-                state_dir: folder.to_path_buf(),
+                state_dir: dir.to_path_buf(),
                 progress: ProgressFiles::new(Some(progress)),
                 learned_profiles: Default::default(),
                 runtime: None,
@@ -303,7 +303,9 @@ fn program(
     ProgramJson {
         command,
         compared_by: if by_work { "work_per_second" } else { "seconds" },
-        speed_ratio: ratio.map(|(managed_figure, unmanaged_figure)| if by_work { managed_figure / unmanaged_figure } else { unmanaged_figure / managed_figure }),
+        speed_ratio: ratio.map(|(managed_figure, unmanaged_figure)| {
+            if by_work { managed_figure / unmanaged_figure } else { unmanaged_figure / managed_figure }
+        }),
         managed_median,
         managed_spread: spread(&managed_figures),
         unmanaged_median,

@@ -284,7 +284,8 @@ fn caches_table(results: &RunResults) -> String {
         ("most evicted (by > whose)", Align::Left),
     ]);
     for cache in &results.caches {
-        let inter_task_share = (cache.demand.misses > 0).then(|| cache.demand.inter_task as f64 / cache.demand.misses as f64);
+        let inter_task_share =
+            (cache.demand.misses > 0).then(|| cache.demand.inter_task as f64 / cache.demand.misses as f64);
         let worst_pair = cache
             .evictions_by_pair
             .iter()

@@ -34,7 +34,7 @@ enum SweepCommand {
 pub struct SweepStatusArgs {
     /// Directory of the sweep
     #[arg(value_name = "DIR")]
-    folder: PathBuf,
+    dir: PathBuf,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -44,7 +44,7 @@ pub struct SweepStatusArgs {
 pub struct SweepMergeArgs {
     /// Directories of the sweep; several if its shards ran on machines without a common disk
     #[arg(value_name = "DIR", required = true)]
-    folders: Vec<PathBuf>,
+    dirs: Vec<PathBuf>,
     /// File to write [default: merged.jsonl in the first directory]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -60,7 +60,7 @@ pub struct SweepMergeArgs {
 pub struct SweepReportArgs {
     /// Directory of the sweep
     #[arg(value_name = "DIR")]
-    folder: PathBuf,
+    dir: PathBuf,
     /// Write index.html, the figures (SVG) and report.json to this directory
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
@@ -84,7 +84,7 @@ impl SweepArgs {
 
 impl SweepStatusArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let status = cachemate_sweep::status(&Store::open_to_read(&self.folder)?)?;
+        let status = cachemate_sweep::status(&Store::open_to_read(&self.dir)?)?;
         session.answer(self.json.json, &status, || render(&status))
     }
 }
@@ -127,8 +127,8 @@ fn render(status: &SweepStatus) -> String {
 
 impl SweepMergeArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let stores = self.folders.iter().map(|folder| Store::open_to_read(folder)).collect::<Result<Vec<_>, _>>()?;
-        let output = self.output.clone().unwrap_or_else(|| stores[0].folder().join("merged.jsonl"));
+        let stores = self.dirs.iter().map(|dir| Store::open_to_read(dir)).collect::<Result<Vec<_>, _>>()?;
+        let output = self.output.clone().unwrap_or_else(|| stores[0].path().join("merged.jsonl"));
         let merged = cachemate_sweep::merge(&stores, &output)?;
         session.answer(self.json.json, &merged, || render_merge(&merged, &output.display().to_string()))?;
         let sound = merged.conflicting.is_empty() && merged.damaged.is_empty();
@@ -156,24 +156,24 @@ fn render_merge(merged: &MergeSummary, output: &str) -> String {
 
 impl SweepReportArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
-        if let Some(folder) = &self.output {
-            refuse_full(folder, self.force)?;
+        if let Some(dir) = &self.output {
+            refuse_full(dir, self.force)?;
         }
-        let report = cachemate_sweep::report(&Store::open_to_read(&self.folder)?)?;
-        if let Some(folder) = &self.output {
-            write(folder, &report)?;
-            session.note(&format!("wrote {}", folder.join("index.html").display()));
+        let report = cachemate_sweep::report(&Store::open_to_read(&self.dir)?)?;
+        if let Some(dir) = &self.output {
+            write(dir, &report)?;
+            session.note(&format!("wrote {}", dir.join("index.html").display()));
         }
         session.answer(self.json.json, &report, || report.text())
     }
 }
 
-fn write(folder: &std::path::Path, report: &SweepReport) -> anyhow::Result<()> {
+fn write(dir: &std::path::Path, report: &SweepReport) -> anyhow::Result<()> {
     let json = serde_json::to_string_pretty(report)?;
     let pages = [("index.html".to_string(), report.html()), ("report.json".to_string(), json)];
     let pictures = report.pictures.iter().map(|picture| (format!("{}.svg", picture.name), picture.svg.clone()));
     pages
         .into_iter()
         .chain(pictures)
-        .try_for_each(|(name, text)| crate::files::write_file(&folder.join(name), text.as_bytes(), true))
+        .try_for_each(|(name, text)| crate::files::write_file(&dir.join(name), text.as_bytes(), true))
 }

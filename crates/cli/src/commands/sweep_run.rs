@@ -70,7 +70,8 @@ impl SweepRunArgs {
         let mut tasks = manifest.distinct_tasks();
         if let Some(shard) = self.shard {
             let is_in_shard = |at: usize| at % shard.count == shard.part - 1;
-            tasks = tasks.into_iter().enumerate().filter(|(index, _)| is_in_shard(*index)).map(|(_, task)| task).collect();
+            tasks =
+                tasks.into_iter().enumerate().filter(|(index, _)| is_in_shard(*index)).map(|(_, task)| task).collect();
         }
         if self.retry_failed {
             tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
@@ -97,7 +98,8 @@ impl SweepRunArgs {
         if is_changed {
             expanded.write(&store)?;
         }
-        if let Some(previous) = previous.filter(|previous| previous.header.version != expanded.manifest.header.version) {
+        if let Some(previous) = previous.filter(|previous| previous.header.version != expanded.manifest.header.version)
+        {
             session.warn(&format!(
                 "{}: its results are of version {}, this is {}; they are kept but not used",
                 self.output.display(),
@@ -119,7 +121,9 @@ impl SweepRunArgs {
         for task in &manifest.tasks {
             match attempt(&store, work, &inputs, task, self.engines.retries, &stop)? {
                 AttemptOutcome::Finished(_) | AttemptOutcome::AlreadyFinished | AttemptOutcome::Abandoned => {}
-                AttemptOutcome::RunningElsewhere(runner) => session.note(&format!("task {}: {runner} runs it", task.id)),
+                AttemptOutcome::RunningElsewhere(runner) => {
+                    session.note(&format!("task {}: {runner} runs it", task.id))
+                }
                 AttemptOutcome::Failed(reason) => failures.push(format!("task {}: {reason}", task.id)),
                 AttemptOutcome::Stopped => {
                     return Err(InterruptedError(format!("task {} starts over", task.id)).into());
@@ -134,8 +138,8 @@ impl SweepRunArgs {
         for damage in &summary.damaged {
             session.warn(&format!("{damage}; quarantined and computed again"));
         }
-        let folder = self.output.display().to_string();
-        session.answer(self.json.json, summary, || render(summary, &folder))?;
+        let dir = self.output.display().to_string();
+        session.answer(self.json.json, summary, || render(summary, &dir))?;
         if summary.interrupted {
             let note = format!("{} of {} tasks are finished and kept", summary.finished, summary.total);
             return Err(InterruptedError(format!("{note}; the same command continues")).into());
@@ -153,19 +157,19 @@ impl SweepRunArgs {
     }
 }
 
-fn check_version(manifest: &Manifest, work: &dyn JobRunner, folder: &Path) -> anyhow::Result<()> {
+fn check_version(manifest: &Manifest, work: &dyn JobRunner, dir: &Path) -> anyhow::Result<()> {
     let (found, expected) = (&manifest.header.version, work.version());
     ensure!(
         *found == expected,
         "{}: the manifest is of version {found}, this is {expected}: write it again with 'sweep run FILE -o DIR'",
-        folder.display()
+        dir.display()
     );
     Ok(())
 }
 
-fn render(summary: &SweepSummary, folder: &str) -> String {
+fn render(summary: &SweepSummary, dir: &str) -> String {
     let count = |count: usize| count_text(count as u64);
-    let mut text = format!("{folder}: {} of {} tasks finished", count(summary.finished), count(summary.total));
+    let mut text = format!("{dir}: {} of {} tasks finished", count(summary.finished), count(summary.total));
     if summary.skipped > 0 {
         text.push_str(&format!(", {} of them before", count(summary.skipped)));
     }

@@ -102,7 +102,9 @@ impl ValidateModel {
                     .with_context(|| format!("{}: not a file of this command", path.display()))?;
                 if known_truth.seed != self.seed {
                     let path = path.display();
-                    return Err(UsageError(format!("{path}: found seed {}, expected {}", known_truth.seed, self.seed)).into());
+                    return Err(
+                        UsageError(format!("{path}: found seed {}, expected {}", known_truth.seed, self.seed)).into()
+                    );
                 }
                 Some(known_truth)
             }

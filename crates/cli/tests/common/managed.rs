@@ -132,13 +132,13 @@ pub struct TestDaemon {
 }
 
 impl TestDaemon {
-    pub fn start(folder: &Path, observe: bool) -> Self {
+    pub fn start(dir: &Path, observe: bool) -> Self {
         let mut args = MANAGE.to_vec();
         if observe {
             args.push("--observe-only");
         }
-        let child = command(folder, &args).stdout(Stdio::null()).spawn().unwrap();
-        TestDaemon { child, state: folder.join("state") }
+        let child = command(dir, &args).stdout(Stdio::null()).spawn().unwrap();
+        TestDaemon { child, state: dir.join("state") }
     }
 
     pub fn until(&mut self, subject: &str, mut is_reached: impl FnMut(&mut Self) -> bool) {
@@ -185,8 +185,8 @@ impl Drop for TestDaemon {
     }
 }
 
-pub fn journal_gone(folder: &Path) -> bool {
-    within(Duration::from_secs(20), || !folder.join("state/restore.journal").exists())
+pub fn journal_gone(dir: &Path) -> bool {
+    within(Duration::from_secs(20), || !dir.join("state/restore.journal").exists())
 }
 
 pub fn within(patience: Duration, mut is_reached: impl FnMut() -> bool) -> bool {

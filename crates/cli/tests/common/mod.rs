@@ -31,26 +31,26 @@ impl CommandResult {
     }
 }
 
-pub fn command(folder: &Path, args: &[&str]) -> Command {
+pub fn command(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cachemate"));
-    command.args(args).current_dir(folder).stdin(Stdio::null());
-    command.env_remove("NO_COLOR").env("CACHEMATE_RECORDINGS", folder.join("recordings"));
-    command.env("CACHEMATE_CACHE_DIR", folder.join("cache"));
+    command.args(args).current_dir(dir).stdin(Stdio::null());
+    command.env_remove("NO_COLOR").env("CACHEMATE_RECORDINGS", dir.join("recordings"));
+    command.env("CACHEMATE_CACHE_DIR", dir.join("cache"));
     // Tests act on their own programs concurrently.
-    command.env("CACHEMATE_LOCK_DIR", folder);
+    command.env("CACHEMATE_LOCK_DIR", dir);
     command
 }
 
-pub fn run(folder: &Path, args: &[&str]) -> CommandResult {
-    let output = command(folder, args).output().expect("the command starts");
+pub fn run(dir: &Path, args: &[&str]) -> CommandResult {
+    let output = command(dir, args).output().expect("the command starts");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     CommandResult { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// A raw trace of these addresses.
-pub fn raw(folder: &Path, name: &str, addresses: impl IntoIterator<Item = u64>) -> PathBuf {
+pub fn raw(dir: &Path, name: &str, addresses: impl IntoIterator<Item = u64>) -> PathBuf {
     let bytes: Vec<u8> = addresses.into_iter().flat_map(u64::to_le_bytes).collect();
-    let path = folder.join(name);
+    let path = dir.join(name);
     std::fs::write(&path, bytes).unwrap();
     path
 }
@@ -97,15 +97,15 @@ pub fn acting(policy: &str, window_ms: u32, pid: &str) -> String {
 pub const MANAGE: [&str; 8] = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
 
 /// A daemon with this configuration.
-pub fn daemon(folder: &Path, config: &str) -> ChildGuard {
-    std::fs::write(folder.join("c.toml"), config).unwrap();
-    ChildGuard(command(folder, &MANAGE).stdout(Stdio::null()).spawn().unwrap())
+pub fn daemon(dir: &Path, config: &str) -> ChildGuard {
+    std::fs::write(dir.join("c.toml"), config).unwrap();
+    ChildGuard(command(dir, &MANAGE).stdout(Stdio::null()).spawn().unwrap())
 }
 
 /// The first status of that daemon that meets the condition, with this polling interval and timeout.
 #[track_caller]
 pub fn status_when(
-    folder: &Path,
+    dir: &Path,
     subject: &str,
     (every, within): (Duration, Duration),
     is_wanted: impl Fn(&Value) -> bool,
@@ -113,7 +113,7 @@ pub fn status_when(
     let start = Instant::now();
     let mut last = Value::Null;
     while start.elapsed() < within {
-        let outcome = run(folder, &["status", "--json", "--socket", "s.sock"]);
+        let outcome = run(dir, &["status", "--json", "--socket", "s.sock"]);
         if outcome.code == Some(0) {
             last = serde_json::from_str(&outcome.out).unwrap();
             if is_wanted(&last) {
@@ -157,7 +157,7 @@ pub fn group() -> Result<(TestCgroup, String), String> {
 
 /// Writes a program for the interval machine: one endless phase, with its fills at a part of a 4 MiB cache and with all
 /// of it.
-pub fn interval_program(folder: &Path, name: &str, part: (u64, f64), whole: f64) {
+pub fn interval_program(dir: &Path, name: &str, part: (u64, f64), whole: f64) {
     let point = |(size, fills): (u64, f64)| {
         format!(
             "[[phases.points]]\nsize_bytes = {size}.0\ncycles_per_instr = {}\ndemand_fills_per_instr = {fills}\n\
@@ -168,7 +168,7 @@ pub fn interval_program(folder: &Path, name: &str, part: (u64, f64), whole: f64)
     };
     let points = point(part) + &point((4 << 20, whole));
     let text = format!("name = \"{name}\"\n[[phases]]\nreferences_per_instr = 0.03\n{points}");
-    std::fs::write(folder.join(format!("{name}.toml")), text).unwrap();
+    std::fs::write(dir.join(format!("{name}.toml")), text).unwrap();
 }
 
 /// The content of a page's script element.

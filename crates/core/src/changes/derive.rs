@@ -58,7 +58,12 @@ struct ChangeListBuilder<'a> {
 }
 
 impl ChangeListBuilder<'_> {
-    fn push(&mut self, items: Vec<PlanItem>, dependencies: impl IntoIterator<Item = ChangeId>, kind: ChangeKind) -> ChangeId {
+    fn push(
+        &mut self,
+        items: Vec<PlanItem>,
+        dependencies: impl IntoIterator<Item = ChangeId>,
+        kind: ChangeKind,
+    ) -> ChangeId {
         let id = ChangeId(self.list.changes.len() as u32);
         let dependencies: BTreeSet<ChangeId> = dependencies.into_iter().collect();
         self.list.changes.push(Change { id, items, depends_on: dependencies.into_iter().collect(), kind });
@@ -92,7 +97,9 @@ impl ChangeListBuilder<'_> {
                 gang.members.retain(|(task, _)| {
                     let refusal = match self.state.task(*task) {
                         None => (RefusalReason::NotFound, "a member has ended; the others keep their turn".to_string()),
-                        Some(TaskState { no_idle_turns: Some(reason), .. }) => (RefusalReason::NotSupported, reason.clone()),
+                        Some(TaskState { no_idle_turns: Some(reason), .. }) => {
+                            (RefusalReason::NotSupported, reason.clone())
+                        }
                         Some(_) => return true,
                     };
                     refused.insert(*task, refusal);
@@ -140,40 +147,48 @@ impl ChangeListBuilder<'_> {
         for (group, current_cpus, intermediate, target) in &mut steps {
             let related = groups.iter().any(|other| is_below(other, group) || is_below(group, other));
             // Among related groups that both change, all widen before any of them narrows.
-            *intermediate = match (current_cpus.is_empty() || target.is_empty(), current_cpus.is_subset(target), related) {
-                (true, ..) => {
-                    if target.is_empty() {
-                        target.clone()
-                    } else {
-                        current_cpus.clone()
+            *intermediate =
+                match (current_cpus.is_empty() || target.is_empty(), current_cpus.is_subset(target), related) {
+                    (true, ..) => {
+                        if target.is_empty() {
+                            target.clone()
+                        } else {
+                            current_cpus.clone()
+                        }
                     }
-                }
-                (false, true, _) => target.clone(),
-                (false, false, true) => current_cpus.union(target),
-                (false, false, false) => current_cpus.clone(),
-            };
+                    (false, true, _) => target.clone(),
+                    (false, false, true) => current_cpus.union(target),
+                    (false, false, false) => current_cpus.clone(),
+                };
         }
         steps.sort_by_key(|(group, ..)| depth(group));
         let mut widened: BTreeMap<String, ChangeId> = BTreeMap::new();
-        for (group, current_cpus, intermediate, _) in steps.iter().filter(|(_, current_cpus, intermediate, _)| current_cpus != intermediate) {
+        for (group, current_cpus, intermediate, _) in
+            steps.iter().filter(|(_, current_cpus, intermediate, _)| current_cpus != intermediate)
+        {
             let widened_ancestors = widened.iter().filter(|(other, _)| is_below(group, other)).map(|(_, id)| *id);
             let dependencies: Vec<ChangeId> = widened_ancestors.collect();
-            let kind = ChangeKind::Cpuset { group: group.clone(), from: current_cpus.clone(), to: intermediate.clone() };
+            let kind =
+                ChangeKind::Cpuset { group: group.clone(), from: current_cpus.clone(), to: intermediate.clone() };
             let id = self.push(vec![PlanItem::Plan], dependencies, kind);
             widened.insert(group.clone(), id);
         }
         let mut narrowed: Vec<(String, ChangeId)> = Vec::new();
-        for (group, current_cpus, intermediate, target) in steps.iter().rev().filter(|(_, _, intermediate, target)| intermediate != target) {
+        for (group, current_cpus, intermediate, target) in
+            steps.iter().rev().filter(|(_, _, intermediate, target)| intermediate != target)
+        {
             let narrowed_descendants = narrowed.iter().filter(|(other, _)| is_below(other, group)).map(|(_, id)| *id);
             // A group that is to become equal to its parent was narrower before, and may lie partly outside of what its
             // parent gets.
             let as_parent = steps.iter().filter(|(other, _, _, target)| target.is_empty() && is_below(other, group));
             let as_parent = as_parent.filter_map(|(other, ..)| widened.get(other)).copied();
             // A group that was equal to its parent may get CPUs that its parent must get first.
-            let widened_ancestors = widened.iter().filter(|(other, _)| current_cpus.is_empty() && is_below(group, other));
+            let widened_ancestors =
+                widened.iter().filter(|(other, _)| current_cpus.is_empty() && is_below(group, other));
             let widened_ancestors = widened_ancestors.map(|(_, id)| *id);
             let own_widening = widened.get(group).copied();
-            let dependencies: Vec<ChangeId> = narrowed_descendants.chain(as_parent).chain(widened_ancestors).chain(own_widening).collect();
+            let dependencies: Vec<ChangeId> =
+                narrowed_descendants.chain(as_parent).chain(widened_ancestors).chain(own_widening).collect();
             let kind = ChangeKind::Cpuset { group: group.clone(), from: intermediate.clone(), to: target.clone() };
             let id = self.push(vec![PlanItem::Plan], dependencies, kind);
             narrowed.push((group.clone(), id));
@@ -260,18 +275,25 @@ impl ChangeListBuilder<'_> {
                 ready.insert(class, self.push(content.items(), created.get(&class).copied(), kind));
             }
         }
-        let of_task: BTreeMap<TaskId, ServiceClassId> =
-            seated_classes.iter().flat_map(|(class, content)| content.members.iter().map(|task| (*task, *class))).collect();
+        let of_task: BTreeMap<TaskId, ServiceClassId> = seated_classes
+            .iter()
+            .flat_map(|(class, content)| content.members.iter().map(|task| (*task, *class)))
+            .collect();
         let mut leaving: BTreeMap<ServiceClassId, Vec<ChangeId>> = BTreeMap::new();
         for task in self.state.tasks.iter().filter(|task| task.movable) {
             let target = of_task.get(&task.task).copied();
             if target == task.class {
                 continue;
             }
-            let items = target.and_then(|class| seated_classes.get(&class)).map_or(vec![PlanItem::Plan], ServiceClass::items);
+            let items =
+                target.and_then(|class| seated_classes.get(&class)).map_or(vec![PlanItem::Plan], ServiceClass::items);
             let dependency = target.and_then(|class| ready.get(&class)).copied();
             let (name, current_class) = (task.name.clone(), task.class);
-            let id = self.push(items, dependency, ChangeKind::Member { task: task.task, name, from: current_class, to: target });
+            let id = self.push(
+                items,
+                dependency,
+                ChangeKind::Member { task: task.task, name, from: current_class, to: target },
+            );
             if let Some(class) = task.class {
                 leaving.entry(class).or_default().push(id);
             }
@@ -351,12 +373,17 @@ impl ChangeListBuilder<'_> {
         for (index, schedule) in wanted_schedules.iter().filter(|(_, schedule)| !self.state.gangs.contains(schedule)) {
             let members: BTreeSet<TaskId> = members(schedule).collect();
             let in_the_way = |old_schedule: &GangSchedule| {
-                old_schedule.cpus.intersects(&schedule.cpus) || self::members(old_schedule).any(|task| members.contains(&task))
+                old_schedule.cpus.intersects(&schedule.cpus)
+                    || self::members(old_schedule).any(|task| members.contains(&task))
             };
             let stopped = stops.iter().filter(|(_, old_schedule)| in_the_way(old_schedule)).map(|(id, _)| *id);
             let moves_of_members = members.iter().filter_map(|task| move_changes.get(task)).copied();
             let dependencies: Vec<ChangeId> = stopped.chain(moves_of_members).collect();
-            self.push(vec![PlanItem::Gangs(*index)], dependencies, ChangeKind::StartGangs { schedule: schedule.clone() });
+            self.push(
+                vec![PlanItem::Gangs(*index)],
+                dependencies,
+                ChangeKind::StartGangs { schedule: schedule.clone() },
+            );
         }
     }
 }

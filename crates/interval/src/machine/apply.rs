@@ -28,7 +28,11 @@ const COPYING_SHARE: f64 = 0.5;
 fn moved_share(old_colors: &IndexSet, allowed: &IndexSet) -> f64 {
     let share_per_color = |colors: &IndexSet| 1.0 / f64::from(colors.count().max(1));
     let vacated_lines = |color: u32| {
-        if allowed.contains(color) { (share_per_color(old_colors) - share_per_color(allowed)).max(0.0) } else { share_per_color(old_colors) }
+        if allowed.contains(color) {
+            (share_per_color(old_colors) - share_per_color(allowed)).max(0.0)
+        } else {
+            share_per_color(old_colors)
+        }
     };
     old_colors.iter().map(vacated_lines).sum()
 }
@@ -123,7 +127,11 @@ impl IntervalMachine {
                 self.classes.remove(class);
             }
             ChangeKind::Member { task, to, .. } => {
-                let interval_task = self.tasks.iter_mut().find(|interval_task| interval_task.task == *task).ok_or_else(refuse_exited)?;
+                let interval_task = self
+                    .tasks
+                    .iter_mut()
+                    .find(|interval_task| interval_task.task == *task)
+                    .ok_or_else(refuse_exited)?;
                 interval_task.class = *to;
             }
             ChangeKind::Colors { process, from, to: Some(to) } => {
@@ -157,9 +165,15 @@ impl IntervalMachine {
 
     /// Starts the migration of pages outside the new colors, and of those that overfill the remaining old colors. It
     /// takes time of the process, and the cached lines of these pages are lost.
-    fn move_pages(&mut self, process: ProcessId, old_assignment: Option<&ColorAssignment>, new_assignment: &ColorAssignment) {
+    fn move_pages(
+        &mut self,
+        process: ProcessId,
+        old_assignment: Option<&ColorAssignment>,
+        new_assignment: &ColorAssignment,
+    ) {
         let Some(colors) = self.spec.pages.colors else { return };
-        let old_colors = old_assignment.map_or_else(|| (0..colors).collect::<IndexSet>(), |assignment| assignment.allowed.clone());
+        let old_colors =
+            old_assignment.map_or_else(|| (0..colors).collect::<IndexSet>(), |assignment| assignment.allowed.clone());
         let share = moved_share(&old_colors, &new_assignment.allowed);
         let of_process = self.tasks.iter().filter(|interval_task| interval_task.process == process);
         let slots: Vec<u32> = of_process.map(|interval_task| interval_task.slot).collect();
@@ -180,7 +194,11 @@ impl IntervalMachine {
 
     /// Charges a task for copying its pages and for the interrupts of a log while either is in progress.
     pub(super) fn charge_overhead(&mut self, task: TaskId) {
-        let Some(interval_task) = self.tasks.iter().find(|interval_task| interval_task.task == task && !interval_task.exited) else { return };
+        let Some(interval_task) =
+            self.tasks.iter().find(|interval_task| interval_task.task == task && !interval_task.exited)
+        else {
+            return;
+        };
         let copies = self.moving.iter().any(|moving| moving.process == interval_task.process);
         let copying = if copies { COPYING_SHARE } else { 0.0 };
         self.engine.steal(interval_task.slot, 1.0 - (1.0 - copying) * (1.0 - self.logging_share(task)));
@@ -224,7 +242,8 @@ impl IntervalMachine {
             for interval_task in self.live_tasks() {
                 let ways = || Some((self.classes.get(&interval_task.class?)?.get(cache)?.clone(), level_ways));
                 // A frame has the same color in every cache.
-                let colors = || Some((self.colors.get(&interval_task.process)?.allowed.clone(), self.spec.pages.colors?));
+                let colors =
+                    || Some((self.colors.get(&interval_task.process)?.allowed.clone(), self.spec.pages.colors?));
                 let assigned_units = ways().or_else(colors);
                 if let Some((mask, unit_count)) = assigned_units {
                     units = unit_count;
@@ -239,7 +258,8 @@ impl IntervalMachine {
             let lines = |share: f64| (f64::from(self.engine.capacity_lines()) * share * shrunk) as f32;
             let domains: Vec<(f32, u8)> = parts.parts.iter().map(|&(share, group)| (lines(share), group)).collect();
             let groups: Vec<f32> = parts.groups.iter().map(|&share| lines(share)).collect();
-            let slot_domains: Vec<(u32, u8)> = members.iter().map(|&(slot, mask)| (slot, parts.part_of_mask[mask])).collect();
+            let slot_domains: Vec<(u32, u8)> =
+                members.iter().map(|&(slot, mask)| (slot, parts.part_of_mask[mask])).collect();
             self.engine.divide_if_changed(at, &domains, &groups, &slot_domains);
         }
     }
@@ -266,7 +286,11 @@ impl IntervalMachine {
                 let span = (moving.ends_ns - moving.began_ns).max(1) as f64;
                 let moved_pages = (moving.pages as f64 * (self.now_ns - moving.began_ns) as f64 / span) as u64;
                 let item = PlanItem::Share(share.group, share.cache);
-                applied.pending.push(PendingItem { item, done: moved_pages.min(moving.pages), total: Some(moving.pages) });
+                applied.pending.push(PendingItem {
+                    item,
+                    done: moved_pages.min(moving.pages),
+                    total: Some(moving.pages),
+                });
             }
             let inside = moving.map_or(1.0, |moving| {
                 let span = (moving.ends_ns - moving.began_ns).max(1) as f64;

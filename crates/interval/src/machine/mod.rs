@@ -306,7 +306,10 @@ impl IntervalMachine {
     /// A task's time relative to running alone in the last window, and the same for its time on a processor. `None` =
     /// the task did nothing, or has exited.
     pub fn slowdown(&self, task: TaskId) -> Option<(f64, f64)> {
-        self.tasks.iter().find(|interval_task| interval_task.task == task).and_then(|interval_task| interval_task.slowdown)
+        self.tasks
+            .iter()
+            .find(|interval_task| interval_task.task == task)
+            .and_then(|interval_task| interval_task.slowdown)
     }
     /// The job of a task, by its position in the list.
     pub fn job_of(&self, task: TaskId) -> Option<usize> {
@@ -335,7 +338,9 @@ impl IntervalMachine {
         due.iter().for_each(|&index| self.start(index));
         let mut came = !due.is_empty();
         for index in 0..self.jobs.len() {
-            if let Some((process, count, _)) = self.jobs[index].late_threads.take_if(|(_, _, at_ns)| *at_ns <= self.now_ns) {
+            if let Some((process, count, _)) =
+                self.jobs[index].late_threads.take_if(|(_, _, at_ns)| *at_ns <= self.now_ns)
+            {
                 self.start_threads(index, process, count);
                 came = true;
             }
@@ -366,7 +371,9 @@ impl IntervalMachine {
             if let Some(instructions) = job.job.instructions {
                 self.engine.set_work(slot, instructions);
             }
-            if let Some(sibling) = self.tasks.iter().find(|interval_task| interval_task.process == process && !interval_task.exited) {
+            if let Some(sibling) =
+                self.tasks.iter().find(|interval_task| interval_task.process == process && !interval_task.exited)
+            {
                 self.engine.share_memory(slot, sibling.slot);
             }
             let task = TaskId(self.next_task);
@@ -466,7 +473,11 @@ impl IntervalMachine {
 
     fn record_exit(&mut self, slot: u32) {
         let now_ns = self.now_ns;
-        let Some(interval_task) = self.tasks.iter_mut().find(|interval_task| interval_task.slot == slot && !interval_task.exited) else { return };
+        let Some(interval_task) =
+            self.tasks.iter_mut().find(|interval_task| interval_task.slot == slot && !interval_task.exited)
+        else {
+            return;
+        };
         interval_task.exited = true;
         let job = &mut self.jobs[interval_task.job];
         job.alive -= 1;

@@ -56,8 +56,13 @@ impl IntervalMachine {
         let elapsed_ns = self.now_ns - start_ns;
         let elapsed_cycles = Some(self.cycles_of(elapsed_ns) as u64);
         let span = TimeSpan { start_ns, elapsed_ns, elapsed_cycles };
-        let truths: Vec<TaskTotals> =
-            self.tasks.iter().map(|interval_task| subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.last_totals)).collect();
+        let truths: Vec<TaskTotals> = self
+            .tasks
+            .iter()
+            .map(|interval_task| {
+                subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.last_totals)
+            })
+            .collect();
         let places = self.scope_counts(&truths);
         let skewed = self.skew(&truths);
         let mut tasks = Vec::with_capacity(self.tasks.len());
@@ -74,9 +79,16 @@ impl IntervalMachine {
             *sum += counts.0.iter().map(|reading| reading.count as f64).sum::<f64>();
         }
         for interval_task in self.tasks.iter().filter(|interval_task| interval_task.exited) {
-            self.jobs[interval_task.job].book.add(&subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.measured_from));
+            self.jobs[interval_task.job]
+                .book
+                .add(&subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.measured_from));
         }
-        let exited_slots: Vec<u32> = self.tasks.iter().filter(|interval_task| interval_task.exited).map(|interval_task| interval_task.slot).collect();
+        let exited_slots: Vec<u32> = self
+            .tasks
+            .iter()
+            .filter(|interval_task| interval_task.exited)
+            .map(|interval_task| interval_task.slot)
+            .collect();
         self.tasks.retain(|interval_task| !interval_task.exited);
         let tasks_left = &self.tasks;
         self.colors.retain(|process, _| tasks_left.iter().any(|interval_task| interval_task.process == *process));
@@ -104,7 +116,12 @@ impl IntervalMachine {
             let queue = self.engine.turns.queue(cpu);
             let Some(queue_index) = queue.iter().position(|slot| *slot == interval_task.slot) else { continue };
             let next = queue[(queue_index + 1) % queue.len()];
-            let Some(next_index) = self.tasks.iter().position(|candidate| candidate.slot == next).filter(|found_index| *found_index != index) else {
+            let Some(next_index) = self
+                .tasks
+                .iter()
+                .position(|candidate| candidate.slot == next)
+                .filter(|found_index| *found_index != index)
+            else {
                 continue;
             };
             for count in 0..truths[index].counts.len() {

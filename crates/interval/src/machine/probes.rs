@@ -72,7 +72,8 @@ impl IntervalMachine {
     /// Starts new probes, and ends those that the plan no longer requests.
     pub(super) fn apply_probes(&mut self, plan: &Plan, refusals: &mut Vec<RefusedItem>) {
         let is_requested = |active: &OngoingProbe| plan.probes.contains(&active.probe);
-        let drops_row = self.probes.iter().any(|active| matches!(active.state, ProbeState::Row { .. }) && !is_requested(active));
+        let drops_row =
+            self.probes.iter().any(|active| matches!(active.state, ProbeState::Row { .. }) && !is_requested(active));
         let (continuing, dropped): (Vec<OngoingProbe>, Vec<OngoingProbe>) =
             std::mem::take(&mut self.probes).into_iter().partition(is_requested);
         self.probes = continuing;
@@ -245,7 +246,8 @@ impl IntervalMachine {
 
     /// Gives these tasks exclusive use of a cache's CPUs, one each, if they may run there.
     fn reserve_cpus(&mut self, cache: CacheId, row: &[TaskId]) {
-        let cpus = self.topology.caches.iter().find(|described| described.id == cache).map(|described| described.cpus.clone());
+        let cpus =
+            self.topology.caches.iter().find(|described| described.id == cache).map(|described| described.cpus.clone());
         let online = |cpu: &u32| self.engine.turns.is_online(*cpu);
         let cpus: cachemate_core::CpuSet = cpus.unwrap_or_default().iter().filter(online).collect();
         let slots: Vec<u32> = row.iter().filter_map(|task| self.slot_of(*task)).collect();
@@ -472,9 +474,11 @@ impl IntervalMachine {
         for (task, slot) in candidates {
             let phase = self.engine.program(slot).phases[self.engine.phase(slot) as usize].clone();
             let remote = self.engine.remote_per_instr(slot) * self.engine.speed(slot) * self.spec.hertz as f64;
-            let access_rate: f64 = phase.sharing.iter().map(|region_use| region_use.reads_per_instr + region_use.writes_per_instr).sum();
+            let access_rate: f64 =
+                phase.sharing.iter().map(|region_use| region_use.reads_per_instr + region_use.writes_per_instr).sum();
             for region_use in &phase.sharing {
-                let count = remote * (region_use.reads_per_instr + region_use.writes_per_instr) / access_rate.max(1e-30);
+                let count =
+                    remote * (region_use.reads_per_instr + region_use.writes_per_instr) / access_rate.max(1e-30);
                 events += count as u64;
                 let sample_count = (count / f64::from(one_in.max(1))) as u32;
                 for _ in 0..sample_count.min(at_most.saturating_sub(samples.len() as u32)) {

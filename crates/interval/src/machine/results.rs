@@ -110,7 +110,8 @@ impl IntervalMachine {
         let (hertz, line) = (self.spec.hertz as f64, self.engine.line_bytes());
         let mut books: Vec<JobTotals> = self.jobs.iter().map(|running| running.book).collect();
         for interval_task in &self.tasks {
-            books[interval_task.job].add(&subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.measured_from));
+            books[interval_task.job]
+                .add(&subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.measured_from));
         }
         let seconds = (self.now_ns - self.measured_from_ns) as f64 / 1e9;
         let rate = |bytes: &f64| if seconds > 0.0 { bytes / seconds } else { 0.0 };

@@ -97,7 +97,10 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         assert_eq!(applied.shares.len(), if ways { 2 } else { 0 });
         (0..3).for_each(|_| drop(machine.observe().unwrap()));
         let observation = machine.observe().unwrap().unwrap();
-        (speed(&observation, 0), observation.applied.shares.first().and_then(|active_share| active_share.occupancy_bytes))
+        (
+            speed(&observation, 0),
+            observation.applied.shares.first().and_then(|active_share| active_share.occupancy_bytes),
+        )
     };
     let (unpartitioned, partitioned) = (run(false), run(true));
     let solo_speed = {
@@ -106,7 +109,10 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         speed(&machine.observe().unwrap().unwrap(), 0)
     };
     // The victim's lines fit into its ways, so it is as fast as alone; sharing the cache made it slower.
-    assert!(unpartitioned.0 < 0.97 * solo_speed && partitioned.0 > 0.97 * solo_speed, "{partitioned:?} {unpartitioned:?} {solo_speed}");
+    assert!(
+        unpartitioned.0 < 0.97 * solo_speed && partitioned.0 > 0.97 * solo_speed,
+        "{partitioned:?} {unpartitioned:?} {solo_speed}"
+    );
     assert!((partitioned.1.unwrap() as f64 / (29_000.0 * 64.0) - 1.0).abs() < 0.1, "{partitioned:?}");
 }
 

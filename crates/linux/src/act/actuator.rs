@@ -161,7 +161,12 @@ impl Actuator {
     }
 
     /// Writes an object that is already in the journal, and reads it back.
-    fn write(&self, kernel: &dyn Kernel, object: &JournalObject, desired_state: &ObjectState) -> io::Result<ObjectState> {
+    fn write(
+        &self,
+        kernel: &dyn Kernel,
+        object: &JournalObject,
+        desired_state: &ObjectState,
+    ) -> io::Result<ObjectState> {
         // Since the original was read, the thread's id may have been reused.
         check_thread(kernel, object)?;
         let entry = self.journaled(object);
@@ -180,13 +185,19 @@ impl Actuator {
     ///
     /// # Errors
     /// As for every change, or the original of an existing object cannot be read; nothing may be changed then.
-    pub fn journal_originals(&mut self, kernel: &dyn Kernel, desired_states: &[DesiredState]) -> Result<(), JournalError> {
+    pub fn journal_originals(
+        &mut self,
+        kernel: &dyn Kernel,
+        desired_states: &[DesiredState],
+    ) -> Result<(), JournalError> {
         let mut changes = Vec::new();
         for desired_state in desired_states {
             match self.read_current(kernel, &desired_state.object, &desired_state.state) {
                 Ok(change) => changes.push(change),
                 Err(error) if is_gone(&error) => {}
-                Err(source) => return Err(JournalError::Original { object: format!("{:?}", desired_state.object), source }),
+                Err(source) => {
+                    return Err(JournalError::Original { object: format!("{:?}", desired_state.object), source });
+                }
             }
         }
         self.arm_guardian(kernel)?.journal_changes(&changes)

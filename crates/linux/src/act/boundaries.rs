@@ -38,7 +38,7 @@ pub(crate) fn cut_to_boundaries(
             }
         };
         if cut.cpus.is_empty() {
-            let message = format!("CPUs {wanted: wanted_cpus} are outside those that {} allows: {}", cut.owner, cut.boundary);
+            let message = format!("CPUs {wanted_cpus} are outside those that {} allows: {}", cut.owner, cut.boundary);
             refused.push(refusal(task, RefusalReason::OwnedByOther, message));
             plan.affinity.remove(&task.task);
         } else {

@@ -70,7 +70,11 @@ pub fn read_groups(
             cpuset_groups.add(kernel, group, file, originals).map_err(unseen_error)
         });
         if let Err(message) = added {
-            cpuset_groups.refused.push(RefusedItem { item: PlanItem::Plan, reason: RefusalReason::NotSupported, message });
+            cpuset_groups.refused.push(RefusedItem {
+                item: PlanItem::Plan,
+                reason: RefusalReason::NotSupported,
+                message,
+            });
         }
     }
     for object in changed_objects {

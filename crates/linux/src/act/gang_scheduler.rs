@@ -248,7 +248,8 @@ impl KernelGangScheduler {
     /// # Errors
     /// The reason why idle turns must be used instead.
     pub fn start(&mut self, schedule: &GangSchedule, rotation: &ThreadRotation) -> Result<(), String> {
-        let used_caches: Vec<u32> = self.wanted_schedules.iter().map(|(_, cache_schedule)| cache_schedule.cache).collect();
+        let used_caches: Vec<u32> =
+            self.wanted_schedules.iter().map(|(_, cache_schedule)| cache_schedule.cache).collect();
         let cache_schedule = compose::build_schedule_part(schedule, rotation, &self.caches, &used_caches)?;
         self.wanted_schedules.push((schedule.clone(), cache_schedule));
         self.is_dirty = true;
@@ -271,15 +272,20 @@ impl KernelGangScheduler {
         if !self.is_running() || !std::mem::take(&mut self.is_dirty) {
             return Ok(());
         }
-        let parts: Vec<&CacheSchedule> = self.wanted_schedules.iter().map(|(_, cache_schedule)| cache_schedule).collect();
+        let parts: Vec<&CacheSchedule> =
+            self.wanted_schedules.iter().map(|(_, cache_schedule)| cache_schedule).collect();
         let generation = self.generation + 1;
         let message = plan_message(generation, &parts, self.advised.as_ref(), &self.weights, &self.clashes);
-        let threads =
-            parts.iter().flat_map(|cache_schedule| cache_schedule.threads()).chain(self.advised.iter().flat_map(AdvisoryGangs::threads));
+        let threads = parts
+            .iter()
+            .flat_map(|cache_schedule| cache_schedule.threads())
+            .chain(self.advised.iter().flat_map(AdvisoryGangs::threads));
         let mut threads: BTreeMap<ThreadKey, SchedParams> = threads.collect();
         // Threads of the previous plan are ours until they have been restored.
         threads.extend(
-            self.submitted_plan.iter().flat_map(|submitted| submitted.threads.iter().map(|(key, original)| (*key, *original))),
+            self.submitted_plan
+                .iter()
+                .flat_map(|submitted| submitted.threads.iter().map(|(key, original)| (*key, *original))),
         );
         self.submitted_plan = Some(SubmittedPlan { generation, turns: message.turns_by_cache(), threads });
         let outcome = self.client.send_plan(message).and_then(|complaints| {

@@ -207,7 +207,9 @@ fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[ThreadRotation], stop: 
             hand.due = now + rotation.slice;
         }
         let next_due = hands.iter().map(|hand| hand.due).min();
-        std::thread::park_timeout(next_due.map_or(Duration::from_millis(100), |due| due.saturating_duration_since(now)));
+        std::thread::park_timeout(
+            next_due.map_or(Duration::from_millis(100), |due| due.saturating_duration_since(now)),
+        );
     }
     for rotation in rotations {
         for (member, original) in rotation.gangs.iter().flat_map(|(members, _)| members) {

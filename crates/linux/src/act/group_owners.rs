@@ -111,7 +111,8 @@ fn await_cpus(host: &LinuxHost, file: &Path, cpus_text: &str) -> io::Result<()> 
     let wanted_cpus: Option<CpuSet> = cpus_text.parse().ok();
     loop {
         let now = host.read(file);
-        if now.as_ref().is_ok_and(|now| now.trim().parse::<CpuSet>().ok() == wanted_cpus) || Instant::now() >= deadline {
+        if now.as_ref().is_ok_and(|now| now.trim().parse::<CpuSet>().ok() == wanted_cpus) || Instant::now() >= deadline
+        {
             // What became of it is read back by the caller.
             return now.map(drop);
         }

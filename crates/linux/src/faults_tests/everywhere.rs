@@ -167,7 +167,7 @@ fn everywhere(life: impl Fn(Option<Fault>) -> u32) {
     println!("{lives} lives of {calls} calls, none of which lost anything");
 }
 
-/// A state folder in memory, because a life syncs its journal several times.
+/// A state directory in memory, because a life syncs its journal several times.
 fn state_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -265,8 +265,12 @@ fn a_fault_at_any_call_loses_no_kind_of_object() {
         let dir = state_dir();
         let (host, desired_states) = one_of_each();
         let read_states = |host: &FakeHost| -> BTreeMap<String, Option<ObjectState>> {
-            let state = |desired_state: &crate::act::desired_state::DesiredState| read_state(host, &desired_state.object).ok();
-            desired_states.iter().map(|desired_state| (format!("{:?}", desired_state.object), state(desired_state))).collect()
+            let state =
+                |desired_state: &crate::act::desired_state::DesiredState| read_state(host, &desired_state.object).ok();
+            desired_states
+                .iter()
+                .map(|desired_state| (format!("{:?}", desired_state.object), state(desired_state)))
+                .collect()
         };
         let states_before = read_states(&host);
         let host = FaultyKernel::new(host, fault);

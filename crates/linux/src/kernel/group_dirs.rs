@@ -1,4 +1,4 @@
-//! Groups of threads as folders with similar files: cgroup v1, cgroup v2 and resctrl.
+//! Groups of threads as directories with similar files: cgroup v1, cgroup v2 and resctrl.
 
 use std::io;
 use std::path::{Path, PathBuf};

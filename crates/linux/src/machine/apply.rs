@@ -50,7 +50,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = self.kernel();
         let originals = self.actuator.originals();
         let tasks = self.tasks.all();
-        let thread = |task: &TaskId| tasks.iter().find(|managed_thread| managed_thread.task == *task).map(|managed_thread| managed_thread.thread);
+        let thread = |task: &TaskId| {
+            tasks.iter().find(|managed_thread| managed_thread.task == *task).map(|managed_thread| managed_thread.thread)
+        };
         let weights = plan.weights.iter().filter_map(|(task, weight)| Some((thread(task)?, *weight))).collect();
         let pair = |pair: &CoRunPenalty| Some(((thread(&pair.tasks.0)?, thread(&pair.tasks.1)?), pair.penalty));
         let penalties: BTreeMap<_, _> =
@@ -89,8 +91,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             reason: RefusalReason::NoCapacity,
             message: error.to_string(),
         };
-        let set =
-            journal_result.map_err(no_room).and_then(|()| self.actuator.set(&*kernel, &PlanItem::Plan, &object, &state));
+        let set = journal_result
+            .map_err(no_room)
+            .and_then(|()| self.actuator.set(&*kernel, &PlanItem::Plan, &object, &state));
         applied_plan.refused.extend(set.err());
     }
 

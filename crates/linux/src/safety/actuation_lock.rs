@@ -93,7 +93,8 @@ impl ActuationLock {
     #[cfg(test)]
     pub(crate) fn below_root(kernel: &dyn Kernel, dir: &Path) -> Self {
         let places = LockPaths { lock: dir.join("acting.lock"), root_acts: dir.join("own-word") };
-        let mut actuation_lock = Self::acquire(kernel, &places, dir, Duration::from_secs(2)).expect("taken").expect("free");
+        let mut actuation_lock =
+            Self::acquire(kernel, &places, dir, Duration::from_secs(2)).expect("taken").expect("free");
         actuation_lock.root_lock = Some(dir.join("root-acts"));
         actuation_lock
     }
@@ -188,7 +189,7 @@ mod tests {
     /// Is there one owner at a time, whatever the state directories; and if one died with a journal, is the next one
     /// told?
     #[test]
-    fn one_at_a_time_whatever_the_state_folder() {
+    fn one_at_a_time_whatever_the_state_directory() {
         let dir = tempfile::tempdir().unwrap();
         let first = acquire(dir.path(), "a").unwrap();
         assert!(first.is_some() && acquire(dir.path(), "b").unwrap().is_none());

@@ -269,11 +269,11 @@ impl Lock {
     /// Takes the daemon's lock; `None` = another process holds it.
     ///
     /// # Errors
-    /// The file cannot be opened or locked, or others may write to the folder.
+    /// The file cannot be opened or locked, or others may write to the directory.
     pub fn acquire_daemon_lock(state_dir: &Path) -> Result<Option<Self>, JournalError> {
         let path = state_dir.join("daemon.lock");
-        let folder = std::fs::metadata(state_dir).map_err(|source| JournalError::Io { path: path.clone(), source })?;
-        journal::check_own(state_dir, &folder)?;
+        let dir = std::fs::metadata(state_dir).map_err(|source| JournalError::Io { path: path.clone(), source })?;
+        journal::check_own(state_dir, &dir)?;
         let file = Self::open(&path)?;
         let lock = || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
         match rustix::io::retry_on_intr(lock) {

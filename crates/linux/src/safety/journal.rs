@@ -224,10 +224,10 @@ const COMPACT_FROM_BYTES: u64 = 256 << 10;
 /// The journal cannot be used; nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// A file or folder that the journal, the guardian or a lock needs is unusable.
+    /// A file or directory that the journal, the guardian or a lock needs is unusable.
     #[error("restore journal {path}: {source}")]
     Io {
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
         /// As the kernel says.
         source: io::Error,
@@ -240,10 +240,10 @@ pub enum JournalError {
         /// As the kernel says.
         source: io::Error,
     },
-    /// Another user may have written the file or folder.
+    /// Another user may have written the file or directory.
     #[error("{path}: found {found}, expected {expected}: nothing in it is obeyed")]
     NotOurs {
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
         /// Its actual owner, mode or kind.
         found: String,
@@ -253,7 +253,7 @@ pub enum JournalError {
     /// The last owner of the right to act has left a journal.
     #[error("{path}: a journal of a run that died lies there: cachemate restore --state-dir {path} comes first")]
     LeftElsewhere {
-        /// The state folder that contains it.
+        /// The state directory that contains it.
         path: PathBuf,
     },
     /// The journal's thread ids belong to another PID namespace, and name other threads or none here.
@@ -627,8 +627,9 @@ pub fn read(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError>
 
 /// Does this journal name no object, so that nothing was changed after it was begun?
 fn is_empty_journal(state_dir: &Path) -> bool {
-    recover(state_dir)
-        .is_ok_and(|journal| journal.is_some_and(|journal| journal.entries.is_empty() && journal.damaged_lines.is_empty()))
+    recover(state_dir).is_ok_and(|journal| {
+        journal.is_some_and(|journal| journal.entries.is_empty() && journal.damaged_lines.is_empty())
+    })
 }
 
 /// Parses a last line without a newline: the line may be otherwise whole, or only its end was damaged.

@@ -132,7 +132,8 @@ fn is_below(path: &Path, mount: &Path, names: usize) -> bool {
 
 /// Whether the path is absolute and has only plain names.
 fn is_plain(path: &Path) -> bool {
-    path.is_absolute() && path.components().all(|component| matches!(component, Component::RootDir | Component::Normal(_)))
+    path.is_absolute()
+        && path.components().all(|component| matches!(component, Component::RootDir | Component::Normal(_)))
 }
 
 #[cfg(test)]

@@ -29,7 +29,8 @@ pub fn read_state(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<Obj
         },
         JournalObject::Schemata { path } => {
             let masks = Schemata::parse(&kernel.read(path)?);
-            let invalid_data = |problem| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {problem}", path.display()));
+            let invalid_data =
+                |problem| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {problem}", path.display()));
             ObjectState::Text(masks.map_err(invalid_data)?.to_string())
         }
         JournalObject::Directory { path } => match kernel.list(path) {

@@ -191,7 +191,8 @@ fn is_our_value(
     }
     let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, now) else { return Ok(false) };
     let Some(cpuset) = effective_cpus(kernel, thread.tid)? else { return Ok(false) };
-    let is_clipped = |state: &ObjectState| matches!(state, ObjectState::Cpus(our_cpus) if our_cpus.intersection(&cpuset) == *now);
+    let is_clipped =
+        |state: &ObjectState| matches!(state, ObjectState::Cpus(our_cpus) if our_cpus.intersection(&cpuset) == *now);
     Ok(our_values.iter().any(is_clipped))
 }
 
@@ -308,7 +309,8 @@ fn restore_inherited(kernel: &dyn Kernel, entries: &BTreeMap<JournalObject, Jour
 /// All processes, with their parents. Processes that are hidden from a user (`hidepid=1` of proc(5)) belong to others,
 /// and the user cannot have changed them.
 fn read_parents(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, i32>> {
-    let is_hidden = |error: &io::Error| error.raw_os_error() == Some(libc::EPERM) && !rustix::process::geteuid().is_root();
+    let is_hidden =
+        |error: &io::Error| error.raw_os_error() == Some(libc::EPERM) && !rustix::process::geteuid().is_root();
     let mut parents = BTreeMap::new();
     for pid in kernel.processes()? {
         match none_if_missing(kernel.stat(pid)) {

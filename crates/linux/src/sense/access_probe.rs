@@ -56,7 +56,8 @@ fn open(facility: &Facility, subjects: &SampledThreads<'_>, period: u64) -> io::
         let opened =
             subjects.threads.keys().map(|&tid| PerfSampler::open(facility, SamplingTarget::Thread(tid), period));
         // Threads that have exited meanwhile make no accesses.
-        let live_samplers = opened.filter(|sampler| !sampler.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ESRCH)));
+        let live_samplers =
+            opened.filter(|sampler| !sampler.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ESRCH)));
         match live_samplers.collect::<io::Result<Vec<_>>>() {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             other => return other,

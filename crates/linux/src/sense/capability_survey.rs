@@ -134,9 +134,16 @@ fn describe_processor(kernel: &dyn Kernel) -> String {
 fn resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
     let outcome = match resctrl {
         Err(absence) => Err((absence.reason.clone(), absence.remedy.clone())),
-        Ok(Resctrl { mount, counted_events: MonitoredEvents { occupancy, total_bytes, local_bytes }, monitored, .. }) => {
-            let monitored_kinds = [("occupancy", occupancy), ("traffic", total_bytes), ("traffic of the own node", local_bytes)];
-            let offered: Vec<&str> = monitored_kinds.into_iter().filter(|(_, is_offered)| **is_offered).map(|(name, _)| name).collect();
+        Ok(Resctrl {
+            mount,
+            counted_events: MonitoredEvents { occupancy, total_bytes, local_bytes },
+            monitored,
+            ..
+        }) => {
+            let monitored_kinds =
+                [("occupancy", occupancy), ("traffic", total_bytes), ("traffic of the own node", local_bytes)];
+            let offered: Vec<&str> =
+                monitored_kinds.into_iter().filter(|(_, is_offered)| **is_offered).map(|(name, _)| name).collect();
             match offered.is_empty() || monitored.is_empty() {
                 true => Err((format!("{}: nothing is counted", mount.display()), Some("Intel CMT and MBM".into()))),
                 false => Ok(format!("at {}: {} of {} caches", mount.display(), offered.join(", "), monitored.len())),

@@ -42,7 +42,8 @@ fn join_cache(kernel: &dyn Kernel, topology: &mut Topology, cpu: u32) {
         let (Ok(level), Ok(shared)) = (text("level"), text("shared_cpu_list")) else { return };
         let Ok(shared_cpus) = shared.parse::<CpuSet>() else { continue };
         let last_level = topology.caches.iter_mut().filter(|cache| cache.last_level);
-        let mut matching_caches = last_level.filter(|cache| number(cache.level) == level && cache.cpus.intersects(&shared_cpus));
+        let mut matching_caches =
+            last_level.filter(|cache| number(cache.level) == level && cache.cpus.intersects(&shared_cpus));
         if let Some(cache) = matching_caches.next() {
             cache.cpus.insert(cpu);
         }
@@ -127,9 +128,9 @@ mod tests {
     fn a_cpu_that_comes_later_joins_its_cache() {
         let (host, mut topology) = (FakeHost::default(), topology());
         for (index, level, shared) in [(0, "1", "4"), (1, "2", "2,4"), (2, "3", "2-4")] {
-            let folder = format!("/sys/devices/system/cpu/cpu4/cache/index{index}");
-            host.file(&format!("{folder}/level"), level);
-            host.file(&format!("{folder}/shared_cpu_list"), shared);
+            let dir = format!("/sys/devices/system/cpu/cpu4/cache/index{index}");
+            host.file(&format!("{dir}/level"), level);
+            host.file(&format!("{dir}/shared_cpu_list"), shared);
         }
         host.file(ONLINE, "0-4\n");
         assert!(refresh_online(&host, &mut topology));

@@ -146,7 +146,8 @@ pub fn events(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<Name
         name,
         code: Ok(EventCode { kind: PERF_TYPE_HARDWARE, config: config.into() }),
     };
-    let raw_event = |event, (name, config)| NamedEvent { event, name, code: Ok(EventCode { kind: PERF_TYPE_RAW, config }) };
+    let raw_event =
+        |event, (name, config)| NamedEvent { event, name, code: Ok(EventCode { kind: PERF_TYPE_RAW, config }) };
     let (references, misses) = (CounterEvent::References(last_level), CounterEvent::Misses(last_level));
     let stalls = CounterEvent::StallCycles(StallCause::LocalMemory);
     let absent_event = |event, name| move |reason| NamedEvent { event, name, code: Err(reason) };
@@ -160,7 +161,8 @@ pub fn events(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<Name
         Some(table) => {
             events.extend([raw_event(references, table.references), raw_event(misses, table.misses)]);
             events.push(table.memory_stalls.map_or_else(no_stalls, |named| raw_event(stalls, named)));
-            events.push(table.remote_hits.map_or_else(no_hits, |named| raw_event(CounterEvent::RemoteCacheHits, named)));
+            events
+                .push(table.remote_hits.map_or_else(no_hits, |named| raw_event(CounterEvent::RemoteCacheHits, named)));
         }
         None => {
             events.push(generic(references, "cache-references", PERF_COUNT_HW_CACHE_REFERENCES));

@@ -106,9 +106,9 @@ mod tests {
     fn processes_are_read_in_turn() {
         let root = tempfile::tempdir().unwrap();
         for (pid, pages) in [(10, 1), (11, 2)] {
-            let folder = root.path().join(format!("proc/{pid}"));
-            std::fs::create_dir_all(&folder).unwrap();
-            std::fs::write(folder.join("numa_maps"), format!("7f00 default N0={pages} kernelpagesize_kB=4\n")).unwrap();
+            let dir = root.path().join(format!("proc/{pid}"));
+            std::fs::create_dir_all(&dir).unwrap();
+            std::fs::write(dir.join("numa_maps"), format!("7f00 default N0={pages} kernelpagesize_kB=4\n")).unwrap();
         }
         let kernel = LinuxHost::new(root.path());
         let processes: BTreeMap<ProcessId, i32> = [(ProcessId(0), 10), (ProcessId(1), 11), (ProcessId(2), 12)].into();

@@ -92,7 +92,8 @@ impl ProbePlacement {
             object: JournalObject::Policy { pid: participant.pid, thread: participant.thread },
             state: participant.scheduling.to_waiting().into(),
         };
-        let mut desired_states: Vec<DesiredState> = self.other_participants.iter().chain([&self.target]).map(idle_state).collect();
+        let mut desired_states: Vec<DesiredState> =
+            self.other_participants.iter().chain([&self.target]).map(idle_state).collect();
         let object = JournalObject::Affinity { pid: self.target.pid, thread: self.target.thread };
         desired_states.push(DesiredState { item: item.clone(), object, state: ObjectState::Cpus(self.seat()) });
         desired_states
@@ -210,7 +211,9 @@ impl ProbeRunner {
     }
 
     fn record_failure(&mut self, probe: &ProbeRequest, error: &std::io::Error) {
-        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else { return };
+        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else {
+            return;
+        };
         running_probe.failures += 1;
         if running_probe.failures >= TRIES {
             self.abandon(probe, RefusalReason::Busy, &error.to_string());
@@ -266,7 +269,9 @@ impl ProbeRunner {
         let (samples, gate) = samples;
         let buffer_bytes = reloader.buffer_bytes();
         let task = session.placement.target.task;
-        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else { return Ok(()) };
+        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else {
+            return Ok(());
+        };
         running_probe.cost_ns += ours_ns;
         let gated = samples.into_iter().map(|sample| PrimeProbeSample { round_trips_ns: gate, ..sample });
         running_probe.evicted.extend(gated);
@@ -341,7 +346,9 @@ impl ProbeRunner {
         target: &Participant,
         locations: u32,
     ) {
-        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else { return };
+        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else {
+            return;
+        };
         let remaining = (locations as usize).saturating_sub(running_probe.reuses.len());
         let start = Instant::now();
         let subject = watchpoint::WatchTarget {
@@ -382,7 +389,9 @@ impl ProbeRunner {
         max_samples: u32,
     ) {
         let Ok(facility) = &self.facility else { return };
-        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else { return };
+        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else {
+            return;
+        };
         let start = Instant::now();
         // The period varies by up to an eighth in either direction, so that no loop of the program runs in step with
         // it.
@@ -467,7 +476,9 @@ impl<K: Kernel> ProbeSession<'_, K> {
                 let measure = measure(&mut switch)?;
                 switch.set(true)?;
                 let trip_after = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
-                let gate = trip_before.zip(trip_after).map(|(trip_before, trip_after)| (trip_before.round_trip_ns, trip_after.round_trip_ns));
+                let gate = trip_before
+                    .zip(trip_after)
+                    .map(|(trip_before, trip_after)| (trip_before.round_trip_ns, trip_after.round_trip_ns));
                 Ok(((measure, gate), probe_thread.cost_ns(), switch.off_ns))
             });
             is_over.store(true, Ordering::Relaxed);
@@ -533,7 +544,8 @@ mod tests {
         // The probe's own threads run on a CPU that this test may use.
         let cpu = LinuxHost::new("/").affinity(std::process::id() as i32).unwrap().first().unwrap();
         let (target_cpu, probe_cpu) = (CpuId(cpu), CpuId(cpu));
-        let placement = ProbePlacement { target, other_participants: Vec::new(), target_cpu, probe_cpu, cache_bytes: None };
+        let placement =
+            ProbePlacement { target, other_participants: Vec::new(), target_cpu, probe_cpu, cache_bytes: None };
         let kernel = Mutex::new(host);
         let session = ProbeSession { kernel: &kernel, placement: &placement };
         let reused = |host: &FakeHost| host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;

@@ -22,7 +22,7 @@ use crate::sense::thread_counts::{calls, run_time_ns, waits};
 /// Variable that names the file in a program's environment.
 pub const VARIABLE: &str = "CACHEMATE_PROGRESS";
 
-/// Entries of the folder that one sweep examines for files of exited processes.
+/// Entries of the directory that one sweep examines for files of exited processes.
 const SWEPT_ENTRIES: usize = 256;
 
 /// Locations of progress reports. The directory is never listed to find them: every user can write to it, and it may
@@ -62,13 +62,13 @@ impl ProgressFiles {
             _ => {}
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let folder = std::fs::File::from(rustix::fs::open(dir, flags, Mode::empty())?);
-        let owner = folder.metadata()?.uid();
+        let directory = std::fs::File::from(rustix::fs::open(dir, flags, Mode::empty())?);
+        let owner = directory.metadata()?.uid();
         if owner != rustix::process::geteuid().as_raw() {
-            let message = format!("found a folder of user {owner}, expected one of this user");
+            let message = format!("found a directory of user {owner}, expected one of this user");
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
         }
-        folder.set_permissions(std::fs::Permissions::from_mode(0o1777))?;
+        directory.set_permissions(std::fs::Permissions::from_mode(0o1777))?;
         Ok(ProgressFiles::new(Some(dir.to_path_buf())))
     }
 
@@ -208,7 +208,13 @@ struct BracketPhase {
 }
 
 impl BracketRates {
-    pub(crate) fn add(&mut self, with_co_runner: bool, totals_before: ProgressTotals, totals_after: ProgressTotals, seconds: f64) {
+    pub(crate) fn add(
+        &mut self,
+        with_co_runner: bool,
+        totals_before: ProgressTotals,
+        totals_after: ProgressTotals,
+        seconds: f64,
+    ) {
         let count_since = |count_before: Option<u64>, count_after: Option<u64>| count_after?.checked_sub(count_before?);
         let counts = std::array::from_fn(|kind| count_since(totals_before.counts[kind], totals_after.counts[kind]));
         let ran_share = count_since(totals_before.ran_ns, totals_after.ran_ns).map(|ns| ns as f64 / 1e9 / seconds);
@@ -385,7 +391,7 @@ mod tests {
     /// Can every user write to the directory, and is a link, a file or another user's directory in its place refused
     /// and left unchanged?
     #[test]
-    fn the_folder_is_our_own_or_none() {
+    fn the_directory_is_our_own_or_none() {
         use std::os::unix::fs::PermissionsExt;
         let root = tempfile::tempdir().unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
@@ -404,7 +410,7 @@ mod tests {
         std::fs::write(&dir, "").unwrap();
         assert!(ProgressFiles::create(&dir).is_err());
         if !rustix::process::geteuid().is_root() {
-            println!("not shown here: another user's folder: needs root");
+            println!("not shown here: another user's directory: needs root");
             return;
         }
         std::os::unix::fs::chown(&other, Some(65_534), None).unwrap();
@@ -471,9 +477,9 @@ mod tests {
     #[test]
     #[ignore = "run by the test above, as nobody"]
     fn part_of_a_stranger_who_occupies_reports() {
-        let Some(folder) = std::env::var_os("FOLDER").map(PathBuf::from) else { return };
+        let Some(dir) = std::env::var_os("FOLDER").map(PathBuf::from) else { return };
         let pids = std::env::var("PIDS").unwrap();
-        let paths: Vec<PathBuf> = pids.split(' ').map(|pid| folder.join(pid)).collect();
+        let paths: Vec<PathBuf> = pids.split(' ').map(|pid| dir.join(pid)).collect();
         std::fs::write(&paths[0], 99u64.to_ne_bytes()).unwrap();
         std::os::unix::fs::symlink("/proc/self/stat", &paths[1]).unwrap();
         rustix::fs::mknodat(CWD, &paths[2], FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();

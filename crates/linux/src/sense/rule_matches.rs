@@ -89,7 +89,8 @@ fn nearest_cgroups(pattern: &str, cgroups: &BTreeSet<String>) -> Vec<String> {
         .into_iter()
         .collect();
     let wanted_name = names.get(depth).map_or(String::new(), |name| name.replace(['*', '?'], ""));
-    let best_name = cachemate_core::nearest_name(&wanted_name, child_paths.iter().filter_map(|path| path.rsplit('/').next()));
+    let best_name =
+        cachemate_core::nearest_name(&wanted_name, child_paths.iter().filter_map(|path| path.rsplit('/').next()));
     let best_name = best_name.map(str::to_string);
     // A stable sort: the nearest name first, the others by path.
     child_paths.sort_by_key(|path| path.rsplit('/').next() != best_name.as_deref());

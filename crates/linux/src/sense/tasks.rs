@@ -166,7 +166,7 @@ impl ManagedProcess {
 impl TaskTable {
     /// A new table; `calls` = for most threads, proxies are the best available measure of speed.
     pub fn new(counts_calls: bool) -> Self {
-        TaskTable { calls: counts_calls, ..TaskTable::default() }
+        TaskTable { counts_calls, ..TaskTable::default() }
     }
 
     /// Excludes the guardian, which must not be slowed down whatever the rules are. To be called before each refresh.
@@ -280,7 +280,8 @@ impl TaskTable {
         let action = properties.decide(reader.rules);
         let (name, user) = (stat.name.clone(), properties.user);
         let (service, image) = (properties.service.clone(), properties.image().map(str::to_string));
-        let is_other_program = properties.command != old_process.properties.command || service != old_process.properties.service;
+        let is_other_program =
+            properties.command != old_process.properties.command || service != old_process.properties.service;
         let since_refresh = if is_other_program { self.refreshes } else { old_process.since_refresh };
         self.insert(pid, &stat, action, properties, old_process.id, since_refresh);
         // A sleeping process may have been moved to another control group, and is listed nevertheless.
@@ -371,7 +372,8 @@ impl TaskTable {
         let times = self.times.remove(&stat.key);
         if times.is_none() && previous_usage.ran_ns.is_none() && self.open_files.len() < MAX_OPEN_FILES {
             // If the thread has exited or descriptors have run out, its file is read by its path, if at all.
-            self.open_files.extend(kernel.open_cached(&schedstat_path(pid, stat.key.tid)).ok().map(|file| (stat.key, file)));
+            self.open_files
+                .extend(kernel.open_cached(&schedstat_path(pid, stat.key.tid)).ok().map(|file| (stat.key, file)));
         }
         task.usage = usage(times.unwrap_or_else(|| schedstat(kernel, pid, stat.key.tid)), stat);
         if self.counts_calls {
@@ -451,7 +453,8 @@ impl TaskTable {
         let reader = PropertyReader { kernel, rules, directory: &directory, own_service: own_service.as_ref() };
         for (pid, old_process) in previous_processes {
             self.examine(&reader, pid);
-            if let Some(new_process) = self.processes.get_mut(&pid).filter(|new_process| new_process.leader == old_process.leader)
+            if let Some(new_process) =
+                self.processes.get_mut(&pid).filter(|new_process| new_process.leader == old_process.leader)
                 && new_process.id.is_some()
             {
                 new_process.id = old_process.id.or(new_process.id);

@@ -2,7 +2,7 @@
 //!
 //! Problem: machines differ in what they report. Cache ids are neither dense nor unique (they come from APIC ids, and
 //! gaps open when CPUs go offline), a socket may have many last-level caches, old kernels have only hexadecimal maps,
-//! virtual machines leave out whole folders. Method: sysfs is read CPU by CPU; a cache is identified by its level and
+//! virtual machines leave out whole directories. Method: sysfs is read CPU by CPU; a cache is identified by its level and
 //! the set of online CPUs that share it, never by its id; missing information becomes a warning and the weakest claim
 //! that is still true (a CPU whose caches are unknown is assumed to share none). Properties: read-only; every path is
 //! below `root`; an existing file that cannot be understood is an error that names it, but a missing file is not; CPUs
@@ -76,7 +76,7 @@ struct CacheDescription {
 }
 
 impl SysfsReader {
-    /// CPUs with a folder, except those that the kernel only reserves.
+    /// CPUs with a directory, except those that the kernel only reserves.
     fn present_cpus(&self) -> Result<Vec<u32>, TopologyError> {
         let list = list_file(&self.cpus.join("present"))?;
         let number = |name: String| name.strip_prefix("cpu").and_then(|digits| digits.parse::<u32>().ok());
@@ -105,13 +105,13 @@ impl SysfsReader {
         let mut placements = Vec::new();
         let mut without_package = CpuSet::default();
         for &cpu in present {
-            let folder = self.cpus.join(format!("cpu{cpu}/topology"));
-            let package = number_file(&folder.join("physical_package_id"))?.filter(|&id| id >= 0);
-            let siblings = match set_files(&folder, &["core_cpus_list", "thread_siblings_list"])? {
+            let dir = self.cpus.join(format!("cpu{cpu}/topology"));
+            let package = number_file(&dir.join("physical_package_id"))?.filter(|&id| id >= 0);
+            let siblings = match set_files(&dir, &["core_cpus_list", "thread_siblings_list"])? {
                 Some(set) => Some(set),
-                None => map_files(&folder, &["core_cpus", "thread_siblings"])?,
+                None => map_files(&dir, &["core_cpus", "thread_siblings"])?,
             };
-            let core_id = number_file(&folder.join("core_id"))?.filter(|&id| id >= 0);
+            let core_id = number_file(&dir.join("core_id"))?.filter(|&id| id >= 0);
             if package.is_none() && online.contains(cpu) {
                 without_package.insert(cpu);
             }
@@ -145,14 +145,14 @@ impl SysfsReader {
 
     /// Node of each CPU, by the kernel's numbers (gaps are common).
     fn memory_nodes(&mut self, root: &Path) -> Result<BTreeMap<u32, u32>, TopologyError> {
-        let folder = root.join("sys/devices/system/node");
+        let dir = root.join("sys/devices/system/node");
         let mut nodes = BTreeMap::new();
-        if !folder.is_dir() {
+        if !dir.is_dir() {
             self.warnings.push("no sys/devices/system/node: all memory taken as one node".to_string());
             return Ok(nodes);
         }
-        for node in node_numbers(&folder)? {
-            let inside = folder.join(format!("node{node}"));
+        for node in node_numbers(&dir)? {
+            let inside = dir.join(format!("node{node}"));
             let cpus = match list_file(&inside.join("cpulist"))? {
                 Some(list) => Some(list),
                 None => map_file(&inside.join("cpumap"))?,
@@ -164,13 +164,13 @@ impl SysfsReader {
 
     /// Distances from the firmware's SLIT (10 = own memory; ACPI 6.5, 5.2.17), relative to each node's own.
     fn memory_latency(&mut self, root: &Path) -> Result<Vec<Vec<f64>>, TopologyError> {
-        let folder = root.join("sys/devices/system/node");
-        let nodes = if folder.is_dir() { node_numbers(&folder)? } else { Vec::new() };
+        let dir = root.join("sys/devices/system/node");
+        let nodes = if dir.is_dir() { node_numbers(&dir)? } else { Vec::new() };
         let Some(&last) = nodes.last().filter(|_| nodes.len() > 1) else { return Ok(Vec::new()) };
         let places = last as usize + 1;
         let mut latencies = vec![Vec::new(); places];
         for (index, &node) in nodes.iter().enumerate() {
-            let file = folder.join(format!("node{node}/distance"));
+            let file = dir.join(format!("node{node}/distance"));
             let Some(content) = text(&file)? else {
                 self.warnings.push(format!("{}: no such file; how far memory is, is not known", file.display()));
                 return Ok(Vec::new());
@@ -178,7 +178,10 @@ impl SysfsReader {
             let distances: Option<Vec<u32>> = content.split_whitespace().map(|word| word.parse().ok()).collect();
             let expected = "a distance to each node, its own the shortest";
             let distances = distances.ok_or_else(|| invalid_file(&file, &format!("'{content}'"), expected))?;
-            let own_distance = distances.get(index).copied().filter(|own_distance| distances.iter().all(|far| far >= own_distance && *own_distance > 0));
+            let own_distance = distances
+                .get(index)
+                .copied()
+                .filter(|own_distance| distances.iter().all(|far| far >= own_distance && *own_distance > 0));
             let Some(own_distance) = own_distance.filter(|_| distances.len() == nodes.len()) else {
                 self.warnings.push(format!("{}: '{content}' is not {expected}; left out", file.display()));
                 return Ok(Vec::new());
@@ -206,30 +209,30 @@ impl SysfsReader {
         let mut caches: Vec<CacheDescription> = Vec::new();
         let mut cacheless_cpus = CpuSet::default();
         for cpu in online.iter() {
-            let folder = self.cpus.join(format!("cpu{cpu}/cache"));
-            let mut indices = if folder.is_dir() { names(&folder)? } else { Vec::new() };
+            let dir = self.cpus.join(format!("cpu{cpu}/cache"));
+            let mut indices = if dir.is_dir() { names(&dir)? } else { Vec::new() };
             indices.retain(|name| name.strip_prefix("index").is_some_and(|digits| digits.parse::<u32>().is_ok()));
             indices.sort();
             if indices.is_empty() {
                 cacheless_cpus.insert(cpu);
             }
             for index in indices {
-                if let Some(cache) = self.cache(&folder.join(index), cpu, online)? {
+                if let Some(cache) = self.cache(&dir.join(index), cpu, online)? {
                     self.merge(&mut caches, cache);
                 }
             }
         }
         if !cacheless_cpus.is_empty() {
-            let text = format!("CPUs {without: cacheless_cpus}: no cache folder; which caches they share is not known");
+            let text = format!("CPUs {cacheless_cpus}: no cache directory; which caches they share is not known");
             self.warnings.push(text);
         }
         Ok(caches)
     }
 
-    fn cache(&mut self, folder: &Path, cpu: u32, online: &CpuSet) -> Result<Option<CacheDescription>, TopologyError> {
-        let kind = text(&folder.join("type"))?.unwrap_or_else(|| "Unified".to_string());
-        let Some(level) = number_file(&folder.join("level"))? else {
-            self.warnings.push(format!("{}: no level; cache left out", folder.display()));
+    fn cache(&mut self, dir: &Path, cpu: u32, online: &CpuSet) -> Result<Option<CacheDescription>, TopologyError> {
+        let kind = text(&dir.join("type"))?.unwrap_or_else(|| "Unified".to_string());
+        let Some(level) = number_file(&dir.join("level"))? else {
+            self.warnings.push(format!("{}: no level; cache left out", dir.display()));
             return Ok(None);
         };
         let level = match (level, kind.as_str()) {
@@ -239,24 +242,24 @@ impl SysfsReader {
             (2, _) => CacheLevel::L2,
             (3, _) => CacheLevel::L3,
             (4, _) => CacheLevel::L4,
-            (other, _) => return Err(invalid_file(&folder.join("level"), &other.to_string(), "1 to 4")),
+            (other, _) => return Err(invalid_file(&dir.join("level"), &other.to_string(), "1 to 4")),
         };
-        let shared_cpus = match list_file(&folder.join("shared_cpu_list"))? {
+        let shared_cpus = match list_file(&dir.join("shared_cpu_list"))? {
             Some(list) if !list.is_empty() => Some(list),
-            _ => map_file(&folder.join("shared_cpu_map"))?,
+            _ => map_file(&dir.join("shared_cpu_map"))?,
         };
         let mut cpus = shared_cpus.unwrap_or_default().intersection(online);
         if !cpus.contains(cpu) {
-            let text = format!("{}: no CPUs that share it are named; taken as private to CPU {cpu}", folder.display());
+            let text = format!("{}: no CPUs that share it are named; taken as private to CPU {cpu}", dir.display());
             self.warnings.push(text);
             cpus = [cpu].into_iter().collect();
         }
         // Zero means "unknown" in all of these files, although some firmware reports it.
-        let count = |name: &str| number_file(&folder.join(name)).map(|n| n.and_then(|n| u32::try_from(n).ok()));
+        let count = |name: &str| number_file(&dir.join(name)).map(|n| n.and_then(|n| u32::try_from(n).ok()));
         Ok(Some(CacheDescription {
             level,
             cpus,
-            size_bytes: size_file(&folder.join("size"))?.filter(|&size| size > 0),
+            size_bytes: size_file(&dir.join("size"))?.filter(|&size| size > 0),
             ways: count("ways_of_associativity")?.filter(|&ways| ways > 0),
             line_bytes: count("coherency_line_size")?.filter(|&line| line > 0),
             kernel_id: count("id")?,
@@ -322,9 +325,9 @@ fn invalid_file(file: &Path, found: &str, expected: &str) -> TopologyError {
     TopologyError { file: file.display().to_string().into(), found: found.into(), expected: expected.into() }
 }
 
-fn names(folder: &Path) -> Result<Vec<String>, TopologyError> {
-    let entries = cachemate_files::entries(folder);
-    let entries = entries.map_err(|error| invalid_file(folder, &error.to_string(), "a readable folder"))?;
+fn names(dir: &Path) -> Result<Vec<String>, TopologyError> {
+    let entries = cachemate_files::entries(dir);
+    let entries = entries.map_err(|error| invalid_file(dir, &error.to_string(), "a readable directory"))?;
     Ok(entries.iter().filter_map(|path| path.file_name()?.to_str().map(str::to_string)).collect())
 }
 
@@ -343,11 +346,10 @@ fn text(file: &Path) -> Result<Option<String>, TopologyError> {
     }
 }
 
-/// Memory nodes with a folder, ascending.
-fn node_numbers(folder: &Path) -> Result<Vec<u32>, TopologyError> {
+/// Memory nodes with a directory, ascending.
+fn node_numbers(dir: &Path) -> Result<Vec<u32>, TopologyError> {
     let number = |name: String| name.strip_prefix("node").and_then(|digits| digits.parse::<u32>().ok());
-    let mut nodes: Vec<u32> =
-        names(folder)?.into_iter().filter_map(number).filter(|node| *node < MAX_NODES).collect();
+    let mut nodes: Vec<u32> = names(dir)?.into_iter().filter_map(number).filter(|node| *node < MAX_NODES).collect();
     nodes.sort_unstable();
     Ok(nodes)
 }
@@ -384,18 +386,18 @@ fn map_file(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
     Ok(Some(set))
 }
 
-fn set_files(folder: &Path, file_names: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
+fn set_files(dir: &Path, file_names: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
     for name in file_names {
-        if let Some(set) = list_file(&folder.join(name))?.filter(|set| !set.is_empty()) {
+        if let Some(set) = list_file(&dir.join(name))?.filter(|set| !set.is_empty()) {
             return Ok(Some(set));
         }
     }
     Ok(None)
 }
 
-fn map_files(folder: &Path, file_names: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
+fn map_files(dir: &Path, file_names: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
     for name in file_names {
-        if let Some(set) = map_file(&folder.join(name))?.filter(|set| !set.is_empty()) {
+        if let Some(set) = map_file(&dir.join(name))?.filter(|set| !set.is_empty()) {
             return Ok(Some(set));
         }
     }

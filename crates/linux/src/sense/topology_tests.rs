@@ -18,9 +18,9 @@ impl SysfsTree {
         self
     }
     fn node(&self, node: u32, cpus: &str) -> &Self {
-        let folder = self.0.path().join(format!("sys/devices/system/node/node{node}"));
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join("cpulist"), cpus).unwrap();
+        let dir = self.0.path().join(format!("sys/devices/system/node/node{node}"));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("cpulist"), cpus).unwrap();
         self
     }
     fn distance(&self, node: u32, distances: &str) -> &Self {
@@ -121,7 +121,7 @@ fn old_kernels_with_hexadecimal_maps_are_read() {
     assert_eq!(host.warnings, ["no sys/devices/system/node: all memory taken as one node"]);
 }
 
-/// Does a virtual machine without cache folders, packages or sizes still yield a topology, with warnings?
+/// Does a virtual machine without cache directories, packages or sizes still yield a topology, with warnings?
 #[test]
 fn a_virtual_machine_that_tells_little_is_read_with_warnings() {
     let tree = SysfsTree::new();
@@ -134,7 +134,7 @@ fn a_virtual_machine_that_tells_little_is_read_with_warnings() {
         host.warnings,
         [
             "CPUs 0-1: no physical_package_id; taken as one package",
-            "CPUs 0-1: no cache folder; which caches they share is not known"
+            "CPUs 0-1: no cache directory; which caches they share is not known"
         ]
     );
     tree.cache(0, 3, (3, "Unified", "0K"), 0, "0-1").cpu("cpu1/cache/index3/level", "3");

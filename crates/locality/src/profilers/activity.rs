@@ -24,7 +24,10 @@ impl Profiler for ActivityProfiler {
         let mut samples: Vec<(TaskId, CacheLevel, Vec<SuperSetCount>)> = Vec::new();
         for evidence in probe_evidence(observation) {
             let ProbeEvidence::Activity { task, level, super_sets, .. } = evidence else { continue };
-            match samples.iter_mut().find(|(sampled_task, sampled_level, _)| (sampled_task, sampled_level) == (task, level)) {
+            match samples
+                .iter_mut()
+                .find(|(sampled_task, sampled_level, _)| (sampled_task, sampled_level) == (task, level))
+            {
                 Some((_, _, sum)) if sum.len() == super_sets.len() => {
                     for (sum, addend) in sum.iter_mut().zip(super_sets) {
                         sum.accesses += addend.accesses;

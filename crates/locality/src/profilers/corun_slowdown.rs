@@ -72,7 +72,8 @@ mod tests {
             rate_event: None,
         };
         let mut observation = window(0, &[0, 1]);
-        observation.probe_results = vec![answer(0, neighbor_evidence(0, Some((10.0, 8.0)))), answer(1, neighbor_evidence(1, None))];
+        observation.probe_results =
+            vec![answer(0, neighbor_evidence(0, Some((10.0, 8.0)))), answer(1, neighbor_evidence(1, None))];
         profiler.update(&observation, &mut profiles);
         assert!((profiles[&TaskId(0)].contention.neighbor_slowdown.unwrap().value - 0.5).abs() < 1e-12);
         assert!((profiles[&TaskId(0)].contention.sensitivity.unwrap().value - 0.25).abs() < 1e-12);

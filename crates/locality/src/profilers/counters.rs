@@ -57,7 +57,8 @@ impl Default for UnfoldedCounts {
 
 impl UnfoldedCounts {
     fn add(&mut self, task: &TaskSample, level: CacheLevel, instructions: f64) {
-        let add = |sum: &mut Option<f64>, event| *sum = sum.zip(task.counts.get(event)).map(|(sum, addend)| sum + addend);
+        let add =
+            |sum: &mut Option<f64>, event| *sum = sum.zip(task.counts.get(event)).map(|(sum, addend)| sum + addend);
         self.instructions += instructions;
         add(&mut self.cycles, CounterEvent::Cycles);
         add(&mut self.references, CounterEvent::References(level));

@@ -165,9 +165,9 @@ pub(crate) fn has_exclusive_units(observation: &Observation, active: &[&TaskSamp
     };
     let own_share = share_of(task);
     let other_tasks = active.iter().filter(|active_task| active_task.process != task.process);
-    other_tasks
-        .copied()
-        .all(|active_task| own_share.is_some() && share_of(active_task).is_some_and(|other_share| Some(other_share) != own_share))
+    other_tasks.copied().all(|active_task| {
+        own_share.is_some() && share_of(active_task).is_some_and(|other_share| Some(other_share) != own_share)
+    })
 }
 
 #[cfg(test)]

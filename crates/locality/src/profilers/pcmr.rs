@@ -120,7 +120,10 @@ impl PcmrProfiler {
             Some((counts.get(CounterEvent::Misses(self.level))?, counts.get(CounterEvent::References(self.level))?))
         };
         let member_counts: Option<Vec<(f64, f64)>> = interval.task_counts.iter().map(misses_and_references).collect();
-        let Some(member_counts) = member_counts.filter(|member_counts| member_counts.len() == interval.tasks.len()) else { return false };
+        let Some(member_counts) = member_counts.filter(|member_counts| member_counts.len() == interval.tasks.len())
+        else {
+            return false;
+        };
         let min_ns = self.parameters.min_total_ns * self.parameters.scale;
         for (&task, (misses, references)) in interval.tasks.iter().zip(member_counts) {
             let Some((own, profile)) = self.own_counts.find_profile(task, profiles) else { continue };
@@ -148,7 +151,8 @@ impl PcmrProfiler {
         let mut members = interval.tasks.clone();
         members.sort_unstable();
         members.dedup();
-        let known_pcmrs: Vec<f64> = members.iter().filter_map(|task| Some(profiles.get(task)?.rates.pcmr?.value)).collect();
+        let known_pcmrs: Vec<f64> =
+            members.iter().filter_map(|task| Some(profiles.get(task)?.rates.pcmr?.value)).collect();
         let newcomer =
             members.iter().find(|task| profiles.get(task).is_some_and(|profile| profile.rates.pcmr.is_none()));
         match newcomer {
@@ -186,7 +190,8 @@ impl PcmrProfiler {
                 let group_without = |left_out: &TaskId| -> Vec<TaskId> {
                     group.iter().filter(|task| *task != left_out).copied().collect()
                 };
-                let rows: Option<Vec<&(ProbeId, WeightedStats)>> = group.iter().map(|task| row(&group_without(task))).collect();
+                let rows: Option<Vec<&(ProbeId, WeightedStats)>> =
+                    group.iter().map(|task| row(&group_without(task))).collect();
                 let unknown =
                     group.iter().any(|task| profiles.get(task).is_some_and(|profile| profile.rates.pcmr.is_none()));
                 let Some(rows) = rows else { continue };

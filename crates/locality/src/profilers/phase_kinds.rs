@@ -83,8 +83,9 @@ impl PhaseKinds {
     /// their mean?
     pub fn is_outside(&self, kind: u32, first: &[f64], min_distance: f64) -> bool {
         let Some(kind) = self.0.get(kind as usize) else { return false };
-        let outside =
-            |(usual, &value): (&FeatureRange, &f64)| usual.distance(value) > 1.0 && (value - usual.mean).abs() > min_distance;
+        let outside = |(usual, &value): (&FeatureRange, &f64)| {
+            usual.distance(value) > 1.0 && (value - usual.mean).abs() > min_distance
+        };
         kind.usual.iter().zip(first).any(outside)
     }
 

@@ -79,9 +79,13 @@ impl PhaseProfiler {
 
     /// Have placements or shares changed since the last window?
     fn allocation_changed(&mut self, now: &AppliedPlan) -> bool {
-        let shares = |applied: &AppliedPlan| applied.shares.iter().map(|active_share| active_share.share.clone()).collect::<Vec<_>>();
+        let shares = |applied: &AppliedPlan| {
+            applied.shares.iter().map(|active_share| active_share.share.clone()).collect::<Vec<_>>()
+        };
         let is_unchanged = self.previous_state.as_ref().is_none_or(|previous_state| {
-            previous_state.affinity == now.affinity && previous_state.gangs == now.gangs && shares(previous_state) == shares(now)
+            previous_state.affinity == now.affinity
+                && previous_state.gangs == now.gangs
+                && shares(previous_state) == shares(now)
         });
         self.previous_state = Some(now.clone());
         !is_unchanged
@@ -89,7 +93,8 @@ impl PhaseProfiler {
 
     /// Adds a window: did an interval end with it that differs?
     fn interval_changed(&self, state: &mut PhaseState, counts: &EventCounts, allocation_changed: bool) -> bool {
-        let misses_and_instructions = counts.get(CounterEvent::Misses(self.level)).zip(counts.get(CounterEvent::Instructions));
+        let misses_and_instructions =
+            counts.get(CounterEvent::Misses(self.level)).zip(counts.get(CounterEvent::Instructions));
         let Some((misses, instructions)) = misses_and_instructions else { return false };
         let by_miss_rate = state.by_miss_rate.get_or_insert_with(|| PhaseDetector::new(self.parameters));
         if allocation_changed {
@@ -102,7 +107,8 @@ impl PhaseProfiler {
         state.instructions += instructions;
         state.misses += misses;
         let incoming_counts = self.next_level_rates(counts);
-        state.incoming_counts = [0, 1, 2].map(|index| state.incoming_counts[index].zip(incoming_counts[index]).map(|(sum, addend)| sum + addend));
+        state.incoming_counts = [0, 1, 2]
+            .map(|index| state.incoming_counts[index].zip(incoming_counts[index]).map(|(sum, addend)| sum + addend));
         state.own_cycles = state.own_cycles.zip(compute_cycles(counts)).map(|(sum, addend)| sum + addend);
         if state.instructions < self.interval_instructions || state.instructions <= 0.0 {
             return false;
@@ -111,8 +117,8 @@ impl PhaseProfiler {
         let rate = [state.misses * per_kilo];
         let by_rate = by_miss_rate.push(&rate);
         // Without references, there is no signal of incoming accesses.
-        let comes: Option<Vec<f64>> =
-            state.incoming_counts[0].map(|_| state.incoming_counts.iter().flatten().map(|sum| sum * per_kilo).collect());
+        let comes: Option<Vec<f64>> = state.incoming_counts[0]
+            .map(|_| state.incoming_counts.iter().flatten().map(|sum| sum * per_kilo).collect());
         let by_what_comes = comes.as_ref().map(|signal| {
             let detector = state.by_incoming_rate.get_or_insert_with(|| PhaseDetector::new(self.parameters));
             detector.push(signal)

@@ -40,7 +40,8 @@ impl Default for PrimeProbeProfiler {
 
 impl PrimeProbeProfiler {
     fn counts(&self, sample: &PrimeProbeSample) -> bool {
-        let is_near = |(ns_before, ns_after): (f64, f64)| ns_before < self.shared_below_ns && ns_after < self.shared_below_ns;
+        let is_near =
+            |(ns_before, ns_after): (f64, f64)| ns_before < self.shared_below_ns && ns_after < self.shared_below_ns;
         sample.reloads > 0 && sample.round_trips_ns.is_some_and(is_near)
     }
 }

@@ -44,7 +44,8 @@ impl LineUsers {
             let other_users = || users.iter().filter(|(other, _)| **other != task);
             let other_samples: u32 = other_users().map(|(_, count)| count).sum();
             for (partner, &count) in other_users() {
-                *sums.entry(*partner).or_default() += f64::from(touched) * f64::from(count) / f64::from(other_samples) / own_samples;
+                *sums.entry(*partner).or_default() +=
+                    f64::from(touched) * f64::from(count) / f64::from(other_samples) / own_samples;
             }
         }
         sums

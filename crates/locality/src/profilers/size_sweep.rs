@@ -66,7 +66,9 @@ fn has_disjoint_shares(observation: &Observation) -> bool {
     let shares = &observation.applied.shares;
     let has_overlap = |(index, active_share): (usize, &ActiveShare)| {
         let mut earlier_shares = shares[..index].iter().map(|earlier| &earlier.share);
-        earlier_shares.any(|earlier| earlier.cache == active_share.share.cache && units(earlier).intersects(units(&active_share.share)))
+        earlier_shares.any(|earlier| {
+            earlier.cache == active_share.share.cache && units(earlier).intersects(units(&active_share.share))
+        })
     };
     !shares.iter().enumerate().any(has_overlap)
 }
@@ -95,7 +97,8 @@ impl Profiler for SizeSweepProfiler {
                 disjoint && sweep_of_one_size(observation, task) && has_exclusive_units(observation, &active, task);
             let size_bytes = alone.then(|| share_bytes(observation, task, &self.cache));
             let Some((sizes, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
-            let windows_of_share = |(last_bytes, windows): (u64, u32)| if Some(last_bytes) == size_bytes { windows } else { 0 };
+            let windows_of_share =
+                |(last_bytes, windows): (u64, u32)| if Some(last_bytes) == size_bytes { windows } else { 0 };
             let windows_before = sizes.last_share.map_or(0, windows_of_share);
             sizes.last_share = size_bytes.map(|bytes| (bytes, windows_before.saturating_add(1)));
             let Some((size_bytes, rate)) = size_bytes.filter(|_| windows_before >= SETTLING_WINDOWS).zip(rate) else {
@@ -147,7 +150,8 @@ mod tests {
     #[test]
     fn each_size_that_was_held_is_a_point() {
         let settling = |mib| [(777, mib), (999, mib)];
-        let windows_by_size = [&settling(12)[..], &[(10, 12)], &settling(8), &[(40, 8), (60, 8)], &settling(2), &[(300, 2)]];
+        let windows_by_size =
+            [&settling(12)[..], &[(10, 12)], &settling(8), &[(40, 8), (60, 8)], &settling(2), &[(300, 2)]];
         let windows = windows_by_size.concat();
         assert_eq!(sweep(&windows).unwrap(), [(2, 30.0), (8, 5.0), (12, 1.0)]);
     }

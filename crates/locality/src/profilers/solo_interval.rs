@@ -129,14 +129,20 @@ impl SoloSums {
         }
     }
 
-    fn add(&mut self, solo: &SoloInterval, previous_interval: Option<&SoloInterval>, queue_cycles_per_miss: Option<f64>) {
+    fn add(
+        &mut self,
+        solo: &SoloInterval,
+        previous_interval: Option<&SoloInterval>,
+        queue_cycles_per_miss: Option<f64>,
+    ) {
         self.instructions += solo.instructions;
         self.cycles += solo.cycles;
         if let Some(misses) = solo.misses {
             *self.misses.get_or_insert(0.0) += misses;
         }
         self.queue_cycles_per_miss = queue_cycles_per_miss.unwrap_or(self.queue_cycles_per_miss);
-        self.warming = previous_interval.map_or(0.0, |previous_interval| (solo.speed() - previous_interval.speed()).max(0.0));
+        self.warming =
+            previous_interval.map_or(0.0, |previous_interval| (solo.speed() - previous_interval.speed()).max(0.0));
         self.speeds.push(solo.speed());
         if self.speeds.len() > MAX_SPEEDS {
             self.speeds.remove(0);

@@ -72,7 +72,9 @@ pub fn survival_curve_with_reach(
     let lines_of = |size_bytes: u64| size_bytes as f64 / line_bytes as f64;
     let fit = match counts.point {
         None => SurvivalFit { rate: logged_rate * min_factor, stretch: 1.0, shift: 0.0 },
-        Some((size, rate)) => SurvivalFit::fit_through(&survival, logged_rate, min_factor, max_factor, lines_of(size), rate),
+        Some((size, rate)) => {
+            SurvivalFit::fit_through(&survival, logged_rate, min_factor, max_factor, lines_of(size), rate)
+        }
     };
     let point = |&size: &u64| (size, fit.hits_within(&survival, lines_of(size)));
     let curve = MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()?;
@@ -88,7 +90,14 @@ struct SurvivalFit {
 }
 
 impl SurvivalFit {
-    fn fit_through(survival: &SurvivalCurve, logged: f64, min_factor: f64, max_factor: f64, lines: f64, measured: f64) -> Self {
+    fn fit_through(
+        survival: &SurvivalCurve,
+        logged: f64,
+        min_factor: f64,
+        max_factor: f64,
+        lines: f64,
+        measured: f64,
+    ) -> Self {
         let mut fit = SurvivalFit { rate: logged * min_factor, stretch: 1.0, shift: 0.0 };
         let surviving = survival.survival_at(lines);
         if surviving > 0.0 {
@@ -183,7 +192,11 @@ fn extend(at_step: &mut Vec<f64>, steps: usize) {
     let third = known_steps - known_steps / 3;
     let (third_survival, last_survival) = (at_step[third], at_step[known_steps]);
     let falls = third > 0 && third < known_steps && last_survival > 0.0;
-    let power = if falls { libm::log(third_survival / last_survival) / libm::log(known_steps as f64 / third as f64) } else { 0.0 };
+    let power = if falls {
+        libm::log(third_survival / last_survival) / libm::log(known_steps as f64 / third as f64)
+    } else {
+        0.0
+    };
     for step in known_steps + 1..=steps {
         at_step.push(last_survival * libm::pow(known_steps.max(1) as f64 / step as f64, power));
     }

@@ -57,7 +57,8 @@ impl FixedRateSampler {
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         for portion in lines.chunks(PORTION) {
             self.accesses += portion.len() as u64;
-            let (simd, salt, threshold, retained_lines) = (self.simd, self.salt, self.threshold, &mut self.sampled_lines[..]);
+            let (simd, salt, threshold, retained_lines) =
+                (self.simd, self.salt, self.threshold, &mut self.sampled_lines[..]);
             let kept_len = dispatch!(simd, filter(
                 portion: &[u64], salt: u64, threshold: u64, retained_lines: &mut [u64]
             ) -> usize);

@@ -59,9 +59,9 @@ impl Finder {
     pub(super) fn new(kind: FinderKind) -> Self {
         #[cfg(test)]
         if kind == FinderKind::Sparse {
-            return Finder { table: FinderTable::Sparse(SparseFinder::with_room_for(0)), form: kind, lines: 0 };
+            return Finder { table: FinderTable::Sparse(SparseFinder::with_room_for(0)), kind, lines: 0 };
         }
-        Finder { table: FinderTable::Dense(DenseFinder::new()), form: kind, lines: 0 }
+        Finder { table: FinderTable::Dense(DenseFinder::new()), kind, lines: 0 }
     }
 
     /// Returns the number of distinct lines so far.

@@ -83,7 +83,8 @@ impl DistanceHistogram {
     /// caches).
     pub fn merge(&mut self, other: &DistanceHistogram) {
         let mut merged = Vec::with_capacity(self.counts.len().max(other.counts.len()));
-        let (mut own_counts, mut other_counts) = (self.counts.iter().copied().peekable(), other.counts.iter().copied().peekable());
+        let (mut own_counts, mut other_counts) =
+            (self.counts.iter().copied().peekable(), other.counts.iter().copied().peekable());
         loop {
             let next = match (own_counts.peek(), other_counts.peek()) {
                 (Some(a), Some(b)) if a.0 == b.0 => (a.0, a.1 + b.1),

@@ -207,7 +207,7 @@ impl CountingWorker {
         let (give_back, used_batches) = channel();
         let thread = Some(std::thread::spawn(move || count_all(simd, &from_finder, &give_back)));
         let filling = SlotBatch::with_room();
-        CountingWorker { batch_sender: Some(batch_sender), used: used_batches, filling, dead_above: 0, thread }
+        CountingWorker { batch_sender: Some(batch_sender), used_batches, filling, dead_above: 0, thread }
     }
 
     /// Sends the current message, and takes an empty one to fill.
@@ -230,7 +230,12 @@ impl CountingWorker {
 
 impl SlotBatch {
     fn with_room() -> Self {
-        SlotBatch { old_slots: Vec::with_capacity(MESSAGE), new_slots: Vec::with_capacity(MESSAGE), lines: 0, restart: None }
+        SlotBatch {
+            old_slots: Vec::with_capacity(MESSAGE),
+            new_slots: Vec::with_capacity(MESSAGE),
+            lines: 0,
+            restart: None,
+        }
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) struct SlotAllocator {
 impl SlotAllocator {
     pub(super) fn new(simd: Simd, limits: FinderLimits) -> Self {
         let finder = Finder::new(limits.kind);
-        SlotAllocator { simd, finder, renamer: Renamer::default(), next_slot: 1, slots: limits.min_slots, sizes: limits }
+        SlotAllocator { simd, finder, renamer: Renamer::default(), next_slot: 1, slots: limits.min_slots, limits }
     }
 
     /// Returns the number of slots for which the counter must have room.

@@ -35,7 +35,7 @@ pub struct SplitStackDistances {
 impl SplitStackDistances {
     /// Builds an empty set of engines.
     pub fn new(unit: StackUnit) -> Self {
-        SplitStackDistances { per: unit, engines: BTreeMap::new(), spaces: BTreeMap::new() }
+        SplitStackDistances { unit, engines: BTreeMap::new(), spaces: BTreeMap::new() }
     }
 
     /// Adds the next accesses of one thread, as line addresses of its process.

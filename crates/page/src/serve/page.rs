@@ -160,7 +160,10 @@ impl PageBuffer {
     /// Windows after `seen`, and the last one's number.
     fn events_after(&self, last_seen: Option<u64>) -> (Option<u64>, Vec<Bytes>) {
         let new_windows = self.windows.iter().filter(|stored| last_seen.is_none_or(|last| stored.window > last));
-        (self.windows.back().map(|stored| stored.window).or(last_seen), new_windows.map(|stored| stored.event.clone()).collect())
+        (
+            self.windows.back().map(|stored| stored.window).or(last_seen),
+            new_windows.map(|stored| stored.event.clone()).collect(),
+        )
     }
 }
 
@@ -193,7 +196,11 @@ pub fn serve(page_address: &PageAddress, header: &RunHeader) -> Result<PageFeed,
 ///
 /// # Errors
 /// As [`serve`].
-pub fn serve_within(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> Result<PageFeed, ServeError> {
+pub fn serve_within(
+    page_address: &PageAddress,
+    header: &RunHeader,
+    deadlines: Deadlines,
+) -> Result<PageFeed, ServeError> {
     serve_at(page_address, header, deadlines).map_err(|error| ServeError {
         address: page_address.address.clone(),
         is_taken: error.kind() == io::ErrorKind::AddrInUse,
@@ -209,7 +216,11 @@ fn serve_at(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines
     let mut head = builder.head("live");
     head.run.clone_from(&run);
     let head = Bytes::from(format!("retry: {RETRY_MS}\nevent: head\ndata: {}\n\n", data(&head)?));
-    let bound = if is_path { BoundListener::path(&page_address.address)? } else { BoundListener::address(&page_address.address)? };
+    let bound = if is_path {
+        BoundListener::path(&page_address.address)?
+    } else {
+        BoundListener::address(&page_address.address)?
+    };
     let server = Arc::new(PageServer {
         board: Mutex::new(PageBuffer { run, head, ..PageBuffer::default() }),
         newest: watch::Sender::new(0),
@@ -259,7 +270,8 @@ impl BoundListener {
         let listener = TcpListener::bind(address)?;
         let local_address = listener.local_addr()?;
         if !local_address.ip().is_loopback() {
-            let message = format!("found {}, expected a loopback address such as 127.0.0.1:9754, or a path", local_address.ip());
+            let message =
+                format!("found {}, expected a loopback address such as 127.0.0.1:9754, or a path", local_address.ip());
             return Err(io::Error::other(message));
         }
         listener.set_nonblocking(true)?;
@@ -371,7 +383,8 @@ fn route(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageSe
         "/events" | "/enter" => {}
         _ => return refuse(StatusCode::NOT_FOUND, "nothing is here; the page is at /"),
     }
-    let is_own_origin = headers.get(ORIGIN).is_none_or(|origin| origin.as_bytes() == format!("http://{host}").as_bytes());
+    let is_own_origin =
+        headers.get(ORIGIN).is_none_or(|origin| origin.as_bytes() == format!("http://{host}").as_bytes());
     let from_within = text("sec-fetch-site").is_none_or(|site| matches!(site, "same-origin" | "none"));
     if !is_own_origin || !from_within {
         return refuse(StatusCode::FORBIDDEN, "asked from another page");
@@ -470,10 +483,10 @@ async fn stream_to_viewer(server: Arc<PageServer>, send: mpsc::Sender<Bytes>, mu
     newest.mark_unchanged();
     let (mut events, last) = {
         let board = server.board();
-        let Ok(greeting) = board.greeting(seen) else { return ViewerEnd::Disconnected };
-        (greeting, board.events_after(seen).0)
+        let Ok(greeting) = board.greeting(last_seen) else { return ViewerEnd::Disconnected };
+        (greeting, board.events_after(last_seen).0)
     };
-    seen = last;
+    last_seen = last;
     loop {
         for event in events.drain(..) {
             match tokio::time::timeout(SLOWEST, send.send(event)).await {
@@ -483,7 +496,7 @@ async fn stream_to_viewer(server: Arc<PageServer>, send: mpsc::Sender<Bytes>, mu
             }
         }
         match tokio::time::timeout(HEARTBEAT, newest.changed()).await {
-            Ok(Ok(())) => (seen, events) = server.board().events_after(seen),
+            Ok(Ok(())) => (last_seen, events) = server.board().events_after(last_seen),
             Ok(Err(_)) => return ViewerEnd::Disconnected,
             Err(_) => events = vec![Bytes::from_static(b":\n\n")],
         }

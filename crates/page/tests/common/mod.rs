@@ -34,7 +34,7 @@ impl Browser {
     pub fn start() -> Option<Self> {
         let program = PROGRAMS.iter().find(|name| {
             let paths = std::env::var_os("PATH").unwrap_or_default();
-            std::env::split_paths(&paths).any(|folder| folder.join(name).is_file())
+            std::env::split_paths(&paths).any(|dir| dir.join(name).is_file())
         })?;
         let profile = tempfile::tempdir().unwrap();
         // The browser reads commands from descriptor 3 and responds on 4, each terminated by a zero byte.
@@ -144,10 +144,10 @@ impl Browser {
 
     /// Stores a screenshot in the directory that `CACHEMATE_PICTURES` names, for inspection.
     pub fn picture(&mut self, name: &str) {
-        let Some(folder) = std::env::var_os("CACHEMATE_PICTURES") else { return };
+        let Some(dir) = std::env::var_os("CACHEMATE_PICTURES") else { return };
         let screenshot = self.call("Page.captureScreenshot", json!({"captureBeyondViewport": false}));
         let bytes = base64::engine::general_purpose::STANDARD.decode(screenshot["data"].as_str().unwrap()).unwrap();
-        std::fs::write(Path::new(&folder).join(name), bytes).unwrap();
+        std::fs::write(Path::new(&dir).join(name), bytes).unwrap();
     }
 }
 

@@ -120,7 +120,8 @@ fn a_forged_log_is_caught() {
     let config = standard("dio", penalty, false).for_machine(host.topology(), host.capabilities());
     let path = dir.path().join("dio.jsonl");
     let records = record(Pipeline::build(config).unwrap(), host, &path);
-    let changed_window = (0..records.len()).find(|&index| !records[index].decision.reasons.is_empty()).expect("dio says why");
+    let changed_window =
+        (0..records.len()).find(|&index| !records[index].decision.reasons.is_empty()).expect("dio says why");
     let mut forged = records.clone();
     forged[changed_window].decision.reasons.clear();
     let header = RunLogReader::open(&path).unwrap().header().clone();

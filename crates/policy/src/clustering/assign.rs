@@ -100,7 +100,8 @@ pub fn assign(
         members.iter().copied().filter(|&thread| !threads[thread].stays).collect()
     };
     let mut loads = ChipLoads { chips, threads: chips.iter().map(|chip| chip.fixed).collect() };
-    let mut remaining_threads: usize = clusters.iter().map(|members| movable_members(members).len()).sum::<usize>() + unclustered.len();
+    let mut remaining_threads: usize =
+        clusters.iter().map(|members| movable_members(members).len()).sum::<usize>() + unclustered.len();
     let mut order: Vec<usize> = (0..clusters.len()).collect();
     order.sort_by_key(|&cluster| std::cmp::Reverse(clusters[cluster].len()));
     for cluster in order {
@@ -133,7 +134,8 @@ fn chips_for(
     if let Some(chip) = bound.filter(|&chip| loads.is_balanced(&[chip], size, remaining_threads, limit)) {
         return vec![chip];
     }
-    let fits = |&chips: &usize| chips == order.len() || loads.is_balanced(&order[..chips], size, remaining_threads, limit);
+    let fits =
+        |&chips: &usize| chips == order.len() || loads.is_balanced(&order[..chips], size, remaining_threads, limit);
     let chips = (1..=order.len()).find(fits).unwrap_or(order.len());
     order[..chips].to_vec()
 }

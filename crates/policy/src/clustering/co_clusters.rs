@@ -91,7 +91,10 @@ impl SharingMatrix {
                     continue;
                 }
                 let reached_counters = counters.iter().enumerate().filter(|(_, counter)| **counter >= minimum);
-                edges.extend(reached_counters.map(|(offset, &c)| Edge { target: (block * BLOCK + offset) as u32, weight: u32::from(c) }));
+                edges.extend(
+                    reached_counters
+                        .map(|(offset, &c)| Edge { target: (block * BLOCK + offset) as u32, weight: u32::from(c) }),
+                );
             }
             if let Some(cluster) = thread.previous_cluster {
                 edges.push(Edge { target: (entries + cluster) as u32, weight: weight_together });
@@ -221,7 +224,8 @@ fn merge(graph: &Graph, labels: &mut Labels, total_weight: f64) -> bool {
     let count = graph.labels();
     let of_threads = mean_by_label(&labels.threads, &graph.threads.degrees, count);
     let of_columns = mean_by_label(&labels.columns, &graph.columns.degrees, count);
-    let used_labels: Vec<usize> = (0..count).filter(|&label| of_threads[label] > 0.0 || of_columns[label] > 0.0).collect();
+    let used_labels: Vec<usize> =
+        (0..count).filter(|&label| of_threads[label] > 0.0 || of_columns[label] > 0.0).collect();
     let place = places(&used_labels, count);
     let mut across = vec![0.0; used_labels.len() * used_labels.len()];
     for (&label, edges) in labels.threads.iter().zip(graph.threads.nodes()) {
@@ -231,7 +235,8 @@ fn merge(graph: &Graph, labels: &mut Labels, total_weight: f64) -> bool {
         }
     }
     let gain = |a: usize, b: usize| {
-        let expected = of_threads[used_labels[a]] * of_columns[used_labels[b]] + of_threads[used_labels[b]] * of_columns[used_labels[a]];
+        let expected = of_threads[used_labels[a]] * of_columns[used_labels[b]]
+            + of_threads[used_labels[b]] * of_columns[used_labels[a]];
         across[a * used_labels.len() + b] + across[b * used_labels.len() + a] - expected / total_weight
     };
     pair_up(labels, &used_labels, count, |a, b| Some(gain(a, b)).filter(|gain| *gain > 1e-9 * total_weight))
@@ -246,7 +251,12 @@ fn places(used_labels: &[usize], count: usize) -> Vec<usize> {
 
 /// Merges used labels that are each other's best partner. `gain` takes two positions in `used`. Returns whether any
 /// were merged.
-fn pair_up(labels: &mut Labels, used_labels: &[usize], count: usize, gain: impl Fn(usize, usize) -> Option<f64>) -> bool {
+fn pair_up(
+    labels: &mut Labels,
+    used_labels: &[usize],
+    count: usize,
+    gain: impl Fn(usize, usize) -> Option<f64>,
+) -> bool {
     let partner = |a: usize| {
         let gains = (0..used_labels.len()).filter(|&b| b != a).filter_map(|b| Some((gain(a, b)?, b)));
         let best = gains.reduce(|best, next| if next.0 > best.0 { next } else { best });
@@ -305,7 +315,8 @@ fn unite_once(graph: &Graph, labels: &mut Labels, threshold: u64) -> bool {
     let similarity = |a: usize, b: usize| similar[a * used_labels.len() + b];
     let share = |a: usize, b: usize| {
         let (similarity_across, similarity_within) = (similarity(a, b), similarity(a, a).min(similarity(b, b)));
-        (similarity_across >= threshold as f64 && DOMINANCE * similarity_across >= similarity_within).then(|| similarity_across / similarity_within)
+        (similarity_across >= threshold as f64 && DOMINANCE * similarity_across >= similarity_within)
+            .then(|| similarity_across / similarity_within)
     };
     pair_up(labels, &used_labels, count, share)
 }
@@ -349,7 +360,8 @@ fn exclusive_columns(threads: &[ThreadMap<'_>], matrix: &SharingMatrix, labels: 
     let owns = |column: usize| {
         let size = sizes[labels.columns[column]];
         let (inside, outside) = (size as f64, (labels.threads.len() - size) as f64);
-        let (inside_count, outside_count) = (within_counts[column] as f64, (matrix.sums[column] - within_counts[column]) as f64);
+        let (inside_count, outside_count) =
+            (within_counts[column] as f64, (matrix.sums[column] - within_counts[column]) as f64);
         let minimum = if outside > 0.0 { DOMINANCE * inside * outside_count / outside } else { 0.0 };
         inside_count > 0.0 && inside_count >= minimum + 2.0 * libm::sqrt(minimum)
     };

@@ -39,7 +39,8 @@ fn sampled(pattern: &SharingPattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<usize>
 }
 
 fn cluster(method: ClusteringMethod, maps: &[Vec<u8>]) -> Clusters {
-    let threads: Vec<ThreadMap<'_>> = maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
+    let threads: Vec<ThreadMap<'_>> =
+        maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
     find(method, &threads, &SharingCriteria::default(), THRESHOLD)
 }
 
@@ -108,7 +109,8 @@ fn no_clusters_where_all_or_none_share() {
 /// Do clusters stay together if only other threads leave traces, and does a thread that changed groups move?
 #[test]
 fn earlier_clusters_are_kept_unless_a_thread_changed_sides() {
-    let entry = |regions: &[usize]| (0..256).map(|e| if regions.contains(&(e / 16)) { 20 } else { 0 }).collect::<Vec<u8>>();
+    let entry =
+        |regions: &[usize]| (0..256).map(|e| if regions.contains(&(e / 16)) { 20 } else { 0 }).collect::<Vec<u8>>();
     // Thread 7 was with 4 to 6; now it touches the regions of 0 to 2, which observe its writes.
     let mut maps: Vec<Vec<u8>> = vec![entry(&[]); 8];
     [0, 1, 2, 7].into_iter().for_each(|thread| maps[thread] = entry(&[5]));

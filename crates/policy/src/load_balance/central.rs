@@ -8,11 +8,13 @@ pub fn balance_centrally(capacities: &[CacheCapacity], task_loads: &[TaskLoad], 
     if capacities.is_empty() {
         return Vec::new();
     }
-    let balanced_bins = match_bins(capacities, task_loads, &place_heaviest_first(capacities, task_loads, |task_load| task_load.stuck));
+    let balanced_bins =
+        match_bins(capacities, task_loads, &place_heaviest_first(capacities, task_loads, |task_load| task_load.stuck));
     let current_bins = place_heaviest_first(capacities, task_loads, |task_load| task_load.current_bin.is_some());
     let rule = SeatQuota::of(capacities, task_loads.len());
     let is_even = rule.is_within_quota(capacities, &BinLoads::of(capacities, task_loads, &current_bins).counts);
-    let improvement = unevenness(capacities, task_loads, &current_bins) - unevenness(capacities, task_loads, &balanced_bins);
+    let improvement =
+        unevenness(capacities, task_loads, &current_bins) - unevenness(capacities, task_loads, &balanced_bins);
     if is_even && improvement <= worth_moving { current_bins } else { balanced_bins }
 }
 
@@ -52,8 +54,10 @@ fn place_heaviest_first(
 /// exchanged, and groups with a task that cannot move stay.
 fn match_bins(capacities: &[CacheCapacity], task_loads: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
     let loads = BinLoads::of(capacities, task_loads, groups);
-    let has_stuck_task = |group: usize| task_loads.iter().zip(groups).any(|(task_load, &owner)| owner == group && task_load.stuck);
-    let mut named: Vec<Option<usize>> = (0..capacities.len()).map(|group| has_stuck_task(group).then_some(group)).collect();
+    let has_stuck_task =
+        |group: usize| task_loads.iter().zip(groups).any(|(task_load, &owner)| owner == group && task_load.stuck);
+    let mut named: Vec<Option<usize>> =
+        (0..capacities.len()).map(|group| has_stuck_task(group).then_some(group)).collect();
     let mut is_taken: Vec<bool> = named.iter().map(Option::is_some).collect();
     let mut overlap = vec![vec![0usize; capacities.len()]; capacities.len()];
     for (task_load, &group) in task_loads.iter().zip(groups) {

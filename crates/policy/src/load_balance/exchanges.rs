@@ -101,18 +101,20 @@ impl PairwiseExchange<'_> {
         if self.levels_load(source, target, counts) {
             return true;
         }
-        let movable_pieces = |side: usize| self.sides[side].1.iter().copied().filter(|&nth| !self.task_loads[nth].stuck);
+        let movable_pieces =
+            |side: usize| self.sides[side].1.iter().copied().filter(|&nth| !self.task_loads[nth].stuck);
         let seat_free = counts[source] > self.rule.min_tasks * self.capacities[source].seats
             && counts[target] < self.max_threads(target)
             && self.rule.min_tasks == 0;
         let weight = |nth: usize| self.task_loads[nth].weight;
         let moves = movable_pieces(heavy).filter(|_| seat_free).map(|i| (weight(i), i, None));
         let (weight, light) = (&weight, 1 - heavy);
-        let swaps = movable_pieces(heavy).flat_map(|i| movable_pieces(light).map(move |j| (weight(i) - weight(j), i, Some(j))));
+        let swaps =
+            movable_pieces(heavy).flat_map(|i| movable_pieces(light).map(move |j| (weight(i) - weight(j), i, Some(j))));
         let remaining_gap = |gap: f64| (difference - 2.0 * gap).abs();
-        let best = moves
-            .chain(swaps)
-            .reduce(|best, candidate| if remaining_gap(candidate.0) < remaining_gap(best.0) { candidate } else { best });
+        let best = moves.chain(swaps).reduce(|best, candidate| {
+            if remaining_gap(candidate.0) < remaining_gap(best.0) { candidate } else { best }
+        });
         let margin = worth_moving * 0.5 * (sums[0] + sums[1]) + 1e-12 * difference;
         match best.filter(|&(gap, ..)| difference - remaining_gap(gap) > margin) {
             None => false,
@@ -135,7 +137,9 @@ impl PairwiseExchange<'_> {
             (counts[source] > self.max_threads(source) && counts[target] < self.max_threads(target))
                 || (counts[target] < minimum(target) && counts[source] > minimum(source))
         };
-        let Some(source) = [(a, b), (b, a)].into_iter().find(|&(source, target)| can_give(source, target)).map(|(source, _)| source) else {
+        let Some(source) =
+            [(a, b), (b, a)].into_iter().find(|&(source, target)| can_give(source, target)).map(|(source, _)| source)
+        else {
             return false;
         };
         let side = usize::from(self.sides[1].0 == source);

@@ -77,10 +77,15 @@ impl SeatQuota {
         SeatQuota { min_tasks: tasks / seats.max(1), surplus: tasks % seats.max(1) }
     }
     fn has_room(&self, capacity: &CacheCapacity, count: usize, more_taken: usize) -> bool {
-        count < self.min_tasks * capacity.seats || (more_taken < self.surplus && count < (self.min_tasks + 1) * capacity.seats)
+        count < self.min_tasks * capacity.seats
+            || (more_taken < self.surplus && count < (self.min_tasks + 1) * capacity.seats)
     }
     fn more_taken(&self, capacities: &[CacheCapacity], counts: &[usize]) -> usize {
-        capacities.iter().zip(counts).map(|(capacity, &count)| count.saturating_sub(self.min_tasks * capacity.seats)).sum()
+        capacities
+            .iter()
+            .zip(counts)
+            .map(|(capacity, &count)| count.saturating_sub(self.min_tasks * capacity.seats))
+            .sum()
     }
     fn is_within_quota(&self, capacities: &[CacheCapacity], counts: &[usize]) -> bool {
         let is_within = |(capacity, &count): (&CacheCapacity, &usize)| {

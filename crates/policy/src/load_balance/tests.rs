@@ -22,7 +22,11 @@ fn counts(capacities: &[CacheCapacity], bins: &[usize]) -> Vec<usize> {
 }
 
 /// Runs rounds of exchanges until a whole tournament changes nothing.
-fn exchanged_to_the_end(capacities: &[CacheCapacity], mut task_loads: Vec<TaskLoad>, worth_moving: f64) -> (Vec<usize>, u64) {
+fn exchanged_to_the_end(
+    capacities: &[CacheCapacity],
+    mut task_loads: Vec<TaskLoad>,
+    worth_moving: f64,
+) -> (Vec<usize>, u64) {
     let (mut bins, mut quiet, mut round) = (Vec::new(), 0, 0);
     while quiet < capacities.len().max(2) {
         let next = exchange(capacities, &task_loads, round, worth_moving);

@@ -151,7 +151,9 @@ impl AbTest {
     /// cancels.
     pub fn old_speeds(&self) -> SpeedRecord {
         let later_speeds = if self.arm == AbArm::OldAgain { &self.speeds_after } else { &self.new };
-        self.speeds_before.latest_windows(later_speeds.windows.max(self.lengths.measure_windows).max(1)).plus(&self.speeds_after)
+        self.speeds_before
+            .latest_windows(later_speeds.windows.max(self.lengths.measure_windows).max(1))
+            .plus(&self.speeds_after)
     }
 
     pub fn arm(&self) -> AbArm {
@@ -208,7 +210,9 @@ impl AbTest {
                 }
                 // The windows do not cover enough of the other side's phases yet, or are too noisy; those phases may
                 // recur.
-                if self.arm_windows >= 2 * judged_windows && (!is_waiting || ratio.is_some_and(|found| found.is_precise_enough())) {
+                if self.arm_windows >= 2 * judged_windows
+                    && (!is_waiting || ratio.is_some_and(|found| found.is_precise_enough()))
+                {
                     self.switch_to(AbArm::OldAgain);
                 }
             }
@@ -227,7 +231,8 @@ impl AbTest {
     pub fn lost_windows(&self) -> f64 {
         let old_speeds = self.speeds_before.plus(&self.speeds_after);
         let plain = || self.disturbed_speeds.weighted_speed(&self.weights) / old_speeds.weighted_speed(&self.weights);
-        let ratio = self.disturbed_speeds.speed_over(&old_speeds, &self.weights).map_or_else(plain, |found| found.ratio);
+        let ratio =
+            self.disturbed_speeds.speed_over(&old_speeds, &self.weights).map_or_else(plain, |found| found.ratio);
         if ratio.is_finite() { (f64::from(self.disturbed_speeds.windows) * (1.0 - ratio)).max(0.0) } else { 0.0 }
     }
 

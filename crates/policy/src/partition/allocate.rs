@@ -269,7 +269,8 @@ fn floors_cost(
     limits: &AllocationLimits,
 ) -> Option<f64> {
     let has_floor = |group: &PartitionGroup| group.members.iter().any(|&index| claimants[index].max_slowdown.is_some());
-    if limits.objective == SizingObjective::LeastSpace || !groups.iter().any(has_floor) || groups.iter().all(has_floor) {
+    if limits.objective == SizingObjective::LeastSpace || !groups.iter().any(has_floor) || groups.iter().all(has_floor)
+    {
         return None;
     }
     let unpromised_claims: Vec<UnitClaim> =
@@ -330,7 +331,8 @@ mod tests {
     fn a_goal_is_met_and_its_cost_reported() {
         let mut promised = claimant(&(0..16).map(|held| 2.0 - f64::from(held) * 0.05).collect::<Vec<_>>());
         let greedy = sensitive(12);
-        let unpromised_allocation = allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
+        let unpromised_allocation =
+            allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
         assert_eq!(sizes(&unpromised_allocation), [(vec![0], 4), (vec![1], 12)]);
         promised.max_slowdown = Some(0.2);
         let allocation =

@@ -98,7 +98,10 @@ impl DemandCurve {
             (0..values(first).len()).map(mean_at).collect()
         };
         let misses = mean_values(|space| &space.misses_per_kilo_instr);
-        Some(DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: mean_values(|space| &space.cycles_per_instr) })
+        Some(DemandCurve {
+            misses_per_kilo_instr: misses,
+            cycles_per_instr: mean_values(|space| &space.cycles_per_instr),
+        })
     }
 
     /// Number of units of the whole cache.
@@ -181,7 +184,8 @@ mod tests {
     const CACHE: u64 = 4 << 20;
 
     fn curve(rates: &[f64]) -> SizeCurve {
-        let point = |(index, &rate): (usize, &f64)| (CACHE * (index as u64 + 1) / rates.len() as u64, Estimate::exact(rate));
+        let point =
+            |(index, &rate): (usize, &f64)| (CACHE * (index as u64 + 1) / rates.len() as u64, Estimate::exact(rate));
         rates.iter().enumerate().map(point).collect()
     }
     fn profile(rates: &[f64]) -> Profile {
@@ -244,7 +248,8 @@ mod tests {
         let solo = RateFacts { solo_instr_per_cycle: Some(Fact::oracle(1.0)), ..RateFacts::default() };
         let profile_with_solo = profile(&[40.0, 20.0, 10.0, 10.0]).with_rates(solo);
         let stalls = curve(&[500.0, 100.0, 100.0, 100.0]);
-        let profile_with_stalls = profile_with_solo.with_stalls(CacheLevel::L2, stalls.clone(), FactSource::StallCounters);
+        let profile_with_stalls =
+            profile_with_solo.with_stalls(CacheLevel::L2, stalls.clone(), FactSource::StallCounters);
         let cycles =
             |profile: &Profile| DemandCurve::from_profile(profile, None, 100.0, CACHE, 4).unwrap().cycles_per_instr;
         assert_eq!(cycles(&profile_with_stalls), [1.4, 1.0, 1.0, 1.0]);

@@ -54,7 +54,7 @@ impl<'a> PartitionedCache<'a> {
         let further =
             topology.caches.iter().filter(|outer| outer.level > cache.level && cache.cpus.is_subset(&outer.cpus));
         let behind = further.max_by_key(|outer| outer.size_bytes);
-        PartitionedCache { cache, behind, divided: partition_units, processes: Vec::new() }
+        PartitionedCache { cache, behind, partition_units, processes: Vec::new() }
     }
 
     pub fn has_goals(&self) -> bool {
@@ -76,7 +76,9 @@ impl<'a> PartitionedCache<'a> {
     /// Returns the shares of this cache, reduced to the members that are still live.
     pub fn surviving_shares(&self, shares: &[CacheShare]) -> Vec<CacheShare> {
         let is_member = |member: &ShareMember| match member {
-            ShareMember::Process(process) => self.processes.iter().any(|cache_process| cache_process.process == *process),
+            ShareMember::Process(process) => {
+                self.processes.iter().any(|cache_process| cache_process.process == *process)
+            }
             ShareMember::Task(_) => false,
         };
         let cache_shares = shares.iter().filter(|share| share.cache == self.cache.id);

@@ -161,7 +161,8 @@ impl ShareController {
     pub fn observe(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>, terms: TrialTerms) -> Vec<CacheShare> {
         let mut surviving = domain.surviving_shares(&view.previous_plan.shares);
         self.phase_stability.windows += 1;
-        let co_runners: ProcessPhases = domain.processes.iter().map(|cache_process| (cache_process.process, cache_process.phase)).collect();
+        let co_runners: ProcessPhases =
+            domain.processes.iter().map(|cache_process| (cache_process.process, cache_process.phase)).collect();
         if co_runners != self.co_runners {
             let is_judged = terms.lengths.measure_windows > 0 && !domain.has_goals();
             self.phase_stability.record_change();
@@ -177,7 +178,9 @@ impl ShareController {
             }
         }
         match &mut self.settling {
-            Some(settling) if !settling.is_over => settling.observe(view.observation, domain.cache.level, terms.lengths),
+            Some(settling) if !settling.is_over => {
+                settling.observe(view.observation, domain.cache.level, terms.lengths)
+            }
             _ => {
                 self.settling = None;
                 self.speeds.add(view.observation, domain.cache.level, &view.previous_plan.probes);
@@ -240,7 +243,8 @@ impl ShareController {
 
     /// May a trial start? Not if the guard rolled one back with these co-runners, because a policy does not insist.
     pub fn can_start_trial(&self) -> bool {
-        self.rolled_back_with.as_ref() != Some(&self.co_runners) && self.cooldown.is_none_or(|cooldown| cooldown.is_over())
+        self.rolled_back_with.as_ref() != Some(&self.co_runners)
+            && self.cooldown.is_none_or(|cooldown| cooldown.is_over())
     }
 
     /// Returns the time for which present knowledge is likely to apply; infinite before the first change.
@@ -263,7 +267,8 @@ impl ShareController {
         trial: AbTest,
         is_proof: bool,
     ) {
-        self.trial = Some(ShareTrial { old_shares, new_shares, fallback, test: trial.with_baseline(&self.speeds), is_proof });
+        self.trial =
+            Some(ShareTrial { old_shares, new_shares, fallback, test: trial.with_baseline(&self.speeds), is_proof });
     }
 
     /// Bounds a curve by the measurements of its process.
@@ -328,7 +333,8 @@ impl ShareController {
             let (units, is_own) = (units_of(share).count(), share.members.len() == 1);
             for member in &share.members {
                 let ShareMember::Process(process) = *member else { continue };
-                let Some((speed, like)) = trial.new.speed(process).zip(trial.new.match_speeds(&old_speeds, process)) else {
+                let Some((speed, like)) = trial.new.speed(process).zip(trial.new.match_speeds(&old_speeds, process))
+                else {
                     continue;
                 };
                 self.bounds.retain(|bound| (bound.process, bound.units) != (process, units));

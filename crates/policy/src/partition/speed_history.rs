@@ -72,7 +72,8 @@ pub fn incoming_accesses(counts: &EventCounts, level: CacheLevel) -> Option<[f64
 
 impl SpeedSample {
     fn from_sample(task: &TaskSample, level: CacheLevel) -> Option<Self> {
-        let instructions_and_cycles = task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
+        let instructions_and_cycles =
+            task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
         let (instructions, cycles) = instructions_and_cycles.filter(|(_, cycles)| *cycles > 0.0)?;
         let stalls = stalls_beyond(level).filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
         Some(SpeedSample {
@@ -135,7 +136,8 @@ impl SpeedRecord {
         let mut window: BTreeMap<ProcessId, SpeedSample> = BTreeMap::new();
         for task in &observation.tasks {
             if let Some(sample) = SpeedSample::from_sample(task, level) {
-                let process_sample = window.get(&task.process).map_or(sample, |earlier_sample| earlier_sample.plus(sample));
+                let process_sample =
+                    window.get(&task.process).map_or(sample, |earlier_sample| earlier_sample.plus(sample));
                 window.insert(task.process, process_sample);
             }
         }
@@ -208,7 +210,8 @@ impl SpeedRecord {
             for side in 0..2 {
                 let speed = weight / matched_speeds.cycles_per_instr[side];
                 sums[side] += speed;
-                variances[side] += matched_speeds.variance[side] * (speed / matched_speeds.cycles_per_instr[side]).powi(2);
+                variances[side] +=
+                    matched_speeds.variance[side] * (speed / matched_speeds.cycles_per_instr[side]).powi(2);
             }
         }
         let ratio = sums[0] / sums[1];
@@ -221,7 +224,9 @@ impl SpeedRecord {
 /// kind that both series have. `None` if these hold too little of the work.
 pub fn match_samples(own_samples: &[SpeedSample], other_samples: &[SpeedSample]) -> Option<MatchedSpeeds> {
     let mut kinds: Vec<MatchedWindows<'_>> = Vec::new();
-    for (side, sample) in own_samples.iter().map(|sample| (0, sample)).chain(other_samples.iter().map(|sample| (1, sample))) {
+    for (side, sample) in
+        own_samples.iter().map(|sample| (0, sample)).chain(other_samples.iter().map(|sample| (1, sample)))
+    {
         match kinds
             .iter_mut()
             .find(|kind| kind[0].iter().chain(&kind[1]).next().is_some_and(|kind_member| kind_member.matches(sample)))
@@ -329,7 +334,8 @@ fn noise(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
             samples.iter().map(|sample| sample.cycles / (middle * sample.instructions.max(1.0)) - 1.0).collect();
         squares += off.iter().map(|offset| offset * offset).sum::<f64>();
         products += off.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>();
-        (degrees_of_freedom, windows, series) = (degrees_of_freedom + samples.len() - 1, windows + samples.len(), series + 1);
+        (degrees_of_freedom, windows, series) =
+            (degrees_of_freedom + samples.len() - 1, windows + samples.len(), series + 1);
     }
     if degrees_of_freedom == 0 {
         return (f64::INFINITY, 1.0);
@@ -450,12 +456,17 @@ pub(super) mod tests {
         let (fast, slow) = ((10_000, 1_000), (40_000, 400));
         let mostly_fast = record(&[fast, fast, fast, slow]);
         let relative_speed = |windows: &[(u64, u64)]| record(windows).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]);
-        let is_close = |ratio: Option<Ratio>, expected: f64| ratio.is_some_and(|ratio| (ratio.ratio - expected).abs() < 1e-9);
+        let is_close =
+            |ratio: Option<Ratio>, expected: f64| ratio.is_some_and(|ratio| (ratio.ratio - expected).abs() < 1e-9);
         assert!(is_close(relative_speed(&[slow, slow, slow, fast]), 1.0));
         // Ten percent faster in both phases, for any mix of them.
         assert!(is_close(relative_speed(&[(36_000, 400), (9_000, 1_000)]), 1.0 / 0.9));
         assert!(is_close(relative_speed(&[fast, slow, (90_000, 100)]), 1.0), "a phase that the other lacks");
-        assert_eq!(relative_speed(&[fast, (90_000, 100), (90_000, 100)]), None, "most of it is a phase that the other lacks");
+        assert_eq!(
+            relative_speed(&[fast, (90_000, 100), (90_000, 100)]),
+            None,
+            "most of it is a phase that the other lacks"
+        );
         // Further phases of the other record do not matter.
         assert!(is_close(record(&[slow]).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]), 1.0));
     }

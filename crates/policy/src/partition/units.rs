@@ -100,14 +100,17 @@ fn assign_keeping_units(current_units: &[IndexSet], sizes: &[u32], units: u32) -
     let mut free_units: IndexSet = (0..units).collect();
     let mut assigned: Vec<IndexSet> = Vec::with_capacity(current_units.len());
     for (group_units, &size) in current_units.iter().zip(sizes) {
-        let retained: IndexSet = group_units.iter().filter(|&unit| free_units.contains(unit)).take(size as usize).collect();
+        let retained: IndexSet =
+            group_units.iter().filter(|&unit| free_units.contains(unit)).take(size as usize).collect();
         retained.iter().for_each(|unit| free_units.remove(unit));
         assigned.push(retained);
     }
     for (group, &size) in assigned.iter_mut().zip(sizes) {
         while group.count() < size {
             let is_adjacent = |unit: u32| group.contains(unit + 1) || (unit > 0 && group.contains(unit - 1));
-            let Some(unit) = free_units.iter().find(|&unit| is_adjacent(unit)).or_else(|| free_units.first()) else { break };
+            let Some(unit) = free_units.iter().find(|&unit| is_adjacent(unit)).or_else(|| free_units.first()) else {
+                break;
+            };
             free_units.remove(unit);
             group.insert(unit);
         }
@@ -132,7 +135,9 @@ pub fn dividable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     let mut caches: Vec<(CacheId, PartitionUnits)> = Vec::new();
     for cache in view.topology.last_level_caches() {
         let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
-        let Some(partition_units) = PartitionUnits::common_units(partitions.map(|(_, partition)| partition)) else { continue };
+        let Some(partition_units) = PartitionUnits::common_units(partitions.map(|(_, partition)| partition)) else {
+            continue;
+        };
         if !caches.iter().any(|(_, other_units)| {
             matches!((other_units, partition_units), (PartitionUnits::Colors { .. }, PartitionUnits::Colors { .. }))
         }) {

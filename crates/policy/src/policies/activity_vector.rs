@@ -100,7 +100,8 @@ impl Parameters {
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         let weights = &parsed.weights;
-        let all_weights = [weights.cells().as_slice(), &[weights.miss_per_kilo_instr, weights.instr_per_cycle]].concat();
+        let all_weights =
+            [weights.cells().as_slice(), &[weights.miss_per_kilo_instr, weights.instr_per_cycle]].concat();
         ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
         if !(1..=4096).contains(&parsed.super_sets) {
             return Err(ParameterError::value("super_sets", parsed.super_sets, "1 to 4096"));
@@ -307,9 +308,13 @@ impl CoRunCost for Vectors {
         !self.needs_evidence || self.tasks.contains_key(&task)
     }
     fn penalty(&self, task: TaskId, co_runner: TaskId) -> f64 {
-        let (Some(task_use), Some(co_runner_use)) = (self.tasks.get(&task), self.tasks.get(&co_runner)) else { return 0.0 };
+        let (Some(task_use), Some(co_runner_use)) = (self.tasks.get(&task), self.tasks.get(&co_runner)) else {
+            return 0.0;
+        };
         let cells = self.cells.iter().enumerate().filter(|(_, weight)| **weight != 0.0);
-        cells.map(|(cell, weight)| weight * f64::from(task_use.bits[cell].common_count(&co_runner_use.bits[cell]))).sum()
+        cells
+            .map(|(cell, weight)| weight * f64::from(task_use.bits[cell].common_count(&co_runner_use.bits[cell])))
+            .sum()
     }
     fn solo_cost(&self, task: TaskId) -> f64 {
         self.tasks.get(&task).map_or(0.0, |expected| expected.burden)
@@ -327,5 +332,10 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
     let parameters = Parameters::parse(parameters)?;
     let Parameters { form, window_ns, max_lag_samples, weights, .. } = parameters;
     let scheduler = CoScheduler::new(form, window_ns, weights.sample, max_lag_samples);
-    Ok(Box::new(ActivityVectors { parameters, scheduler, rates: BTreeMap::new(), reload_costs: ReloadCosts::default() }))
+    Ok(Box::new(ActivityVectors {
+        parameters,
+        scheduler,
+        rates: BTreeMap::new(),
+        reload_costs: ReloadCosts::default(),
+    }))
 }

@@ -323,7 +323,10 @@ impl CacheRotation {
                 ("threshold_misses_per_100_refs".to_string(), 100.0 * best.threshold),
                 ("mean_group_misses_per_100_refs".to_string(), 100.0 * mean),
                 ("groups".to_string(), groups.len() as f64),
-                ("threads_unknown".to_string(), task_models.iter().filter(|task_model| task_model.is_none()).count() as f64),
+                (
+                    "threads_unknown".to_string(),
+                    task_models.iter().filter(|task_model| task_model.is_none()).count() as f64,
+                ),
             ],
         });
         for (at, &task) in tasks.iter().enumerate() {

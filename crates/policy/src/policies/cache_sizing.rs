@@ -154,7 +154,8 @@ impl CacheSizing {
         let mut processes: Vec<CacheProcess<'a>> = Vec::new();
         for task in view.movable_tasks() {
             // A process is left alone if any of its threads must not be changed.
-            let is_fixed = view.observation.tasks.iter().any(|sample| sample.process == task.process && sample.unmovable);
+            let is_fixed =
+                view.observation.tasks.iter().any(|sample| sample.process == task.process && sample.unmovable);
             let phase = view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number);
             match processes.iter_mut().find(|cache_process| cache_process.process == task.process) {
                 Some(cache_process) => {
@@ -176,8 +177,10 @@ impl CacheSizing {
             })
             .collect();
         self.home.retain(|process, _| processes.iter().any(|cache_process| cache_process.process == *process));
-        let mut domains: Vec<PartitionedCache<'a>> =
-            caches.iter().map(|&(cache, partition_units)| PartitionedCache::new(cache, partition_units, view.topology)).collect();
+        let mut domains: Vec<PartitionedCache<'a>> = caches
+            .iter()
+            .map(|&(cache, partition_units)| PartitionedCache::new(cache, partition_units, view.topology))
+            .collect();
         for cache_process in processes {
             if let Some(cache) = cache_process.home_cache(&caches) {
                 self.home.insert(cache_process.process, cache);
@@ -215,8 +218,11 @@ impl CacheSizing {
         if controller.is_settling() && !domain.has_goals() && parameters.measure_windows > 0 {
             return current_shares;
         }
-        let claimants: Option<Vec<Claimant>> =
-            domain.processes.iter().map(|cache_process| claimant(view, domain, cache_process, controller, parameters)).collect();
+        let claimants: Option<Vec<Claimant>> = domain
+            .processes
+            .iter()
+            .map(|cache_process| claimant(view, domain, cache_process, controller, parameters))
+            .collect();
         let Some(mut claimants) = claimants.filter(|_| domain.has_goals() || controller.can_start_trial()) else {
             return current_shares;
         };
@@ -231,7 +237,8 @@ impl CacheSizing {
         }
         let mut allocation_reasons = Vec::new();
         let proposal = wanted_shares(view, domain, &claimants, &current_shares, parameters, &mut allocation_reasons);
-        let chosen_shares = proposal.and_then(|proposed| outlook.choose(parameters, &current_shares, proposed, reasons));
+        let chosen_shares =
+            proposal.and_then(|proposed| outlook.choose(parameters, &current_shares, proposed, reasons));
         match (chosen_shares, trial, unproven) {
             (Some(chosen_shares), Some(trial), _) => {
                 reasons.extend(allocation_reasons);
@@ -281,7 +288,8 @@ impl CacheSizing {
     fn probe(&mut self, view: &View<'_>, unknown: &CacheProcess<'_>) -> ProbeRequest {
         // The thread that ran most represents its process.
         let running_ns = |task: &TaskSample| task.ran_ns();
-        let busiest_task = unknown.tasks.iter().copied().reduce(|a, b| if running_ns(b) > running_ns(a) { b } else { a });
+        let busiest_task =
+            unknown.tasks.iter().copied().reduce(|a, b| if running_ns(b) > running_ns(a) { b } else { a });
         let busiest = busiest_task.unwrap_or(unknown.tasks[0]);
         let probe = unknown.tasks.iter().find_map(|task| {
             let (phase, probe) = *self.probes.get(&task.task)?;
@@ -359,7 +367,8 @@ fn wanted_shares(
     let id = |group: &crate::partition::allocate::PartitionGroup| {
         group_id(group.kind, domain.processes[group.members[0]].process)
     };
-    let now = |group: GroupId| current_shares.iter().find(|share| share.group == group).map(|share| units_of(share).clone());
+    let now =
+        |group: GroupId| current_shares.iter().find(|share| share.group == group).map(|share| units_of(share).clone());
     let held_units: Vec<IndexSet> = allocation.groups.iter().map(|group| now(id(group)).unwrap_or_default()).collect();
     let sizes: Vec<u32> = allocation.groups.iter().map(|group| group.units).collect();
     let units = assign(&held_units, &sizes, &domain.partition_units);
@@ -417,10 +426,12 @@ impl SizingForecast<'_> {
     /// Returns the performance under the present shares, measured as far as possible.
     fn current(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let forecast = self.speeds_under(shares)?;
-        let measured = |(cache_process, estimate): (&CacheProcess<'_>, (f64, f64))| match self.speeds.speed(cache_process.process) {
-            Some(speed) => (speed.misses_per_kilo_instr.unwrap_or(estimate.0), speed.cycles_per_instr),
-            None => estimate,
-        };
+        let measured =
+            |(cache_process, estimate): (&CacheProcess<'_>, (f64, f64))| match self.speeds.speed(cache_process.process)
+            {
+                Some(speed) => (speed.misses_per_kilo_instr.unwrap_or(estimate.0), speed.cycles_per_instr),
+                None => estimate,
+            };
         Some(self.domain.processes.iter().zip(forecast).map(measured).collect())
     }
 
@@ -495,7 +506,8 @@ impl SizingForecast<'_> {
         if !(is_mending || pays_off) {
             return None;
         }
-        let tasks: Vec<TaskId> = self.domain.processes.iter().map(|cache_process| cache_process.tasks[0].task).collect();
+        let tasks: Vec<TaskId> =
+            self.domain.processes.iter().map(|cache_process| cache_process.tasks[0].task).collect();
         let shares: Vec<String> = chosen_shares.iter().map(|share| units_of(share).to_string()).collect();
         let text = if self.domain.is_undivided(&chosen_shares) {
             format!("cache {} is better shared than partitioned", self.domain.cache.id.0)
@@ -528,7 +540,8 @@ impl SizingForecast<'_> {
         let PartitionUnits::Colors { move_page_ns, .. } = self.domain.partition_units else { return 0.0 };
         let mut pages = 0;
         for cache_process in &self.domain.processes {
-            let share = shares.iter().find(|share| share.members.contains(&ShareMember::Process(cache_process.process)));
+            let share =
+                shares.iter().find(|share| share.members.contains(&ShareMember::Process(cache_process.process)));
             let pages_per_color = cache_process.tasks.iter().find_map(|task| task.pages_per_color.as_ref());
             if let Some((share, pages_per_color)) = share.zip(pages_per_color) {
                 pages += pages_to_move(pages_per_color, units_of(share));
@@ -556,7 +569,8 @@ fn raise_floors_of_unmet_goals(
     }
     for (claimant, cache_process) in claimants.iter_mut().zip(&domain.processes) {
         let measured = controller.speeds.speed(cache_process.process).map(|speed| speed.cycles_per_instr);
-        let share = current_shares.iter().find(|share| share.members.contains(&ShareMember::Process(cache_process.process)));
+        let share =
+            current_shares.iter().find(|share| share.members.contains(&ShareMember::Process(cache_process.process)));
         let (Some(limit), Some(cycles), Some(share)) = (claimant.max_slowdown, measured, share) else {
             continue;
         };
@@ -566,7 +580,10 @@ fn raise_floors_of_unmet_goals(
         let units = units_of(share).count();
         claimant.min_units = claimant.min_units.max(units + 1);
         let is_news = controller.insufficient_units.insert(cache_process.process, units) != Some(units);
-        if is_news && units + (current_shares.len() as u32 - 1) * domain.partition_units.min_units() >= domain.partition_units.units() {
+        if is_news
+            && units + (current_shares.len() as u32 - 1) * domain.partition_units.min_units()
+                >= domain.partition_units.units()
+        {
             let text = "{0} misses its goal with all the space that it can have: more space cannot meet it";
             let slowdown = cycles / claimant.demand.whole_cycles() - 1.0;
             let numbers = vec![("slower_than_alone_share".to_string(), slowdown)];
@@ -618,7 +635,9 @@ fn penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: &[CacheShar
             .collect();
         for (index, a) in inside.iter().enumerate() {
             for b in &inside[index + 1..] {
-                for (task, partner) in a.tasks.iter().flat_map(|task| b.tasks.iter().map(move |partner| (task, partner))) {
+                for (task, partner) in
+                    a.tasks.iter().flat_map(|task| b.tasks.iter().map(move |partner| (task, partner)))
+                {
                     penalties.push(CoRunPenalty { tasks: (task.task, partner.task), penalty: 1.0 });
                 }
             }

@@ -245,8 +245,9 @@ impl SizingRun {
 
     /// Returns the share of speed lost from `window` on, relative to always having the better of the two.
     fn lost_from(&self, window: usize, cycles: Cycles) -> f64 {
-        let speed =
-            |index: usize, divided: bool| cycles(index as u64, divided).iter().map(|&cycle_count| 1e6 / cycle_count as f64).sum();
+        let speed = |index: usize, divided: bool| {
+            cycles(index as u64, divided).iter().map(|&cycle_count| 1e6 / cycle_count as f64).sum()
+        };
         let best = |index: usize| f64::max(speed(index, false), speed(index, true));
         let (mut had, mut could) = (0.0, 0.0);
         for (index, (_, speed)) in self.windows.iter().enumerate().skip(window) {
@@ -427,7 +428,8 @@ fn a_goal_is_met_by_measurement() {
         }
         (units_of(&world.previous_plan.shares[0]).count(), reasons)
     };
-    let (units, reasons) = run(|units_held| if units_held >= 14 { 2_000_000 } else { 2_000_000 + 200_000 * u64::from(16 - units_held) });
+    let (units, reasons) =
+        run(|units_held| if units_held >= 14 { 2_000_000 } else { 2_000_000 + 200_000 * u64::from(16 - units_held) });
     assert_eq!(units, 14, "{reasons:?}");
     assert!(reasons.iter().all(|reason| !reason.text.contains("more space cannot meet")), "{reasons:?}");
     let (units, reasons) = run(|units_held| 2_000_000 + 200_000 * u64::from(17 - units_held));

@@ -225,7 +225,8 @@ impl CascCache {
             let refs_rate = refs.map(|(refs, speed)| refs.value * speed.value).filter(|rate| *rate > 0.0);
             let error = 0.5 * (pcmr.high - pcmr.low);
             // The reference rate changes all the time; the one of the PCMR's measurement counts.
-            let same_measurement = old_rate.filter(|old_rate| old_rate.pcmr == pcmr.value && old_rate.refs_rate.is_some());
+            let same_measurement =
+                old_rate.filter(|old_rate| old_rate.pcmr == pcmr.value && old_rate.refs_rate.is_some());
             let refs_rate = same_measurement.map_or(refs_rate, |old_rate| old_rate.refs_rate);
             self.task_rates.insert(sample.task, TaskRate { pcmr: pcmr.value, error, refs_rate, current: true });
         }
@@ -237,7 +238,8 @@ impl CascCache {
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let is_due =
             parameters.remeasure_every_ns.is_some_and(|every| now_ns >= self.last_in_turn_ns.saturating_add(every));
-        if is_due && self.open_probes.is_empty() && self.unmeasured_tasks(domain).is_empty() && !domain.tasks.is_empty() {
+        if is_due && self.open_probes.is_empty() && self.unmeasured_tasks(domain).is_empty() && !domain.tasks.is_empty()
+        {
             self.stale.push(domain.tasks[self.turn % domain.tasks.len()].task);
             (self.turn, self.last_in_turn_ns) = (self.turn + 1, now_ns);
         }
@@ -274,7 +276,9 @@ impl CascCache {
         if self.wait_windows > 0 || !crowded {
             return;
         }
-        if parameters.is_better_form() || self.task_rates.len() + 1 < domain.cpus.count() as usize || !self.stale.is_empty()
+        if parameters.is_better_form()
+            || self.task_rates.len() + 1 < domain.cpus.count() as usize
+            || !self.stale.is_empty()
         {
             self.request_rows(domain, parameters, next);
         } else {
@@ -287,7 +291,8 @@ impl CascCache {
         let is_sure = |task: &TaskId| {
             self.task_rates.get(task).is_some_and(|rate| rate.current && rate.error <= parameters.max_error)
         };
-        let all_current = open_probe.tasks.iter().all(|task| self.task_rates.get(task).is_some_and(|rate| rate.current));
+        let all_current =
+            open_probe.tasks.iter().all(|task| self.task_rates.get(task).is_some_and(|rate| rate.current));
         self.stale.retain(|task| !open_probe.tasks.contains(task));
         let longest = if parameters.is_better_form() { parameters.max_row_ns } else { parameters.row_ns };
         let longer = (2 * self.rows_ns).min(longest.max(parameters.row_ns));
@@ -327,7 +332,8 @@ impl CascCache {
             boost: true,
             rows,
         };
-        let budget_ns = (self.rows_ns + parameters.settle_ns).saturating_mul((max_tasks * max_tasks) as u64).saturating_mul(4);
+        let budget_ns =
+            (self.rows_ns + parameters.settle_ns).saturating_mul((max_tasks * max_tasks) as u64).saturating_mul(4);
         let probe = ProbeRequest { id: ProbeId(*next), kind: probe_kind, budget_ns };
         *next += 1;
         self.open_probes.push(OpenProbe { probe, tasks: block });

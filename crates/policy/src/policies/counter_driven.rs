@@ -102,7 +102,9 @@ impl CoRunCost for RelativeMisses<'_> {
     }
     fn penalty(&self, first_task: TaskId, other_task: TaskId) -> f64 {
         let rate = |task| self.tasks.get(&task).copied();
-        rate(first_task).zip(rate(other_task)).map_or(0.0, |(first_rate, other_rate)| self.penalty_weight * first_rate * other_rate)
+        rate(first_task)
+            .zip(rate(other_task))
+            .map_or(0.0, |(first_rate, other_rate)| self.penalty_weight * first_rate * other_rate)
     }
     fn solo_cost(&self, _: TaskId) -> f64 {
         0.0

@@ -331,7 +331,8 @@ impl IntensityGangs {
         let run_ns = task.ran_ns();
         let waited_ns = task.run_queue_wait_ns.unwrap_or(0);
         let was_asked = self.intensity_asked.contains_key(&task.task);
-        was_asked || (run_ns + waited_ns) as f64 >= self.parameters.min_cpu_share * view.observation.span.elapsed_ns as f64
+        was_asked
+            || (run_ns + waited_ns) as f64 >= self.parameters.min_cpu_share * view.observation.span.elapsed_ns as f64
     }
 
     /// Requests the next missing value of the active tasks. Returns false if all were requested.
@@ -340,7 +341,9 @@ impl IntensityGangs {
         // Probes without result (because the CPUs shared no cache, or the task gave no reading) are repeated, but
         // rarely.
         let period = if repeat_windows > 0 { repeat_windows } else { RETRY_WINDOWS };
-        let is_due = |asked_window: Option<&u64>| asked_window.is_none_or(|last_window| view.observation.window >= last_window + period);
+        let is_due = |asked_window: Option<&u64>| {
+            asked_window.is_none_or(|last_window| view.observation.window >= last_window + period)
+        };
         let first = active
             .iter()
             .any(|task| !self.intensity_asked.contains_key(task) || !self.sensitivity_asked.contains_key(task));
@@ -356,7 +359,8 @@ impl IntensityGangs {
                     && (repeat_windows > 0 || !has_fact(task, |profile| profile.contention.intensity.is_some()))
             });
             // If no task's intensity is known, sensitivity decides nothing.
-            let has_intensity = active.iter().any(|task| has_fact(task, |profile| profile.contention.intensity.is_some()));
+            let has_intensity =
+                active.iter().any(|task| has_fact(task, |profile| profile.contention.intensity.is_some()));
             let without_sensitivity = active.iter().filter(|_| has_intensity).find(|task| {
                 is_due(self.sensitivity_asked.get(task))
                     && (repeat_windows > 0 || !has_fact(task, |profile| profile.contention.sensitivity.is_some()))
@@ -437,8 +441,17 @@ fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
         active.iter().map(|task| value(task, |profile| profile.contention.intensity)).collect();
     let has_values = |values: &[Option<f64>]| values.iter().any(Option::is_some);
     (has_values(&sensitivity) && has_values(&intensity)).then(|| {
-        let cost = |own_sensitivity: Option<f64>, other_intensity: Option<f64>| own_sensitivity.zip(other_intensity).map_or(0.0, |(own_sensitivity, other_intensity)| own_sensitivity * other_intensity);
-        sensitivity.iter().map(|own_sensitivity| intensity.iter().map(|other_intensity| cost(*own_sensitivity, *other_intensity)).collect()).collect()
+        let cost = |own_sensitivity: Option<f64>, other_intensity: Option<f64>| {
+            own_sensitivity
+                .zip(other_intensity)
+                .map_or(0.0, |(own_sensitivity, other_intensity)| own_sensitivity * other_intensity)
+        };
+        sensitivity
+            .iter()
+            .map(|own_sensitivity| {
+                intensity.iter().map(|other_intensity| cost(*own_sensitivity, *other_intensity)).collect()
+            })
+            .collect()
     })
 }
 

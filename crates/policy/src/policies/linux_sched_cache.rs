@@ -178,10 +178,13 @@ impl ProcessUse {
             return;
         }
         // Ties go to the first cache.
-        let largest_share = self.occupancy.iter().fold(None, |largest_share: Option<(CacheId, f64)>, (&cache, &share)| match largest_share {
-            Some((_, best)) if share <= best => largest_share,
-            _ => Some((cache, share)),
-        });
+        let largest_share =
+            self.occupancy.iter().fold(None, |largest_share: Option<(CacheId, f64)>, (&cache, &share)| {
+                match largest_share {
+                    Some((_, best)) if share <= best => largest_share,
+                    _ => Some((cache, share)),
+                }
+            });
         let Some((cache, share)) = largest_share.filter(|(_, share)| *share > 0.0) else { return };
         let current = self.preferred.and_then(|preferred| self.occupancy.get(&preferred));
         if current.is_none_or(|current| share > 2.0 * current) {
@@ -206,14 +209,15 @@ impl CacheLoads {
             |cache: &Cache| view.observation.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum::<u64>() as f64;
         let used_time = caches.iter().map(|cache| (cache.id, run_ns(cache) / elapsed_ns)).collect();
         let cpus = caches.iter().map(|cache| (cache.id, online(view.topology, cache).count() as f64)).collect();
-        CacheLoads { used: used_time, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
+        CacheLoads { used_time, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
     }
 
     /// May the thread move to this cache? If so, it counts there from now on. (`can_migrate_llc` of
     /// kernel/sched/fair.c)
     fn try_admit(&mut self, parameters: &Parameters, task: &TaskSample, target: CacheId) -> bool {
         let run_ns = |cache: &Cache| task.ran_on_ns(&cache.cpus);
-        let Some(source) = self.caches.iter().max_by_key(|cache| (run_ns(cache), cache.id == target)).map(|cache| cache.id)
+        let Some(source) =
+            self.caches.iter().max_by_key(|cache| (run_ns(cache), cache.id == target)).map(|cache| cache.id)
         else {
             return false;
         };
@@ -229,7 +233,8 @@ impl CacheLoads {
             return false;
         }
         let (target_load, source_load) = (target_load + share, (source_load - share).max(0.0));
-        let busier = load_share(target, target_load) * 100.0 > load_share(source, source_load) * f64::from(100 + parameters.imb_pct);
+        let busier = load_share(target, target_load) * 100.0
+            > load_share(source, source_load) * f64::from(100 + parameters.imb_pct);
         if is_full(target, target_load) && busier {
             return false;
         }

@@ -18,7 +18,12 @@ impl SchedCacheFixture {
     fn new(parameters: &str) -> Self {
         let previous_plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
         let policy = build(parameters, 0).unwrap();
-        SchedCacheFixture { policy, topology: last_level_caches(2, 4, CacheLevel::L3, 8 << 20), window: 0, before: previous_plan }
+        SchedCacheFixture {
+            policy,
+            topology: last_level_caches(2, 4, CacheLevel::L3, 8 << 20),
+            window: 0,
+            previous_plan,
+        }
     }
 
     /// Runs one window with these run times: (process, CPU, percent of the window). Returns affinities, by cache.

@@ -30,7 +30,12 @@ impl Policy for RoundRobinPolicy {
                 let domain = self.next % domains.len();
                 self.next = domain + 1;
                 let text = format!("{{0}} goes to CPUs {}, the next in turn", domains[domain]);
-                reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task.task], text, numbers: Vec::new() });
+                reasons.push(Reason {
+                    kind: ReasonKind::Explanation,
+                    tasks: vec![task.task],
+                    text,
+                    numbers: Vec::new(),
+                });
                 domain
             });
             dealt.insert(task.task, domain);

@@ -126,7 +126,9 @@ impl ServiceLevel {
         // A window counts only if the share was in force in it.
         let is_in_force = view.previous_plan.shares.iter().any(|share| share.group == OWN);
         let is_measured = tasks.iter().all(|task| !task.counts.0.is_empty());
-        let Some(served) = service_rate(view, tasks).filter(|_| !unsettled && is_in_force && is_measured) else { return };
+        let Some(served) = service_rate(view, tasks).filter(|_| !unsettled && is_in_force && is_measured) else {
+            return;
+        };
         let serves = self.serves.entry(served.clients).or_insert(minimum);
         let units_before = self.units;
         if served.rate_per_s < level {
@@ -145,13 +147,20 @@ impl ServiceLevel {
         }
         if self.units != units_before {
             let ids: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
-            let text = format!("{{0}} and its {} clients get {} units instead of {units_before}", served.clients, self.units);
+            let text =
+                format!("{{0}} and its {} clients get {} units instead of {units_before}", served.clients, self.units);
             let numbers = vec![("rate_per_s".to_string(), served.rate_per_s), ("level_per_s".to_string(), level)];
             reasons.push(Reason { kind: ReasonKind::Explanation, tasks: ids, text, numbers });
         }
     }
 
-    fn shares(&self, view: &View<'_>, process: ProcessId, cache: CacheId, partition_units: &PartitionUnits) -> Vec<CacheShare> {
+    fn shares(
+        &self,
+        view: &View<'_>,
+        process: ProcessId,
+        cache: CacheId,
+        partition_units: &PartitionUnits,
+    ) -> Vec<CacheShare> {
         let is_fixed =
             |process: ProcessId| view.observation.tasks.iter().any(|task| task.process == process && task.unmovable);
         let mut co_runners: Vec<ShareMember> = Vec::new();
@@ -162,7 +171,8 @@ impl ServiceLevel {
         }
         let mut groups = vec![(OWN, vec![ShareMember::Process(process)], self.units)];
         let remaining_units = partition_units.units() - self.units;
-        if !co_runners.is_empty() && remaining_units >= partition_units.min_units() && partition_units.max_groups() > 1 {
+        if !co_runners.is_empty() && remaining_units >= partition_units.min_units() && partition_units.max_groups() > 1
+        {
             groups.push((OTHERS, co_runners, remaining_units));
         }
         let current_units = |group: GroupId| {

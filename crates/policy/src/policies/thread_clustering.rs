@@ -280,7 +280,8 @@ impl ThreadClustering {
         let count = view.movable_tasks().count();
         // The obstacle of the last round has changed: the number of threads differs, or there are half as many stalls
         // again.
-        let has_changed = self.unchanged_at.is_some_and(|(threads, share)| count != threads || largest_share > 1.5 * share);
+        let has_changed =
+            self.unchanged_at.is_some_and(|(threads, share)| count != threads || largest_share > 1.5 * share);
         if has_changed {
             (self.wait, self.last_wait, self.unchanged_at) = (0, 0, None);
         }
@@ -386,7 +387,8 @@ impl ThreadClustering {
             return;
         }
         let allowed_share = self.parameters.sampling_share();
-        let aim = (2.0 * allowed_share - round.cost_ns as f64 / round.busy_ns).clamp(allowed_share / 4.0, allowed_share);
+        let aim =
+            (2.0 * allowed_share - round.cost_ns as f64 / round.busy_ns).clamp(allowed_share / 4.0, allowed_share);
         let period = f64::from(*one_in) * window_cost_ns as f64 / window_busy_ns / aim;
         let period = libm::ceil(period).clamp(1.0, 1e6) as u32;
         if period.abs_diff(*one_in) > *one_in / 8 {
@@ -486,7 +488,8 @@ impl ThreadClustering {
         });
         let (mut cluster_of, mut count) = (vec![None; threads.len()], 0);
         for own_filter in filters {
-            let members: Vec<usize> = (0..threads.len()).filter(|&index| filter(threads[index]) == own_filter).collect();
+            let members: Vec<usize> =
+                (0..threads.len()).filter(|&index| filter(threads[index]) == own_filter).collect();
             let map = |&at: &usize| {
                 let task = threads[at].task;
                 let map = view.profiles.get(&task).and_then(|profile| profile.sharing_map());
@@ -511,7 +514,9 @@ impl ThreadClustering {
             let forecast = view.predictor.forecast(view, &plan);
             let forecast_of = |task: &TaskId| Some(forecast.tasks.get(task)?.degradation?.value);
             let slowdowns: Option<Vec<f64>> = placed.keys().map(forecast_of).collect();
-            slowdowns.filter(|slowdowns| !slowdowns.is_empty()).map(|slowdowns| slowdowns.iter().sum::<f64>() / slowdowns.len() as f64)
+            slowdowns
+                .filter(|slowdowns| !slowdowns.is_empty())
+                .map(|slowdowns| slowdowns.iter().sum::<f64>() / slowdowns.len() as f64)
         };
         Some(mean(placed)? - mean(&self.placed)?)
     }
@@ -614,7 +619,8 @@ impl ClusterAssignmentInput {
     /// Returns the clusters that have a chip, by thread, numbered from `first` on.
     fn placed_clusters(&self, assignment: &Assignment, first: usize) -> BTreeMap<TaskId, usize> {
         let placed_clusters = (0..self.clusters.len()).filter(|&cluster| assignment.chip_of_cluster[cluster].is_some());
-        let members = placed_clusters.enumerate().flat_map(|(number, at)| self.clusters[at].iter().map(move |&t| (t, number)));
+        let members =
+            placed_clusters.enumerate().flat_map(|(number, at)| self.clusters[at].iter().map(move |&t| (t, number)));
         members.map(|(thread, number)| (self.tasks[thread], first + number)).collect()
     }
 

@@ -79,7 +79,8 @@ pub trait Scheme {
         let (mut kind, mut cost) = (self.group_costs(&[], cache)?.kind, vec![vec![0.0; n]; n]);
         for i in 0..n {
             for j in i..n {
-                let with_group_index = |missing: MissingEvidence| MissingEvidence { program: [i, j][missing.program], ..missing };
+                let with_group_index =
+                    |missing: MissingEvidence| MissingEvidence { program: [i, j][missing.program], ..missing };
                 let pair = self.group_costs(&[profiles[i], profiles[j]], cache).map_err(with_group_index)?;
                 kind = pair.kind;
                 (cost[i][j], cost[j][i]) = (pair.costs[0], pair.costs[1]);
@@ -136,8 +137,8 @@ pub struct UnknownScheme {
 pub fn find_scheme(name: &str) -> Result<Box<dyn Scheme>, UnknownScheme> {
     let schemes = all();
     let known_names: Vec<&str> = schemes.iter().map(|scheme| scheme.name()).collect();
-    let meant =
-        nearest_name(name, known_names.iter().copied()).map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
+    let meant = nearest_name(name, known_names.iter().copied())
+        .map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
     let unknown = UnknownScheme { name: name.to_string(), known: known_names.join(", "), meant };
     schemes.into_iter().find(|scheme| scheme.name() == name).ok_or(unknown)
 }
@@ -163,16 +164,18 @@ mod tests {
     fn any_profile() -> impl Strategy<Value = Profile> {
         let positions = prop::collection::vec(1.0f64..5000.0, 5);
         let times = prop::collection::vec((0u32..12, 0.1f64..1.0), 1..6);
-        (positions, times, 0.1f64..1.0, 0.2f64..2.0, 0.0f64..50.0).prop_map(|(positions, times, cold_weight, ipc, pcmr)| {
-            let mut reuse = cachemate_locality::reuse::ReuseTimes::new();
-            times.iter().for_each(|&(log, weight)| reuse.add_weighted(Some(1 << log), weight));
-            reuse.add_weighted(None, cold_weight);
-            let mut profile = with_positions(&positions);
-            profile.locality.reuse_times = reuse.to_profile().map(|times| Fact::new(times, FactSource::Oracle, 0));
-            profile.rates.solo_instr_per_cycle = Some(Fact::oracle(ipc));
-            profile.rates.pcmr = Some(Fact::oracle(pcmr));
-            profile
-        })
+        (positions, times, 0.1f64..1.0, 0.2f64..2.0, 0.0f64..50.0).prop_map(
+            |(positions, times, cold_weight, ipc, pcmr)| {
+                let mut reuse = cachemate_locality::reuse::ReuseTimes::new();
+                times.iter().for_each(|&(log, weight)| reuse.add_weighted(Some(1 << log), weight));
+                reuse.add_weighted(None, cold_weight);
+                let mut profile = with_positions(&positions);
+                profile.locality.reuse_times = reuse.to_profile().map(|times| Fact::new(times, FactSource::Oracle, 0));
+                profile.rates.solo_instr_per_cycle = Some(Fact::oracle(ipc));
+                profile.rates.pcmr = Some(Fact::oracle(pcmr));
+                profile
+            },
+        )
     }
 
     const CACHE_LINES: u64 = 64;

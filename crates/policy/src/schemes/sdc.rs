@@ -28,8 +28,11 @@ pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     let mut ways_by_program = vec![0.0; profiles.len()];
     let mut remaining = ways as usize;
     while remaining > 0 && !profiles.is_empty() {
-        let hits: Vec<f64> =
-            profiles.iter().zip(&won).map(|(p, &position)| if position < ways as usize { p[position] } else { f64::MIN }).collect();
+        let hits: Vec<f64> = profiles
+            .iter()
+            .zip(&won)
+            .map(|(p, &position)| if position < ways as usize { p[position] } else { f64::MIN })
+            .collect();
         let max_hits = hits.iter().copied().fold(f64::MIN, f64::max);
         let winners: Vec<usize> = (0..hits.len()).filter(|&index| hits[index] == max_hits).collect();
         if winners.len() > remaining {

@@ -390,7 +390,9 @@ impl ServiceHistory {
             }
         }
         let explained = losses.iter().map(|loss| loss.loss).reduce(compound_loss).map_or(0.0, |total| total.value);
-        let unexplained_loss = solo.map(|solo| (1.0 + solo) / (1.0 + explained) - 1.0).filter(|unexplained_loss| *unexplained_loss > MIN_ATTRIBUTED);
+        let unexplained_loss = solo
+            .map(|solo| (1.0 + solo) / (1.0 + explained) - 1.0)
+            .filter(|unexplained_loss| *unexplained_loss > MIN_ATTRIBUTED);
         let all_forecast = unexplained.iter().all(|(_, forecast, _)| forecast.is_some());
         let weight = |co_runner: &CoRunnerHistory, forecast: Option<Estimate>| match forecast {
             Some(forecast) if all_forecast => forecast.value.max(0.0),
@@ -454,7 +456,10 @@ fn contention_forecast(profile: &Profile, co_runner: &Profile) -> Option<Estimat
     })
 }
 
-fn service_windows<'a>(observation: &'a Observation, topology: &Topology) -> BTreeMap<ServiceIdentity, ServiceActivity<'a>> {
+fn service_windows<'a>(
+    observation: &'a Observation,
+    topology: &Topology,
+) -> BTreeMap<ServiceIdentity, ServiceActivity<'a>> {
     let mut windows: BTreeMap<ServiceIdentity, ServiceActivity<'a>> = BTreeMap::new();
     for task in &observation.tasks {
         let activity = windows.entry(task.service_or_command()).or_default();
@@ -490,7 +495,10 @@ fn presences<'w>(
         };
         service_window.on_cache_ns.iter().map(shared_time).sum()
     };
-    co_runners.map(|(co_runner, activity)| (co_runner, presence(activity))).filter(|(_, presence)| *presence > 0.0).collect()
+    co_runners
+        .map(|(co_runner, activity)| (co_runner, presence(activity)))
+        .filter(|(_, presence)| *presence > 0.0)
+        .collect()
 }
 
 /// Returns the work per second of processor time, by the best measure that any of the tasks has.

@@ -306,7 +306,8 @@ mod tests {
     fn threshold_by_enumeration(model: &GroupModel, size: usize) -> f64 {
         let groups = groups_of(model.threads(), size);
         let lowest = |thread: usize| {
-            groups.iter()
+            groups
+                .iter()
                 .filter(|group| group.contains(&thread))
                 .map(|group| model.ratio(group))
                 .fold(f64::INFINITY, f64::min)

@@ -166,7 +166,8 @@ impl<'a> BucketSearch<'a> {
 
     fn can_lower(&self, cpu: usize) -> bool {
         let level = self.max_pcmr[cpu];
-        let elsewhere = || (0..self.max_pcmr.len()).any(|other_cpu| other_cpu != cpu && self.max_pcmr[other_cpu] >= level);
+        let elsewhere =
+            || (0..self.max_pcmr.len()).any(|other_cpu| other_cpu != cpu && self.max_pcmr[other_cpu] >= level);
         if level == 0 || (self.newly_barred_count(cpu) > 0 && !elsewhere()) {
             return false;
         }
@@ -175,7 +176,8 @@ impl<'a> BucketSearch<'a> {
         }
         let mut lowered = self.max_pcmr.clone();
         lowered[cpu] -= 1;
-        let is_fair = |bound: f64| run_time_variation(&self.levels, &lowered).is_none_or(|variation| variation <= bound);
+        let is_fair =
+            |bound: f64| run_time_variation(&self.levels, &lowered).is_none_or(|variation| variation <= bound);
         self.keeps_cpus_busy(&lowered) && self.rules.max_run_time_variation.is_none_or(is_fair)
     }
 

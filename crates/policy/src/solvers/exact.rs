@@ -42,7 +42,11 @@ fn search_steps(programs: usize, seats: &Seats) -> f64 {
         (0..=cpus.min(surplus)).map(move |extra| {
             let size = (cpus * min_load + extra).min(programs);
             choose(programs, size)
-                * if min_load == 0 || min_load + surplus == 1 { 1.0 } else { count_fillings(size, min_load, cpus, extra) }
+                * if min_load == 0 || min_load + surplus == 1 {
+                    1.0
+                } else {
+                    count_fillings(size, min_load, cpus, extra)
+                }
         })
     });
     let tables = libm::pow(3.0, programs as f64) * seats.cpus_per_cache.len().min(programs) as f64;
@@ -55,7 +59,8 @@ fn choose(n: usize, k: usize) -> f64 {
 
 fn count_fillings(size: usize, min_load: usize, cpus: usize, extra: usize) -> f64 {
     let factorial = |n: usize| (1..=n).map(|i| i as f64).product::<f64>();
-    let inside = libm::pow(factorial(min_load), (cpus - extra) as f64) * libm::pow(factorial(min_load + 1), extra as f64);
+    let inside =
+        libm::pow(factorial(min_load), (cpus - extra) as f64) * libm::pow(factorial(min_load + 1), extra as f64);
     factorial(size) / inside / factorial(cpus - extra) / factorial(extra)
 }
 
@@ -93,7 +98,12 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
 }
 
 /// Adds one cache: for every set, finds the best split between this cache and the caches before it.
-fn solve_layer(previous_costs: &[f64], table: &[f64], all_programs: ProgramSet, alike: bool) -> (Vec<f64>, Vec<ProgramSet>) {
+fn solve_layer(
+    previous_costs: &[f64],
+    table: &[f64],
+    all_programs: ProgramSet,
+    alike: bool,
+) -> (Vec<f64>, Vec<ProgramSet>) {
     let mut best = previous_costs.iter().map(|&cost| cost + table[0]).collect::<Vec<f64>>();
     let mut choices = vec![0; previous_costs.len()];
     for set in 1..=all_programs {
@@ -134,9 +144,10 @@ impl<'a> SubsetSearch<'a> {
             let first = set.trailing_zeros() as usize;
             let other_members = set & (set - 1);
             inner_costs[set] = inner_costs[other_members] + costs[first][first];
-            inner_costs[set] += members(other_members as ProgramSet).map(|j| costs[first][j] + costs[j][first]).sum::<f64>();
+            inner_costs[set] +=
+                members(other_members as ProgramSet).map(|j| costs[first][j] + costs[j][first]).sum::<f64>();
         }
-        SubsetSearch { costs, least: min_load, uneven: surplus > 0, within: inner_costs }
+        SubsetSearch { costs, min_load, uneven: surplus > 0, inner_costs }
     }
 
     /// Returns the cost of the set on a cache; infinite if the set does not fit the cache's even loads.

@@ -102,7 +102,8 @@ impl HillClimb<'_> {
     fn places(&self) -> Vec<SeatPosition> {
         let cpus =
             self.by_cache.iter().enumerate().flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)));
-        cpus.flat_map(|(cache, cpu)| (0..self.by_cache[cache][cpu].len()).map(move |position| (cache, cpu, position))).collect()
+        cpus.flat_map(|(cache, cpu)| (0..self.by_cache[cache][cpu].len()).map(move |position| (cache, cpu, position)))
+            .collect()
     }
 
     fn seat_mut(&mut self, (cache, cpu, at): SeatPosition) -> &mut usize {
@@ -189,7 +190,8 @@ impl HillClimb<'_> {
             other_cpus.flat_map(|(_, members)| members).map(|&k| self.costs[k][j]).sum()
         };
         let felt_cost = |(cache, cpu): (usize, usize)| -> f64 {
-            let other_cpus = self.by_cache[cache].iter().enumerate().filter(|(other, on)| *other != cpu && !on.is_empty());
+            let other_cpus =
+                self.by_cache[cache].iter().enumerate().filter(|(other, on)| *other != cpu && !on.is_empty());
             other_cpus.map(|(_, on)| on.iter().map(|&j| self.costs[program][j]).sum::<f64>() / on.len() as f64).sum()
         };
         let total_caused = |place: (usize, usize)| -> (f64, f64) {
@@ -198,8 +200,10 @@ impl HillClimb<'_> {
         };
         let shared = |sum: f64, load: f64| if load > 0.0 { sum / load } else { 0.0 };
         let ((here, load), (there, other_load)) = (total_caused(from), total_caused(to));
-        let loss_of_leaving = felt_cost(from) + shared(here, load) - shared(here - caused_cost(program, from), load - 1.0);
-        let joins = felt_cost(to) + shared(there + caused_cost(program, to), other_load + 1.0) - shared(there, other_load);
+        let loss_of_leaving =
+            felt_cost(from) + shared(here, load) - shared(here - caused_cost(program, from), load - 1.0);
+        let joins =
+            felt_cost(to) + shared(there + caused_cost(program, to), other_load + 1.0) - shared(there, other_load);
         loss_of_leaving - joins
     }
 
@@ -209,7 +213,8 @@ impl HillClimb<'_> {
         for (cpu, members) in cpu_groups.iter().enumerate() {
             for (other, neighbors) in cpu_groups.iter().enumerate().filter(|(_, neighbors)| !neighbors.is_empty()) {
                 if other != cpu {
-                    let felt_cost: f64 = members.iter().flat_map(|&i| neighbors.iter().map(move |&j| self.costs[i][j])).sum();
+                    let felt_cost: f64 =
+                        members.iter().flat_map(|&i| neighbors.iter().map(move |&j| self.costs[i][j])).sum();
                     total += felt_cost / neighbors.len() as f64;
                 }
             }
@@ -272,7 +277,13 @@ fn enough_neighbors(nodes: usize, degree: usize, weight: impl Fn(usize, usize) -
     best
 }
 
-fn degree_bound(programs: usize, seats: &Seats, max_load: usize, idle: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
+fn degree_bound(
+    programs: usize,
+    seats: &Seats,
+    max_load: usize,
+    idle: usize,
+    weight: impl Fn(usize, usize) -> f64,
+) -> f64 {
     let mut shapes = seats.cpus_per_cache.clone();
     shapes.sort_unstable();
     shapes.dedup();
@@ -283,7 +294,8 @@ fn degree_bound(programs: usize, seats: &Seats, max_load: usize, idle: usize, we
             let other_cpus = (cpus as usize).saturating_sub(1);
             let min_neighbors = (other_cpus * max_load).saturating_sub(other_cpus.min(idle)).min(weights.len());
             let max_neighbors = (other_cpus * max_load).min(weights.len());
-            weights[..min_neighbors].iter().sum::<f64>() + weights[min_neighbors..max_neighbors].iter().filter(|cost| **cost < 0.0).sum::<f64>()
+            weights[..min_neighbors].iter().sum::<f64>()
+                + weights[min_neighbors..max_neighbors].iter().filter(|cost| **cost < 0.0).sum::<f64>()
         };
         shapes.iter().map(on_shape).fold(f64::INFINITY, f64::min) / 2.0
     };

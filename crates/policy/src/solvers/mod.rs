@@ -67,8 +67,10 @@ impl Seating {
         for cache in &self.by_cache {
             for (index, cpu) in cache.iter().enumerate() {
                 for &i in cpu {
-                    let other_cpus =
-                        cache.iter().enumerate().filter(|(other_index, members)| *other_index != index && !members.is_empty());
+                    let other_cpus = cache
+                        .iter()
+                        .enumerate()
+                        .filter(|(other_index, members)| *other_index != index && !members.is_empty());
                     suffered[i] = other_cpus
                         .map(|(_, members)| members.iter().map(|&j| costs[i][j]).sum::<f64>() / members.len() as f64)
                         .sum();

@@ -125,7 +125,8 @@ pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) 
     check(claims, units)?;
     let unit_count = units as usize;
     // Costs that differ only by rounding count as equal, so that evenness decides and not the order of additions.
-    let scale = claims.iter().flat_map(|claim| &claim.costs).fold(0.0f64, |largest_cost, cost| largest_cost.max(cost.abs()));
+    let scale =
+        claims.iter().flat_map(|claim| &claim.costs).fold(0.0f64, |largest_cost, cost| largest_cost.max(cost.abs()));
     let slack = scale * claims.len() as f64 * 1e-12;
     let mut rows: Vec<Vec<Option<PartialDeal>>> = Vec::with_capacity(claims.len());
     let nothing = PartialDeal { worst: f64::NEG_INFINITY, sum: 0.0, squares: 0, units: 0 };
@@ -310,7 +311,10 @@ mod tests {
     fn impossible_claims_are_refused() {
         let mut two_claims = claims(&[&[1.0; 4], &[1.0; 4]]);
         two_claims[1].min_units = 4;
-        assert_eq!(allocate_exactly(&two_claims, 4, CostAggregate::Sum), Err(ClaimError::Floors { floors: 5, units: 4 }));
+        assert_eq!(
+            allocate_exactly(&two_claims, 4, CostAggregate::Sum),
+            Err(ClaimError::Floors { floors: 5, units: 4 })
+        );
         two_claims[1].costs[2] = f64::NAN;
         assert_eq!(lookahead(&two_claims, 4), Err(ClaimError::NoNumber { claim: 1 }));
         two_claims[0].costs.pop();

@@ -33,7 +33,8 @@ pub fn changes<'a>(
 ) -> Vec<ProcessChange> {
     let change = |process: ProcessId| {
         let sides = windows_of_phase(process, windows_before.clone(), windows_after)?;
-        let (work, rates_before, rates_after) = WorkMetric::BEST_FIRST.iter().find_map(|&work| common_metric(&sides, work))?;
+        let (work, rates_before, rates_after) =
+            WorkMetric::BEST_FIRST.iter().find_map(|&work| common_metric(&sides, work))?;
         let difference = if has_averaged_phases(&sides) {
             like_difference(&sides, work).or_else(|| whole_difference(&sides, work))?
         } else {
@@ -129,7 +130,11 @@ fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(W
         (logs.len() >= 2 && 2 * logs.len() > side.len()).then_some(logs)
     };
     let (rates_before, rates_after) = (steady_log_rates(&sides[0])?, steady_log_rates(&sides[1])?);
-    (!matches!(work, WorkMetric::Proxy(_)) || spread(&rates_before) <= STEADY).then_some((work, rates_before, rates_after))
+    (!matches!(work, WorkMetric::Proxy(_)) || spread(&rates_before) <= STEADY).then_some((
+        work,
+        rates_before,
+        rates_after,
+    ))
 }
 
 /// Was a goal met on either side? Speeds relative to solo decide if they are known. Otherwise, a slowdown by more than

@@ -128,7 +128,9 @@ impl History {
         let is_measured = speeds.values().any(|speed| !speed.log_rates.is_empty());
         match comparison {
             PlanComparison::BeforeAndAfter => self.legs.clear(),
-            PlanComparison::Trial if is_settled && is_measured => self.record_leg(view.previous_plan, &common_tasks, &speeds),
+            PlanComparison::Trial if is_settled && is_measured => {
+                self.record_leg(view.previous_plan, &common_tasks, &speeds)
+            }
             PlanComparison::Trial | PlanComparison::Measured => {}
         }
         let known_tasks = common_tasks.common_tasks(&self.reference.tasks);
@@ -137,7 +139,13 @@ impl History {
             // If the plan changes all the time from the start, changing is the normal state.
             self.extend_trial(view, speeds, is_measured && (is_settled || no_reference), compared);
         } else {
-            self.try_out(view.previous_plan, &common_tasks.common_tasks(&self.decided_for), speeds, is_settled, is_measured);
+            self.try_out(
+                view.previous_plan,
+                &common_tasks.common_tasks(&self.decided_for),
+                speeds,
+                is_settled,
+                is_measured,
+            );
         }
         self.current_plan = view.previous_plan.clone();
         self.decided_for = std::mem::replace(&mut self.live_tasks, live_tasks);
@@ -178,7 +186,14 @@ impl History {
         self.trial.take_if(|trial| trial.paused > KEPT * compared);
     }
 
-    fn try_out(&mut self, plan: &Plan, common_tasks: &LiveTasks, speeds: WindowSpeeds, is_settled: bool, is_measured: bool) {
+    fn try_out(
+        &mut self,
+        plan: &Plan,
+        common_tasks: &LiveTasks,
+        speeds: WindowSpeeds,
+        is_settled: bool,
+        is_measured: bool,
+    ) {
         let trial = self.trial.get_or_insert_with(|| TrialPlanRecord {
             plan: plan.clone(),
             under_plan: VecDeque::new(),
@@ -209,7 +224,8 @@ impl History {
             return Some(trial.under_plan.iter().cloned().collect());
         }
         let series = trial.windows >= SERIES * compared;
-        let windows = if trial.settled_windows.len() >= compared { &trial.settled_windows } else { &trial.windows_since };
+        let windows =
+            if trial.settled_windows.len() >= compared { &trial.settled_windows } else { &trial.windows_since };
         series.then(|| windows.clone())
     }
 

@@ -67,7 +67,9 @@ impl Judge<'_> {
         }
         let windows_before = history.reference.windows.iter();
         let is_short = windows_after.len() < MAX_COMPARED * compared;
-        if is_short && lacks_like_windows(&live_processes(&view.observation.tasks), windows_before.clone(), &windows_after) {
+        if is_short
+            && lacks_like_windows(&live_processes(&view.observation.tasks), windows_before.clone(), &windows_after)
+        {
             return Judgement::Open;
         }
         let of_reference = changes(view, windows_before, &windows_after, compared);

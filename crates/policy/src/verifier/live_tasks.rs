@@ -82,7 +82,9 @@ fn same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -> bo
     let (a, mut b) = (shares_of(a, live_tasks), shares_of(b, live_tasks));
     let is_same = |first_share: &CacheShare, second_share: &CacheShare| {
         let members = |share: &CacheShare| share.members.iter().copied().collect::<BTreeSet<ShareMember>>();
-        first_share.cache == second_share.cache && first_share.units == second_share.units && members(first_share) == members(second_share)
+        first_share.cache == second_share.cache
+            && first_share.units == second_share.units
+            && members(first_share) == members(second_share)
     };
     let has_partners = a.iter().all(|share| {
         let position = b.iter().position(|other| is_same(share, other));
@@ -105,7 +107,8 @@ pub fn set_placement(plan: &mut Plan, source: &Plan, known_tasks: &LiveTasks, vi
     plan.weights.extend(weights.map(|(task, weight)| (*task, *weight)));
     plan.gangs = gangs_of(&source.gangs, &live_movable);
     let is_complete = |schedule: &GangSchedule| schedule.cpus.is_subset(&online) && seats_are_inside(schedule);
-    plan.gangs.retain(|schedule| is_complete(schedule) && no_task_starves(schedule, &plan.affinity, &live_movable, &online));
+    plan.gangs
+        .retain(|schedule| is_complete(schedule) && no_task_starves(schedule, &plan.affinity, &live_movable, &online));
     plan.shares = shares_of(
         &source.shares,
         &LiveTasks { tasks: LiveTasks::from_samples(&view.observation.tasks).tasks, ..live_movable },

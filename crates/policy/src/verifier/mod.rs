@@ -372,7 +372,8 @@ impl<P> Verifier<P> {
         }
         let missing_windows =
             if config.waits_for_reference { history.missing_windows(config.trial_windows as usize) } else { None };
-        let missing_windows = missing_windows.filter(|_| !same_placement(&decision.plan, view.previous_plan, live_tasks));
+        let missing_windows =
+            missing_windows.filter(|_| !same_placement(&decision.plan, view.previous_plan, live_tasks));
         let PlanRecord { plan: reference, tasks: known_tasks, .. } = &history.reference;
         let window = view.observation.window;
         let refusal =

@@ -74,7 +74,8 @@ fn autocorrelation(values_before: &[f64], values_after: &[f64]) -> f64 {
         let mean = mean(values);
         values.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>()
     };
-    let autocorrelation = (products(values_before) + products(values_after)) / (squares(values_before) + squares(values_after));
+    let autocorrelation =
+        (products(values_before) + products(values_after)) / (squares(values_before) + squares(values_after));
     let corrected = autocorrelation + (1.0 + 3.0 * autocorrelation) / count;
     if corrected.is_finite() { corrected.clamp(0.0, MAX_AUTOCORRELATION) } else { 0.0 }
 }

@@ -173,7 +173,9 @@ impl PlanByCpu {
                         PageMigration::HotFirst => 2,
                         PageMigration::All => 3,
                     };
-                    by_cpu.colors.push((cache.map(signature_of), (members, Some(migration_rank), allowed.iter().collect())));
+                    by_cpu
+                        .colors
+                        .push((cache.map(signature_of), (members, Some(migration_rank), allowed.iter().collect())));
                 }
                 Units::Ways { mask } => {
                     let Some(cache) = cache else { continue };

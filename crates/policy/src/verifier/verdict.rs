@@ -86,10 +86,12 @@ impl GuardVerdict {
         let bound = student_bound(FALSE_ALARMS, degrees) * standard_error;
         let minimum = libm::log1p(-min_loss.min(0.99));
         let all_slower = mean_log_ratio < -bound && mean_log_ratio < minimum;
-        let losers_below =
-            |bound_below: f64| changes.iter().filter(move |change| change.log_ratio < bound_below && change.is_sure(changes.len()));
-        let lost_most = losers_below(libm::log1p(-HARMED_FROM))
-            .reduce(|largest_loss, change| if change.log_ratio < largest_loss.log_ratio { change } else { largest_loss });
+        let losers_below = |bound_below: f64| {
+            changes.iter().filter(move |change| change.log_ratio < bound_below && change.is_sure(changes.len()))
+        };
+        let lost_most = losers_below(libm::log1p(-HARMED_FROM)).reduce(|largest_loss, change| {
+            if change.log_ratio < largest_loss.log_ratio { change } else { largest_loss }
+        });
         let not_made_up_for = lost_most.is_some() && sure_value(changes, objective) <= ALIKE;
         let floors_broken: i64 = changes.iter().map(|change| change.floor).map(GoalChange::newly_broken).sum();
         let is_harmful = floors_broken > 0 || floors_broken == 0 && not_made_up_for;
@@ -159,8 +161,12 @@ fn weights(changes: &[ProcessChange], factor: impl Fn(&ProcessChange) -> f64) ->
     let total: f64 = weights.iter().sum();
     for change in changes {
         let is_same_user = |process_change: &ProcessChange| process_change.user == change.user;
-        let user_weight: f64 =
-            changes.iter().zip(&weights).filter(|(process_change, _)| is_same_user(process_change)).map(|(_, weight)| weight).sum();
+        let user_weight: f64 = changes
+            .iter()
+            .zip(&weights)
+            .filter(|(process_change, _)| is_same_user(process_change))
+            .map(|(_, weight)| weight)
+            .sum();
         // At most one user can have more than half.
         if user_weight > total / 2.0 && user_weight < total {
             let fewer = (total - user_weight) / user_weight;

@@ -109,7 +109,8 @@ impl HeatMap {
 
     fn cells(&self, svg: &mut Svg, corner: (f64, f64), cell: (f64, f64)) {
         let values = || self.values.iter().flatten().flatten().filter(|value| value.is_finite());
-        let full_value = self.full.unwrap_or_else(|| values().fold(0.0, |largest_value: f64, value| largest_value.max(value.abs())));
+        let full_value =
+            self.full.unwrap_or_else(|| values().fold(0.0, |largest_value: f64, value| largest_value.max(value.abs())));
         let shown = |value: f64| self.decimals.map_or_else(|| number(value), |digits| format!("{value:.digits$}"));
         let gap = if self.bare { 0.0 } else { 1.0 };
         let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };

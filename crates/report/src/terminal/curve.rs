@@ -42,7 +42,8 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
     };
     let largest_value = points().map(|p| p.1).fold(0.0, f64::max);
     let largest_value = if largest_value > 0.0 { largest_value } else { 1.0 };
-    let labels: Vec<String> = (0..=ROWS / 4).map(|index| number(largest_value * index as f64 / (ROWS / 4) as f64)).collect();
+    let labels: Vec<String> =
+        (0..=ROWS / 4).map(|index| number(largest_value * index as f64 / (ROWS / 4) as f64)).collect();
     let gutter = labels.iter().map(String::len).max().unwrap_or(0) + 1;
     let columns = paint.width.saturating_sub(gutter + 3).clamp(16, 72);
     let mut canvas = Canvas { columns, cells: vec![(0, 0); columns * ROWS] };

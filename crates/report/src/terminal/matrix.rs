@@ -31,7 +31,11 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
         text.push(' ');
         for column in 0..matrix.names.len() {
             let value = matrix.values.get(row).and_then(|values| values.get(column)).copied().flatten();
-            text.push_str(&render_cell(value.filter(|v| v.is_finite()).map(|v| (shown(v), v / largest_value)), cell, paint));
+            text.push_str(&render_cell(
+                value.filter(|v| v.is_finite()).map(|v| (shown(v), v / largest_value)),
+                cell,
+                paint,
+            ));
         }
         text.truncate(text.trim_end_matches(' ').len());
         text.push('\n');

@@ -215,7 +215,9 @@ impl MixGenerator<'_> {
                 };
                 (0..tasks).map(|at| make(self, at)).collect()
             }
-            MixFamily::Contention => self.draw_keepers_and_streams(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2),
+            MixFamily::Contention => {
+                self.draw_keepers_and_streams(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2)
+            }
             MixFamily::Space => {
                 let streams = measures.caches.min(tasks / 2).max(1);
                 self.draw_keepers_and_streams(tasks - streams, (0.4 / cores, 1.2 / cores), streams)
@@ -315,8 +317,10 @@ pub fn mix(machine: &MachineSpec, family: MixFamily, seed: u64, length_ns: u64) 
         MixFamily::Overcommitted => measures.cores_per_cache < 2,
         MixFamily::Floors | MixFamily::Null => false,
     };
-    let mut draw =
-        MixGenerator { measures: &measures, generator: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)) };
+    let mut draw = MixGenerator {
+        measures: &measures,
+        generator: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)),
+    };
     (!useless).then(|| draw.mix(family, length_ns))
 }
 

@@ -108,9 +108,11 @@ fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[
         return Vec::new();
     }
     let (auto, name) = (contender_list().len() - 1, family.name());
-    let against_best =
-        |score_kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(score_kind, auto, mix.best_single()))));
-    let against_default = |score_kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(score_kind, auto, 0))));
+    let against_best = |score_kind: ScoreKind| {
+        lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(score_kind, auto, mix.best_single()))))
+    };
+    let against_default =
+        |score_kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(score_kind, auto, 0))));
     let target = if family == MixFamily::Crossed { 2.0 } else { -1.0 };
     let label = |metric_title: &str| format!("{name}: {metric_title}: lower 95 % bound");
     let weighted = label("weighted speed-up against the best single mechanism in hindsight");
@@ -128,7 +130,8 @@ fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[
         against_default(ScoreKind::WeightedSpeedup),
         context,
     ));
-    for (score_kind, metric) in [(ScoreKind::HarmonicMean, "harmonic mean of speeds"), (ScoreKind::Throughput, "throughput")]
+    for (score_kind, metric) in
+        [(ScoreKind::HarmonicMean, "harmonic mean of speeds"), (ScoreKind::Throughput, "throughput")]
     {
         let title = label(&format!("{metric} over the default"));
         findings.push(finding("AUTO-9", &title, "%", ResultTarget::Shown, against_default(score_kind), context));

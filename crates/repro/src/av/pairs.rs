@@ -134,7 +134,13 @@ fn thresholds(context: &ExperimentContext<'_>, length: &PairLength, seed: u64) -
     Ok(FORMS.iter().map(of_form).collect())
 }
 
-fn run_pair(length: &PairLength, seed: u64, a: usize, b: usize, of_forms: &[Thresholds]) -> Result<PairRun, ReproError> {
+fn run_pair(
+    length: &PairLength,
+    seed: u64,
+    a: usize,
+    b: usize,
+    of_forms: &[Thresholds],
+) -> Result<PairRun, ReproError> {
     let name = format!("{}+{}", PROGRAMS[a], PROGRAMS[b]);
     let workload = workload(vec![job(a, seed, 0), job(b, seed, 1)], seed, length.scale)?;
     let by_set = sample_by_set(workload.clone(), length.warm_up, length.kept)?.0;
@@ -226,7 +232,8 @@ fn steepness(slopes: &[Vec<f64>]) -> Vec<f64> {
 /// slope is desirable" (AV 2.3), so that a rise, however steep, is no rival.
 fn excess_steepness(slopes: &[Vec<f64>]) -> Vec<f64> {
     let at = |seed: usize| {
-        let other_slopes = slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS).map(|(_, slopes)| slopes[seed]);
+        let other_slopes =
+            slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS).map(|(_, slopes)| slopes[seed]);
         other_slopes.fold(f64::INFINITY, f64::min) - slopes[L2_MISS][seed]
     };
     (0..slopes[L2_MISS].len()).map(at).collect()
@@ -249,7 +256,8 @@ fn correlation(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Findin
     let mut first = Finding::new("AV-1", title, paper, "IPC per bit", falling_target, &with_seed(&over_all[L2_MISS]));
     let title = "how much further IPC falls per shared L2 miss bit than per bit of any other vector, mean of all 45";
     let paper = "0.128 (-0.151 against -0.023 of D-cache miss)";
-    let mut second = Finding::new("AV-1", title, paper, "IPC per bit", further, &with_seed(&excess_steepness(&over_all)));
+    let mut second =
+        Finding::new("AV-1", title, paper, "IPC per bit", further, &with_seed(&excess_steepness(&over_all)));
     first.points = table_points(context, pairs, &slopes_within, &slopes_between);
     first.note = describe_fit(context, pairs);
     first.figures = vec![slopes_figure(&over_all, &slopes_between), scatter(context, pairs)];
@@ -286,7 +294,8 @@ fn describe_steepness(context: &ExperimentContext<'_>, pairs: &[PairRun], absolu
         let deviation_within = mean(&pairs.iter().map(|pair| pair.moved[cell]).collect::<Vec<f64>>());
         let means: Vec<f64> = pairs_of_seed(pairs, context.seeds[0]).map(|pair| pair.cells[cell].0).collect();
         let middle = mean(&means);
-        let deviation_between = mean(&means.iter().map(|bits| (bits - middle) * (bits - middle)).collect::<Vec<f64>>()).sqrt();
+        let deviation_between =
+            mean(&means.iter().map(|bits| (bits - middle) * (bits - middle)).collect::<Vec<f64>>()).sqrt();
         format!("{} {deviation_within:.2} and {deviation_between:.1}", CELLS[cell])
     };
     let spreads: Vec<String> = (0..6).map(spread).collect();
@@ -401,7 +410,11 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
             &values_of(&|pair| percent(pair.l2.misses, pair)),
         ));
         points.push(DataPoint::over_values("inter-thread share of misses, %", &pair.name, &values_of(&share)));
-        points.push(DataPoint::over_values("inter-thread share without cold misses, %", &pair.name, &values_of(&not_cold)));
+        points.push(DataPoint::over_values(
+            "inter-thread share without cold misses, %",
+            &pair.name,
+            &values_of(&not_cold),
+        ));
         let parts = [pair.l2.inter_task, pair.l2.own + pair.l2.coherence, pair.l2.cold];
         let bars = parts.map(|count| FigureBar::from(percent(count, pair))).to_vec();
         groups.push(BarGroup { name: pair.name.clone(), bars });

@@ -193,7 +193,12 @@ fn profile(recorded: &ProgramRecord) -> Profile {
     profile
 }
 
-fn run_managed(workload: &Workload, policy: &str, parameters: &str, profiles: Vec<Profile>) -> Result<ManagedRun, ReproError> {
+fn run_managed(
+    workload: &Workload,
+    policy: &str,
+    parameters: &str,
+    profiles: Vec<Profile>,
+) -> Result<ManagedRun, ReproError> {
     let ns = workload.machine.os.time_slice_ns;
     let oracle = ProfilerConfig::Oracle { profiles };
     let config =
@@ -292,7 +297,8 @@ fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findi
         ResultTarget::AtLeast { target: 45.0, paper_best: None },
         &per_seed(context, runs, choice),
     );
-    let points = [values_over_workloads(runs, "bad, %", bad_share), values_over_workloads(runs, "good, %", good_share)].concat();
+    let points =
+        [values_over_workloads(runs, "bad, %", bad_share), values_over_workloads(runs, "good, %", good_share)].concat();
     let better_points = [
         values_over_workloads(runs, "with a better one, %", with_better),
         values_over_workloads(runs, "better ones", how_many),
@@ -311,7 +317,8 @@ fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findi
 
 /// Change of each job's finish time in percent, ascending.
 fn delays(new: &WorkloadRun, baseline: &WorkloadRun) -> Vec<f64> {
-    let mut delays: Vec<f64> = new.ends.iter().zip(&baseline.ends).map(|(end, baseline_end)| 100.0 * (end / baseline_end - 1.0)).collect();
+    let mut delays: Vec<f64> =
+        new.ends.iter().zip(&baseline.ends).map(|(end, baseline_end)| 100.0 * (end / baseline_end - 1.0)).collect();
     delays.sort_by(f64::total_cmp);
     delays
 }

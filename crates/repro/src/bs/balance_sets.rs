@@ -87,7 +87,8 @@ fn paper_policy() -> NiagaraPolicy {
 /// BS-3 and BS-4 for one form.
 fn throughput_and_misses(form: &str, cells: &[Cell], sizes: &[u64], all_points: &[DataPoint]) -> [Finding; 2] {
     let (gain, misses) = (METRICS[0].1, METRICS[7].1);
-    let series = ["throughput gain %", "of which mix %", "of which contention %"].map(|title| format!("{form}: {title}"));
+    let series =
+        ["throughput gain %", "of which mix %", "of which contention %"].map(|title| format!("{form}: {title}"));
     let series: Vec<&str> = series.iter().map(String::as_str).collect();
     let name = if form == NAME { "bs-3-throughput" } else { "bs-3-throughput-fair-turns" };
     let bs_3 = Finding::new(

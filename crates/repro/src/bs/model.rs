@@ -86,7 +86,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     )?;
     let estimates: Vec<(ModelCase, Vec<RatioPair>)> = cases.into_iter().zip(pairs).collect();
     let names = ["StatCache on random replacement", "StatStack on LRU"];
-    Ok(replacements.iter().zip(names).map(|(&(_, model), name)| finding(context, &estimates, sizes, model, name)).collect())
+    Ok(replacements
+        .iter()
+        .zip(names)
+        .map(|(&(_, model), name)| finding(context, &estimates, sizes, model, name))
+        .collect())
 }
 
 fn finding(

@@ -118,7 +118,8 @@ impl StretchReader {
                 let passes = !self.l1_code.access(line, true);
                 self.touch(self.next_code / LINE_BYTES, false, passes, is_measured);
             }
-            let line_instr = (CODE_LINE_BYTES - self.next_code % CODE_LINE_BYTES).div_ceil(INSTRUCTION_BYTES).min(remaining);
+            let line_instr =
+                (CODE_LINE_BYTES - self.next_code % CODE_LINE_BYTES).div_ceil(INSTRUCTION_BYTES).min(remaining);
             self.next_code += line_instr * INSTRUCTION_BYTES;
             remaining -= line_instr;
         }

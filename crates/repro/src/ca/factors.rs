@@ -49,8 +49,9 @@ fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -
             Ok(100.0 * (bench.solo_rates(&program)?.instr_per_cycle / speed_beside - 1.0))
         })?;
         let at = |name: &&str| format!("{name}, {series}");
-        points
-            .extend(names.iter().zip(&suffers).map(|(name, &slowdown)| DataPoint::over_values("total", at(name), &[slowdown])));
+        points.extend(
+            names.iter().zip(&suffers).map(|(name, &slowdown)| DataPoint::over_values("total", at(name), &[slowdown])),
+        );
         let losing = suffers.iter().filter(|slowdown| **slowdown >= LOSES_PERCENT).count() as f64;
         points.push(DataPoint::over_values("programs that lose 45 % or more", series, &[losing]));
     }
@@ -144,7 +145,8 @@ fn part_points(names: &[&str], decompositions: &[Vec<Decomposition>]) -> Vec<Dat
 
 fn describe_losers(names: &[&str], decompositions: &[Vec<Decomposition>]) -> String {
     let total = |program: usize| -> f64 {
-        decompositions.iter().map(|seed| seed[program].total_slowdown_percent).sum::<f64>() / decompositions.len() as f64
+        decompositions.iter().map(|seed| seed[program].total_slowdown_percent).sum::<f64>()
+            / decompositions.len() as f64
     };
     let losing: Vec<&str> =
         (0..names.len()).filter(|&program| total(program) >= LOSES_PERCENT).map(|program| names[program]).collect();
@@ -158,7 +160,8 @@ fn describe_losers(names: &[&str], decompositions: &[Vec<Decomposition>]) -> Str
 
 fn draw_parts(names: &[&str], decompositions: &[Vec<Decomposition>]) -> BarChart {
     let mean_part = |program: usize, at: usize| {
-        let values = decompositions.iter().filter_map(|seed| seed[program].parts.get(at).map(|part| part.slowdown_percent));
+        let values =
+            decompositions.iter().filter_map(|seed| seed[program].parts.get(at).map(|part| part.slowdown_percent));
         values.sum::<f64>() / decompositions.len() as f64
     };
     let series: Vec<String> = decompositions[0][0].parts.iter().map(|part| part.cause.clone()).collect();

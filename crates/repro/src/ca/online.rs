@@ -407,7 +407,8 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
                 context.seeds.iter().flat_map(|&seed| policies.map(|source| (seed, source))).collect();
             let times = context.run_all(&requests, |&(seed, source)| {
                 let jobs = shuffle_arrivals(&programs, seed);
-                let pair_costs = (source == PlacementSource::Optimal).then(|| pair_costs_by_job(&matrix, workload, &jobs));
+                let pair_costs =
+                    (source == PlacementSource::Optimal).then(|| pair_costs_by_job(&matrix, workload, &jobs));
                 Ok(mean(&room.slowdowns(source, &jobs, pair_costs.as_deref(), seed)?.times))
             })?;
             for of_seed in times.chunks(policies.len()) {
@@ -439,7 +440,8 @@ fn eight_core_findings(
             });
             let by_source = policies.iter().zip(&values);
             let label = format!("{machine}, {}", workload_name(workload));
-            points.extend(by_source.map(|(source, values)| DataPoint::over_values(source.name(), label.clone(), values)));
+            points
+                .extend(by_source.map(|(source, values)| DataPoint::over_values(source.name(), label.clone(), values)));
         }
         let figure = BarChart {
             title: format!("Mean speed-up over the default scheduler, {machine}"),
@@ -457,9 +459,11 @@ fn eight_core_findings(
     let mean_of = |at: usize, source: PlacementSource, workload: usize| mean(&gains[&(at, workload, source)]);
     let online = [PlacementSource::DiWhole, PlacementSource::Dio];
     let machine_indices = 0..machines.len();
-    let cases_of =
-        |source: PlacementSource| machine_indices.clone().flat_map(move |at| workloads.iter().map(move |&workload| (at, source, workload)));
-    let means: Vec<f64> = online.iter().flat_map(|&source| cases_of(source)).map(|(at, source, w)| mean_of(at, source, w)).collect();
+    let cases_of = |source: PlacementSource| {
+        machine_indices.clone().flat_map(move |at| workloads.iter().map(move |&workload| (at, source, workload)))
+    };
+    let means: Vec<f64> =
+        online.iter().flat_map(|&source| cases_of(source)).map(|(at, source, w)| mean_of(at, source, w)).collect();
     let best = means.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let minimum = means.iter().copied().fold(f64::INFINITY, f64::min);
     let ratios: Vec<f64> = machine_indices
@@ -572,7 +576,8 @@ fn findings_by_program(
             ));
         }
     }
-    let ratio = |source: PlacementSource| 100.0 * mean(&deviations[&source]) / mean(&deviations[&PlacementSource::Default]);
+    let ratio =
+        |source: PlacementSource| 100.0 * mean(&deviations[&source]) / mean(&deviations[&PlacementSource::Default]);
     let finding = |title: String, paper: &str, target: ResultTarget, value: f64| {
         let mut finding = Finding::new("CA-8", &title, paper, "%", target, &[(seeds[0], value)]);
         finding.seeds = seeds.to_vec();

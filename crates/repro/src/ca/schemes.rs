@@ -175,7 +175,11 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     let mut points = Vec::new();
     for heavy in 0..5 {
         let all_gains: Vec<f64> = gains.iter().flat_map(|seed| seed[heavy].clone()).collect();
-        points.push(DataPoint::over_values("mean, least and greatest gain", format!("{heavy} intensive of 4"), &all_gains));
+        points.push(DataPoint::over_values(
+            "mean, least and greatest gain",
+            format!("{heavy} intensive of 4"),
+            &all_gains,
+        ));
     }
     let ratio = |seed: &Vec<Vec<f64>>| {
         // NaN if no workload has this number, which `max` ignores.
@@ -268,7 +272,7 @@ fn order_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> 
     let pair_count = names.len() * (names.len() - 1) / 2;
     let note = match pairs.is_empty() {
         true => format!("None of {pair_count} pairs changes."),
-        false => format!("Of {all: pair_count} pairs: {}.", pairs.join(", ")),
+        false => format!("Of {pair_count} pairs: {}.", pairs.join(", ")),
     };
     let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
     Finding::new("CA-5", description, "two pairs of 45 may exchange places", "pairs", target, &per_seed)
@@ -305,7 +309,8 @@ pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec
     let mut deviation = (percent(best.total) - SCHEDULES[1].1).abs().max((percent(worst.total) - SCHEDULES[0].1).abs());
     for (index, (beside, published)) in SCHEDULES.into_iter().enumerate() {
         let other_pair: Vec<usize> = (1..4).filter(|&program| program != index + 1).collect();
-        let mean = percent(table.costs.mutual_cost(0, index + 1) + table.costs.mutual_cost(other_pair[0], other_pair[1]));
+        let mean =
+            percent(table.costs.mutual_cost(0, index + 1) + table.costs.mutual_cost(other_pair[0], other_pair[1]));
         deviation = deviation.max((mean - published).abs());
         points.push(DataPoint::over_values("mean slowdown", format!("mcf beside {beside}"), &[mean]));
     }

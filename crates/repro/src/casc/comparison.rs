@@ -22,7 +22,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     all_points.extend(bound);
     if !context.quick {
         let phases = [("following phases", NiagaraPolicy::following_phases())];
-        all_points.extend(sensitivity::variations(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), &phases)?);
+        all_points.extend(sensitivity::variations(
+            context,
+            ThreadMix::Casc,
+            &NiagaraPolicy::better_policy(""),
+            &phases,
+        )?);
         all_points.extend(points(
             "one greedy thread at a time",
             &cells(context, ThreadMix::Casc, &NiagaraPolicy::OneGreedy, sizes)?,
@@ -44,7 +49,13 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 const LITERAL: &str = "casc as the paper has it";
 
 /// CASC-1 and CASC-2 for one form.
-fn misses_and_throughput(form: &str, cells: &[Cell], sizes: &[u64], all_points: &[DataPoint], bound: &str) -> [Finding; 2] {
+fn misses_and_throughput(
+    form: &str,
+    cells: &[Cell],
+    sizes: &[u64],
+    all_points: &[DataPoint],
+    bound: &str,
+) -> [Finding; 2] {
     let (misses, gain) = (METRICS[7].1, METRICS[0].1);
     let series = |parts: &[&str]| parts.iter().map(|part| format!("{form}: {part}")).collect::<Vec<String>>();
     let chart = |name: &str, title: &str, y: &str, parts: &[&str]| {
@@ -112,7 +123,11 @@ fn sweep(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> 
 }
 
 /// CASC-3: hit rate compared with that of the default on a cache of twice the size.
-fn twice_cache_finding(context: &ExperimentContext<'_>, sizes: &[u64], better_cells: &[Cell]) -> Result<Finding, ReproError> {
+fn twice_cache_finding(
+    context: &ExperimentContext<'_>,
+    sizes: &[u64],
+    better_cells: &[Cell],
+) -> Result<Finding, ReproError> {
     let on_twice = context.run_all(better_cells, |cell| {
         context.report_progress(&format!("default at {} KB, seed {}", 2 * cell.l2_kb, cell.seed));
         let default = run_mix(&NiagaraSetting::new(2 * cell.l2_kb, cell.seed, context), &NiagaraPolicy::Default)?;

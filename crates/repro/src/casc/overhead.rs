@@ -16,7 +16,8 @@ const INPUTS: u64 = 6;
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let size = 192;
     let compare = |setting: &NiagaraSetting, policy: &NiagaraPolicy, name: &str, jobs: &[WorkloadJob]| {
-        let (managed, unmanaged) = (run_jobs(setting, policy, jobs)?, run_jobs(setting, &NiagaraPolicy::Default, jobs)?);
+        let (managed, unmanaged) =
+            (run_jobs(setting, policy, jobs)?, run_jobs(setting, &NiagaraPolicy::Default, jobs)?);
         Comparison::compare(&managed, &unmanaged).ok_or_else(|| failed(name)("a thread never ran"))
     };
     // A threshold of 100 is always met, so no thread is restricted (CASC 5.3.4).
@@ -38,7 +39,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     }
     context.check_not_stopped()?;
     let values = |value: fn(&Comparison) -> f64, gains: &[(u64, Comparison)]| {
-        let of_seed = |seed| gains.iter().filter(move |(gain_seed, _)| *gain_seed == seed).map(|(_, gain)| 100.0 * value(gain));
+        let of_seed =
+            |seed| gains.iter().filter(move |(gain_seed, _)| *gain_seed == seed).map(|(_, gain)| 100.0 * value(gain));
         context.per_seed(|seed| mean(&of_seed(seed).collect::<Vec<f64>>()))
     };
     let split = |name: &str, gains: &[(u64, Comparison)]| {

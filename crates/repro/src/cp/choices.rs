@@ -144,8 +144,12 @@ fn study(context: &ExperimentContext<'_>, l3: bool, scale: RunScale) -> Result<S
         for (index, (&pair, &solo_pair)) in pairs.iter().zip(by_seed).enumerate() {
             // Every chosen split is measured, in addition to the given ones.
             let mut all_splits: BTreeSet<u32> = splits.iter().copied().collect();
-            all_splits.extend(KINDS.iter().map(|(_, curve)| split_of_min_sum([curve(&alone[index][0]), curve(&alone[index][1])])));
-            all_splits.extend(offline[index].iter().chain(online.iter().filter_map(|splits_of_seed| splits_of_seed[index].as_ref())));
+            all_splits.extend(
+                KINDS.iter().map(|(_, curve)| split_of_min_sum([curve(&alone[index][0]), curve(&alone[index][1])])),
+            );
+            all_splits.extend(
+                offline[index].iter().chain(online.iter().filter_map(|splits_of_seed| splits_of_seed[index].as_ref())),
+            );
             requests.push(PairRequest { pair, seed, other_frames: 0, alone: solo_pair, splits: all_splits });
         }
     }
@@ -348,7 +352,8 @@ fn choice_points(
         points.push(DataPoint::over_values("online", format!("{name} {}", split(study.online[0][index])), &online));
         points.push(DataPoint::over_values("offline", format!("{name} {}", split(study.offline[index])), &offline));
         points.push(DataPoint::over_values("best of all", name.clone(), &best_gains));
-        groups.push(BarGroup { name, bars: vec![mean(&online).into(), mean(&offline).into(), mean(&best_gains).into()] });
+        groups
+            .push(BarGroup { name, bars: vec![mean(&online).into(), mean(&offline).into(), mean(&best_gains).into()] });
     }
     let bars = BarChart {
         title: format!("Weighted speed-up over sharing, {where_}"),

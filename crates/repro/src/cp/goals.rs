@@ -115,11 +115,13 @@ fn finding(
         let slowdowns = floors().flat_map(|(way, _)| (0..pairs.len()).map(move |at| slowdowns_of(seed, at, way)[0]));
         slowdowns.fold(f64::NEG_INFINITY, f64::max)
     };
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().zip(by_seed).map(|(&seed, rows)| (seed, worst(rows))).collect();
+    let per_seed: Vec<(u64, f64)> =
+        context.seeds.iter().zip(by_seed).map(|(&seed, rows)| (seed, worst(rows))).collect();
     let (mut points, mut groups, mut costs) = (Vec::new(), Vec::new(), Vec::new());
     for (at, pair) in pairs.iter().enumerate() {
         for (way, (name, _)) in WAYS.iter().enumerate() {
-            let values_of = |program: usize| by_seed.iter().map(|seed| slowdowns_of(seed, at, way)[program]).collect::<Vec<f64>>();
+            let values_of =
+                |program: usize| by_seed.iter().map(|seed| slowdowns_of(seed, at, way)[program]).collect::<Vec<f64>>();
             points.push(DataPoint::over_values(
                 format!("{} (has the floor), % slower than alone", pair.0),
                 *name,
@@ -130,7 +132,8 @@ fn finding(
             groups.push(BarGroup { name: format!("{}+{}: {name}", pair.0, pair.1), bars });
         }
         for (way, (name, _)) in floors() {
-            let mean_beside = |way: usize| mean(&by_seed.iter().map(|seed| slowdowns_of(seed, at, way)[1]).collect::<Vec<_>>());
+            let mean_beside =
+                |way: usize| mean(&by_seed.iter().map(|seed| slowdowns_of(seed, at, way)[1]).collect::<Vec<_>>());
             costs.push(format!("{} {:+.1} points ({name})", pair.1, mean_beside(way) - mean_beside(0)));
         }
     }

@@ -20,10 +20,8 @@ fn gain_points(by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
     for (index, pair) in by_seed[0].iter().enumerate() {
         for (place, (first, _)) in pair.splits.iter().enumerate() {
             for side in 0..2 {
-                let values: Vec<f64> = by_seed
-                    .iter()
-                    .map(|seed| percent(seed[index].gains(&seed[index].splits[place].1)[side]))
-                    .collect();
+                let values: Vec<f64> =
+                    by_seed.iter().map(|seed| percent(seed[index].gains(&seed[index].splits[place].1)[side])).collect();
                 let program = [pair.pair.0, pair.pair.1][side];
                 let series = format!("{}: {program}", name(pair.pair));
                 points.push(DataPoint::over_values(series, format!("{first}:{}", COLORS - first), &values));
@@ -111,11 +109,18 @@ pub(super) fn chosen_sum(
     let worst = |(pairs, seed_choices): (&Vec<MeasuredPair>, &Vec<Option<u32>>)| {
         pairs.iter().zip(seed_choices).map(|(pair, &first)| sum(pair, first)).fold(f64::INFINITY, f64::min)
     };
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(by_seed.iter().zip(chosen_splits).map(worst)).map(|(&seed, worst)| (seed, worst)).collect();
+    let per_seed: Vec<(u64, f64)> = context
+        .seeds
+        .iter()
+        .zip(by_seed.iter().zip(chosen_splits).map(worst))
+        .map(|(&seed, worst)| (seed, worst))
+        .collect();
     let points = by_seed[0].iter().zip(&chosen_splits[0]).enumerate().map(|(index, (pair, &first))| {
-        let values: Vec<f64> =
-            by_seed.iter().zip(chosen_splits).map(|(seed, seed_choices)| sum(&seed[index], seed_choices[index])).collect();
+        let values: Vec<f64> = by_seed
+            .iter()
+            .zip(chosen_splits)
+            .map(|(seed, seed_choices)| sum(&seed[index], seed_choices[index]))
+            .collect();
         let at = first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
         DataPoint::over_values(name(pair.pair), at, &values)
     });
@@ -225,7 +230,8 @@ pub(super) fn forecast_finding(
     for (index, forecast) in expected.iter().enumerate() {
         let Some(forecast) = forecast else { continue };
         for (side, series) in ["sharing", "best split by curves"].into_iter().enumerate() {
-            let values: Vec<f64> = by_seed.iter().filter_map(|seed| forecast_error(&seed[index], forecast)[side]).collect();
+            let values: Vec<f64> =
+                by_seed.iter().filter_map(|seed| forecast_error(&seed[index], forecast)[side]).collect();
             if !values.is_empty() {
                 points.push(DataPoint::over_values(
                     format!("forecast over measured, {series}, %"),
@@ -250,8 +256,10 @@ pub(super) fn forecast_finding(
         .iter()
         .zip(by_seed)
         .map(|(&seed, pairs)| {
-            let errors =
-                pairs.iter().zip(expected).filter_map(|(pair, forecast)| Some(forecast_error(pair, forecast.as_ref()?)[0]?.abs()));
+            let errors = pairs
+                .iter()
+                .zip(expected)
+                .filter_map(|(pair, forecast)| Some(forecast_error(pair, forecast.as_ref()?)[0]?.abs()));
             (seed, mean(&errors.collect::<Vec<_>>()))
         })
         .collect();

@@ -61,7 +61,10 @@ pub(crate) fn draw(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
 fn best_shares(alone: &[&ColorCurves]) -> Vec<String> {
     let claim = |alone: &&ColorCurves| {
         let whole_cycles = alone.space.whole_cycles();
-        UnitClaim { costs: alone.space.cycles_per_instr.iter().map(|cycles| -whole_cycles / cycles).collect(), min_units: 1 }
+        UnitClaim {
+            costs: alone.space.cycles_per_instr.iter().map(|cycles| -whole_cycles / cycles).collect(),
+            min_units: 1,
+        }
     };
     let claims: Vec<UnitClaim> = alone.iter().map(claim).collect();
     let deal = allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("at most eight programs on sixteen colors");
@@ -154,14 +157,18 @@ fn findings(
                 mixes.iter().zip(sized_mixes).filter(|((at, _), _)| *at == seed).map(|(_, mix)| mix).collect();
             (seed, seed_mixes)
         });
-        seeds.filter(|(_, seed_mixes)| !seed_mixes.is_empty()).map(|(seed, seed_mixes)| (seed, metric(&seed_mixes))).collect()
+        seeds
+            .filter(|(_, seed_mixes)| !seed_mixes.is_empty())
+            .map(|(seed, seed_mixes)| (seed, metric(&seed_mixes)))
+            .collect()
     };
     let mean_of = |mixes: &[&SizedMix], metric: fn(&SizedMix) -> f64| {
         mean(&mixes.iter().map(|mix| metric(mix)).collect::<Vec<_>>())
     };
     let worst = sized_mixes.iter().map(SizedMix::gain).fold(f64::INFINITY, f64::min);
     let worst_short = sized_mixes.iter().map(SizedMix::short_of_best).fold(f64::NEG_INFINITY, f64::max);
-    let worse = sized_mixes.iter().filter(|mix| mix.gain() < -1.0).map(|mix| format!("{} ({:+.1} %)", mix.name(), mix.gain()));
+    let worse =
+        sized_mixes.iter().filter(|mix| mix.gain() < -1.0).map(|mix| format!("{} ({:+.1} %)", mix.name(), mix.gain()));
     let worse: Vec<String> = worse.collect();
     let points = sized_mixes.iter().flat_map(|mix| {
         let gain = |value: f64| [100.0 * (value / mix.shared - 1.0)];

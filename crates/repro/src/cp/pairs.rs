@@ -209,7 +209,8 @@ fn interpolate_curves(colors: &[u32], row: &[[f64; 3]]) -> ColorCurves {
     let at = |color_count: u32, metric: usize| {
         let next = colors.partition_point(|&measured| measured < color_count).min(colors.len() - 1);
         let previous = next.saturating_sub(usize::from(colors[next] > color_count));
-        let along = f64::from(color_count.saturating_sub(colors[previous])) / f64::from((colors[next] - colors[previous]).max(1));
+        let along = f64::from(color_count.saturating_sub(colors[previous]))
+            / f64::from((colors[next] - colors[previous]).max(1));
         row[previous][metric] + along.min(1.0) * (row[next][metric] - row[previous][metric])
     };
     let metric_curve = |metric: usize| (1..=COLORS).map(|color_count| at(color_count, metric)).collect::<Vec<f64>>();

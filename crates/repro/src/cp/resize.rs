@@ -86,7 +86,8 @@ fn pages_copied(records: &[WindowRecord], from_ns: u64) -> f64 {
         }
         let task = pair[1].observation.tasks.iter().find(|task| task.process == process);
         let pages_per_color = task.and_then(|task| task.pages_per_color.as_ref());
-        pages += pages_per_color.map_or(0, |per_color| cachemate_policy::partition::units::pages_to_move(per_color, &after));
+        pages +=
+            pages_per_color.map_or(0, |per_color| cachemate_policy::partition::units::pages_to_move(per_color, &after));
     }
     pages as f64
 }

@@ -230,8 +230,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(&stories).map(|(&seed, story)| (seed, story.unexcused_count() as f64)).collect();
     let over_runs = |value: fn(&ServiceRun) -> f64| stories.iter().map(value).collect::<Vec<f64>>();
-    let count =
-        |service_run: &ServiceRun| service_run.missed_windows(&service_run.managed).iter().filter(|missed| **missed).count() as f64;
+    let count = |service_run: &ServiceRun| {
+        service_run.missed_windows(&service_run.managed).iter().filter(|missed| **missed).count() as f64
+    };
     let first = &stories[0];
     let points = vec![
         DataPoint::over_values(

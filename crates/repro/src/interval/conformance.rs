@@ -97,9 +97,14 @@ fn findings(behaviors: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
         )
         .points(points("gained", &grown))
         .with_note(note.clone()),
-        finding("processor time of a window, machine included, worst policy", "ms", ResultTarget::Shown, maximum(&cost))
-            .points(points("a window", &cost))
-            .with_note(note),
+        finding(
+            "processor time of a window, machine included, worst policy",
+            "ms",
+            ResultTarget::Shown,
+            maximum(&cost),
+        )
+        .points(points("a window", &cost))
+        .with_note(note),
     ]
 }
 
@@ -122,7 +127,8 @@ fn compare_behavior(
         .run(machine, |_, record| {
             count += 1;
             watch.observe(&record.observation, spec.cpus());
-            changes += u64::from(previous_plan.as_ref().is_some_and(|previous| differs(previous, &record.decision.plan)));
+            changes +=
+                u64::from(previous_plan.as_ref().is_some_and(|previous| differs(previous, &record.decision.plan)));
             previous_plan = Some(record.decision.plan);
             if count == windows / 5 {
                 resident = resident_bytes();

@@ -195,7 +195,8 @@ fn select_half_losing(
         if losing.len() + unaffected_runs.len().min(count / 2) >= count {
             break;
         }
-        let (losing_runs, unaffected): (Vec<CoRun>, Vec<CoRun>) = measure_runs(chunk)?.into_iter().partition(|run| loses(run));
+        let (losing_runs, unaffected): (Vec<CoRun>, Vec<CoRun>) =
+            measure_runs(chunk)?.into_iter().partition(|run| loses(run));
         losing.extend(losing_runs);
         unaffected_runs.extend(unaffected);
     }
@@ -226,8 +227,10 @@ fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -
     workload.options.seed = job.seed;
     let (work, rates) = run_request::solo_run(&workload)?;
     let joint_run = run_request::joint_run(&workload, &[work], None)?;
-    let alone =
-        ProgramRate { instr_per_cycle: rates.instr_per_cycle, ..rate(&joint_run.rates[0], &joint_run.results.tasks[0]) };
+    let alone = ProgramRate {
+        instr_per_cycle: rates.instr_per_cycle,
+        ..rate(&joint_run.rates[0], &joint_run.results.tasks[0])
+    };
     // A neighbor may take twice as long, while this program keeps running.
     let until_instr = (work.to_instr + 0.5 * (work.to_instr - work.from_instr)) as u64;
     let phase_instr = (until_instr / 48).max(200_000);
@@ -351,7 +354,8 @@ fn measure_together(
         None => node,
     };
     let max_bytes = narrowest(machine.memory.bytes_per_cycle);
-    let max_busy_share = joint_run.results.memory.iter().map(|node| node.bytes_per_cycle / max_bytes).fold(0.0, f64::max);
+    let max_busy_share =
+        joint_run.results.memory.iter().map(|node| node.bytes_per_cycle / max_bytes).fold(0.0, f64::max);
     Ok(CoRun {
         busy_share: max_busy_share,
         rates: joint_run.rates.iter().zip(&joint_run.results.tasks).map(|(rates, task)| rate(rates, task)).collect(),

@@ -88,7 +88,8 @@ fn draw_groups(
     groups: usize,
     cores: usize,
 ) -> Vec<Vec<usize>> {
-    let mut all_groups: Vec<Vec<usize>> = (0..programs).flat_map(|a| (a + 1..programs).map(move |b| vec![a, b])).collect();
+    let mut all_groups: Vec<Vec<usize>> =
+        (0..programs).flat_map(|a| (a + 1..programs).map(move |b| vec![a, b])).collect();
     generator.shuffle(&mut all_groups);
     all_groups.truncate(pairs);
     for _ in 0..groups {
@@ -131,7 +132,8 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
             TimedProgram::measure(&job(index), &bench.machine)
         })?;
-        let timed_of = |index: usize| &timed[used_recordings.iter().position(|&recording| recording == index).unwrap_or(0)];
+        let timed_of =
+            |index: usize| &timed[used_recordings.iter().position(|&recording| recording == index).unwrap_or(0)];
         let truth = context.run_all(&sets, |set| {
             let names: Vec<&str> = set.iter().map(|&index| recordings[index].0.as_str()).collect();
             context.report_progress(&format!("{name}: {} together", names.join(", ")));

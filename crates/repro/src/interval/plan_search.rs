@@ -163,7 +163,8 @@ impl<'a> PlanTruth<'a> {
         }
         let caches = spec.cpus() / cpus_each.max(1);
         for cache in 0..caches {
-            let on_it: Vec<usize> = (0..placed_jobs.len()).filter(|&index| placed_jobs[index].1 / cpus_each == cache).collect();
+            let on_it: Vec<usize> =
+                (0..placed_jobs.len()).filter(|&index| placed_jobs[index].1 / cpus_each == cache).collect();
             let own_units = |index: usize| plan.units.get(index).copied().unwrap_or(0);
             let used_parts: u32 = on_it.iter().map(|&index| own_units(index)).sum();
             if used_parts == 0 {

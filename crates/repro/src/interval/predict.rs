@@ -72,7 +72,11 @@ fn interpolate_moment(now: f64, before: &TaskTotals, after: &TaskTotals, instr: 
     }
     let share = ((instr - before.instructions) / instr_done).max(0.0);
     let interpolate = |count: usize| before.counts[count] + share * (after.counts[count] - before.counts[count]);
-    Some(JobMoment { cycle: now + LOOK_CYCLES * share, misses: interpolate(DEMAND), queue_cycles: interpolate(QUEUE_CYCLES) })
+    Some(JobMoment {
+        cycle: now + LOOK_CYCLES * share,
+        misses: interpolate(DEMAND),
+        queue_cycles: interpolate(QUEUE_CYCLES),
+    })
 }
 
 fn divide(engine: &mut IntervalEngine, machine: &MachineSpec, run: &CoRun, slots: &[u32]) {

@@ -109,14 +109,16 @@ pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
                 let mean = |value: fn(&TaskComparison) -> f64| {
                     comparison.iter().map(value).sum::<f64>() / comparison.len() as f64
                 };
-                let mean_pair = (mean(|task| task.measured_slowdown_percent), mean(|task| task.predicted_slowdown_percent));
+                let mean_pair =
+                    (mean(|task| task.measured_slowdown_percent), mean(|task| task.predicted_slowdown_percent));
                 plans.entry(mix).or_default().push(mean_pair);
             }
             tasks.entry(set_name(run).to_string()).or_default().push(comparison);
         }
         mixes.extend(plans.into_values());
     }
-    let mut sets: BTreeMap<String, ErrorSummary> = tasks.iter().map(|(name, runs)| (name.clone(), summarize_runs(runs))).collect();
+    let mut sets: BTreeMap<String, ErrorSummary> =
+        tasks.iter().map(|(name, runs)| (name.clone(), summarize_runs(runs))).collect();
     if let Some(plans) = sets.get_mut("plans") {
         plans.kendall_tau = tau_within(&mixes);
     }
@@ -172,7 +174,12 @@ fn compare(bench: &MachineTruth, run: &CoRun, predicted: &[ProgramRate], alone: 
 }
 
 /// The parts of one error, computed in cycles per instruction and divided by the solo cycles per instruction.
-fn causes(profiled: &ProfiledProgram, alone: &ProgramRate, measured: &ProgramRate, predicted: &ProgramRate) -> ErrorCauses {
+fn causes(
+    profiled: &ProfiledProgram,
+    alone: &ProgramRate,
+    measured: &ProgramRate,
+    predicted: &ProgramRate,
+) -> ErrorCauses {
     let cycles = |rate: &ProgramRate| 1.0 / rate.instr_per_cycle;
     let profile = cycles(alone) - cycles(&profiled.alone);
     let composition = (predicted.misses_per_instr - measured.misses_per_instr) * miss_price(profiled);

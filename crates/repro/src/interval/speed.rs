@@ -66,7 +66,8 @@ pub fn host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproE
 
 /// A phase whose fills fall to a floor at the size of its working set.
 fn phase(lines: f64, hertz: f64, seconds: f64, uniform: &mut impl FnMut() -> f64) -> ProgramPhase {
-    let (working_set, max_fills, floor) = (lines * (0.02 + 0.6 * uniform()), 0.001 + 0.01 * uniform(), 0.0002 * uniform());
+    let (working_set, max_fills, floor) =
+        (lines * (0.02 + 0.6 * uniform()), 0.001 + 0.01 * uniform(), 0.0002 * uniform());
     let point = |share: f64| {
         let fills = floor + max_fills * (1.0 - share * lines / working_set).max(0.0);
         SizePoint {

@@ -173,7 +173,11 @@ pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series
 pub fn shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64) -> bool) -> String {
     let short_sizes: Vec<String> =
         at.filter(|&(_, value)| !met(value)).map(|(size, value)| format!("{size} KB ({value:.1} %)")).collect();
-    if short_sizes.is_empty() { "Every size meets it.".to_string() } else { format!("Short at {}.", short_sizes.join(", ")) }
+    if short_sizes.is_empty() {
+        "Every size meets it.".to_string()
+    } else {
+        format!("Short at {}.", short_sizes.join(", "))
+    }
 }
 
 /// Means over seeds, by size.

@@ -46,7 +46,8 @@ pub fn measure_groups(mut workload: Workload, request: GroupRequest) -> Result<V
     let pipeline = Pipeline::with_policy(config, Box::new(policy));
     let mut records = Vec::new();
     let on_window = |_: &mut _, record: WindowRecord| {
-        let is_complete = record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS && answer.complete);
+        let is_complete =
+            record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS && answer.complete);
         records.push(record);
         !is_complete
     };

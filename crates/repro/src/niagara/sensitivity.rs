@@ -62,10 +62,15 @@ pub fn variations(
             baseline: setting,
         };
         variations.push(against_itself(format!("scale {SCALE}"), policy, base));
-        variations.push(against_itself(format!("scale {}", 2 * SCALE), policy, NiagaraSetting { scale: 2 * SCALE, ..base }));
+        variations.push(against_itself(
+            format!("scale {}", 2 * SCALE),
+            policy,
+            NiagaraSetting { scale: 2 * SCALE, ..base },
+        ));
         let name = format!("against Solaris' time sharing, scale {SOLARIS_SCALE}");
         variations.push(Variation { name, policy: policy.clone(), setting: base, baseline: base.with_solaris() });
-        variations.extend(extra_policies.iter().map(|(name, policy)| against_itself((*name).to_string(), policy, base)));
+        variations
+            .extend(extra_policies.iter().map(|(name, policy)| against_itself((*name).to_string(), policy, base)));
     }
     let results = context.run_all(&variations, |variation| {
         context.report_progress(&format!("{}, seed {}", variation.name, variation.setting.seed));

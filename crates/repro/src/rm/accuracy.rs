@@ -84,7 +84,12 @@ pub fn log(workload: &Workload, lengths: LogLengths, share: f64) -> Result<Trace
 }
 
 /// The real curve of a stretch, from running the program at each of these colors.
-pub fn real_curve(workload: &Workload, start_instr: f64, end_instr: f64, colors: &[u32]) -> Result<MissRateCurve, ReproError> {
+pub fn real_curve(
+    workload: &Workload,
+    start_instr: f64,
+    end_instr: f64,
+    colors: &[u32],
+) -> Result<MissRateCurve, ReproError> {
     let mut points = Vec::new();
     for &colors in colors {
         let mut program = SoloMachine::start(workload, colors, WINDOW_CYCLES)?;

@@ -118,8 +118,9 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
         context.seeds.iter().zip(&by_seed).map(|(&seed, seed_counts)| (seed, share(seed_counts))).collect();
     let mut points = Vec::new();
     for (at, (changing, beside)) in runs.iter().enumerate() {
-        let values_of =
-            |value: fn(&BoundaryCounts) -> f64| by_seed.iter().map(|seed_counts| value(&seed_counts[at])).collect::<Vec<f64>>();
+        let values_of = |value: fn(&BoundaryCounts) -> f64| {
+            by_seed.iter().map(|seed_counts| value(&seed_counts[at])).collect::<Vec<f64>>()
+        };
         let label = format!("{} then {}, beside {beside}", changing[0], changing[1]);
         let noticed = values_of(|counts| 100.0 * counts.noticed as f64 / counts.boundaries as f64);
         points.push(DataPoint::over_values("boundaries noticed, %", label.clone(), &noticed));
@@ -127,7 +128,8 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
         points.push(DataPoint::over_values("traces without a boundary, per boundary", label.clone(), &lonely));
         points.push(DataPoint::over_values("changes of the shares", label, &values_of(|counts| counts.resized as f64)));
     }
-    let lonely: Vec<f64> = all_counts.iter().map(|counts| counts.without_boundary as f64 / counts.boundaries as f64).collect();
+    let lonely: Vec<f64> =
+        all_counts.iter().map(|counts| counts.without_boundary as f64 / counts.boundaries as f64).collect();
     Ok(Finding::new(
         "RM-5",
         "boundaries after which a managed run measured anew, within two intervals",

@@ -112,7 +112,12 @@ fn replay_studies(real: &MissRateCurve, traced: &TraceCapture) -> Option<Vec<(&'
 }
 
 /// Runs the program again on another machine or with other options.
-fn rerun_curves(workload: &Workload, name: &str, lengths: LogLengths, colors: &[u32]) -> Result<[NamedCurve; 2], ReproError> {
+fn rerun_curves(
+    workload: &Workload,
+    name: &str,
+    lengths: LogLengths,
+    colors: &[u32],
+) -> Result<[NamedCurve; 2], ReproError> {
     let traced = log(workload, lengths, 1.0)?;
     let real = real_curve(workload, traced.from, traced.to, colors)?;
     let calculated = parts(&traced).and_then(|(lines, instr)| thesis_curve(lines, instr, Warmup::Automatic, true));
@@ -179,8 +184,10 @@ fn finding(sensitivity_curves: &[SensitivityCurves], study: &str, context: &Expe
     };
     let shift_of = |curves: &&SensitivityCurves| -> Option<f64> {
         let named_curves = &curves.studies.iter().find(|(name, _)| name.0 == study)?.1;
-        let calculated: Vec<&NamedCurve> = named_curves.iter().filter(|named_curve| !named_curve.name.starts_with("real")).collect();
-        let max_distance = |a: &&NamedCurve| calculated.iter().filter_map(|b| a.curve.distance(&b.curve)).fold(0.0, f64::max);
+        let calculated: Vec<&NamedCurve> =
+            named_curves.iter().filter(|named_curve| !named_curve.name.starts_with("real")).collect();
+        let max_distance =
+            |a: &&NamedCurve| calculated.iter().filter_map(|b| a.curve.distance(&b.curve)).fold(0.0, f64::max);
         Some(calculated.iter().map(max_distance).fold(0.0, f64::max))
     };
     let per_seed: Vec<(u64, f64)> = context
@@ -189,7 +196,13 @@ fn finding(sensitivity_curves: &[SensitivityCurves], study: &str, context: &Expe
         .map(|&seed| {
             (
                 seed,
-                mean(&sensitivity_curves.iter().filter(|curves| curves.seed == seed).filter_map(|c| shift_of(&c)).collect::<Vec<_>>()),
+                mean(
+                    &sensitivity_curves
+                        .iter()
+                        .filter(|curves| curves.seed == seed)
+                        .filter_map(|c| shift_of(&c))
+                        .collect::<Vec<_>>(),
+                ),
             )
         })
         .collect();
@@ -222,7 +235,12 @@ fn picture(curves: &SensitivityCurves, study: &str, id: &str) -> Option<ResultFi
     let (_, named_curves) = curves.studies.iter().find(|(name, _)| name.0 == study)?;
     let series = named_curves.iter().map(|named_curve| Series {
         name: named_curve.name.clone(),
-        points: named_curve.curve.points().iter().map(|&(size, rate)| ChartPoint::new(color_count(size), rate)).collect(),
+        points: named_curve
+            .curve
+            .points()
+            .iter()
+            .map(|&(size, rate)| ChartPoint::new(color_count(size), rate))
+            .collect(),
         dashed: !named_curve.name.starts_with("real"),
         ..Series::default()
     });

@@ -45,7 +45,10 @@ impl MissTimeline {
     }
 
     fn per_kilo_instr(&self, from_instr: f64, to_instr: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {
-        Some(1000.0 * (self.work_until(to_instr, value)? - self.work_until(from_instr, value)?) / (to_instr - from_instr))
+        Some(
+            1000.0 * (self.work_until(to_instr, value)? - self.work_until(from_instr, value)?)
+                / (to_instr - from_instr),
+        )
     }
 
     /// Misses per thousand instructions in a stretch of the run; `None` if the run ended earlier.
@@ -151,7 +154,12 @@ impl SoloMachine {
                 self.machine.apply(&self.plan).map_err(failed("end of trace"))?;
                 let cost_ns = answer.cost_ns.iter().map(|(_, ns)| *ns as f64).sum();
                 observation.probe_results = vec![answer];
-                return Ok(TraceCapture { seen: observation, from: from_instr, to: self.timeline.end().instructions, cost_ns });
+                return Ok(TraceCapture {
+                    seen: observation,
+                    from: from_instr,
+                    to: self.timeline.end().instructions,
+                    cost_ns,
+                });
             }
         }
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::entry::StoredEntry;
-use super::folder::{RunFolder, StoredLookup};
+use super::run_dir::{RunDir, StoredLookup};
 
 const KIND: &str = "account";
 
@@ -23,7 +23,7 @@ impl ExperimentCost {
     }
 }
 
-impl RunFolder {
+impl RunDir {
     /// Stores an experiment's cost and replaces an earlier one. `form` is `quick`, `sample` or `full`.
     ///
     /// # Errors
@@ -56,11 +56,11 @@ mod tests {
     #[test]
     fn a_cost_is_that_of_the_last_run() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = RunFolder::new(dir.path(), 1 << 20);
-        assert_eq!(folder.cost(&["CA-1"], "full"), None);
-        folder.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 2, cpu_seconds: 8.0 }).unwrap();
-        folder.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 4, cpu_seconds: 12.0 }).unwrap();
-        assert_eq!(folder.cost(&["CA-1"], "full").map(|cost| cost.cost_of_seeds(2)), Some(6.0));
-        assert_eq!((folder.cost(&["CA-1"], "quick"), folder.cost(&["CA-2"], "full")), (None, None));
+        let dir = RunDir::new(dir.path(), 1 << 20);
+        assert_eq!(dir.cost(&["CA-1"], "full"), None);
+        dir.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 2, cpu_seconds: 8.0 }).unwrap();
+        dir.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 4, cpu_seconds: 12.0 }).unwrap();
+        assert_eq!(dir.cost(&["CA-1"], "full").map(|cost| cost.cost_of_seeds(2)), Some(6.0));
+        assert_eq!((dir.cost(&["CA-1"], "quick"), dir.cost(&["CA-2"], "full")), (None, None));
     }
 }

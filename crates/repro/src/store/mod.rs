@@ -2,13 +2,13 @@
 //!
 //! Problem: most of an experiment's time is spent on runs that other experiments, seeds and edits need again. Method: a
 //! value's name is a hash of everything that it depends on: machine, programs, options, lengths, seed, and the sources
-//! that can change it ([`crate::sources`]). Within a process, values are in memory; with a folder ([`open`]), they are
+//! that can change it ([`crate::sources`]). Within a process, values are in memory; with a directory ([`open`]), they are
 //! on disk as well. Properties: the same bits with and without a store; an unusable file is reported and its run made
 //! again ([`RunFolder`]).
 
 mod account;
 mod entry;
-mod folder;
+mod run_dir;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 
 pub use account::ExperimentCost;
 pub use entry::{EntryError, StoredEntry};
-pub use folder::{MAX_FOLDER_BYTES, RunFolder, StoredFile, StoredLookup, read_file, remove};
+pub use run_dir::{MAX_DIR_BYTES, RunDir, StoredFile, StoredLookup, read_file, remove};
 
 use crate::error::ReproError;
 use crate::split_runs;
@@ -43,7 +43,7 @@ pub struct RunName {
 pub struct StoreCounts {
     /// Number of runs that were made.
     pub made: usize,
-    /// Number of runs taken from the folder; those from memory do not count again.
+    /// Number of runs taken from the directory; those from memory do not count again.
     pub reused: usize,
     /// Processor time of the runs that were made.
     pub made_cpu_seconds: f64,
@@ -68,7 +68,7 @@ type ValueKey = (&'static str, String, String);
 
 #[derive(Default)]
 struct StoreState {
-    folder: Option<(Arc<RunFolder>, fn(&str))>,
+    dir: Option<(Arc<RunDir>, fn(&str))>,
     mode: StoreMode,
     counts: StoreCounts,
     values: BTreeMap<ValueKey, Arc<[u8]>>,
@@ -96,10 +96,10 @@ fn state() -> MutexGuard<'static, StoreState> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on, stores values in this folder and reads them from it. `note` receives a message for each file that
+/// From now on, stores values in this directory and reads them from it. `note` receives a message for each file that
 /// cannot be used or written.
-pub fn open(folder: Arc<RunFolder>, note: fn(&str)) {
-    state().folder = Some((folder, note));
+pub fn open(dir: Arc<RunDir>, note: fn(&str)) {
+    state().dir = Some((dir, note));
 }
 
 /// Sets the treatment of runs that are not stored, and returns the previous one.
@@ -112,7 +112,7 @@ pub fn counts() -> StoreCounts {
     state().counts
 }
 
-/// Returns the value of this name from memory or from the folder, or makes it now.
+/// Returns the value of this name from memory or from the directory, or makes it now.
 ///
 /// # Errors
 /// As `make`; [`ReproError::Elsewhere`] for a missing value in [`StoreMode::Peek`].
@@ -121,15 +121,15 @@ pub(crate) fn remember<T: Serialize + DeserializeOwned>(
     make: impl FnOnce() -> Result<T, ReproError>,
 ) -> Result<T, ReproError> {
     let key = (name.kind, name.sources.clone(), name.inputs.clone());
-    let (stored_bytes, folder, mode) = {
+    let (stored_bytes, dir, mode) = {
         let state = state();
-        (state.values.get(&key).cloned(), state.folder.clone(), state.mode)
+        (state.values.get(&key).cloned(), state.dir.clone(), state.mode)
     };
     if let Some(bytes) = stored_bytes {
         return split_runs::read(&name.label, &bytes);
     }
-    if let Some((folder, note)) = &folder {
-        match folder.read(name.kind, &name.sources, &name.inputs) {
+    if let Some((dir, note)) = &dir {
+        match dir.read(name.kind, &name.sources, &name.inputs) {
             StoredLookup::Hit(entry) => {
                 let mut state = state();
                 state.counts.reused += 1;
@@ -150,12 +150,12 @@ pub(crate) fn remember<T: Serialize + DeserializeOwned>(
     let value = make()?;
     let cpu_seconds = cpu_seconds() - begin;
     let answer = split_runs::encode_answer(&name.label, &value)?;
-    if let Some((folder, note)) = &folder {
+    if let Some((dir, note)) = &dir {
         let RunName { kind, label, sources, inputs } = name;
         let kind = kind.to_string();
         let entry = StoredEntry { kind, label, sources, inputs, cpu_seconds, answer: answer.clone() };
-        if let Err(error) = folder.write(&entry) {
-            let path = folder.path().display();
+        if let Err(error) = dir.write(&entry) {
+            let path = dir.path().display();
             note(&format!("{path}: a run cannot be stored ({error}); it is made again the next time"));
         }
     }
@@ -172,9 +172,9 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// The folder in use.
-pub fn folder() -> Option<Arc<RunFolder>> {
-    state().folder.as_ref().map(|(folder, _)| Arc::clone(folder))
+/// The directory in use.
+pub fn dir() -> Option<Arc<RunDir>> {
+    state().dir.as_ref().map(|(dir, _)| Arc::clone(dir))
 }
 
 /// Returns an error if no run may be simulated, because the store is in [`StoreMode::Peek`].

@@ -157,19 +157,10 @@ fn agreement_finding(
         let values = |value: fn(&ClusterRun) -> f64| outcomes_of(index).map(value).collect::<Vec<f64>>();
         points.push(DataPoint::over_values("adjusted Rand index", case.name, &values(|run| run.agreement)));
         points.push(DataPoint::over_values("clusters", case.name, &values(|run| run.clusters as f64)));
-        points.push(DataPoint::over_values(
-            "unclustered workers",
-            case.name,
-            &values(|run| run.unclustered as f64),
-        ));
-        points.push(DataPoint::over_values(
-            "rounds that found clusters",
-            case.name,
-            &values(|run| run.rounds as f64),
-        ));
+        points.push(DataPoint::over_values("unclustered workers", case.name, &values(|run| run.unclustered as f64)));
+        points.push(DataPoint::over_values("rounds that found clusters", case.name, &values(|run| run.rounds as f64)));
         points.extend(insight_points(case, outcomes_of(index)));
-        let by_scan =
-            outcomes_of(index).map(|run| one_pass_agreement(run, &case.true_groups(1).unwrap_or_default()));
+        let by_scan = outcomes_of(index).map(|run| one_pass_agreement(run, &case.true_groups(1).unwrap_or_default()));
         points.push(DataPoint::over_values("adjusted Rand index, one pass", case.name, &by_scan.collect::<Vec<f64>>()));
         if let Some(round) = outcomes_of(index).find_map(|run| run.first.as_ref().or(run.last.as_ref())) {
             figures.extend(shmap_figures(case.name, round));
@@ -204,7 +195,8 @@ fn one_pass_agreement(run: &ClusterRun, truth: &[Option<u32>]) -> f64 {
     let clusters =
         find(ClusteringMethod::OnePass, &threads, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor));
     let alone = |index: usize| clusters.count + index;
-    let cluster_of = clusters.cluster_of.iter().enumerate().map(|(index, cluster)| cluster.unwrap_or(alone(index))).collect();
+    let cluster_of =
+        clusters.cluster_of.iter().enumerate().map(|(index, cluster)| cluster.unwrap_or(alone(index))).collect();
     let clustered = clusters.cluster_of.iter().map(Option::is_some).collect();
     PlacementRound { cluster_of, clusters: clusters.count, clustered, maps: Vec::new() }.agreement(truth)
 }

@@ -41,7 +41,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut points = Vec::new();
     for (index, case) in cases.iter().enumerate() {
         let values = |value: fn(&ControlOutcome) -> f64| -> Vec<f64> {
-            items.iter().zip(&outcomes).filter(|((number, _), _)| *number == index).map(|(_, outcome)| value(outcome)).collect()
+            items
+                .iter()
+                .zip(&outcomes)
+                .filter(|((number, _), _)| *number == index)
+                .map(|(_, outcome)| value(outcome))
+                .collect()
         };
         points.push(DataPoint::over_values("threads placed", case.name, &values(|outcome| outcome.moved)));
         points.push(DataPoint::over_values("loss against the default, %", case.name, &values(|outcome| outcome.loss)));

@@ -200,7 +200,8 @@ fn own_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRat
     let scaled = ClusterSetting::new(context, SMALL, &warehouses(), seed);
     let run = scaled.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
     let sum_windows = |value: fn(&WindowRecord) -> u64| run.records.iter().map(value).sum::<u64>() as f64;
-    let cost = sum_windows(|r| r.observation.probe_results.iter().flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum());
+    let cost =
+        sum_windows(|r| r.observation.probe_results.iter().flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum());
     let busy = sum_windows(|r| r.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum());
     Ok(ChosenRateCost {
         detecting: charged_time(&sampled).0,

@@ -249,7 +249,8 @@ fn stalls(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("tc-1-stall-breakdown", &bars);
-    let max_share = |seed: usize| cases().map(|case| 100.0 * runs.measured[case][0][seed].remote_share).fold(0.0, f64::max);
+    let max_share =
+        |seed: usize| cases().map(|case| 100.0 * runs.measured[case][0][seed].remote_share).fold(0.0, f64::max);
     Finding::new(
         "TC-1",
         "stall breakdown: largest share of cycles stalled on remote caches among the programs (quick: two of four)",

@@ -92,8 +92,12 @@ fn sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -
     // Twice the samples, so that half the entries have as many; a first round that is not over within six windows has
     // fewer.
     let short_setting = ClusterSetting::new(context, SMALL, case, seed);
-    let setting =
-        ClusterSetting { samples_per_thread: 2 * SAMPLES_PER_THREAD, warm_up_windows: 6, measured_windows: 1, ..short_setting };
+    let setting = ClusterSetting {
+        samples_per_thread: 2 * SAMPLES_PER_THREAD,
+        warm_up_windows: 6,
+        measured_windows: 1,
+        ..short_setting
+    };
     let round = first_round(&setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?.records);
     let truth: Vec<usize> =
         case.true_groups(seed)?.into_iter().map(|group| group.map_or(usize::MAX, |g| g as usize)).collect();
@@ -143,11 +147,19 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
             let label = format!("{entries} entries, against 256");
             points.push(DataPoint::over_values(label, case.name, &values(index, &|result| result.by_size[size])));
             let own_label = format!("{entries} entries, against the program's partition");
-            points.push(DataPoint::over_values(own_label, case.name, &values(index, &|result| result.own_by_size[size])));
+            points.push(DataPoint::over_values(
+                own_label,
+                case.name,
+                &values(index, &|result| result.own_by_size[size]),
+            ));
         }
         for (rate, one_in) in RATES.iter().enumerate() {
             let own_label = format!("1 in {one_in}, against the program's partition");
-            points.push(DataPoint::over_values(own_label, case.name, &values(index, &|result| result.own_by_rate[rate])));
+            points.push(DataPoint::over_values(
+                own_label,
+                case.name,
+                &values(index, &|result| result.own_by_rate[rate]),
+            ));
         }
         points.push(DataPoint::over_values(
             "one pass, 256 entries",
@@ -219,7 +231,8 @@ fn advantage(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> 
     let automatic_work = cumulative(&setting.run_after(QUIET_WINDOWS, &automatic)?.records);
     let default_work = cumulative(&setting.run_after(QUIET_WINDOWS, &ThreadPlacement::Default)?.records);
     let Some(&(end, work)) = default_work.last().filter(|(_, work)| *work > 0.0) else { return Ok(Vec::new()) };
-    let lead = |&(time, work_done): &(f64, f64)| Some((time, (work_done - value_at(&default_work, time)?) / work * end));
+    let lead =
+        |&(time, work_done): &(f64, f64)| Some((time, (work_done - value_at(&default_work, time)?) / work * end));
     Ok(automatic_work.iter().filter_map(lead).collect())
 }
 

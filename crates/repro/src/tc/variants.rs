@@ -104,7 +104,11 @@ fn agreement_across(
     Ok((records, truth))
 }
 
-fn agreement_across_processes(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<f64, ReproError> {
+fn agreement_across_processes(
+    context: &ExperimentContext<'_>,
+    case: &ClusterCase,
+    seed: u64,
+) -> Result<f64, ReproError> {
     let (records, truth) = agreement_across(context, case, seed)?;
     let placement_rounds: Vec<PlacementRound> = rounds(&records, truth.len(), ShMapParameters::default().entries);
     Ok(placement_rounds.last().map_or(0.0, |round| round.agreement(&truth)))
@@ -155,7 +159,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let own_values = items.iter().zip(&runs).filter(|((_, variant, at), _)| *at == seed && is_selected(*variant));
         own_values.map(|(_, &value)| value).fold(f64::INFINITY, f64::min)
     };
-    let per_seed = |is_selected: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, is_selected)) };
+    let per_seed =
+        |is_selected: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, is_selected)) };
     let finding = |title, paper, per_seed: &[(u64, f64)]| {
         let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
         Finding::new("TC-2", title, paper, "adjusted Rand index", target, per_seed).time_scale(SCALE as f64)

@@ -228,8 +228,15 @@ impl CoreFrontEnd {
                     return Some(BurstOutcome::Held);
                 }
                 let store = access.kind() == AccessKind::Store;
-                let cost =
-                    translate(thread, access.address() >> environment.page_shift, context, store, environment, self.l1d, burst.t);
+                let cost = translate(
+                    thread,
+                    access.address() >> environment.page_shift,
+                    context,
+                    store,
+                    environment,
+                    self.l1d,
+                    burst.t,
+                );
                 burst.spent.faults += cost;
                 context.ready = burst.t + cost;
                 (cost > 0).then_some(BurstOutcome::Blocked)
@@ -448,7 +455,13 @@ pub(super) fn translate(
     let frame_name = environment.caches.pages.name(framed.frame, page);
     thread.tlb.insert(page, frame_name);
     if framed.copied {
-        environment.caches.insert_copied(l1d, frame_name << environment.page_shift, 1 << environment.page_shift, thread.slot(), t);
+        environment.caches.insert_copied(
+            l1d,
+            frame_name << environment.page_shift,
+            1 << environment.page_shift,
+            thread.slot(),
+            t,
+        );
     }
     framed.cost_cycles * environment.ticks_per_cycle
 }

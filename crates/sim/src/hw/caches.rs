@@ -132,9 +132,12 @@ impl Caches {
         // Determined before the first request: the L1s whose second level is their own and evicts predictably.
         for index in 0..units.len() {
             let Some(second_level) = units.get(units[index].parent) else { continue };
-            let is_private = second_level.level == CacheLevel::L2 && second_level.cores == 1 && second_level.write == WritePolicy::Back;
-            let is_plain_pair =
-                !second_level.is_victim() && units[index].prefetcher.is_none() && units[index].write == WritePolicy::Back;
+            let is_private = second_level.level == CacheLevel::L2
+                && second_level.cores == 1
+                && second_level.write == WritePolicy::Back;
+            let is_plain_pair = !second_level.is_victim()
+                && units[index].prefetcher.is_none()
+                && units[index].write == WritePolicy::Back;
             units[index].owns_next =
                 units[index].level == CacheLevel::L1Data && is_private && is_plain_pair && units[index].store.is_lru();
         }
@@ -169,7 +172,8 @@ impl Caches {
 
     /// Returns the ticks to a copy of the line in another cache.
     pub fn remote_latency(&self, request: &CacheRequest, copies: SnoopResult) -> u64 {
-        let transfer_ticks = if copies.package == Some(request.package) { self.same_package } else { self.other_package };
+        let transfer_ticks =
+            if copies.package == Some(request.package) { self.same_package } else { self.other_package };
         transfer_ticks.unwrap_or_else(|| self.dram.latency(request.address, request.package))
     }
 
@@ -332,8 +336,14 @@ impl Caches {
         let mut state = evicted.meta.state();
         if unit.inclusion == cachemate_core::Inclusion::Inclusive && evicted.meta.sharers() != 0 {
             let evicted_request = CacheRequest { address, ..*request };
-            let copies =
-                self.snoop_siblings(index, ROOT, evicted.meta.sharers(), &evicted_request, span, SnoopAction::Drop(request.task));
+            let copies = self.snoop_siblings(
+                index,
+                ROOT,
+                evicted.meta.sharers(),
+                &evicted_request,
+                span,
+                SnoopAction::Drop(request.task),
+            );
             state = if copies.dirty { MODIFIED } else { state };
         }
         let leaving = CacheRequest { address, ..*request };
@@ -390,7 +400,8 @@ impl Caches {
             return self.fill(at, meta.with_sharers(sector), request, counters);
         };
         let old_meta = unit.store.meta(place);
-        let state = if old_meta.state().min(meta.state()) == SHARED { SHARED } else { old_meta.state().max(meta.state()) };
+        let state =
+            if old_meta.state().min(meta.state()) == SHARED { SHARED } else { old_meta.state().max(meta.state()) };
         unit.store.set_meta(place, old_meta.with_sharers(old_meta.sharers() | sector).with_state(state));
         unit.store.touch(line, place);
         // Sectors share one state, so a dirty one is written back if it joins a shared one.

@@ -65,10 +65,15 @@ impl HwContext {
     fn wake_dependents(&mut self, parked: DeferredAccess, arrival: u64, is_late: bool, wait: StallSource) {
         let store = parked.access.kind() == AccessKind::Store;
         if is_late {
-            self.send_in_order(OutstandingMiss { done: arrival, instruction: (!store).then_some(parked.instruction), wait });
+            self.send_in_order(OutstandingMiss {
+                done: arrival,
+                instruction: (!store).then_some(parked.instruction),
+                wait,
+            });
         }
         if !store {
-            let is_dependent = |access: &&mut DeferredAccess| access.ready == u64::MAX && access.depends_on == parked.instruction;
+            let is_dependent =
+                |access: &&mut DeferredAccess| access.ready == u64::MAX && access.depends_on == parked.instruction;
             self.parked.iter_mut().filter(is_dependent).for_each(|access| access.ready = arrival);
             if self.value_at == u64::MAX && self.parked_value == parked.instruction {
                 (self.value_at, self.value_from) = (arrival, wait.served);
@@ -159,7 +164,12 @@ impl CoreFrontEnd {
         let prior_counts = burst.probed.then_some(thread.counters.levels);
         let slow_access = self.access_caches(parked.access, frame, burst, thread, environment);
         let wait = StallSource { served: slow_access.response.served, queue: slow_access.response.queue, joined };
-        self.contexts[nth].wake_dependents(parked, slow_access.response.ready_tick, slow_access.response.ready_tick > nearest, wait);
+        self.contexts[nth].wake_dependents(
+            parked,
+            slow_access.response.ready_tick,
+            slow_access.response.ready_tick > nearest,
+            wait,
+        );
         self.report_access(parked.access, &slow_access, &prior_counts, false, burst, thread, environment)
     }
 }

@@ -96,11 +96,12 @@ impl CoreFrontEnd {
             };
             let store = slow.access.is_store();
             let nearest = cursor.t + environment.caches.units[self.l1d].latency;
-            let (arrival, wait) = match self.handle_slow_hit::<K>(&slow, nearest, &mut cursor, burst, thread, environment) {
-                BeyondOutcome::Plain => continue,
-                BeyondOutcome::Issued(arrival, wait) => (arrival, wait),
-                BeyondOutcome::Leaves(event) => break event,
-            };
+            let (arrival, wait) =
+                match self.handle_slow_hit::<K>(&slow, nearest, &mut cursor, burst, thread, environment) {
+                    BeyondOutcome::Plain => continue,
+                    BeyondOutcome::Issued(arrival, wait) => (arrival, wait),
+                    BeyondOutcome::Leaves(event) => break event,
+                };
             cursor.position += 1;
             cursor.t += 1;
             cursor.began = cursor.t;
@@ -256,7 +257,8 @@ impl CoreFrontEnd {
             let meta = data.store.meta(place);
             let asks_others = store & (writes_through | (meta.state() == SHARED));
             if !asks_others & (meta.0 & SPECIAL == PENDING) {
-                let Some((arrival, served)) = data.pending.pending_fill(slow.line).filter(|&(arrival, _)| arrival > nearest)
+                let Some((arrival, served)) =
+                    data.pending.pending_fill(slow.line).filter(|&(arrival, _)| arrival > nearest)
                 else {
                     data.store.set_meta(place, LineMeta(meta.0 & !PENDING));
                     return BeyondOutcome::Plain;
@@ -272,7 +274,9 @@ impl CoreFrontEnd {
             }
         }
         let address = cursor.frame | slow.access.address() & ((1 << page_shift) - 1);
-        if cursor.t > burst.run.shared && !(self.owns_next && environment.caches.is_own(self.l1d, place, address, store)) {
+        if cursor.t > burst.run.shared
+            && !(self.owns_next && environment.caches.is_own(self.l1d, place, address, store))
+        {
             if self.hints {
                 environment.caches.prefetch_host_path(self.l1d, address);
             }

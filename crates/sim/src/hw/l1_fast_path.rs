@@ -130,7 +130,14 @@ impl Caches {
             }
             None => {
                 let was_cached = second.miss(second_line, request.task, counters);
-                self.miss(l2, l1, second_line, was_cached, &CacheRequest { through: stores_through, ..*request }, counters)
+                self.miss(
+                    l2,
+                    l1,
+                    second_line,
+                    was_cached,
+                    &CacheRequest { through: stores_through, ..*request },
+                    counters,
+                )
             }
         };
         let first = &mut self.units[l1];

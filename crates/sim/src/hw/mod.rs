@@ -321,7 +321,8 @@ impl Hardware {
             // At equal ticks, the core with the lower number comes first.
             let shared = next.0.saturating_sub(u64::from(at > next.1));
             let core = &mut self.cores[at];
-            let stop = core.advance(RunBounds { shared, end: end.min(next.0.saturating_add(max_ahead)) }, &mut environment);
+            let stop =
+                core.advance(RunBounds { shared, end: end.min(next.0.saturating_add(max_ahead)) }, &mut environment);
             self.next.set(at, core.next);
             if let Some(stop) = stop {
                 return stop;

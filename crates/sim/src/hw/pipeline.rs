@@ -188,7 +188,11 @@ impl Core {
     }
 
     #[inline(never)]
-    fn advance_as<K: CoreKind>(&mut self, bounds: RunBounds, environment: &mut CoreEnvironment<'_>) -> Option<StopReason> {
+    fn advance_as<K: CoreKind>(
+        &mut self,
+        bounds: RunBounds,
+        environment: &mut CoreEnvironment<'_>,
+    ) -> Option<StopReason> {
         loop {
             // The turn may be over while another context is ready.
             if self.burst.thread.is_some() && self.burst.t >= self.turn.1.max(self.burst.run.other) {

@@ -118,7 +118,9 @@ impl Caches {
         }
         if meta.0 & PENDING != 0 {
             match unit.pending.pending_fill(line) {
-                Some((done, served)) if done > response.ready_tick => (response.ready_tick, response.served) = (done, served),
+                Some((done, served)) if done > response.ready_tick => {
+                    (response.ready_tick, response.served) = (done, served)
+                }
                 _ => meta.0 &= !PENDING,
             }
         }
@@ -136,7 +138,13 @@ impl Caches {
     }
 
     /// Requests a line that `child` lacks (or writes through) from the cache behind it.
-    fn fetch(&mut self, index: usize, child: usize, request: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
+    fn fetch(
+        &mut self,
+        index: usize,
+        child: usize,
+        request: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) -> CacheResponse {
         if index == ROOT {
             return self.access_memory(child, request, counters);
         }
@@ -227,7 +235,8 @@ impl Caches {
             let copies = self.snoop_siblings(at, child, meta.sharers(), request, child_shift, action);
             if copies.dirty {
                 meta = meta.with_state(MODIFIED);
-                response.ready_tick = response.ready_tick.max(request.at + self.same_package.unwrap_or(0) + response.queue);
+                response.ready_tick =
+                    response.ready_tick.max(request.at + self.same_package.unwrap_or(0) + response.queue);
                 response.served = DataOrigin::RemoteCache;
                 counters.remote_cache_hits += u64::from(!request.prefetch);
             }
@@ -409,7 +418,8 @@ impl Caches {
     /// Handles a request that no cache on the path can serve: other roots, or memory.
     fn access_memory(&mut self, root: usize, request: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
         let bytes = 1u64 << self.units[root].line_shift.min(self.directory_shift);
-        let copies = self.snoop_other_roots(root, request, if request.store { SnoopAction::Take } else { SnoopAction::Share });
+        let copies =
+            self.snoop_other_roots(root, request, if request.store { SnoopAction::Take } else { SnoopAction::Share });
         if copies.any {
             if copies.dirty && !request.store {
                 counters.memory_write_bytes += bytes;
@@ -424,7 +434,8 @@ impl Caches {
                 dirty: copies.dirty && request.store,
             };
         }
-        let (latency, queue, served) = self.dram.read(request.address, request.package, bytes, request.at, request.prefetch);
+        let (latency, queue, served) =
+            self.dram.read(request.address, request.package, bytes, request.at, request.prefetch);
         counters.memory_read_bytes += bytes;
         CacheResponse { ready_tick: request.at + latency + queue, queue, served, exclusive: true, dirty: false }
     }
@@ -450,7 +461,9 @@ impl Caches {
             let unit = &self.units[at];
             let address = line << unit.line_shift;
             let next = CacheRequest { address, store: false, through: false, prefetch: true, ..*request };
-            if unit.store.find(line).is_some() || self.dram.free_room_permille(address, request.package, request.at) == 0 {
+            if unit.store.find(line).is_some()
+                || self.dram.free_room_permille(address, request.package, request.at) == 0
+            {
                 continue;
             }
             let response = self.fetch(unit.parent, at, &next, counters);

@@ -142,7 +142,8 @@ impl Probes {
         }
         let line = miss.physical_address >> miss.line_shift;
         let last_address = sampling.sampler == SamplerModel::LastAddress;
-        let in_shadow = trace.register.is_some() && is_in_shadow(miss.instruction, trace.last_instruction, sampling.shadow);
+        let in_shadow =
+            trace.register.is_some() && is_in_shadow(miss.instruction, trace.last_instruction, sampling.shadow);
         if last_address && in_shadow && !miss.dependent {
             trace.count_lost_entry();
         } else {

@@ -55,7 +55,8 @@ impl CoreFrontEnd {
         burst.skip_one(thread, context);
         let wait = StallSource { served: slow_access.response.served, queue: slow_access.response.queue, joined };
         let store = access.kind() == AccessKind::Store;
-        let blocked = context.complete_access(slow_access.response.ready_tick, wait, nearest, burst.t, store, self.in_order);
+        let blocked =
+            context.complete_access(slow_access.response.ready_tick, wait, nearest, burst.t, store, self.in_order);
         self.report_access(access, &slow_access, &prior_counts, blocked, burst, thread, environment)
     }
 
@@ -112,10 +113,17 @@ impl CoreFrontEnd {
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         if let Some(prior_counts) = prior_counts {
-            thread.probes.observe_path(self.l1d, slow_access.request.address, prior_counts, &thread.counters.levels, environment.caches);
+            thread.probes.observe_path(
+                self.l1d,
+                slow_access.request.address,
+                prior_counts,
+                &thread.counters.levels,
+                environment.caches,
+            );
             let missed = thread.counters.levels[1].all_misses() > prior_counts[1].all_misses();
             if missed || environment.caches.first_level_prefetches > 0 {
-                let effect = self.probe(access, &slow_access.request, &slow_access.response, missed, burst, thread, environment);
+                let effect =
+                    self.probe(access, &slow_access.request, &slow_access.response, missed, burst, thread, environment);
                 blocked |= effect.ticks > 0;
                 if effect.full {
                     return Some(BurstOutcome::Interrupt);

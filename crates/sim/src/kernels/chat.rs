@@ -212,7 +212,8 @@ impl WorkloadKernel for ChatConnection {
                 BatchEnd::More
             }
             (Role::Reader, ChatStage::Post(place)) => {
-                self.stage = if place + 1 < self.own_room.clients { ChatStage::Post(place + 1) } else { ChatStage::Wait };
+                self.stage =
+                    if place + 1 < self.own_room.clients { ChatStage::Post(place + 1) } else { ChatStage::Wait };
                 BatchEnd::Post { channel: self.own_room.writer_channel(place) }
             }
             (Role::Reader, ChatStage::Wait) => {

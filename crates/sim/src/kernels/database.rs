@@ -110,7 +110,8 @@ fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
     let (numerator, denominator) = (shape.private_part)(members.len() as u64, groups);
     let data = setup.data_bytes();
     let process_bytes = (64 << 10).min(data / 64);
-    let private_bytes = ((data as u128 * u128::from(numerator) / u128::from(denominator)) as u64 / members.len() as u64).max(4096);
+    let private_bytes =
+        ((data as u128 * u128::from(numerator) / u128::from(denominator)) as u64 / members.len() as u64).max(4096);
     let hot_bytes = HOT_BYTES.min(data / 16 / groups);
     let remaining_bytes = data - process_bytes - private_bytes * members.len() as u64 - hot_bytes * groups;
     let pages = (remaining_bytes / groups / PAGE_BYTES).max(1);

@@ -89,7 +89,8 @@ impl Annealer {
         let nets = setup.region("nets", count * NET_BYTES, RegionUsers::All);
         let terminals = setup.region("net terminals", count * PINS as u64 * TERMINAL_BYTES, RegionUsers::All);
         let table_bytes = setup.data_bytes() - count * BYTES_PER_CELL;
-        let tables = setup.region(if routes { "routing graph" } else { "routing tables" }, table_bytes, RegionUsers::All);
+        let tables =
+            setup.region(if routes { "routing graph" } else { "routing tables" }, table_bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let (net_cells, cell_nets) = netlist_of(count as u32, &mut rng);
         let side = libm::ceil(libm::sqrt(count as f64)) as u32;

@@ -232,7 +232,12 @@ impl SimMachine {
         running_program.runs += 1;
         running_program.alive = sources.len() as u32;
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
-        let pinned = running_program.program.pinned.clone().map(|cpus| cpus.intersection(&all_cpus)).filter(|cpus| !cpus.is_empty());
+        let pinned = running_program
+            .program
+            .pinned
+            .clone()
+            .map(|cpus| cpus.intersection(&all_cpus))
+            .filter(|cpus| !cpus.is_empty());
         let shared = running_program.program.shared.clone();
         let (name, goal) = (running_program.program.name.clone(), running_program.program.goal);
         for memory in shared {

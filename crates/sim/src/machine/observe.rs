@@ -68,9 +68,11 @@ impl SimMachine {
         let pages_per_node = (self.spec.memory.nodes > 1).then(|| self.system.memory.pages_per_node(process).to_vec());
         let process_id = self.process_id(process);
         let sim_task = &mut self.tasks[index];
-        let on_cpu_ns = on_cpu.iter().zip(&sim_task.seen_on_cpu_cycles).enumerate().filter(|(_, (now, previous))| now > previous);
         let on_cpu_ns =
-            on_cpu_ns.map(|(cpu, (now, previous))| (CpuId(cpu as u32), self.clock.nominal_ns(now - previous))).collect();
+            on_cpu.iter().zip(&sim_task.seen_on_cpu_cycles).enumerate().filter(|(_, (now, previous))| now > previous);
+        let on_cpu_ns = on_cpu_ns
+            .map(|(cpu, (now, previous))| (CpuId(cpu as u32), self.clock.nominal_ns(now - previous)))
+            .collect();
         let wait_ns = self.clock.nominal_ns(waited - sim_task.seen_wait_cycles);
         let work_done = progress.map(|progress| progress - sim_task.seen_progress);
         sim_task.seen_on_cpu_cycles = on_cpu;

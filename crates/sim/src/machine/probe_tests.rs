@@ -101,7 +101,8 @@ fn rows_that_come_about_are_seen_with_who_ended_them() {
     let mut machine = machine(programs);
     let (a, b) = (TaskId(0), TaskId(1));
     let paired_probe = ProbeKind::PairedRows { cache: L2, task: b, peers: vec![a], total_ns: 5 * MS };
-    let solo_probe = ProbeKind::CoRunRows { cache: L2, rows: vec![vec![b]], total_ns: 5 * MS, settle_ns: 0, boost: false };
+    let solo_probe =
+        ProbeKind::CoRunRows { cache: L2, rows: vec![vec![b]], total_ns: 5 * MS, settle_ns: 0, boost: false };
     for (kind, ended_by) in [(paired_probe, Some(a)), (solo_probe, None)] {
         let (answers, _) = answers(&mut machine, &ask(kind), 20);
         let rows = rows(&answers);

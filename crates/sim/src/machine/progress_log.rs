@@ -44,7 +44,8 @@ impl SimMachine {
     /// run's length ends it.
     pub fn log_progress(&mut self, every_cycles: u64, until_instructions: Vec<u64>) {
         let (every_cycles, next_cycle) = (every_cycles.max(1), self.now_cycles());
-        self.progress_log = Some(ProgressLog { every_cycles, next_cycle, steps: Vec::new(), until_instructions, is_done: false });
+        self.progress_log =
+            Some(ProgressLog { every_cycles, next_cycle, steps: Vec::new(), until_instructions, is_done: false });
         self.take_step();
     }
 

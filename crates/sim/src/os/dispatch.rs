@@ -413,12 +413,14 @@ impl Dispatcher {
         if self.penalties.is_empty() || self.tasks[first].times_passed_over >= MAX_PASSED_OVER {
             return first;
         }
-        let co_runners: Vec<Slot> = self.domains.members(SHARED_CACHE, cpu).filter_map(|cpu| self.running(cpu)).collect();
+        let co_runners: Vec<Slot> =
+            self.domains.members(SHARED_CACHE, cpu).filter_map(|cpu| self.running(cpu)).collect();
         let penalty = |slot: Slot| -> f64 {
             let own_penalties = self.penalties.iter().filter(|(a, b, _)| *a == slot && co_runners.contains(b));
             own_penalties.map(|(_, _, penalty)| penalty).sum()
         };
-        let overtaking = choices.iter().take(MAX_CHOICES).copied().filter(|&slot| self.scheduler.may_overtake(slot, first));
+        let overtaking =
+            choices.iter().take(MAX_CHOICES).copied().filter(|&slot| self.scheduler.may_overtake(slot, first));
         let minimum = overtaking.min_by(|&a, &b| penalty(a).total_cmp(&penalty(b)));
         let choice = minimum.filter(|&slot| penalty(slot) < penalty(first)).unwrap_or(first);
         if choice != first {

@@ -57,7 +57,8 @@ fn check(dispatcher: &Dispatcher, slots: usize) {
             }
             RunState::Queued(_) => {
                 let idle_cpus = (0..cpus).filter(|&cpu| dispatcher.seat_of_cpu(cpu) == Seat::Open);
-                let idle_cpus = idle_cpus.filter(|&cpu| dispatcher.running(cpu).is_none() && task.allowed.contains(cpu));
+                let idle_cpus =
+                    idle_cpus.filter(|&cpu| dispatcher.running(cpu).is_none() && task.allowed.contains(cpu));
                 assert_eq!(idle_cpus.count(), 0, "an allowed CPU idles while {slot} waits");
             }
             RunState::Parked => {

@@ -261,7 +261,9 @@ impl FrameAllocator {
             let pieces = &self.nodes[node as usize].pieces;
             let runs = |&(first, frames): &(u32, u32)| {
                 let start = first.next_multiple_of(pages);
-                (start..first + frames).step_by(pages as usize).find(|&run| run + pages <= first + frames && is_allowed_run(run))
+                (start..first + frames)
+                    .step_by(pages as usize)
+                    .find(|&run| run + pages <= first + frames && is_allowed_run(run))
             };
             if let Some((index, run)) =
                 pieces.iter().enumerate().rev().find_map(|(index, piece)| Some((index, runs(piece)?)))

@@ -114,7 +114,8 @@ impl VirtualMemory {
     }
 
     fn segment_of(&self, process: usize, page: u64) -> Option<usize> {
-        let holds_page = |segment: &SharedSegment| (segment.first_page..segment.first_page + segment.pages).contains(&page);
+        let holds_page =
+            |segment: &SharedSegment| (segment.first_page..segment.first_page + segment.pages).contains(&page);
         self.spaces[process].segments.iter().copied().find(|&segment| holds_page(&self.segments[segment]))
     }
 
@@ -229,7 +230,9 @@ impl VirtualMemory {
     /// translations of all its pages must be dropped, so that touches are observed (lazy migration, hottest first).
     pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, migration: PageMigration) -> bool {
         let earlier = self.spaces[process].coloring.take();
-        if let Some(unchanged) = earlier.as_ref().filter(|unchanged| unchanged.allowed == *allowed && unchanged.migration == migration) {
+        if let Some(unchanged) =
+            earlier.as_ref().filter(|unchanged| unchanged.allowed == *allowed && unchanged.migration == migration)
+        {
             self.spaces[process].coloring = Some(unchanged.clone());
             return false;
         }

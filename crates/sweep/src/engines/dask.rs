@@ -66,14 +66,14 @@ impl Dask {
     }
 
     fn start(&mut self, tasks: &[SweepTask]) -> Result<DaskClient, String> {
-        let folder = self.command.folder.join("engine/dask");
+        let dir = self.command.dir.join("engine/dask");
         self.rounds += 1;
         let name = format!("{}-{}", std::process::id(), self.rounds);
-        let ids = write_ids(&folder, &name, tasks).map_err(|error| error.to_string())?;
-        let script = folder.join("client.py");
+        let ids = write_ids(&dir, &name, tasks).map_err(|error| error.to_string())?;
+        let script = dir.join("client.py");
         cachemate_files::replace(&script, CLIENT.as_bytes())
             .map_err(|error| format!("{}: {error}", script.display()))?;
-        let log = folder.join(format!("{name}.log"));
+        let log = dir.join(format!("{name}.log"));
         let log = cachemate_files::create(&log, true).map_err(|error| format!("{}: {error}", log.display()))?;
         let options = &self.options;
         let mut command = Command::new(&options.python);
@@ -84,7 +84,7 @@ impl Dask {
         }
         command.arg("--ids").arg(ids).arg("--").arg(&self.command.program).args(self.command.args());
         // A local cluster's spill files belong to the sweep's directory, not to the working directory.
-        command.current_dir(&folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).process_group(0);
+        command.current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).process_group(0);
         let mut child = command
             .spawn()
             .map_err(|error| format!("{}: {error}; --python names a Python that has Dask", options.python.display()))?;

@@ -50,16 +50,16 @@ pub struct Hq {
 impl Hq {
     /// An engine that has not started anything yet.
     pub fn new(command: WorkerCommand, options: HqOptions) -> Self {
-        let name = format!("cachemate-{}", SweepTaskId::from_text(&command.folder.to_string_lossy()));
+        let name = format!("cachemate-{}", SweepTaskId::from_text(&command.dir.to_string_lossy()));
         Hq { command, options, name, children: Vec::new(), rounds: 0 }
     }
 
-    fn folder(&self) -> PathBuf {
-        self.command.folder.join("engine/hq")
+    fn dir(&self) -> PathBuf {
+        self.command.dir.join("engine/hq")
     }
 
     fn server_dir(&self) -> PathBuf {
-        self.options.server_dir.clone().unwrap_or_else(|| self.folder().join("server"))
+        self.options.server_dir.clone().unwrap_or_else(|| self.dir().join("server"))
     }
 
     fn client(&self) -> Command {
@@ -82,10 +82,10 @@ impl Hq {
         }
         self.end_server();
         let failed = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
-        let folder = self.folder();
+        let dir = self.dir();
         std::fs::create_dir_all(self.server_dir()).map_err(|error| failed(error.to_string()))?;
         self.rounds += 1;
-        let journal = folder.join(format!("journal-{}-{}", std::process::id(), self.rounds));
+        let journal = dir.join(format!("journal-{}-{}", std::process::id(), self.rounds));
         let mut server = self.client();
         server.args(["server", "start", "--host", "127.0.0.1", "--journal-flush-period", FLUSH]);
         server.arg("--journal").arg(journal);
@@ -93,11 +93,7 @@ impl Hq {
         let start = Instant::now();
         while self.query(&["server", "info"]).is_err() {
             if start.elapsed() > DEADLINE {
-                return Err(failed(format!(
-                    "no server in {} s; its log is in {}",
-                    DEADLINE.as_secs(),
-                    folder.display()
-                )));
+                return Err(failed(format!("no server in {} s; its log is in {}", DEADLINE.as_secs(), dir.display())));
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -112,7 +108,7 @@ impl Hq {
             is_permanent: error.kind() == std::io::ErrorKind::NotFound,
             what: format!("{}: {error}; --hq names HyperQueue's command", self.options.program.display()),
         };
-        let log = cachemate_files::create(&self.folder().join(format!("{subject}.log")), true).map_err(failed)?;
+        let log = cachemate_files::create(&self.dir().join(format!("{subject}.log")), true).map_err(failed)?;
         let log_too = log.try_clone().map_err(failed)?;
         command.stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
         let child = command.spawn().map_err(failed)?;
@@ -149,20 +145,20 @@ impl TaskEngine for Hq {
 
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
         let failed = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
-        std::fs::create_dir_all(self.folder()).map_err(|error| failed(error.to_string()))?;
+        std::fs::create_dir_all(self.dir()).map_err(|error| failed(error.to_string()))?;
         if self.options.server_dir.is_none() {
             self.start_server()?;
         }
         self.rounds += 1;
         let name = format!("{}-{}", std::process::id(), self.rounds);
-        let ids = write_ids(&self.folder(), &name, tasks).map_err(|error| failed(error.to_string()))?;
+        let ids = write_ids(&self.dir(), &name, tasks).map_err(|error| failed(error.to_string()))?;
         let line =
             format!("set -- \"$HQ_TASK_ID\"; {}", self.command.shell_line(&job_ids_text(&ids, self.batch_size())));
         let last = tasks.len().div_ceil(self.batch_size()) - 1;
         let array = format!("0-{last}");
         let mut command = self.client();
         command.args(["submit", "--name", &self.name, "--array", &array, "--crash-limit", CRASHES]);
-        command.args(["--stdout", "none", "--stderr", "none", "--cwd"]).arg(self.folder());
+        command.args(["--stdout", "none", "--stderr", "none", "--cwd"]).arg(self.dir());
         command.args(["--", "sh", "-c", &line]);
         call_ok(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
     }

@@ -35,7 +35,8 @@ impl LocalEngine {
     /// An engine with this number of threads, at least one; nothing is started yet.
     pub fn new(store: Arc<Store>, work: Arc<dyn JobRunner>, inputs: Arc<Inputs>, workers: usize, retries: u32) -> Self {
         let (broken, live, ended) = (Mutex::new(None), Mutex::new(0), Condvar::new());
-        let worker_state = WorkerState { store, work, inputs, retries, stop: AtomicBool::new(false), broken, live, ended };
+        let worker_state =
+            WorkerState { store, work, inputs, retries, stop: AtomicBool::new(false), broken, live, ended };
         LocalEngine { workers: workers.max(1), worker_state: Arc::new(worker_state), threads: Vec::new() }
     }
 }

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use crate::manifest::SweepTask;
 
 /// Writes the ids of a round's tasks, one per line, for workers that know only a number.
-fn write_ids(folder: &Path, name: &str, tasks: &[SweepTask]) -> std::io::Result<PathBuf> {
-    std::fs::create_dir_all(folder)?;
-    let path = folder.join(format!("{name}.ids"));
+fn write_ids(dir: &Path, name: &str, tasks: &[SweepTask]) -> std::io::Result<PathBuf> {
+    std::fs::create_dir_all(dir)?;
+    let path = dir.join(format!("{name}.ids"));
     let text: String = tasks.iter().map(|task| format!("{}\n", task.id)).collect();
     cachemate_files::replace(&path, text.as_bytes())?;
     Ok(path)

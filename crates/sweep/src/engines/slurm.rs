@@ -36,7 +36,7 @@ impl Slurm {
     /// An engine that has not submitted anything yet. Each job gets `batch_size` tasks; `submit_args` are passed to
     /// `sbatch` unchanged.
     pub fn new(command: WorkerCommand, batch_size: usize, submit_args: Vec<String>) -> Self {
-        let name = format!("cachemate-{}", SweepTaskId::from_text(&command.folder.to_string_lossy()));
+        let name = format!("cachemate-{}", SweepTaskId::from_text(&command.dir.to_string_lossy()));
         Slurm { command, batch_size: batch_size.max(1), submit_args, name, rounds: 0 }
     }
 
@@ -49,8 +49,8 @@ impl Slurm {
         command
     }
 
-    fn folder(&self) -> PathBuf {
-        self.command.folder.join("engine/slurm")
+    fn dir(&self) -> PathBuf {
+        self.command.dir.join("engine/slurm")
     }
 
     fn max_array(&self) -> Result<usize, EngineError> {
@@ -71,16 +71,16 @@ impl Slurm {
 
     fn submit_chunk(&self, index: usize, tasks: &[SweepTask]) -> Result<(), EngineError> {
         let failed = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
-        let folder = self.folder();
+        let dir = self.dir();
         let chunk = format!("{}-{}-{index}", std::process::id(), self.rounds);
-        let ids = write_ids(&folder, &chunk, tasks).map_err(|error| failed(error.to_string()))?;
-        let script = folder.join(format!("{chunk}.sh"));
+        let ids = write_ids(&dir, &chunk, tasks).map_err(|error| failed(error.to_string()))?;
+        let script = dir.join(format!("{chunk}.sh"));
         cachemate_files::replace(&script, self.script(&ids).as_bytes()).map_err(|error| failed(error.to_string()))?;
         let jobs = tasks.len().div_ceil(self.batch_size);
         let mut command = self.client("sbatch");
         command.args(["--parsable", "--no-requeue", "--job-name", &self.name, &format!("--array=0-{}", jobs - 1)]);
-        let log = folder.join("logs/%A-%a.log");
-        command.arg(format!("--output={}", log.display())).arg(format!("--chdir={}", folder.display()));
+        let log = dir.join("logs/%A-%a.log");
+        command.arg(format!("--output={}", log.display())).arg(format!("--chdir={}", dir.display()));
         command.args(&self.submit_args).arg(&script);
         call_ok(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
     }
@@ -93,7 +93,8 @@ impl Slurm {
         if called.code != Some(0) {
             return Err(called.err.lines().next().unwrap_or("squeue printed no message").to_string());
         }
-        let split = |line: &str| line.split_once(' ').map(|(state, reason)| (state.to_string(), reason.trim().to_string()));
+        let split =
+            |line: &str| line.split_once(' ').map(|(state, reason)| (state.to_string(), reason.trim().to_string()));
         Ok(called.out.lines().filter_map(split).collect())
     }
 
@@ -101,7 +102,8 @@ impl Slurm {
     fn unavailable_reason(&self) -> Option<String> {
         let output = call_ok(self.client("sinfo").args(["-h", "-N", "-o", "%T"]), DEADLINE).ok()?;
         let states: Vec<&str> = output.split_whitespace().collect();
-        let is_unavailable = |state: &&str| ["drain", "down", "fail", "maint"].iter().any(|prefix| state.starts_with(prefix));
+        let is_unavailable =
+            |state: &&str| ["drain", "down", "fail", "maint"].iter().any(|prefix| state.starts_with(prefix));
         let none_available = !states.is_empty() && states.iter().all(is_unavailable);
         none_available.then(|| {
             let mut distinct: Vec<&str> = states.clone();
@@ -129,7 +131,7 @@ impl TaskEngine for Slurm {
             }
         }
         self.rounds += 1;
-        let logs = self.folder().join("logs");
+        let logs = self.dir().join("logs");
         std::fs::create_dir_all(&logs).map_err(|error| EngineError {
             engine: NAME,
             what: format!("{}: {error}", logs.display()),
@@ -170,11 +172,11 @@ mod tests {
     /// Does job number k of a script run the k-th batch of ids, whatever characters the directory's name contains?
     #[test]
     fn a_job_runs_its_own_ids() {
-        let folder = tempfile::tempdir().unwrap();
-        let folder = folder.path().join("it's a folder");
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("it's a directory");
         let tasks: Vec<SweepTask> = (1..=5).map(|id| SweepTask { id: SweepTaskId(id), point: "{}".into() }).collect();
-        let ids = write_ids(&folder, "x", &tasks).unwrap();
-        let command = WorkerCommand { program: "echo".into(), folder, retries: 0, heartbeat_timeout_s: 60 };
+        let ids = write_ids(&dir, "x", &tasks).unwrap();
+        let command = WorkerCommand { program: "echo".into(), dir, retries: 0, heartbeat_timeout_s: 60 };
         let script = Slurm::new(command, 2, Vec::new()).script(&ids);
         let output = |job: &str| {
             let mut shell = Command::new("sh");

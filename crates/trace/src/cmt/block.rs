@@ -92,7 +92,8 @@ impl Columns {
     /// Writes the columns to `raw`, and empties them.
     pub(super) fn take_columns(&mut self, raw: &mut Vec<u8>) {
         raw.clear();
-        let counts = [self.threads.len(), self.runs.len(), self.wide_sizes.len() / 2, self.gaps.len(), self.addresses.len()];
+        let counts =
+            [self.threads.len(), self.runs.len(), self.wide_sizes.len() / 2, self.gaps.len(), self.addresses.len()];
         counts.iter().for_each(|&count| raw.extend_from_slice(&(count as u32).to_le_bytes()));
         self.threads.iter().for_each(|&(id, _)| raw.extend_from_slice(&id.to_le_bytes()));
         for &(index, records) in &self.runs {

@@ -140,7 +140,8 @@ fn a_truncated_file_gives_its_whole_blocks_and_names_the_broken_one() {
         let (read_records, error) = read_all(&mut reader);
         assert_eq!(read_records, records[..whole_blocks * BLOCK_RECORDS]);
         let text = error.expect("an error").to_string();
-        let place = format!("cut.cmt: block {whole_blocks} at byte {}: found the end of the file", starts[whole_blocks]);
+        let place =
+            format!("cut.cmt: block {whole_blocks} at byte {}: found the end of the file", starts[whole_blocks]);
         assert!(text.starts_with(&place), "{text}");
         let mut reader = CmtReader::new(&bytes[..cut], "cut.cmt").unwrap();
         reader.salvage();

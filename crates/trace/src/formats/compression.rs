@@ -56,7 +56,7 @@ mod tests {
     /// Is a trace the same in each of the three compressions, also in several members, and is a truncated one rejected?
     #[test]
     fn compressed_traces_read_as_the_plain_one() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let plain: Vec<u8> = (0..5000u64).flat_map(|at| (at * 64 % 7777).to_le_bytes()).collect();
         let (first, second) = plain.split_at(16_000);
         let gzip = |bytes: &[u8]| {
@@ -72,7 +72,7 @@ mod tests {
         let zst = |bytes: &[u8]| zstd::stream::encode_all(bytes, 3).unwrap();
         let compressions: [(&str, &dyn Fn(&[u8]) -> Vec<u8>); 3] = [("gz", &gzip), ("xz", &xz), ("zst", &zst)];
         for (ending, compress) in compressions {
-            let path = folder.path().join(format!("t.u64.{ending}"));
+            let path = dir.path().join(format!("t.u64.{ending}"));
             let read = |bytes: &[u8]| {
                 std::fs::write(&path, bytes).unwrap();
                 let mut reader = open(path.to_str().unwrap(), None)?;

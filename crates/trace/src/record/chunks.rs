@@ -55,7 +55,7 @@ fn u64_of(bytes: &[u8], index: usize) -> u64 {
 impl ChunkDecoder {
     /// With `several`, children are followed: addresses contain their process.
     pub(super) fn new(has_several: bool) -> Self {
-        ChunkDecoder { several: has_several, ..Default::default() }
+        ChunkDecoder { has_several, ..Default::default() }
     }
 
     fn chunk_error<T>(&self, found: String, expected: &str) -> Result<T, TraceError> {

@@ -55,7 +55,7 @@ impl<'a> Fifo<'a> {
             input,
             child,
             interrupt,
-            follow: follows_children,
+            follows_children,
             has_enough: false,
             writers: Vec::new(),
             stop_time: None,

@@ -53,7 +53,10 @@ fn a_truncated_log_gives_what_was_before_and_the_line() {
         let (read_records, error) = read_all(log);
         assert_eq!(read_records, records[..whole_records]);
         let text = error.unwrap().to_string();
-        assert!(text.starts_with(&format!("run.jsonl: line {}: found the end of the file", whole_records + 2)), "{text}");
+        assert!(
+            text.starts_with(&format!("run.jsonl: line {}: found the end of the file", whole_records + 2)),
+            "{text}"
+        );
     }
     let mut damaged = bytes.clone();
     damaged[ends[1] + 1] = b'!';
@@ -65,7 +68,8 @@ fn a_truncated_log_gives_what_was_before_and_the_line() {
     recorded(&packed);
     let bytes = std::fs::read(&packed).unwrap();
     let cut = bytes[..bytes.len() - 40].to_vec();
-    let (read_records, error) = read_all(RunLogReader::new(Box::new(std::io::Cursor::new(cut)), "run.jsonl.zst").unwrap());
+    let (read_records, error) =
+        read_all(RunLogReader::new(Box::new(std::io::Cursor::new(cut)), "run.jsonl.zst").unwrap());
     assert!(records.starts_with(&read_records) && !read_records.is_empty());
     assert!(error.unwrap().to_string().starts_with(&format!("run.jsonl.zst: line {}:", read_records.len() + 2)));
 }

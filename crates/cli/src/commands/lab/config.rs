@@ -213,7 +213,8 @@ fn not_modeled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
         missing_features.push(format!("{prefetchers} of its prefetchers: only a stride prefetcher at a private L2 is"));
     }
     if machine.memory.nodes > 1 && !has_own_memories(machine) {
-        missing_features.push("memory nodes: all memory is local, and all L3s share the bandwidth of one node".to_string());
+        missing_features
+            .push("memory nodes: all memory is local, and all L3s share the bandwidth of one node".to_string());
     }
     missing_features
 }

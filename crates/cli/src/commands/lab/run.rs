@@ -145,7 +145,8 @@ impl LabRunArgs {
 fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<PhaseResult>> {
     let mut by_phase: BTreeMap<(usize, usize), PhaseResult> = BTreeMap::new();
     for (index, line) in text.lines().enumerate() {
-        let problem = || format!("results.tsv, line {}: found {line:?}, expected 11 fields of the lab's script", index + 1);
+        let problem =
+            || format!("results.tsv, line {}: found {line:?}, expected 11 fields of the lab's script", index + 1);
         let fields: Vec<&str> = line.split('\t').collect();
         let &[phase, number, _, seconds, ended, ref counts @ ..] = &fields[..] else { bail!(problem()) };
         let order = phases.iter().position(|known| *known == phase).with_context(problem)?;

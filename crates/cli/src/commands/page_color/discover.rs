@@ -68,7 +68,8 @@ impl Discover {
 /// No colors were found, with the reason.
 pub fn discover_colors(session: &Session, bytes: u64, max_time: Duration, seed: u64) -> anyhow::Result<ColorMap> {
     let topology = read_topology(Path::new("/")).context("cannot read the caches of this host")?.topology;
-    let allowed_cpus = LinuxHost::new("/").affinity(std::process::id() as i32).context("cannot read this process's CPUs")?;
+    let allowed_cpus =
+        LinuxHost::new("/").affinity(std::process::id() as i32).context("cannot read this process's CPUs")?;
     // The last CPU, because most interrupts are handled on the first.
     let cpu = allowed_cpus.iter().last().map(CpuId).context("this process may run on no CPU")?;
     let available = available_bytes().unwrap_or(u64::MAX);

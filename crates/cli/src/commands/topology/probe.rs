@@ -82,7 +82,8 @@ fn pair(a: u32, b: u32, bounds: &RoundTripBounds) -> CpuPair {
     let mut best_ns: Option<f64> = None;
     for _ in 0..TRIES {
         if let Ok(round_trip) = round_trip((CpuId(a), CpuId(b))) {
-            best_ns = Some(best_ns.map_or(round_trip.round_trip_ns, |best_ns: f64| best_ns.min(round_trip.round_trip_ns)));
+            best_ns =
+                Some(best_ns.map_or(round_trip.round_trip_ns, |best_ns: f64| best_ns.min(round_trip.round_trip_ns)));
             if bounds.classify(round_trip.round_trip_ns) != SharingVerdict::Unclear {
                 break;
             }

@@ -64,10 +64,15 @@ pub(crate) struct Execution<'a, L> {
 impl<'a, L: KernelLender> Execution<'a, L> {
     /// Executes the list. Each refused line of the plan is reported; changes that do not depend on it are still made.
     pub fn run(host: ApplyContext<'a, L>, reading: &'a HostSnapshot, list: &'a [Change]) -> ApplyReport {
-        let current_states = reading.objects.iter().map(|(object, (_, state))| (object.clone(), state.clone())).collect();
+        let current_states =
+            reading.objects.iter().map(|(object, (_, state))| (object.clone(), state.clone())).collect();
         let overridden = reading.overridden_items(host.actuator);
-        let report =
-            ApplyReport { in_force: current_states, overridden, refused: reading.refused.clone(), ..ApplyReport::default() };
+        let report = ApplyReport {
+            in_force: current_states,
+            overridden,
+            refused: reading.refused.clone(),
+            ..ApplyReport::default()
+        };
         let mut execution = Execution { host, reading, list, journalled: BTreeMap::new(), made: report };
         let mut partial_refusals = Vec::new();
         let outcomes = run(list, |change| {

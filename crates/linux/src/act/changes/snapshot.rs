@@ -11,7 +11,7 @@ use cachemate_core::{
 };
 
 use crate::act::actuator::Actuator;
-use crate::act::colors::agents::agent_folder;
+use crate::act::colors::agents::agent_dir;
 use crate::act::cpusets::CpusetGroups;
 use crate::act::desired_state::{DesiredState, refusal};
 use crate::kernel::scheduling::EXT;
@@ -231,8 +231,8 @@ impl HostSnapshot {
             let item = by_process.get(&task.process).cloned();
             let file = match (changed_file, &item) {
                 (Some(path), _) => path,
-                (None, Some(_)) => match agent_folder(kernel, task.pid) {
-                    Some(folder) => folder.join("wanted"),
+                (None, Some(_)) => match agent_dir(kernel, task.pid) {
+                    Some(dir) => dir.join("wanted"),
                     None => continue,
                 },
                 (None, None) => continue,
@@ -275,7 +275,8 @@ impl HostSnapshot {
         let is_overridden = |(object, (_, now)): &(&JournalObject, &(PlanItem, ObjectState))| {
             actuator.last_state(object).is_some_and(|last| last != now)
         };
-        let mut items: Vec<PlanItem> = self.objects.iter().filter(is_overridden).map(|(_, (item, _))| item.clone()).collect();
+        let mut items: Vec<PlanItem> =
+            self.objects.iter().filter(is_overridden).map(|(_, (item, _))| item.clone()).collect();
         items.dedup();
         items
     }
@@ -298,7 +299,10 @@ fn parse_colors(text: &ObjectState) -> Option<ColorAssignment> {
     let ObjectState::Text(text) = text else { return None };
     let (mask, moves_all) = cachemate_agent::layout::parse_target(text.as_bytes())?;
     let allowed_colors: IndexSet = (0..64).filter(|color| mask >> color & 1 == 1).collect();
-    Some(ColorAssignment { allowed: allowed_colors, migration: if moves_all { PageMigration::All } else { PageMigration::Never } })
+    Some(ColorAssignment {
+        allowed: allowed_colors,
+        migration: if moves_all { PageMigration::All } else { PageMigration::Never },
+    })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Programs that run colored: their folders, their agents' reports, and the kernel's view of their frames.
+//! Programs that run colored: their directories, their agents' reports, and the kernel's view of their frames.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,33 +18,33 @@ use super::pool::present_pages;
 use super::reference_set::{BASE, FrameLedger};
 use crate::kernel::Kernel;
 
-/// The folder of a session: the reference set and ledger that it began with, and a folder for each process.
-fn session_folder(base: &Path, launcher: u32, session: u32) -> PathBuf {
+/// The directory of a session: the reference set and ledger that it began with, and a directory for each process.
+fn session_dir(base: &Path, launcher: u32, session: u32) -> PathBuf {
     base.join(format!("s{launcher}-{session}"))
 }
 
-/// Makes a session's folder. The reference set and ledger are linked: a later discovery does not change the labels that
+/// Makes a session's directory. The reference set and ledger are linked: a later discovery does not change the labels that
 /// a running program uses.
 ///
 /// # Errors
 /// As the file system says.
 pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) -> Result<PathBuf, ColorError> {
-    let folder = session_folder(base, launcher, session);
+    let dir = session_dir(base, launcher, session);
     let make = || {
         // The library is preloaded by its path, so no other user may be able to change any part of the path.
         let trusted = TrustedDir::open_anchored(base, DirAccess::ReadWrite)?;
-        if folder.symlink_metadata().is_ok() {
-            fs::remove_dir_all(&folder)?; // of a process that had this number before
+        if dir.symlink_metadata().is_ok() {
+            fs::remove_dir_all(&dir)?; // of a process that had this number before
         }
-        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
         let session = trusted.create_new_dir(&name)?;
         for name in ["reference-set", "ledger"] {
             trusted.link_into(name, &session, name)?;
         }
         session.file(Path::new(LIBRARY), OFlags::RDWR | OFlags::CREATE)?.write_all(library)
     };
-    make().map_err(|source| ColorError::io(&folder, source))?;
-    Ok(folder)
+    make().map_err(|source| ColorError::io(&dir, source))?;
+    Ok(dir)
 }
 
 /// Name of the preloaded library.
@@ -55,11 +55,11 @@ pub fn remove_dead_sessions(kernel: &dyn Kernel, base: &Path) {
     for name in kernel.list(base).unwrap_or_default() {
         let launcher = name.strip_prefix('s').and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
         let Some(launcher) = launcher else { continue };
-        let folder = base.join(&name);
+        let dir = base.join(&name);
         let lives = |pid: i32| kernel.stat(pid).is_ok();
-        if !lives(launcher) && !processes(kernel, &folder).into_iter().any(lives) {
+        if !lives(launcher) && !processes(kernel, &dir).into_iter().any(lives) {
             // A directory that cannot be removed does no harm.
-            let _ = fs::remove_dir_all(&folder);
+            let _ = fs::remove_dir_all(&dir);
         }
     }
 }
@@ -72,17 +72,17 @@ pub fn processes(kernel: &dyn Kernel, session: &Path) -> Vec<i32> {
     pids
 }
 
-/// The folder of a process that runs colored now.
-pub fn agent_folder(kernel: &dyn Kernel, pid: i32) -> Option<PathBuf> {
+/// The directory of a process that runs colored now.
+pub fn agent_dir(kernel: &dyn Kernel, pid: i32) -> Option<PathBuf> {
     let base = Path::new(BASE);
     let sessions = kernel.list(base).unwrap_or_default().into_iter().filter(|name| name.starts_with('s'));
     let pid_name = pid.to_string();
-    let mut folders = sessions
+    let mut dirs = sessions
         .map(|session| base.join(session))
         .filter(|session| kernel.list(session).is_ok_and(|names| names.contains(&pid_name)));
-    let folder = folders.next()?.join(&pid_name);
+    let dir = dirs.next()?.join(&pid_name);
     // The process id may have been reused.
-    AgentReport::read(kernel, &folder).ok()?.account.is_ok().then_some(folder)
+    AgentReport::read(kernel, &dir).ok()?.account.is_ok().then_some(dir)
 }
 
 /// The mask of a set of colors; `None` = the set is empty, or a color does not fit into a mask.
@@ -109,8 +109,8 @@ impl AgentReport {
     ///
     /// # Errors
     /// There is no status, or every read of it was torn.
-    pub fn read(kernel: &dyn Kernel, folder: &Path) -> io::Result<Self> {
-        let path = folder.join("status");
+    pub fn read(kernel: &dyn Kernel, dir: &Path) -> io::Result<Self> {
+        let path = dir.join("status");
         for _ in 0..20 {
             if let Some(agent) = Self::parse(&kernel.read(&path)?) {
                 return Ok(agent);
@@ -312,8 +312,8 @@ mod tests {
         let text =
             format!("turn 1\ninside_pages {largest}\noutside_pages {largest}\nunknown_pages {largest}\nturn 1\n");
         assert_eq!(AgentReport::parse(&text).unwrap().allowed_share(), Some(1.0 / 3.0));
-        let folder = tempfile::tempdir().unwrap();
-        let base = folder.path().join("colors");
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().join("colors");
         TrustedDir::create_anchored(&base).unwrap();
         let ledger = FrameLedger::open(&base).unwrap();
         let here = &text as *const String as u64;

@@ -74,7 +74,8 @@ const MIN_SLOWDOWN: f64 = 1.3;
 /// ascend; one outlier in the middle does not make a knee.
 pub fn knee_bytes(curve: &[ChaseComparison]) -> Option<u64> {
     let is_slower = |point: &ChaseComparison| point.colored_ns > MIN_SLOWDOWN * point.ordinary_ns;
-    let knee = (0..curve.len()).find(|&index| is_slower(&curve[index]) && curve.get(index + 1).is_none_or(is_slower))?;
+    let knee =
+        (0..curve.len()).find(|&index| is_slower(&curve[index]) && curve.get(index + 1).is_none_or(is_slower))?;
     Some(curve[knee].size_bytes)
 }
 

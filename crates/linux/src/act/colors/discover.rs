@@ -39,7 +39,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Options of a discovery.
 pub struct DiscoveryOptions<'a> {
-    /// The folder of colors: [`reference_set::BASE`] on a live host.
+    /// The directory of colors: [`reference_set::BASE`] on a live host.
     pub base: &'a Path,
     /// Memory whose frames are classified.
     pub pool_bytes: u64,
@@ -86,7 +86,8 @@ pub fn find_target_cache(topology: &Topology, cpu: CpuId) -> Result<TargetCache,
             "a second-level cache of {size_bytes} bytes and {ways} ways has {colors} colors of {PAGE_BYTES} bytes; 2 to {MAX_COLORS} can be told"
         )));
     }
-    let last = topology.caches.iter().filter(serves_cpu).find(|cache| cache.last_level && cache.level != CacheLevel::L2);
+    let last =
+        topology.caches.iter().filter(serves_cpu).find(|cache| cache.last_level && cache.level != CacheLevel::L2);
     Ok(TargetCache {
         level: cache.level,
         size_bytes,

@@ -102,7 +102,12 @@ fn group_remaining(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses
 }
 
 /// A subset of `from` of hardly more than `ways` items that pushes `target` out; `None` where all of them do not.
-fn reduce_to_minimal(test: &mut impl EvictionOracle, target: usize, start_set: &[usize], ways: usize) -> Option<Vec<usize>> {
+fn reduce_to_minimal(
+    test: &mut impl EvictionOracle,
+    target: usize,
+    start_set: &[usize],
+    ways: usize,
+) -> Option<Vec<usize>> {
     let mut set: Vec<usize> = start_set.iter().copied().filter(|&item| item != target).collect();
     if !test.evicts(target, &set) {
         return None;
@@ -182,7 +187,8 @@ fn split(
         }
         let core = |items: &[usize]| items.iter().copied().take(2 * search.per_class).collect::<Vec<_>>();
         let (yes_core, no_core) = (core(&yes), core(&no));
-        let mut mostly = |items: &[usize], evictors: &[usize]| 4 * evicted_items(test, items, evictors).len() >= 3 * items.len();
+        let mut mostly =
+            |items: &[usize], evictors: &[usize]| 4 * evicted_items(test, items, evictors).len() >= 3 * items.len();
         let take_few = |items: &[usize]| items.iter().copied().take(12).collect::<Vec<_>>();
         let (some_yes, some_no) = (take_few(&yes), take_few(&no));
         let is_separate = mostly(&some_yes, &yes_core) && mostly(&some_no, &no_core);
@@ -206,7 +212,8 @@ fn merge(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: 
         let mut other_index = index + 1;
         while other_index < grouped.classes.len() {
             let sample_items = |class: &[usize]| class.iter().copied().take(search.per_class).collect::<Vec<_>>();
-            let (first_items, second_items) = (sample_items(&grouped.classes[index]), sample_items(&grouped.classes[other_index]));
+            let (first_items, second_items) =
+                (sample_items(&grouped.classes[index]), sample_items(&grouped.classes[other_index]));
             let mut crossing = 0;
             for try_ in 0..3 {
                 let first_evicts = test.evicts(second_items[try_ % second_items.len()], &first_items);

@@ -102,7 +102,7 @@ pub struct ColorMap {
 impl ColorMap {
     /// Version of the file; another one is refused.
     pub const FORMAT: u32 = 1;
-    /// File of the last discovery, in the folder of colors.
+    /// File of the last discovery, in the directory of colors.
     pub const FILE_NAME: &str = "map.json";
 
     /// Runs of neighboring frames, ascending; frames without a number are left out.
@@ -145,11 +145,11 @@ impl ColorMap {
     /// The map of the last discovery on this host.
     ///
     /// # Errors
-    /// As [`ColorMap::read`], or the folder cannot be trusted.
+    /// As [`ColorMap::read`], or the directory cannot be trusted.
     pub fn open_of_host(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(Self::FILE_NAME);
         let text = TrustedDir::open_anchored(base, DirAccess::ReadOnly)
-            .and_then(|folder| folder.read_text(Path::new(Self::FILE_NAME), MAX_MAP_BYTES))
+            .and_then(|dir| dir.read_text(Path::new(Self::FILE_NAME), MAX_MAP_BYTES))
             .and_then(|text| text.ok_or_else(|| io::ErrorKind::NotFound.into()));
         let text = text.map_err(|source| ColorError::io(&path, source))?;
         Self::parse(&text).map_err(|problem| ColorError::BadMap(path, problem))

@@ -24,10 +24,10 @@ pub mod verification;
 /// Why there are no colors, or none now.
 #[derive(Debug, thiserror::Error)]
 pub enum ColorError {
-    /// A file in the folder of colors, or memory for frames, is unavailable.
+    /// A file in the directory of colors, or memory for frames, is unavailable.
     #[error("{path}: {source}")]
     Io {
-        /// The file or folder concerned.
+        /// The file or directory concerned.
         path: PathBuf,
         /// The kernel's error.
         source: io::Error,
@@ -71,7 +71,8 @@ pub fn boot_id() -> String {
 /// # Errors
 /// The reason, with its remedy.
 pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionSupport)>, migration::MigrationUnavailable> {
-    let unusable = |reason: String, remedy: &str| migration::MigrationUnavailable { reason, remedy: remedy.to_string() };
+    let unusable =
+        |reason: String, remedy: &str| migration::MigrationUnavailable { reason, remedy: remedy.to_string() };
     let discover = "cachemate page-color discover";
     let map = match map::ColorMap::open_of_host(Path::new(reference_set::BASE)) {
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
@@ -116,4 +117,4 @@ pub fn describe_partitions(partitions: &[(CacheId, PartitionSupport)]) -> String
 }
 
 #[cfg(test)]
-mod folder_tests;
+mod trusted_dir_tests;

@@ -11,7 +11,7 @@ pub fn find(name: &str, path: Option<&str>) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(PathBuf::from(name)).filter(is_executable);
     }
-    path?.split(':').map(|folder| Path::new(folder).join(name)).find(is_executable)
+    path?.split(':').map(|dir| Path::new(dir).join(name)).find(is_executable)
 }
 
 /// Why the program cannot run colored; `None` = it can.
@@ -91,11 +91,11 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn file(content: &[u8], mode: u32) -> (tempfile::TempDir, PathBuf) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("program");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("program");
         std::fs::write(&path, content).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-        (folder, path)
+        (dir, path)
     }
 
     fn elf(interpreter: Option<&[u8]>) -> Vec<u8> {
@@ -114,7 +114,7 @@ mod tests {
     }
 
     fn why(content: &[u8], mode: u32) -> Option<String> {
-        let (_folder, path) = file(content, mode);
+        let (_dir, path) = file(content, mode);
         refusal(&path).unwrap().map(|reason| reason.replace(&path.display().to_string(), "P"))
     }
 
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(why(b"#!/bin/sh\necho\n", 0o755), refusal(Path::new("/bin/sh")).unwrap());
         assert_eq!(why(b"#!/usr/bin/env sh\n", 0o755), refusal(Path::new("/bin/sh")).unwrap());
         assert!(why(b"#!/usr/bin/env no-such-program-here\n", 0o755).unwrap().contains("not found"));
-        let (_folder, path) = file(b"", 0o755);
+        let (_dir, path) = file(b"", 0o755);
         std::fs::write(&path, format!("#!{}\n", path.display())).unwrap();
         assert!(refusal(&path).unwrap().unwrap().contains("too deep"));
     }

@@ -1,8 +1,8 @@
-//! The folder with the frames that define this host's colors.
+//! The directory with the frames that define this host's colors.
 //!
 //! Problem: the label of a color is meaningful only while the frames that define it exist, and two programs that are to
 //! be separated must use the same labels. Method: some frames of each color are kept in a file in memory until the next
-//! boot (removing the folder frees them), and every other frame is classified against them. A ledger beside them
+//! boot (removing the directory frees them), and every other frame is classified against them. A ledger beside them
 //! remembers colors by frame number; an entry is verified by one timing before it is used, because a host may give a
 //! guest frame other memory after it was free (free page reporting).
 
@@ -22,7 +22,7 @@ use super::grouping::EvictionOracle;
 use super::pool::TimedOracle;
 use super::{ColorError, verification};
 
-/// The folder's path: in memory, so that the reference set is a set of frames.
+/// The directory's path: in memory, so that the reference set is a set of frames.
 pub const BASE: &str = "/dev/shm/cachemate-color";
 /// Reference frames of each color for a cache of that many ways. If replacement is not LRU, one frame more than ways
 /// evicts a line in 1 of 50 tries, half as many again in half of them, and twice as many almost always.
@@ -105,7 +105,7 @@ pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 /// # Errors
 /// As the file system says.
 pub fn accept_base(base: &Path) -> Result<(), ColorError> {
-    let renamed = open_base(base).and_then(|folder| folder.rename(NEW_KIT, KIT));
+    let renamed = open_base(base).and_then(|dir| dir.rename(NEW_KIT, KIT));
     renamed.map_err(|source| ColorError::io(&base.join(NEW_KIT), source))
 }
 
@@ -161,20 +161,23 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), Color
     let path = base.join(name);
     let io = |source| ColorError::io(&path, source);
     let set_error = |problem: String| ColorError::BadReferenceSet(path.clone(), problem);
-    let folder = TrustedDir::open_anchored(base, DirAccess::ReadOnly);
-    let file = match folder.and_then(|folder| folder.file(Path::new(name), OFlags::RDONLY)) {
+    let dir = TrustedDir::open_anchored(base, DirAccess::ReadOnly);
+    let file = match dir.and_then(|dir| dir.file(Path::new(name), OFlags::RDONLY)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoReferenceSet(path)),
         other => other.map_err(io)?,
     };
     let bytes = file.metadata().map_err(io)?.len() as usize;
     if bytes < ReferenceSetHeader::PAGES * PAGE_BYTES {
-        return Err(set_error(format!("found {bytes} bytes, expected a header of {} pages", ReferenceSetHeader::PAGES)));
+        return Err(set_error(format!(
+            "found {bytes} bytes, expected a header of {} pages",
+            ReferenceSetHeader::PAGES
+        )));
     }
     let mapped = MappedFile::new(&file, bytes, false).map_err(io)?;
     // SAFETY: the first bytes of a mapping that is longer than they are.
     let content = unsafe { std::slice::from_raw_parts(mapped.start(), ReferenceSetHeader::BYTES) };
-    let header =
-        ReferenceSetHeader::from_bytes(content).ok_or_else(|| set_error("no reference set of this version".to_string()))?;
+    let header = ReferenceSetHeader::from_bytes(content)
+        .ok_or_else(|| set_error("no reference set of this version".to_string()))?;
     Ok((mapped, header.id))
 }
 
@@ -184,11 +187,11 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), Color
 /// # Errors
 /// No room in memory, or too few pages of some class.
 pub fn create(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Result<(), ColorError> {
-    let folder = TrustedDir::create_anchored(base).map_err(|source| ColorError::io(base, source))?;
+    let dir = TrustedDir::create_anchored(base).map_err(|source| ColorError::io(base, source))?;
     let path = base.join(NEW_KIT);
     let io = |source| ColorError::io(&path, source);
     let (colors, per_color) = (classes.classes.len(), per_color(ways));
-    let file = folder.file(Path::new(NEW_KIT), READ_WRITE).map_err(io)?;
+    let file = dir.file(Path::new(NEW_KIT), READ_WRITE).map_err(io)?;
     file.set_len(0).map_err(io)?;
     let pages = ReferenceSetHeader::PAGES + 3 * colors * per_color;
     file.set_len((pages * PAGE_BYTES) as u64).map_err(io)?;
@@ -244,13 +247,15 @@ fn keep_best(test: &mut impl EvictionOracle, table: &mut [Vec<u32>], per_color: 
         let mut scored_members: Vec<(usize, u32)> = Vec::with_capacity(members.len());
         for &index in members.iter() {
             let own_set: Vec<usize> = sets[color].iter().copied().filter(|&other| other != index as usize).collect();
-            let is_confirmed = |_: &usize| test.evicts(index as usize, &own_set) && !test.evicts(index as usize, next_set);
+            let is_confirmed =
+                |_: &usize| test.evicts(index as usize, &own_set) && !test.evicts(index as usize, next_set);
             scored_members.push(((0..ROUNDS).filter(is_confirmed).count(), index));
         }
         // A stable sort keeps the first among equals.
         scored_members.sort_by_key(|(rounds, _)| std::cmp::Reverse(*rounds));
         let confirmed_count = scored_members.iter().take(per_color).filter(|(rounds, _)| rounds + 1 >= ROUNDS).count();
-        removed_indices.extend(scored_members.split_off(confirmed_count).into_iter().map(|(_, member)| member as usize));
+        removed_indices
+            .extend(scored_members.split_off(confirmed_count).into_iter().map(|(_, member)| member as usize));
         *members = scored_members.into_iter().map(|(_, member)| member).collect();
     }
     removed_indices
@@ -306,7 +311,7 @@ impl FrameLedger {
         let path = base.join(LEDGER);
         let io = |source| ColorError::io(&path, source);
         let frames = read_highest_frame().map_err(|source| ColorError::io(Path::new("/proc/zoneinfo"), source))?;
-        let file = open_base(base).and_then(|folder| folder.file(Path::new(LEDGER), READ_WRITE)).map_err(io)?;
+        let file = open_base(base).and_then(|dir| dir.file(Path::new(LEDGER), READ_WRITE)).map_err(io)?;
         if (file.metadata().map_err(io)?.len() as usize) < frames {
             file.set_len(frames as u64).map_err(io)?; // a hole: memory is taken only where frames are known
         }
@@ -349,18 +354,18 @@ fn read_highest_frame() -> io::Result<usize> {
     if end == 0 { Err(io::Error::new(io::ErrorKind::InvalidData, "no zone with frames")) } else { Ok(end) }
 }
 
-/// Replaces a file of the folder atomically, by a rename.
+/// Replaces a file of the directory atomically, by a rename.
 ///
 /// # Errors
 /// As the file system says.
 pub fn write_whole(base: &Path, name: &str, text: &[u8]) -> Result<(), ColorError> {
     let new_name = format!("{name}.new");
     let write = || {
-        let folder = open_base(base)?;
-        let mut file = folder.file(Path::new(&new_name), READ_WRITE)?;
+        let dir = open_base(base)?;
+        let mut file = dir.file(Path::new(&new_name), READ_WRITE)?;
         file.set_len(0)?;
         file.write_all(text)?;
-        folder.rename(&new_name, name)
+        dir.rename(&new_name, name)
     };
     write().map_err(|source| ColorError::io(&base.join(name), source))
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use cachemate_core::{ActiveShare, CacheShare, IndexSet, PendingItem, PlanItem, ShareMember, Units};
 
-use super::agents::{AgentReport, agent_folder, color_mask};
+use super::agents::{AgentReport, agent_dir, color_mask};
 use crate::kernel::Kernel;
 use crate::sense::tasks::ManagedThread;
 
@@ -36,7 +36,7 @@ fn members(kernel: &dyn Kernel, share: &CacheShare, tasks: &[&ManagedThread]) ->
         ShareMember::Process(process) => tasks.iter().find(|task| task.process == *process).map(|task| task.pid),
         ShareMember::Task(_) => None, // refused by the check of every plan
     };
-    share.members.iter().filter_map(pid_of).map(|pid| (pid, agent_folder(kernel, pid))).collect()
+    share.members.iter().filter_map(pid_of).map(|pid| (pid, agent_dir(kernel, pid))).collect()
 }
 
 impl ColorShares {
@@ -52,8 +52,8 @@ impl ColorShares {
             let Some(mask) = requested_colors(share).and_then(color_mask) else { continue };
             let (mut inside, mut counted_pages, mut fallen, mut done_pages, mut total) = (0, 0, 0, 0, 0);
             let (mut agents, mut taken_up) = (0, true);
-            for folder in members(kernel, share, tasks).into_iter().filter_map(|(_, folder)| folder) {
-                let Ok(agent) = AgentReport::read(kernel, &folder) else { continue };
+            for dir in members(kernel, share, tasks).into_iter().filter_map(|(_, dir)| dir) {
+                let Ok(agent) = AgentReport::read(kernel, &dir) else { continue };
                 let figure = |name: &str| agent.counter(name).unwrap_or(0);
                 agents += 1;
                 taken_up &= figure("mask") == mask;
@@ -62,7 +62,7 @@ impl ColorShares {
                 done_pages += figure("recolor_done");
                 total += figure("recolor_total").max(figure("recolor_done"));
                 let fallback = figure("fallback_frames") + figure("kernel_frames");
-                let baseline = self.initial_fallbacks.entry(folder).or_insert((mask, fallback));
+                let baseline = self.initial_fallbacks.entry(dir).or_insert((mask, fallback));
                 if baseline.0 != mask {
                     *baseline = (mask, fallback); // another share: counted anew
                 }
@@ -78,7 +78,12 @@ impl ColorShares {
                 pending.push(PendingItem { item, done: if taken_up { done_pages } else { 0 }, total });
             }
             let (share, fallback_pages) = (share.clone(), Some(fallen));
-            active_shares.push(ActiveShare { share, pages_in_share: pages_inside, fallback_pages, occupancy_bytes: None });
+            active_shares.push(ActiveShare {
+                share,
+                pages_in_share: pages_inside,
+                fallback_pages,
+                occupancy_bytes: None,
+            });
         }
         (active_shares, pending)
     }
@@ -98,18 +103,18 @@ mod tests {
         CacheId, Capabilities, GroupId, PageMigration, PartitionSupport, Plan, ProcessId, WindowLength,
     };
 
-    /// A host, in its own root folder, with one managed process, 5, that has an agent.
+    /// A host, in its own root directory, with one managed process, 5, that has an agent.
     fn setting(status: &str) -> (tempfile::TempDir, LinuxHost, TaskTable) {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join(format!("{}/s1-0/5", &BASE[1..]));
-        std::fs::create_dir_all(&folder).unwrap();
+        let dir = root.path().join(format!("{}/s1-0/5", &BASE[1..]));
+        std::fs::create_dir_all(&dir).unwrap();
         // As the command makes it, whatever the umask here.
-        for folder in folder.ancestors().take(5) {
+        for dir in dir.ancestors().take(5) {
             use std::os::unix::fs::PermissionsExt;
-            std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700)).unwrap();
+            std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700)).unwrap();
         }
-        std::fs::write(folder.join("wanted"), "00000000000000ffa\n").unwrap();
-        std::fs::write(folder.join("status"), status).unwrap();
+        std::fs::write(dir.join("wanted"), "00000000000000ffa\n").unwrap();
+        std::fs::write(dir.join("status"), status).unwrap();
         let fake = FakeHost::default();
         fake.thread(5, 5, 1, "0-3");
         let mut tasks = TaskTable::default();

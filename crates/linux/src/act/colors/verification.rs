@@ -40,7 +40,8 @@ pub enum ProofResult {
 /// The page must belong to the reference set.
 unsafe fn verify_frame(kit: &mut ReferenceSet, page: *const u8, color: u32) -> ProofResult {
     // SAFETY: the caller's promise.
-    let (own_proof, next_proof) = unsafe { (kit.has_color(page, color), kit.has_color(page, (color + 1) % kit.colors())) };
+    let (own_proof, next_proof) =
+        unsafe { (kit.has_color(page, color), kit.has_color(page, (color + 1) % kit.colors())) };
     match (own_proof, next_proof) {
         (true, false) => ProofResult::Confirmed,
         (false, false) => ProofResult::Changed,

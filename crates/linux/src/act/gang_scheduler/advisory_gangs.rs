@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use super::compose::{AdvisoryGangs, MAX_GANGS, GangMember};
+use super::compose::{AdvisoryGangs, GangMember, MAX_GANGS};
 use super::message::NumberedCache;
 use crate::kernel::ThreadKey;
 

@@ -102,7 +102,12 @@ pub(crate) fn plan_message(
         let gangs: Vec<&[GangMember]> = cache_schedule.gangs.iter().map(|(_, members)| members.as_slice()).collect();
         for (gang, (turn_us, members)) in cache_schedule.gangs.iter().enumerate() {
             let may_fill = fillers(gang, &gangs, clashes);
-            plan.turns.push(ScheduledTurn { cache: cache_schedule.cache, gang: gang as u32, turn_us: *turn_us, may_fill });
+            plan.turns.push(ScheduledTurn {
+                cache: cache_schedule.cache,
+                gang: gang as u32,
+                turn_us: *turn_us,
+                may_fill,
+            });
             plan.tasks.extend(members.iter().map(|member| task(member, gang, vec![cache_schedule.cache], weights)));
         }
     }

@@ -1,7 +1,7 @@
 //! Groups of resctrl: their owners and members, and the kernel's messages when it refuses one.
 //!
 //! Groups of ours are named `cachemate-PID-START-N` after the process that made them, and that process holds a lock
-//! (flock) on the group's folder for as long as it lives. A group with our prefix whose owner, by process id and start
+//! (flock) on the group's directory for as long as it lives. A group with our prefix whose owner, by process id and start
 //! time, has exited is an orphan: its journal is lost. The lock protects the groups of an owner in another PID
 //! namespace, whose id means nothing here; but any user can hold such a lock, so an orphan that is locked is reported
 //! as not removed. All other groups belong to other tools and are only read.
@@ -16,7 +16,7 @@ use crate::kernel::{Kernel, ThreadKey, is_gone};
 
 /// Prefix of all our groups' names.
 pub const PREFIX: &str = "cachemate-";
-/// Folders of resctrl that are not groups.
+/// Directories of resctrl that are not groups.
 const NO_GROUPS: [&str; 3] = ["info", "mon_groups", "mon_data"];
 
 /// Prefix of the names of this process's groups.

@@ -54,7 +54,7 @@ pub struct MonitoredEvents {
 /// A mounted resctrl.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Resctrl {
-    /// The folder of the root group.
+    /// The directory of the root group.
     pub mount: PathBuf,
     /// Caches that can be divided, in ascending order.
     pub divided: Vec<ResctrlCache>,
@@ -80,11 +80,11 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     let root = read(kernel, &mount.join("schemata"))?;
     let root = Schemata::parse(&root).map_err(|problem| missing(format!("{}/{problem}", mount.display()), None))?;
     for (resource, domains) in &root.0 {
-        let folder = mount.join("info").join(resource);
+        let dir = mount.join("info").join(resource);
         let Some(level) = resource_level(resource) else { continue };
-        let (limits, number) = control(kernel, &folder)?;
+        let (limits, number) = control(kernel, &dir)?;
         classes = Some(classes.map_or(number, |smallest: u32| smallest.min(number)));
-        let shared_with_io = mask_file(kernel, &folder.join("shareable_bits")).unwrap_or_default();
+        let shared_with_io = mask_file(kernel, &dir.join("shareable_bits")).unwrap_or_default();
         for &domain in domains.keys() {
             let Some(cache) = find_cache(host, level, domain) else { continue };
             if caches.iter().any(|other: &ResctrlCache| other.cache == cache) {
@@ -93,7 +93,16 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
             let size_bytes = host.topology.caches.iter().find(|c| c.id == cache).and_then(|c| c.size_bytes);
             let MaskConstraints { ways, min_ways: at_least, contiguous, .. } = limits;
             let shared_with_io = shared_with_io.clone();
-            caches.push(ResctrlCache { cache, level, domain, ways, min_ways: at_least, contiguous, shared_with_io, size_bytes });
+            caches.push(ResctrlCache {
+                cache,
+                level,
+                domain,
+                ways,
+                min_ways: at_least,
+                contiguous,
+                shared_with_io,
+                size_bytes,
+            });
         }
     }
     caches.sort_by_key(|divided| divided.cache);
@@ -108,10 +117,11 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     Ok(Resctrl { mount, divided: caches, classes, other_groups, counted_events, monitored })
 }
 
-fn control(kernel: &dyn Kernel, folder: &Path) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
-    let file = |name: &str| folder.join(name);
+fn control(kernel: &dyn Kernel, dir: &Path) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
+    let file = |name: &str| dir.join(name);
     let mask = mask_file(kernel, &file("cbm_mask"));
-    let missing_file = |name: &str, expected: &str| missing(format!("{}: expected {expected}", file(name).display()), None);
+    let missing_file =
+        |name: &str, expected: &str| missing(format!("{}: expected {expected}", file(name).display()), None);
     let mask = mask.filter(|mask| !mask.is_empty()).ok_or_else(|| missing_file("cbm_mask", "a hexadecimal mask"))?;
     let number = |name: &str| number_file(kernel, &file(name)).ok_or_else(|| missing_file(name, "a whole number"));
     let ways = mask.iter().last().map_or(0, |last| last + 1);
@@ -189,7 +199,8 @@ impl Resctrl {
         let contiguity = if *contiguous { " in one piece" } else { "" };
         let (classes, other_groups) = (self.classes, self.other_groups);
         if classes.saturating_sub(other_groups) < 2 {
-            let reason = format!("{mount}: {classes} classes of service, others hold {other_groups}, the root group has one");
+            let reason =
+                format!("{mount}: {classes} classes of service, others hold {other_groups}, the root group has one");
             return Err(missing(reason, Some("remove others' groups, or a processor with more classes")));
         }
         Ok(format!(

@@ -40,7 +40,8 @@ pub struct Traffic {
 
 impl Traffic {
     pub fn read(kernel: &dyn Kernel, group: &Path, domain: u32, counted_events: MonitoredEvents) -> Self {
-        let read_if_monitored = |is_monitored, name| if is_monitored { read_counter(kernel, &monitor(group, domain, name)) } else { None };
+        let read_if_monitored =
+            |is_monitored, name| if is_monitored { read_counter(kernel, &monitor(group, domain, name)) } else { None };
         Traffic {
             total_bytes: read_if_monitored(counted_events.total_bytes, "mbm_total_bytes"),
             local_bytes: read_if_monitored(counted_events.local_bytes, "mbm_local_bytes"),

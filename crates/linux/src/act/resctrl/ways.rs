@@ -143,7 +143,8 @@ impl WayController {
             let mut masks = WayMasks::new();
             for ResctrlCache { cache, level, domain, .. } in &self.resctrl.divided {
                 let (now, original_mask) = (text.mask(*level, *domain), original_masks.mask(*level, *domain));
-                let is_ours = group.class.masks.contains_key(cache) || original_mask.is_some_and(|original_mask| now != Some(original_mask));
+                let is_ours = group.class.masks.contains_key(cache)
+                    || original_mask.is_some_and(|original_mask| now != Some(original_mask));
                 masks.extend(now.filter(|_| is_ours).map(|now| (*cache, now)));
             }
             reading.objects.insert(object, (item, ObjectState::Text(now)));
@@ -295,7 +296,8 @@ impl WayController {
     }
 
     fn counts_occupancy(&self, resctrl_cache: &ResctrlCache) -> Option<u32> {
-        let is_counted = self.resctrl.counted_events.occupancy && self.resctrl.monitored.contains_key(&resctrl_cache.domain);
+        let is_counted =
+            self.resctrl.counted_events.occupancy && self.resctrl.monitored.contains_key(&resctrl_cache.domain);
         (is_counted && resctrl_cache.level == cachemate_core::CacheLevel::L3).then_some(resctrl_cache.domain)
     }
 
@@ -334,7 +336,8 @@ impl WayController {
                 let key = (name.to_string(), domain);
                 let read = Traffic::read(kernel, &self.resctrl.mount.join(name), domain, counted_events);
                 // A new group has no earlier reading, and without it this window's sum would miss the group's traffic.
-                let new_traffic = self.traffic.get(&key).map_or(Traffic::default(), |&earlier| read.difference(earlier));
+                let new_traffic =
+                    self.traffic.get(&key).map_or(Traffic::default(), |&earlier| read.difference(earlier));
                 now.insert(key, read);
                 cache_traffic = Some(cache_traffic.map_or(new_traffic, |sum| sum.sum(new_traffic)));
                 let own_group = self.groups.values().find(|group| group.path.ends_with(name) && !name.is_empty());

@@ -68,12 +68,12 @@ fn damage_does_not_end_what_is_still_to_do() {
 /// Are locks acquired on a read-only file system, so that everything is restored from there; and is it reported that
 /// the journal could not be removed?
 #[test]
-fn a_read_only_state_folder_keeps_nobody_from_being_put_back() {
+fn a_read_only_state_directory_keeps_nobody_from_being_put_back() {
     let dir = tempfile::tempdir().unwrap();
     let host = left_behind(dir.path());
     drop(Lock::acquire_daemon_lock(dir.path()).unwrap().unwrap());
     let Some(_mounted) = ReadOnly::mount(dir.path()) else {
-        crate::skip_test::report_unchecked("a read-only state folder", "no right to mount");
+        crate::skip_test::report_unchecked("a read-only state directory", "no right to mount");
         return;
     };
     assert!(std::fs::write(dir.path().join("x"), "x").is_err(), "read-only");
@@ -84,19 +84,19 @@ fn a_read_only_state_folder_keeps_nobody_from_being_put_back() {
     assert!(restored.stays.is_some(), "{restored:?}");
 }
 
-/// If a lock file was never created and the disk has become read-only: is the folder itself locked?
+/// If a lock file was never created and the disk has become read-only: is the directory itself locked?
 #[test]
-fn without_a_lock_file_the_folder_is_locked() {
+fn without_a_lock_file_the_directory_is_locked() {
     let dir = tempfile::tempdir().unwrap();
     let Some(_mounted) = ReadOnly::mount(dir.path()) else {
-        crate::skip_test::report_unchecked("a read-only state folder", "no right to mount");
+        crate::skip_test::report_unchecked("a read-only state directory", "no right to mount");
         return;
     };
     let lock = Lock::acquire_daemon_lock(dir.path()).unwrap();
     assert!(lock.is_some() && Lock::acquire_daemon_lock(dir.path()).unwrap().is_none());
 }
 
-/// A folder bound over itself, read-only.
+/// A directory bound over itself, read-only.
 struct ReadOnly(PathBuf);
 
 impl ReadOnly {
@@ -187,7 +187,7 @@ fn only_ones_own_journal_is_obeyed() {
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     assert!(
         matches!(Lock::acquire_daemon_lock(dir.path()), Err(JournalError::NotOurs { .. })),
-        "others may write to the folder"
+        "others may write to the directory"
     );
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
     std::fs::rename(&elsewhere, &path).unwrap();
@@ -208,7 +208,7 @@ fn only_ones_own_journal_is_obeyed() {
 /// threads, and does a restore in the journal's own namespace succeed afterwards?
 #[test]
 fn a_journal_of_another_pid_namespace_is_kept() {
-    const FOLDER: &str = "CACHEMATE_TEST_JOURNAL";
+    const DIR: &str = "CACHEMATE_TEST_JOURNAL";
     let dir = tempfile::tempdir().unwrap();
     let host = crate::kernel::LinuxHost::new("/");
     let mut program = Command::new("sleep").arg("100").spawn().unwrap();
@@ -222,7 +222,7 @@ fn a_journal_of_another_pid_namespace_is_kept() {
     host.set_affinity(tid, &narrow).unwrap();
     drop(journal);
     let mut elsewhere = Command::new("unshare");
-    elsewhere.args(["--pid", "--fork", "--mount-proc"]).arg(std::env::current_exe().unwrap()).env(FOLDER, dir.path());
+    elsewhere.args(["--pid", "--fork", "--mount-proc"]).arg(std::env::current_exe().unwrap()).env(DIR, dir.path());
     let part = "safety::guardian::tests::part_of_a_restore_in_another_pid_namespace";
     let output = elsewhere.args(["--exact", part, "--ignored", "--nocapture"]).output();
     let message = output.map_or_else(
@@ -247,8 +247,8 @@ fn a_journal_of_another_pid_namespace_is_kept() {
 #[test]
 #[ignore = "run by the test above, in a PID namespace of its own"]
 fn part_of_a_restore_in_another_pid_namespace() {
-    let Some(folder) = std::env::var_os("CACHEMATE_TEST_JOURNAL").map(PathBuf::from) else { return };
-    let error = restore_left_behind(&crate::kernel::LinuxHost::new("/"), &folder).unwrap_err();
+    let Some(dir) = std::env::var_os("CACHEMATE_TEST_JOURNAL").map(PathBuf::from) else { return };
+    let error = restore_left_behind(&crate::kernel::LinuxHost::new("/"), &dir).unwrap_err();
     let JournalError::OtherPidNamespace { found, expected, .. } = &error else { panic!("{error}") };
     assert_ne!(found, expected);
     for number in [found, expected] {

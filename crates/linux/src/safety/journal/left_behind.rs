@@ -25,7 +25,7 @@ pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
 /// Quarantined journals; they stay until the operator removes them.
 ///
 /// # Errors
-/// The folder cannot be listed.
+/// The directory cannot be listed.
 pub fn find_quarantined(state_dir: &Path) -> io::Result<Vec<PathBuf>> {
     let is_aside =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(Journal::ASIDE));
@@ -56,6 +56,16 @@ pub fn retain_left_behind(
     let since_ticks = entries.values().map(|entry| entry.since_ticks).next().unwrap_or_default();
     let (disk, good_bytes, live_bytes_after_compaction) = (JournalFile::new(file), 0, 0);
     let is_torn = false;
-    Journal { path, disk, good_bytes, is_torn, live_bytes_after_compaction, boot_id, pid_namespace, since_ticks, entries }
-        .renew(is_kept)
+    Journal {
+        path,
+        disk,
+        good_bytes,
+        is_torn,
+        live_bytes_after_compaction,
+        boot_id,
+        pid_namespace,
+        since_ticks,
+        entries,
+    }
+    .renew(is_kept)
 }

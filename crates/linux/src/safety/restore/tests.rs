@@ -7,7 +7,12 @@ fn cpus(list: &str) -> ObjectState {
 }
 
 /// Records the change as the journal would, and makes it.
-fn make(host: &FakeHost, entries: &mut BTreeMap<JournalObject, JournalEntry>, object: JournalObject, wanted: ObjectState) {
+fn make(
+    host: &FakeHost,
+    entries: &mut BTreeMap<JournalObject, JournalEntry>,
+    object: JournalObject,
+    wanted: ObjectState,
+) {
     let now = read_state(host, &object).unwrap();
     let follows = host.cpuset.borrow().clone().is_some_and(|cpuset| now == ObjectState::Cpus(cpuset));
     let change = IntendedChange { now, object, wanted, follows };

@@ -167,8 +167,13 @@ impl PrimeProber {
     /// scale, between the typical load of a part just primed and the typical load after a flush.
     fn calibrate(&self) -> io::Result<u64> {
         let calibrated_lines = (self.buffer.len() / WORDS_PER_LINE).min(CALIBRATED_BYTES / LINE_BYTES);
-        let lines: Vec<usize> =
-            self.order.iter().map(|&line| line as usize).filter(|&line| line < calibrated_lines).take(RELOADS).collect();
+        let lines: Vec<usize> = self
+            .order
+            .iter()
+            .map(|&line| line as usize)
+            .filter(|&line| line < calibrated_lines)
+            .take(RELOADS)
+            .collect();
         for line in (0..calibrated_lines).chain(0..calibrated_lines) {
             self.timed_load(line);
         }

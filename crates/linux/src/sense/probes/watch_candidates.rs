@@ -114,8 +114,9 @@ impl WatchCandidates {
 
     /// Draws one of the mappings, by their weights.
     fn mapping(&self, generator: &mut SplitMix64) -> Option<(u64, u64)> {
-        let worth =
-            |&(first, bytes): &(u64, u64)| bytes as f64 * self.mapping_stats.get(&first).copied().unwrap_or_default().weight();
+        let worth = |&(first, bytes): &(u64, u64)| {
+            bytes as f64 * self.mapping_stats.get(&first).copied().unwrap_or_default().weight()
+        };
         let mut remaining_weight = generator.draw_unit() * self.mappings.iter().map(worth).sum::<f64>();
         let chosen = self.mappings.iter().find(|mapping| {
             remaining_weight -= worth(mapping);

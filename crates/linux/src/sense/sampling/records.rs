@@ -70,7 +70,9 @@ pub fn parse(bytes: &[u8], contents: &mut RingContents) {
         match kind {
             perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => sample(misc, record, contents),
             // The record's fields are an id and the number of lost records.
-            perf::PERF_RECORD_LOST if record.len() >= 24 => contents.lost = contents.lost.saturating_add(word(record, 16)),
+            perf::PERF_RECORD_LOST if record.len() >= 24 => {
+                contents.lost = contents.lost.saturating_add(word(record, 16))
+            }
             _ => {} // throttling and whatever later kernels write
         }
     }

@@ -47,7 +47,8 @@ impl ReportedForecasts {
     /// Has a task's forecast changed enough to be reported?
     fn has_changed(&mut self, task: TaskId, over_alone: f64, place: &str) -> bool {
         let last_report = self.tasks.get(&task);
-        let is_unchanged = last_report.is_some_and(|(speed, last_place)| last_place == place && (speed - over_alone).abs() < NEWS_FROM);
+        let is_unchanged = last_report
+            .is_some_and(|(speed, last_place)| last_place == place && (speed - over_alone).abs() < NEWS_FROM);
         if !is_unchanged {
             self.tasks.insert(task, (over_alone, place.to_string()));
         }
@@ -154,7 +155,8 @@ impl SearchReport<'_> {
         );
         *reported = ReportedForecasts::default();
         reasons.push(self.score_reason(probe_planner, text));
-        let (speeds_before, speeds_after) = (speeds(self.problem, self.current_layout), speeds(self.problem, &self.best.layout));
+        let (speeds_before, speeds_after) =
+            (speeds(self.problem, self.current_layout), speeds(self.problem, &self.best.layout));
         for index in self.problem.known_tasks() {
             if let (Some(old_speed), Some(new_speed)) = (speeds_before[index], speeds_after[index]) {
                 reasons.push(self.task_reason(index, old_speed, new_speed));
@@ -163,8 +165,11 @@ impl SearchReport<'_> {
     }
 
     fn task_reason(&self, index: usize, old_speed: ForecastSpeed, new_speed: ForecastSpeed) -> Reason {
-        let mut text =
-            format!("{{0}}: {:.0} % of its solo speed, {:.0} % before", 100.0 * new_speed.over_alone, 100.0 * old_speed.over_alone);
+        let mut text = format!(
+            "{{0}}: {:.0} % of its solo speed, {:.0} % before",
+            100.0 * new_speed.over_alone,
+            100.0 * old_speed.over_alone
+        );
         text += &self.describe_place(&self.best.layout, index);
         let mut numbers = vec![
             named_number("speed_over_alone", new_speed.over_alone),
@@ -266,8 +271,17 @@ mod tests {
         let candidates = [best.clone()];
         let (best, current_layout, newcomers) = (&best, &current_layout, None);
         let (gain, probability, singles) = (0.002, 0.3, &singles);
-        let report =
-            SearchReport { problem, candidates: &candidates, best, current_layout, judge, gain, probability, newcomers, singles };
+        let report = SearchReport {
+            problem,
+            candidates: &candidates,
+            best,
+            current_layout,
+            judge,
+            gain,
+            probability,
+            newcomers,
+            singles,
+        };
         let mut reasons = Vec::new();
         report.explain_unchanged(&ProbePlanner::default(), reported, &mut reasons);
         reasons

@@ -63,7 +63,12 @@ pub struct PlanFinder<'a, 'v> {
 
 impl PlanFinder<'_, '_> {
     /// Searches for the best plan, and forecasts it and the plan in force.
-    pub fn find(&self, input: &SearchInput, reported: &mut ReportedForecasts, reasons: &mut Vec<Reason>) -> SearchResult {
+    pub fn find(
+        &self,
+        input: &SearchInput,
+        reported: &mut ReportedForecasts,
+        reasons: &mut Vec<Reason>,
+    ) -> SearchResult {
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, &input.problem);
         let current_forecast = self.forecast(&input.problem, &current_layout);
         SearchResult { current_forecast, proposal: self.propose(input, current_layout, reported, reasons) }
@@ -223,7 +228,8 @@ impl PlanFinder<'_, '_> {
             return true;
         }
         let plan = self.plan_of(problem, layout);
-        layout.is_expressed_by(&plan.0, problem) && !self.view.verdicts.excludes(&plan.0, &self.current_plan.0, self.view)
+        layout.is_expressed_by(&plan.0, problem)
+            && !self.view.verdicts.excludes(&plan.0, &self.current_plan.0, self.view)
     }
 
     /// Returns the processor time of copying pages to other colors.

@@ -43,7 +43,7 @@ impl ProbedHost {
             policy,
             truth: truth.to_vec(),
             round_trip_ns,
-            before: previous_plan,
+            previous_plan,
             profiles: Profiles::new(),
             window: 0,
             penalty_cycles: 200.0,

@@ -81,7 +81,8 @@ fn orders(places: usize) -> Vec<Vec<usize>> {
     if places == 0 {
         return vec![Vec::new()];
     }
-    let insertions = |order: Vec<usize>| (0..places).map(move |index| [&order[..index], &[places - 1], &order[index..]].concat());
+    let insertions =
+        |order: Vec<usize>| (0..places).map(move |index| [&order[..index], &[places - 1], &order[index..]].concat());
     orders(places - 1).into_iter().flat_map(insertions).collect()
 }
 
@@ -95,12 +96,16 @@ fn exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
     };
     let like = |a: usize, b: usize| {
         let (item, other_cache) = (&topology.caches[a], &topology.caches[b]);
-        (item.size_bytes, item.cpus.count(), place(a).0) == (other_cache.size_bytes, other_cache.cpus.count(), place(b).0)
+        (item.size_bytes, item.cpus.count(), place(a).0)
+            == (other_cache.size_bytes, other_cache.cpus.count(), place(b).0)
     };
     let caches = topology.caches.len();
     let is_same_node = |a: usize, b: usize| place(a).1 == place(b).1;
     let preserves_topology = |permutation: &Vec<usize>| {
-        (0..caches).all(|a| like(a, permutation[a]) && (0..caches).all(|b| is_same_node(a, b) == is_same_node(permutation[a], permutation[b])))
+        (0..caches).all(|a| {
+            like(a, permutation[a])
+                && (0..caches).all(|b| is_same_node(a, b) == is_same_node(permutation[a], permutation[b]))
+        })
     };
     let mut symmetries = Vec::new();
     for permutation in orders(caches).into_iter().filter(preserves_topology) {
@@ -213,7 +218,8 @@ fn the_cooldown_of_a_plan_and_its_image_doubles() {
 /// If a policy proposes the mirror image of a plan that was rolled back, is that refused as well?
 #[test]
 fn the_mirror_image_of_a_rolled_back_plan_is_refused() {
-    let [bad, mirror] = [[(0, 0), (2, 1), (1, 2), (3, 3)], [(1, 0), (3, 1), (0, 2), (2, 3)]].map(|places| pinned(&places));
+    let [bad, mirror] =
+        [[(0, 0), (2, 1), (1, 2), (3, 3)], [(1, 0), (3, 1), (0, 2), (2, 3)]].map(|places| pinned(&places));
     let policy = ScriptedPolicy(|view: &View<'_>| match view.observation.window {
         0..8 => idle(),
         8..16 => bad.clone(),

@@ -71,12 +71,16 @@ fn a_trial_keeps_what_is_faster() {
             let (decisions, verdicts) = proposed(TRIAL, factor, guard, |_| 2);
             let [(window, outcome)] = verdicts[..] else { panic!("{factor}: {verdicts:?}") };
             assert_eq!(outcome, expected);
-            let (mut legs, later_decisions) = (windows_with(&decisions, &new_plan()), &decisions[window as usize + 3..]);
+            let (mut legs, later_decisions) =
+                (windows_with(&decisions, &new_plan()), &decisions[window as usize + 3..]);
             legs.retain(|&leg| leg < window as usize);
             assert!(!legs.is_empty() && legs.len() < window as usize - 10, "both alternate: {legs:?}");
             let is_kept = expected == VerificationOutcome::Faster;
             let expected_plan = if is_kept { new_plan() } else { idle() };
-            assert!(later_decisions.iter().all(|decision| decision.plan.affinity == expected_plan.affinity), "{factor}");
+            assert!(
+                later_decisions.iter().all(|decision| decision.plan.affinity == expected_plan.affinity),
+                "{factor}"
+            );
             let reason = &decisions[window as usize].reasons[0];
             assert!(reason.kind == ReasonKind::TrialVerdict && reason.text.contains("on trial for"), "{reason:?}");
         }

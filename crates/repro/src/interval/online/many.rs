@@ -33,7 +33,9 @@ impl ColorSplit {
     /// All divisions that one step leads to.
     fn steps(&self) -> Vec<ColorSplit> {
         let groups = self.0.len();
-        let pairs = (0..groups).flat_map(|giver| (0..groups).map(move |taker| (giver, taker))).filter(|(giver, taker)| giver != taker);
+        let pairs = (0..groups)
+            .flat_map(|giver| (0..groups).map(move |taker| (giver, taker)))
+            .filter(|(giver, taker)| giver != taker);
         let mut next_splits = Vec::new();
         for (giver, taker) in pairs {
             if self.0[giver].1 > 1 {
@@ -128,7 +130,8 @@ fn run_mix(
     let trial = WhatIfQuery { length_ns: TRIAL_NS, ..query.clone() };
     let settled = |query: &WhatIfQuery, by: &str| Ok::<_, ReproError>(speedup(&outcome(context, query, by)?).settled);
     let claim = |name: &&str| {
-        let entry = costs.iter().find(|(entry_name, _)| entry_name == name).ok_or_else(|| failed(name)("has no costs"))?;
+        let entry =
+            costs.iter().find(|(entry_name, _)| entry_name == name).ok_or_else(|| failed(name)("has no costs"))?;
         Ok(UnitClaim { costs: entry.1.clone(), min_units: 1 })
     };
     let claims: Vec<UnitClaim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;

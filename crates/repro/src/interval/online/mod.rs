@@ -82,7 +82,12 @@ fn speedup(outcome: &PolicyOutcome) -> Speedup {
 }
 
 /// A query without the guard, for references that are to stay in force.
-fn build_query(context: &ExperimentContext<'_>, machine: &MachineSpec, jobs: Vec<IntervalJob>, seed: u64) -> WhatIfQuery {
+fn build_query(
+    context: &ExperimentContext<'_>,
+    machine: &MachineSpec,
+    jobs: Vec<IntervalJob>,
+    seed: u64,
+) -> WhatIfQuery {
     let length_ns = context.pick(900_000_000_000, 3_600_000_000_000);
     WhatIfQuery { machine: machine.clone(), jobs, length_ns, seed, explicit: false, guard: false }
 }
@@ -114,6 +119,9 @@ fn job(
     name: &str,
     cpu: Option<u32>,
 ) -> Result<IntervalJob, ReproError> {
-    let entry = programs.iter().find(|(program_name, _)| *program_name == name).ok_or_else(|| failed(name)("was not measured"))?;
+    let entry = programs
+        .iter()
+        .find(|(program_name, _)| *program_name == name)
+        .ok_or_else(|| failed(name)("was not measured"))?;
     Ok(IntervalJob { pinned: cpu.map(|cpu| [cpu].into_iter().collect()), ..IntervalJob::new(Arc::clone(&entry.1)) })
 }

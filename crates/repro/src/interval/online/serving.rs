@@ -24,12 +24,13 @@ fn windows(
 ) -> Result<(Vec<ServiceWindow>, f64), ReproError> {
     let (machine, pipeline) = crate::interval::whatif::start_query(query, policy)?;
     let (mut service_windows, mut moves_ns) = (Vec::new(), 0);
-    pipeline.run(machine, |_, record| {
-        service_windows.extend(service_window(&record));
-        moves_ns = record.applied.cost_ns;
-        !context.stop.load(std::sync::atomic::Ordering::Relaxed)
-    })
-    .map_err(failed(policy))?;
+    pipeline
+        .run(machine, |_, record| {
+            service_windows.extend(service_window(&record));
+            moves_ns = record.applied.cost_ns;
+            !context.stop.load(std::sync::atomic::Ordering::Relaxed)
+        })
+        .map_err(failed(policy))?;
     context.check_not_stopped()?;
     Ok((service_windows.split_off(START_WINDOWS.min(service_windows.len())), moves_ns as f64 / 1e9))
 }
@@ -47,7 +48,8 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let machine = chip(CLIENTS as u32)?;
     context.report_progress("INTERVAL-7: a client alone");
     let measured_program = measure(&crate::cp::job("warehouses", seed), &machine, STRETCH)?;
-    let client = Arc::new(PhasedProgram { progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION), ..measured_program });
+    let client =
+        Arc::new(PhasedProgram { progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION), ..measured_program });
     let half_ns = context.pick(30_000_000_000, 120_000_000_000);
     let query =
         |job: IntervalJob, length_ns: u64| WhatIfQuery { length_ns, ..build_query(context, &machine, vec![job], seed) };

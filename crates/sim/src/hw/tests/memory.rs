@@ -187,7 +187,8 @@ fn demand_reads_overtake_prefetches() {
         hw.load(CpuId(0), thread(0, 0, paced, true), 0);
         hw.load(CpuId(1), thread(1, 1, ring(8192, 2_000), true), 0);
         let (threads, _) = finish(&mut hw, 1_000_000);
-        let stalls = |task: usize| threads[task].counters.ticks as f64 / threads[task].counters.levels[1].all_misses() as f64;
+        let stalls =
+            |task: usize| threads[task].counters.ticks as f64 / threads[task].counters.levels[1].all_misses() as f64;
         threads.iter().for_each(|thread| assert_balanced(&thread.counters));
         (stalls(1), hw.memory_counters(0).read_bytes as f64 / 1e6)
     };

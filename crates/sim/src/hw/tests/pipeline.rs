@@ -68,7 +68,8 @@ fn independent_misses_overlap_and_dependent_ones_do_not() {
         assert_balanced(&threads[0].counters);
         threads[0].counters.cycles() as f64 / 5_000.0
     };
-    let assert_near = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.05, "{found} for {expected}");
+    let assert_near =
+        |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.05, "{found} for {expected}");
     assert_near(cycles(8, 512, true), 200.0);
     assert_near(cycles(8, 512, false), 200.0 / 8.0);
     assert_near(cycles(16, 512, false), 200.0 / 16.0);

@@ -183,7 +183,10 @@ fn exclusive_way_masks_make_hits_independent_of_the_neighbor() {
         let solo_counts = counts_beside(&spec, false, masks, &mut IdentityFrames);
         assert_eq!(solo_counts, counts_beside(&spec, true, masks, &mut IdentityFrames));
         let unpartitioned_counts = counts_beside(&spec, true, |_| {}, &mut IdentityFrames);
-        assert!(unpartitioned_counts.misses_from(MissCause::InterTask) > 1_000 && unpartitioned_counts.all_misses() > solo_counts.all_misses());
+        assert!(
+            unpartitioned_counts.misses_from(MissCause::InterTask) > 1_000
+                && unpartitioned_counts.all_misses() > solo_counts.all_misses()
+        );
     }
 }
 

@@ -133,8 +133,8 @@ impl CoRunProbe {
             self.cpus.iter().filter_map(|cpu| machine.system.dispatcher.running(cpu)).collect();
         if let Some(interval) = &self.open_interval {
             let departed = interval.members.iter().copied().find(|slot| !running_slots.contains(slot));
-            let is_complete =
-                interval.begun.is_some() && self.rows[interval.row].collected + (now - interval.counts_from.min(now)) >= self.total;
+            let is_complete = interval.begun.is_some()
+                && self.rows[interval.row].collected + (now - interval.counts_from.min(now)) >= self.total;
             if departed.is_some() || running_slots.len() != interval.members.len() || is_complete {
                 self.close(machine, departed);
             }
@@ -142,7 +142,9 @@ impl CoRunProbe {
         if self.open_interval.is_none() {
             self.open_matching_row(&running_slots, now);
         }
-        if let Some(interval) = self.open_interval.as_mut().filter(|interval| interval.begun.is_none() && interval.counts_from <= now) {
+        if let Some(interval) =
+            self.open_interval.as_mut().filter(|interval| interval.begun.is_none() && interval.counts_from <= now)
+        {
             let tasks = interval.members.iter().map(|&slot| machine.system.counters(slot)).collect();
             interval.begun = Some((machine.cache_counters(self.cache), tasks));
         }
@@ -159,7 +161,8 @@ impl CoRunProbe {
             Some(peers) => {
                 let task = self.rows[0].tasks[0];
                 let has_peers_only = running_slots.iter().all(|slot| *slot == task || peers.contains(slot));
-                (!self.is_done(0) && running_slots.contains(&task) && running_slots.len() > 1 && has_peers_only).then_some(0)
+                (!self.is_done(0) && running_slots.contains(&task) && running_slots.len() > 1 && has_peers_only)
+                    .then_some(0)
             }
         };
         let Some(row) = open_row else { return };

@@ -160,7 +160,8 @@ impl ExternalProbe {
             }
             let elapsed_ns = machine.clock.nominal_ns(self.phase_cycles / 2 + 1 + now - self.due).max(1) as f64;
             let work = self.measured_work(machine);
-            self.rates.push(((work.0 - self.work_at_start.0) / elapsed_ns, (work.1 - self.work_at_start.1) / elapsed_ns));
+            self.rates
+                .push(((work.0 - self.work_at_start.0) / elapsed_ns, (work.1 - self.work_at_start.1) / elapsed_ns));
             self.held_cycles += self.phase_cycles * u64::from(self.held.count());
             self.phase += 1;
             if self.phase < self.phases.len() {
@@ -173,7 +174,8 @@ impl ExternalProbe {
     fn enter_phase(&mut self, machine: &mut SimMachine) {
         let phase = self.phases[self.phase];
         let mut members: Vec<(Slot, Option<u32>)> = Vec::new();
-        let active_slots: Vec<Slot> = phase.own_range.map_or_else(Vec::new, |(start, end)| self.own[start..end].to_vec());
+        let active_slots: Vec<Slot> =
+            phase.own_range.map_or_else(Vec::new, |(start, end)| self.own[start..end].to_vec());
         match self.kind {
             ExternalProbeKind::PingPong { cpus } => {
                 members.extend(active_slots.iter().copied().zip([Some(cpus.0.0), Some(cpus.1.0)]));

@@ -157,7 +157,8 @@ impl Queues<'_> {
                     continue;
                 }
                 let average = (source_load.1 + target_load.1) / (source_load.2 + target_load.2);
-                let imbalance = ((source_load.0 - average) * source_load.2).min((average - target_load.0) * target_load.2);
+                let imbalance =
+                    ((source_load.0 - average) * source_load.2).min((average - target_load.0) * target_load.2);
                 match self.plan_pull(&parts[busiest], &parts[idlest], imbalance) {
                     Pull::Barred => {}
                     Pull::Nothing => return false,
@@ -200,10 +201,10 @@ impl Queues<'_> {
                 if barred && load(source) <= load(target) {
                     break;
                 }
-                let is_movable = |slot: &Slot| {
-                    view.may_run(*slot, target) && view.weight(*slot) * self.min_gain <= imbalance + 1e-9
-                };
-                if let Some(slot) = queued.iter().copied().filter(is_movable).max_by_key(|&slot| (ran_cycles_of(slot), slot))
+                let is_movable =
+                    |slot: &Slot| view.may_run(*slot, target) && view.weight(*slot) * self.min_gain <= imbalance + 1e-9;
+                if let Some(slot) =
+                    queued.iter().copied().filter(is_movable).max_by_key(|&slot| (ran_cycles_of(slot), slot))
                 {
                     return Pull::Moves(slot, source, target);
                 }

@@ -99,7 +99,14 @@ impl SolarisTimeSharing {
             let running_level = view.running(cpu).map(|running_slot| self.level(running_slot) + 1).unwrap_or(0);
             let is_busy = !view.is_idle(cpu);
             let siblings = domains.members(0, cpu).filter(|&sibling| !view.is_idle(sibling)).count();
-            (is_busy, if is_busy { 0 } else { siblings }, view.count_waiting(cpu), running_level, domains.distance(last, cpu), cpu)
+            (
+                is_busy,
+                if is_busy { 0 } else { siblings },
+                view.count_waiting(cpu),
+                running_level,
+                domains.distance(last, cpu),
+                cpu,
+            )
         })
     }
 }

@@ -23,7 +23,12 @@ impl PlanSearch<'_> {
 impl SiteTasks<'_> {
     /// Returns the best gangs; `None` if none are better than single tasks in turn. In a hurry, only the most promising
     /// gangs are tried.
-    pub fn best_rotation(&self, judge: &PlanComparator, partitions: &[PartitionMembers], hurry: bool) -> Option<GangRotation> {
+    pub fn best_rotation(
+        &self,
+        judge: &PlanComparator,
+        partitions: &[PartitionMembers],
+        hurry: bool,
+    ) -> Option<GangRotation> {
         let cpus = self.problem.sites[self.site].cpus.count() as usize;
         let program = |&at: &usize| self.problem.tasks[at].program.as_ref();
         let fit = self.members.iter().all(|&index| self.problem.tasks[index].movable)
@@ -64,9 +69,11 @@ impl SiteTasks<'_> {
             order
         };
         let program = |index: usize| self.problem.tasks[index].program.as_ref();
-        let pressure = |index: usize| program(index).map_or(0.0, |model| model.misses(bytes) / model.solo_cycles(bytes));
-        let space_need =
-            |index: usize| program(index).map_or(0.0, |model| model.cycles(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes));
+        let pressure =
+            |index: usize| program(index).map_or(0.0, |model| model.misses(bytes) / model.solo_cycles(bytes));
+        let space_need = |index: usize| {
+            program(index).map_or(0.0, |model| model.cycles(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes))
+        };
         let full_gangs = |order: &[usize]| order.chunks(cpus).map(<[usize]>::to_vec).collect::<Vec<_>>();
         let even_gangs = |order: &[usize]| {
             let gangs = order.len().div_ceil(cpus);
@@ -83,7 +90,14 @@ impl SiteTasks<'_> {
             gangs
         };
         let (pressing, keeping) = (sorted_by(&pressure), sorted_by(&space_need));
-        vec![full_gangs(&pressing), full_gangs(&keeping), even_gangs(&pressing), even_gangs(&keeping), dealt(&keeping), dealt(&pressing)]
+        vec![
+            full_gangs(&pressing),
+            full_gangs(&keeping),
+            even_gangs(&pressing),
+            even_gangs(&keeping),
+            dealt(&keeping),
+            dealt(&pressing),
+        ]
     }
 
     /// Exchanges members between gangs as long as that helps.
@@ -104,7 +118,8 @@ impl SiteTasks<'_> {
                                 return rotation;
                             }
                             let mut exchanged_rotation = rotation.clone();
-                            (exchanged_rotation.gangs[a][x], exchanged_rotation.gangs[b][y]) = (rotation.gangs[b][y], rotation.gangs[a][x]);
+                            (exchanged_rotation.gangs[a][x], exchanged_rotation.gangs[b][y]) =
+                                (rotation.gangs[b][y], rotation.gangs[a][x]);
                             let new_key = judge.key(self.score(partitions, Some(&exchanged_rotation)));
                             if new_key > key + 1e-9 {
                                 (key, rotation) = (new_key, exchanged_rotation);

@@ -19,7 +19,9 @@ impl PlanSearch<'_> {
             free_seats[*site] = free_seats[*site].saturating_sub(1);
         }
         let movable = self.movable_tasks();
-        let remote_share = |&index: &usize| Some((self.remote_memory_share(index, site_of[index]?), index)).filter(|(share, _)| *share > 0.0);
+        let remote_share = |&index: &usize| {
+            Some((self.remote_memory_share(index, site_of[index]?), index)).filter(|(share, _)| *share > 0.0)
+        };
         let mut order: Vec<(f64, usize)> = movable.iter().filter_map(remote_share).collect();
         order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         for (_, index) in order {
@@ -112,17 +114,24 @@ mod tests {
         assert_eq!(new_layout.site_of, [1, 0, 0, 1].map(Some));
         let candidates = search(&crossed, &memo, true).candidates(&BTreeMap::new(), None);
         let value = |label: &str| {
-            candidates.iter().find(|candidate| candidate.label == label).unwrap().score.value(PlanObjective::WeightedSpeedup)
+            candidates
+                .iter()
+                .find(|candidate| candidate.label == label)
+                .unwrap()
+                .score
+                .value(PlanObjective::WeightedSpeedup)
         };
         // One miss per 67 instructions takes 50 cycles near and 100 far, everything else takes 1 cycle: 1.75 over 2.5
         // for two of four.
         assert!((value("default") - 0.85).abs() < 1e-6 && (value("memory nodes") - 1.0).abs() < 1e-6);
         assert!(
-            candidates.iter()
+            candidates
+                .iter()
                 .all(|candidate| candidate.score.value(PlanObjective::WeightedSpeedup) <= value("memory nodes") + 1e-9)
         );
         let near_problem = problem_of(&[(0, 0), (1, 1), (0, 0)]);
-        let (memo, default) = (ScoreCache::new(&near_problem), SiteLayout::from_default_sites(&near_problem, &BTreeMap::new()));
+        let (memo, default) =
+            (ScoreCache::new(&near_problem), SiteLayout::from_default_sites(&near_problem, &BTreeMap::new()));
         assert_eq!(search(&near_problem, &memo, true).layout_near_memory(&default), None);
         let memo = ScoreCache::new(&crossed);
         let other_candidates = search(&crossed, &memo, false).candidates(&BTreeMap::new(), None);

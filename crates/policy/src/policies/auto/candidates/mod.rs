@@ -119,7 +119,11 @@ pub struct PlanSearch<'a> {
 impl PlanSearch<'_> {
     /// Adds the default, which sets the comparator's lowest speed. Tasks stay where they were placed, so once another
     /// plan is in force, the default has to pin them to their sites.
-    pub(super) fn default(&mut self, lived_on: &BTreeMap<TaskId, usize>, current_layout: Option<&SiteLayout>) -> CandidatePlan {
+    pub(super) fn default(
+        &mut self,
+        lived_on: &BTreeMap<TaskId, usize>,
+        current_layout: Option<&SiteLayout>,
+    ) -> CandidatePlan {
         let mut layout = SiteLayout::from_default_sites(self.problem, lived_on);
         if let Some(current_layout) = current_layout {
             if current_layout.pinned.contains(&true) {
@@ -135,7 +139,11 @@ impl PlanSearch<'_> {
     }
 
     /// Returns all candidates, the default first.
-    pub fn candidates(&mut self, lived_on: &BTreeMap<TaskId, usize>, current_layout: Option<SiteLayout>) -> Vec<CandidatePlan> {
+    pub fn candidates(
+        &mut self,
+        lived_on: &BTreeMap<TaskId, usize>,
+        current_layout: Option<SiteLayout>,
+    ) -> Vec<CandidatePlan> {
         let (problem, memo) = (self.problem, self.memo);
         let first = self.default(lived_on, current_layout.as_ref());
         let default = first.layout.clone();
@@ -150,11 +158,13 @@ impl PlanSearch<'_> {
         let mut homes = vec![("joint from the default", default.clone())];
         if let Some(current) = &current_layout {
             add("held", None, current.clone());
-            homes
-                .push(("joint from the plan in force", SiteLayout::unpartitioned(problem, current.site_of.clone(), true)));
+            homes.push((
+                "joint from the plan in force",
+                SiteLayout::unpartitioned(problem, current.site_of.clone(), true),
+            ));
         }
-        let shares_data =
-            self.allowed.has(Mechanism::Sharing) && problem.tasks.iter().any(|problem_task| problem_task.cluster.is_some());
+        let shares_data = self.allowed.has(Mechanism::Sharing)
+            && problem.tasks.iter().any(|problem_task| problem_task.cluster.is_some());
         if self.allowed.has(Mechanism::Space) {
             add("space", Some(Mechanism::Space), self.with_budget_share(8, |search| search.with_partitions(&default)));
         }
@@ -173,7 +183,8 @@ impl PlanSearch<'_> {
         }
         if self.allowed.has(Mechanism::Placement) && problem.sites.len() > 1 {
             let (balanced_layout, separated_layout) = (self.balance(&default), self.separate_streams(&default));
-            let mut placed_from = |start_layout: SiteLayout| self.with_budget_share(8, |search| search.place(start_layout, false));
+            let mut placed_from =
+                |start_layout: SiteLayout| self.with_budget_share(8, |search| search.place(start_layout, false));
             let separated_plan = placed_from(separated_layout);
             add("placement from separated misses", Some(Mechanism::Placement), separated_plan.clone());
             homes.push(("joint from separated misses", separated_plan));
@@ -231,8 +242,14 @@ impl PlanSearch<'_> {
             return LayoutScore::EMPTY;
         }
         let split_shares = split_shares(self.problem, site_of, members, site);
-        let site_tasks =
-            SiteTasks { problem: self.problem, site, members, split_shares: &split_shares, effort: &self.effort, memo: self.memo };
+        let site_tasks = SiteTasks {
+            problem: self.problem,
+            site,
+            members,
+            split_shares: &split_shares,
+            effort: &self.effort,
+            memo: self.memo,
+        };
         let (partitions, rotation) = if joint { self.best_of(&site_tasks, true) } else { (Vec::new(), None) };
         site_tasks.score(&partitions, rotation.as_ref())
     }
@@ -258,8 +275,13 @@ impl PlanSearch<'_> {
         }
         // If partitions are enough, a rotation adds nothing.
         let alone = site_tasks.best_partitions(&self.judge, None);
-        let (with_rotation, without_rotation) = (site_tasks.score(&partitions, rotation.as_ref()), site_tasks.score(&alone, None));
-        if self.judge.key(without_rotation) >= self.judge.key(with_rotation) - 1e-3 { (alone, None) } else { (partitions, rotation) }
+        let (with_rotation, without_rotation) =
+            (site_tasks.score(&partitions, rotation.as_ref()), site_tasks.score(&alone, None));
+        if self.judge.key(without_rotation) >= self.judge.key(with_rotation) - 1e-3 {
+            (alone, None)
+        } else {
+            (partitions, rotation)
+        }
     }
 
     fn change_each_site(
@@ -360,8 +382,10 @@ mod tests {
         let mut search = PlanSearch { problem, memo: &memo, allowed, judge, effort, generator };
         let candidates = search.candidates(&BTreeMap::new(), None);
         let judge = search.judge;
-        let best =
-            candidates.iter().map(|candidate| candidate.score).reduce(|a, b| if judge.key(b) > judge.key(a) { b } else { a });
+        let best = candidates
+            .iter()
+            .map(|candidate| candidate.score)
+            .reduce(|a, b| if judge.key(b) > judge.key(a) { b } else { a });
         (candidates[0].score, best.unwrap(), search.effort.get())
     }
 
@@ -397,7 +421,10 @@ mod tests {
             let memo = ScoreCache::new(problem);
             let mut search = PlanSearch { problem, memo: &memo, allowed: all_mechanisms(), judge, effort, generator };
             let candidates = search.candidates(&BTreeMap::new(), None);
-            candidates.iter().filter(|candidate| pair.iter().any(|&index| candidate.layout.site_of[index] != Some(0))).count()
+            candidates
+                .iter()
+                .filter(|candidate| pair.iter().any(|&index| candidate.layout.site_of[index] != Some(0)))
+                .count()
         };
         assert!(parted(&problem) > 0, "some plan moves them");
         pair.iter().for_each(|&index| problem.tasks[index].keep_in_place = true);
@@ -424,7 +451,8 @@ mod tests {
             let candidates = search.candidates(&BTreeMap::new(), Some(current_layout.clone()));
             let on_first = |layout: &SiteLayout| layout.site_of.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();
             let is_same = |candidate: &&CandidatePlan| {
-                candidate.layout.partitions[0] == current_layout.partitions[0] && on_first(&candidate.layout) == on_first(&current_layout)
+                candidate.layout.partitions[0] == current_layout.partitions[0]
+                    && on_first(&candidate.layout) == on_first(&current_layout)
             };
             (candidates.iter().filter(is_same).count(), candidates.len())
         };

@@ -27,10 +27,12 @@ impl PlanSearch<'_> {
         newcomers: &[usize],
     ) -> Vec<CandidatePlan> {
         let mut candidates = vec![self.default(lived_on, Some(current_layout))];
-        let mut add =
-            |label: &'static str, layout: SiteLayout| add(&mut candidates, self.problem, self.memo, (label, None), layout);
+        let mut add = |label: &'static str, layout: SiteLayout| {
+            add(&mut candidates, self.problem, self.memo, (label, None), layout)
+        };
         add("held", current_layout.clone());
-        let mut changed_sites: BTreeSet<usize> = newcomers.iter().filter_map(|&index| current_layout.site_of[index]).collect();
+        let mut changed_sites: BTreeSet<usize> =
+            newcomers.iter().filter_map(|&index| current_layout.site_of[index]).collect();
         let mut placed = current_layout.clone();
         if self.allowed.has(Mechanism::Placement) && self.problem.sites.len() > 1 {
             for &index in newcomers.iter().filter(|&&at| self.problem.can_move(at)) {
@@ -55,7 +57,10 @@ impl PlanSearch<'_> {
         let mut scored_sites: Vec<(usize, f64)> = Vec::with_capacity(other_sites.len());
         for site in other_sites {
             if self.effort.get() > 0 {
-                scored_sites.push((site, around.key(TaskMove { task_index: index, from_site: current_site, to_site: site, partner: None })));
+                scored_sites.push((
+                    site,
+                    around.key(TaskMove { task_index: index, from_site: current_site, to_site: site, partner: None }),
+                ));
             }
         }
         scored_sites.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -71,7 +76,8 @@ impl PlanSearch<'_> {
         for &(site, _) in scored_sites.iter().take(EXCHANGED_WITH) {
             let partners = around.members[site].clone().into_iter().filter(|&other| self.problem.can_move(other));
             for partner in partners.take(EXCHANGES).take_while(|_| self.effort.get() > 0) {
-                let task_move = TaskMove { task_index: index, from_site: current_site, to_site: site, partner: Some(partner) };
+                let task_move =
+                    TaskMove { task_index: index, from_site: current_site, to_site: site, partner: Some(partner) };
                 consider(around.key(task_move), task_move);
             }
         }
@@ -100,7 +106,9 @@ struct TaskMove {
 
 impl TaskMove {
     fn moves(self) -> impl Iterator<Item = (usize, usize)> {
-        [Some((self.task_index, self.to_site)), self.partner.map(|partner| (partner, self.from_site))].into_iter().flatten()
+        [Some((self.task_index, self.to_site)), self.partner.map(|partner| (partner, self.from_site))]
+            .into_iter()
+            .flatten()
     }
 
     fn apply(self, layout: &mut SiteLayout) {
@@ -125,7 +133,9 @@ impl TaskMove {
 /// Returns the partitions of the tasks that stay.
 fn members_without(partitions: &[PartitionMembers], task_move: TaskMove) -> Vec<PartitionMembers> {
     let mut partitions = partitions.to_vec();
-    partitions.iter_mut().for_each(|group| group.members.retain(|&task| task_move.moves().all(|(moved_task, _)| moved_task != task)));
+    partitions
+        .iter_mut()
+        .for_each(|group| group.members.retain(|&task| task_move.moves().all(|(moved_task, _)| moved_task != task)));
     partitions.retain(|group| !group.members.is_empty());
     partitions
 }
@@ -191,7 +201,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn problem(tasks: &[(usize, f64)], sites: u32) -> PlanningProblem {
-        let tasks = tasks.iter().enumerate().map(|(id, &(last_site, reuse_share))| task(id as u32, last_site, reuse_share)).collect();
+        let tasks = tasks
+            .iter()
+            .enumerate()
+            .map(|(id, &(last_site, reuse_share))| task(id as u32, last_site, reuse_share))
+            .collect();
         let sites = (0..sites).map(|id| site(id, 3)).collect();
         PlanningProblem::undisturbed(sites, tasks)
     }

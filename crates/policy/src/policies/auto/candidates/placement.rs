@@ -75,13 +75,15 @@ impl PlanSearch<'_> {
         let movable = self.movable_tasks();
         let room = self.free_seats();
         let sites = self.problem.sites.len();
-        let mut homes = HomeAssignment { site_of: start_layout.site_of, residents: vec![Vec::new(); sites], scores: Vec::new() };
+        let mut homes =
+            HomeAssignment { site_of: start_layout.site_of, residents: vec![Vec::new(); sites], scores: Vec::new() };
         for index in self.problem.known_tasks() {
             if let Some(site) = homes.site_of[index] {
                 homes.residents[site].push(index);
             }
         }
-        homes.scores = (0..sites).map(|site| self.site_key(&homes.site_of, site, &homes.residents[site], joint)).collect();
+        homes.scores =
+            (0..sites).map(|site| self.site_key(&homes.site_of, site, &homes.residents[site], joint)).collect();
         let mut improved = true;
         while improved && self.effort.get() > 0 {
             improved = false;
@@ -107,7 +109,8 @@ impl PlanSearch<'_> {
             if homes.residents[site].len() < room[site] {
                 partners.push(None);
             }
-            let site_residents = homes.residents[site].iter().copied().filter(|&resident| self.problem.can_move(resident));
+            let site_residents =
+                homes.residents[site].iter().copied().filter(|&resident| self.problem.can_move(resident));
             partners.extend(site_residents.take(EXCHANGES).map(Some));
             for partner in partners {
                 let touched = self.clusters_of([Some(index), partner]);
@@ -119,7 +122,9 @@ impl PlanSearch<'_> {
                     })
                 };
                 let is_rescored = |other_site: &usize| {
-                    *other_site == current_site || *other_site == site || !touched.is_empty() && is_affected(&homes.residents[*other_site])
+                    *other_site == current_site
+                        || *other_site == site
+                        || !touched.is_empty() && is_affected(&homes.residents[*other_site])
                 };
                 let rescored_sites: Vec<usize> = (0..homes.scores.len()).filter(is_rescored).collect();
                 let mut previous_scores = Vec::with_capacity(rescored_sites.len());

@@ -27,10 +27,15 @@ impl PlanSearch<'_> {
         for members in &order {
             let members_here = |site: usize| members.iter().filter(|&&at| default.site_of[at] == Some(site)).count();
             let fits = |site: usize| free_seats[site].min(members.len());
-            let best = (0..free_seats.len()).reduce(|a, b| if (fits(b), members_here(b)) > (fits(a), members_here(a)) { b } else { a });
+            let best = (0..free_seats.len())
+                .reduce(|a, b| if (fits(b), members_here(b)) > (fits(a), members_here(a)) { b } else { a });
             let Some(site) = best else { continue };
             for &index in members {
-                let target = if free_seats[site] > 0 { Some(site) } else { (0..free_seats.len()).find(|&other_site| free_seats[other_site] > 0) };
+                let target = if free_seats[site] > 0 {
+                    Some(site)
+                } else {
+                    (0..free_seats.len()).find(|&other_site| free_seats[other_site] > 0)
+                };
                 if let Some(target) = target {
                     free_seats[target] -= 1;
                     site_of[index] = Some(target);

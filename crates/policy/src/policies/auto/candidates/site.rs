@@ -28,6 +28,7 @@ impl SiteTasks<'_> {
         let cost = cost * (1 + self.members.len() / TASKS_OF_ONE);
         self.effort.set(self.effort.get().saturating_sub(cost));
         let (problem, site, members, split_shares) = (self.problem, self.site, self.members, self.split_shares);
-        SiteScorer { problem, site, members, split_shares, partitions, rotation }.score(&ErrorDraw::default(), self.memo)
+        SiteScorer { problem, site, members, split_shares, partitions, rotation }
+            .score(&ErrorDraw::default(), self.memo)
     }
 }

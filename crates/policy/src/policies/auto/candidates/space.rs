@@ -168,7 +168,8 @@ impl SiteTasks<'_> {
                     partitions[giver].units -= step;
                     partitions[receiver].units += step;
                     let key = judge.key(self.score(&partitions, rotation));
-                    if key > improvement.as_ref().map_or(best.0, |(key, _): &(f64, Vec<PartitionMembers>)| *key) + 1e-9 {
+                    if key > improvement.as_ref().map_or(best.0, |(key, _): &(f64, Vec<PartitionMembers>)| *key) + 1e-9
+                    {
                         improvement = Some((key, partitions));
                     }
                 }

@@ -255,8 +255,8 @@ impl ProbePlanner {
             let has_curve = curves.has_curve(view, sample.task);
             // The first probe is part of the initial profiling; later phases wait until their probe is paid for.
             let can_request = previous_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && paid);
-            let goes_on =
-                previous_probe.is_some_and(|earlier_probe| !earlier_probe.is_over && (earlier_probe.phase == phase || !has_curve));
+            let goes_on = previous_probe
+                .is_some_and(|earlier_probe| !earlier_probe.is_over && (earlier_probe.phase == phase || !has_curve));
             let has_room = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&current_site) };
             let is_answer_short = |request: &TaskProbe| {
                 let first = log_entries(&request.probe) == Some(limits.trace_entries);
@@ -317,7 +317,8 @@ impl ProbePlanner {
         let can = can_measure_curves(view);
         let is_surveyed = |task: TaskId| curves.has_curve(view, task) || !can || !self.is_open(task);
         let has_run = |seen: &cachemate_core::TaskSample| seen.has_run();
-        self.sharing.is_none() && view.movable_tasks().filter(|sample| has_run(sample)).all(|sample| is_surveyed(sample.task))
+        self.sharing.is_none()
+            && view.movable_tasks().filter(|sample| has_run(sample)).all(|sample| is_surveyed(sample.task))
     }
 
     fn sharing_requests(
@@ -404,8 +405,12 @@ impl ProbePlanner {
             let sampled: u64 = maps.iter().flat_map(|map| map.counters).map(|&counter| u64::from(counter)).sum();
             let sample_ratio = sampled as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
             let filter = Filter::default();
-            let co_clusters =
-                find(ClusteringMethod::CoClusters, &maps, &filter, scaled_threshold(THRESHOLD, sample_ratio, filter.floor));
+            let co_clusters = find(
+                ClusteringMethod::CoClusters,
+                &maps,
+                &filter,
+                scaled_threshold(THRESHOLD, sample_ratio, filter.floor),
+            );
             let mut cluster_of = join_unclustered(co_clusters.cluster_of, &maps);
             assign_partners(view, &members, &mut cluster_of);
             let numbers = cluster_of.iter().flatten().max().map_or(0, |last| last + 1);
@@ -441,8 +446,12 @@ fn join_unclustered(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) 
         if cluster_of[index].is_some() {
             continue;
         }
-        let others = (0..cluster_of.len()).filter(|&neighbor| neighbor != index).map(|neighbor| (alike(index, neighbor), neighbor));
-        let Some((largest_similarity, neighbor)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
+        let others = (0..cluster_of.len())
+            .filter(|&neighbor| neighbor != index)
+            .map(|neighbor| (alike(index, neighbor), neighbor));
+        let Some((largest_similarity, neighbor)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else {
+            continue;
+        };
         if largest_similarity < ALIKE {
             continue;
         }
@@ -468,7 +477,9 @@ fn merge_groups(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> V
     for a in 0..count {
         for b in a + 1..count {
             let (map_sum, other_sum) = (sum(&cluster_of, a), sum(&cluster_of, b));
-            if dot(&map_sum, &other_sum) >= ALIKE * libm::sqrt(dot(&map_sum, &map_sum) * dot(&other_sum, &other_sum)).max(1e-9) {
+            if dot(&map_sum, &other_sum)
+                >= ALIKE * libm::sqrt(dot(&map_sum, &map_sum) * dot(&other_sum, &other_sum)).max(1e-9)
+            {
                 cluster_of.iter_mut().filter(|cluster| **cluster == Some(b)).for_each(|cluster| *cluster = Some(a));
             }
         }
@@ -599,7 +610,9 @@ mod tests {
         let mut planner = ProbePlanner::default();
         let probe_kind = ProbeKind::ReuseTimes { task: TaskId(2), locations: 1 };
         let probe = ProbeRequest { id: ProbeId(1), kind: probe_kind, budget_ns: 1 };
-        planner.by_task.insert(TaskId(2), TaskProbe { phase: 0, probe, since_ns: 0, is_over: true, is_answered: false });
+        planner
+            .by_task
+            .insert(TaskId(2), TaskProbe { phase: 0, probe, since_ns: 0, is_over: true, is_answered: false });
         let waited = |abilities: &[Ability]| {
             let capabilities = capabilities(abilities);
             let (topology, capabilities, observation, profiles) = (&topology, &capabilities, &observation, &profiles);

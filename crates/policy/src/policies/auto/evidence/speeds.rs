@@ -126,8 +126,11 @@ impl SpeedTracker {
                 .any(|probe| matches!(probe.kind, ProbeKind::MissTrace { task: one, .. } if one == task))
         };
         for task in observation.tasks.iter().filter(|task| !task.exited && !traced(task.task)) {
-            let instructions_and_cycles = task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
-            let Some((instructions, cycles)) = instructions_and_cycles.filter(|(i, c)| *i > 0.0 && *c > 0.0) else { continue };
+            let instructions_and_cycles =
+                task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
+            let Some((instructions, cycles)) = instructions_and_cycles.filter(|(i, c)| *i > 0.0 && *c > 0.0) else {
+                continue;
+            };
             let sums = self.now.entry(task.task).or_default();
             let (number, kind) = phase(task.task);
             if sums.phase != number {

@@ -139,7 +139,10 @@ fn co_run(
     performances: &mut Vec<TaskPerformance>,
 ) {
     let FootprintCursor { rates, occupancies: held, .. } = cursor;
-    rates.iter_mut().zip(occupants.iter().zip(cycles)).for_each(|(rate, (member, cycles))| *rate = member.share / cycles);
+    rates
+        .iter_mut()
+        .zip(occupants.iter().zip(cycles))
+        .for_each(|(rate, (member, cycles))| *rate = member.share / cycles);
     let mut minimum = 0.0;
     for step in 0..=MAX_STEPS {
         let (mut sum, mut slope) = (0.0, 0.0);
@@ -163,7 +166,8 @@ fn co_run(
         cursor.cycles = if next > minimum { next.min(LONGEST_CYCLES) } else { minimum };
     }
     performances.clear();
-    performances.extend(occupants.iter().zip(held).map(|(member, held_bytes)| performance(member, *held_bytes, cache_bytes)));
+    performances
+        .extend(occupants.iter().zip(held).map(|(member, held_bytes)| performance(member, *held_bytes, cache_bytes)));
 }
 
 /// Reach of the last window over turns, as a power of ten of cycles.
@@ -190,8 +194,10 @@ impl WindowGuess {
     ) -> Vec<f64> {
         let window = |exponent: f64| libm::exp(exponent * std::f64::consts::LN_10);
         let value = |index: usize, exponent: f64| occupants[index].footprint(progress(index, window(exponent)));
-        let beyond = |exponent: f64| (0..occupants.len()).map(|index| value(index, exponent)).sum::<f64>() - cache_bytes;
-        let occupancies_at = |exponent: f64| (0..occupants.len()).map(|index| value(index, exponent)).collect::<Vec<f64>>();
+        let beyond =
+            |exponent: f64| (0..occupants.len()).map(|index| value(index, exponent)).sum::<f64>() - cache_bytes;
+        let occupancies_at =
+            |exponent: f64| (0..occupants.len()).map(|index| value(index, exponent)).collect::<Vec<f64>>();
         let (mut low, mut high) = (self.0, self.0);
         let mut below = beyond(low);
         let mut above = below;
@@ -334,7 +340,11 @@ mod tests {
         assert_eq!(performances[0], performances[1]);
         // Each holds half of the cache, so about a third of its lines is missing.
         let half = program.cycles(CACHE / 2.0, 0.0, 0.0);
-        assert!((performances[0].cycles_per_instr / half - 1.0).abs() < 0.01, "{} {half}", performances[0].cycles_per_instr);
+        assert!(
+            (performances[0].cycles_per_instr / half - 1.0).abs() < 0.01,
+            "{} {half}",
+            performances[0].cycles_per_instr
+        );
     }
 
     /// Does a program that fits lose speed beside a stream, while the stream loses none?
@@ -355,8 +365,14 @@ mod tests {
         let half = |program| CacheOccupant { in_part_share: 0.5, ..occupant(program, 0) };
         let partition = compose(&[half(&reuser), half(&stream)], 0.5 * CACHE, &[1.0]);
         for (part_performance, whole_performance) in partition.iter().zip(&whole_cache) {
-            assert!((part_performance.cycles_per_instr / whole_performance.cycles_per_instr - 1.0).abs() < 1e-4, "{part_performance:?} {whole_performance:?}");
-            assert!((part_performance.held_bytes / whole_performance.held_bytes - 0.5).abs() < 1e-3, "{part_performance:?} {whole_performance:?}");
+            assert!(
+                (part_performance.cycles_per_instr / whole_performance.cycles_per_instr - 1.0).abs() < 1e-4,
+                "{part_performance:?} {whole_performance:?}"
+            );
+            assert!(
+                (part_performance.held_bytes / whole_performance.held_bytes - 0.5).abs() < 1e-3,
+                "{part_performance:?} {whole_performance:?}"
+            );
         }
     }
 
@@ -375,7 +391,10 @@ mod tests {
             let flushed = turn / miss >= 65_536.0;
             let expected = if turn > lines * miss { turn / (lines + (turn - lines * miss) / hit) } else { miss };
             let cycles_per_access = performances[0].cycles_per_instr / 0.1;
-            assert!(!flushed || (cycles_per_access / expected - 1.0).abs() < 0.15, "turn {turn}: {cycles_per_access}, law {expected}");
+            assert!(
+                !flushed || (cycles_per_access / expected - 1.0).abs() < 0.15,
+                "turn {turn}: {cycles_per_access}, law {expected}"
+            );
         }
     }
 

@@ -51,8 +51,11 @@ impl SiteLayout {
 
     /// Puts the tasks on these sites, without partitions.
     pub fn unpartitioned(problem: &PlanningProblem, site_of: Vec<Option<usize>>, is_pinned: bool) -> Self {
-        let pinned =
-            problem.tasks.iter().map(|problem_task| is_pinned && problem_task.movable && problem_task.program.is_some()).collect();
+        let pinned = problem
+            .tasks
+            .iter()
+            .map(|problem_task| is_pinned && problem_task.movable && problem_task.program.is_some())
+            .collect();
         SiteLayout {
             site_of,
             pinned,
@@ -70,9 +73,14 @@ impl SiteLayout {
         };
         let place = problem.places();
         let mut layout = SiteLayout::unpartitioned(problem, Vec::new(), false);
-        let held_sites: Vec<Option<usize>> = problem.tasks.iter().map(|problem_task| held_on(&problem_task.task)).collect();
-        layout.site_of =
-            problem.tasks.iter().zip(&held_sites).map(|(problem_task, pinned_site)| pinned_site.or(problem_task.last_site)).collect();
+        let held_sites: Vec<Option<usize>> =
+            problem.tasks.iter().map(|problem_task| held_on(&problem_task.task)).collect();
+        layout.site_of = problem
+            .tasks
+            .iter()
+            .zip(&held_sites)
+            .map(|(problem_task, pinned_site)| pinned_site.or(problem_task.last_site))
+            .collect();
         layout.pinned = held_sites.iter().map(Option::is_some).collect();
         for schedule in &plan.gangs {
             let Some(site) = problem.sites.iter().position(|site| schedule.cpus.is_subset(&site.cpus)) else {
@@ -143,7 +151,14 @@ impl SiteLayout {
         Some(GangSchedule { cpus: cpus.clone(), slice_ns: rotation.slice_ns, gangs })
     }
 
-    fn share(&self, problem: &PlanningProblem, site: usize, previous_plan: &Plan, migration: PageMigration, plan: &mut Plan) {
+    fn share(
+        &self,
+        problem: &PlanningProblem,
+        site: usize,
+        previous_plan: &Plan,
+        migration: PageMigration,
+        plan: &mut Plan,
+    ) {
         let (partitions, cache_site) = (&self.partitions[site], &problem.sites[site]);
         let Some(partition_units) = cache_site.partition_units.filter(|_| !partitions.is_empty()) else { return };
         let colors = matches!(partition_units, PartitionUnits::Colors { .. });
@@ -245,7 +260,7 @@ mod tests {
         if !knows_thread {
             tasks[2].program = None;
         }
-        let sites = vec![super::super::problem::CacheSite { divided: partition_units, ..site(0, 4) }];
+        let sites = vec![super::super::problem::CacheSite { partition_units, ..site(0, 4) }];
         PlanningProblem::undisturbed(sites, tasks)
     }
 

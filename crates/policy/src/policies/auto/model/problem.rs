@@ -220,7 +220,8 @@ impl PlanningProblem {
             return;
         }
         self.frozen_sites = (0..self.sites.len()).map(|site| sites.contains(&site)).collect();
-        let is_frozen = |problem_task: &&mut ProblemTask| problem_task.last_site.is_some_and(|site| sites.contains(&site));
+        let is_frozen =
+            |problem_task: &&mut ProblemTask| problem_task.last_site.is_some_and(|site| sites.contains(&site));
         self.tasks.iter_mut().filter(is_frozen).for_each(|problem_task| problem_task.keep_in_place = true);
     }
 
@@ -238,7 +239,8 @@ impl PlanningProblem {
         let is_closed = |home: Option<usize>| home.is_some_and(|site| self.is_closed(site));
         for index in 0..self.tasks.len() {
             if is_closed(current_layout.site_of[index]) || is_closed(layout.site_of[index]) {
-                (layout.site_of[index], layout.pinned[index]) = (current_layout.site_of[index], current_layout.pinned[index]);
+                (layout.site_of[index], layout.pinned[index]) =
+                    (current_layout.site_of[index], current_layout.pinned[index]);
             }
         }
         for site in (0..self.sites.len()).filter(|&site| self.is_closed(site)) {

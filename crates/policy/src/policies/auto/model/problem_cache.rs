@@ -90,7 +90,9 @@ impl ProblemCache {
         let has_goal = |sample: &cachemate_core::TaskSample| {
             goals.get(&sample.task).is_some_and(|goal| *goal != sample.goal.unwrap_or_default())
         };
-        if known_stamps.into_iter().any(|(previous_stamp, current_stamp)| *previous_stamp != current_stamp) || view.live_tasks().any(has_goal) {
+        if known_stamps.into_iter().any(|(previous_stamp, current_stamp)| *previous_stamp != current_stamp)
+            || view.live_tasks().any(has_goal)
+        {
             return None;
         }
         let can_be_known =
@@ -170,7 +172,8 @@ impl SearchHistory {
     ) -> Option<SearchInput> {
         let last = self.last.take();
         let stamp = self.searched_at.as_ref().map(|(stamp, _)| stamp);
-        let newcomers = last.as_ref().zip(stamp).and_then(|(last, stamp)| last.newcomers(view, stamp, &evidence.speeds));
+        let newcomers =
+            last.as_ref().zip(stamp).and_then(|(last, stamp)| last.newcomers(view, stamp, &evidence.speeds));
         let mut input = InputBuilder { view, current_plan, evidence, options };
         match (last, newcomers) {
             (Some(last), Some(newcomers)) => input.with_newcomers(last, &newcomers),
@@ -224,7 +227,9 @@ impl InputBuilder<'_, '_> {
         let is_unknown = |task: &TaskId| {
             problem.tasks.iter().any(|problem_task| problem_task.task == *task && problem_task.program.is_none())
         };
-        self.evidence.phase_changed_at.retain(|task, changed_at| window < *changed_at + PATIENCE_WINDOWS && is_unknown(task));
+        self.evidence
+            .phase_changed_at
+            .retain(|task, changed_at| window < *changed_at + PATIENCE_WINDOWS && is_unknown(task));
         let runs = |task: TaskId| {
             self.evidence.speeds.observed_speed(task, 64.0).is_none_or(|speed| speed.cpu_demand >= IDLE_BELOW)
         };
@@ -254,7 +259,8 @@ impl InputBuilder<'_, '_> {
         problem.known_tasks().next()?;
         let current_layout = SiteLayout::from_plan(self.current_plan, &problem);
         self.calibrate(&mut problem, &current_layout, |_| true);
-        let (previous_problem, memo) = last.map_or((None, ScoreCache::default()), |last| (Some(last.problem), last.memo));
+        let (previous_problem, memo) =
+            last.map_or((None, ScoreCache::default()), |last| (Some(last.problem), last.memo));
         let places = previous_problem.as_ref().map_or_else(BTreeMap::new, PlanningProblem::places);
         let unchanged = |index: usize| {
             let place = *places.get(&problem.tasks[index].task)?;
@@ -335,7 +341,12 @@ mod tests {
     }
 
     /// Returns the next window with a search, for this number of tasks on four caches.
-    fn next_search(policy: &mut dyn Policy, window: &mut u64, tasks: u32, previous_plan: &mut Plan) -> Option<Decision> {
+    fn next_search(
+        policy: &mut dyn Policy,
+        window: &mut u64,
+        tasks: u32,
+        previous_plan: &mut Plan,
+    ) -> Option<Decision> {
         let (topology, can) = (last_level_caches(4, 8, CacheLevel::L3, CACHE), capabilities(&[Ability::Affinity]));
         let profiles: Profiles = (0..tasks).map(|id| (TaskId(id), profile(id))).collect();
         for _ in 0..70 {
@@ -376,7 +387,11 @@ mod tests {
             assert_eq!([first.0, brief.0], expected[..2], "{tasks}");
             if brief.0 {
                 let full_search = search_window(tasks + 1);
-                assert_eq!((full_search.0, full_search.1), (expected[2], first.1 + LOOK_AGAIN_AFTER), "at its usual time");
+                assert_eq!(
+                    (full_search.0, full_search.1),
+                    (expected[2], first.1 + LOOK_AGAIN_AFTER),
+                    "at its usual time"
+                );
             }
         }
     }

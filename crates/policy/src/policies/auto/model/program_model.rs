@@ -115,7 +115,10 @@ impl MemoryDistance {
         };
         let queue_cycles = queue_cycles.clamp(0.0, cycles_per_miss);
         let nearest_cost = (cycles_per_miss - queue_cycles) / now;
-        (queue_cycles + nearest_cost * nearest, self.factors.iter().map(|factor| nearest_cost * (factor - nearest).max(0.0)).collect())
+        (
+            queue_cycles + nearest_cost * nearest,
+            self.factors.iter().map(|factor| nearest_cost * (factor - nearest).max(0.0)).collect(),
+        )
     }
 }
 
@@ -274,7 +277,11 @@ impl ProgramModel {
         }
         let next = self.misses.partition_point(|&rate| rate > misses).clamp(1, STEPS);
         let (rate_before, rate_after) = (self.misses[next - 1], self.misses[next]);
-        let along = if rate_before > rate_after { ((rate_before - misses) / (rate_before - rate_after)).clamp(0.0, 1.0) } else { 1.0 };
+        let along = if rate_before > rate_after {
+            ((rate_before - misses) / (rate_before - rate_after)).clamp(0.0, 1.0)
+        } else {
+            1.0
+        };
         let steps = next as f64 - 1.0 + along;
         let odds = |bytes: f64| {
             let share = (bytes / cache_bytes).clamp(0.02, 0.98);
@@ -500,11 +507,18 @@ pub mod tests {
         let truth = uniform(0.4 * CACHE, 0.02);
         // Known up to 0.3 of the cache; beyond that, the tail falls too slowly, and its error covers everything below.
         let known_bytes = 0.3 * CACHE;
-        let logged = |bytes_held: f64| if bytes_held <= known_bytes { truth.misses(bytes_held) } else { truth.misses(known_bytes) * known_bytes / bytes_held };
+        let logged = |bytes_held: f64| {
+            if bytes_held <= known_bytes {
+                truth.misses(bytes_held)
+            } else {
+                truth.misses(known_bytes) * known_bytes / bytes_held
+            }
+        };
         let mut calibrated = program(logged);
         for step in 0..=STEPS {
             if step as f64 * calibrated.step_bytes > known_bytes {
-                calibrated.errors[step] = (calibrated.misses[step], truth.misses(known_bytes) - calibrated.misses[step]);
+                calibrated.errors[step] =
+                    (calibrated.misses[step], truth.misses(known_bytes) - calibrated.misses[step]);
             }
         }
         let composed = 0.39 * CACHE;
@@ -520,7 +534,8 @@ pub mod tests {
     #[test]
     fn a_stream_misses_as_often_with_less_space() {
         let reach = 0.1 * CACHE;
-        let logged = |bytes_held: f64| if bytes_held <= reach { 0.06 } else { 0.06 * reach / bytes_held * reach / bytes_held };
+        let logged =
+            |bytes_held: f64| if bytes_held <= reach { 0.06 } else { 0.06 * reach / bytes_held * reach / bytes_held };
         let mut calibrated = program(logged);
         for step in 0..=STEPS {
             if step as f64 * calibrated.step_bytes > reach {
@@ -584,7 +599,9 @@ pub mod tests {
         assert_eq!(queued, (70.0, vec![0.0, 30.0]));
         // On the node of the measurement, the cost is the measured one.
         let (near_model, far_model) = (near_and_far(&[1.0, 2.0], 0), near_and_far(&[1.0, 2.0], 1));
-        assert!((far_model.cycles(CACHE, far_model.far_cycles(1), 0.0) - near_model.cycles(CACHE, 0.0, 0.0)).abs() < 1e-9);
+        assert!(
+            (far_model.cycles(CACHE, far_model.far_cycles(1), 0.0) - near_model.cycles(CACHE, 0.0, 0.0)).abs() < 1e-9
+        );
         assert!((far_model.scale(1.0, 2.0).far_cycles(1) - 100.0).abs() < 1e-9);
     }
 }

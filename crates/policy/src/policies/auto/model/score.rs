@@ -52,10 +52,9 @@ impl ForecastSpeed {
     pub fn missing(&self, program: &ProgramModel) -> f64 {
         let goal = program.goal;
         let slower = goal.max_slowdown.map_or(0.0, |limit| 1.0 / self.over_alone - 1.0 - target_slowdown(limit));
-        let below = goal
-            .min_rate
-            .zip(self.rates(program))
-            .map_or(0.0, |(min_rate, (rate, alone))| if alone < min_rate { 0.0 } else { min_rate / rate.max(1e-12) - 1.0 });
+        let below = goal.min_rate.zip(self.rates(program)).map_or(0.0, |(min_rate, (rate, alone))| {
+            if alone < min_rate { 0.0 } else { min_rate / rate.max(1e-12) - 1.0 }
+        });
         slower.clamp(0.0, 10.0) + below.clamp(0.0, 10.0)
     }
 
@@ -218,8 +217,10 @@ impl SiteState<'_> {
         // A task in several partitions has the mean of its performances, weighted by its share of lines in each.
         let mut performances = vec![TaskPerformance::NONE; all_occupants.len()];
         for (members, bytes) in self.parts() {
-            let occupants: Vec<CacheOccupant<'_>> =
-                members.iter().map(|&(at, inside)| CacheOccupant { in_part_share: inside, ..all_occupants[at] }).collect();
+            let occupants: Vec<CacheOccupant<'_>> = members
+                .iter()
+                .map(|&(at, inside)| CacheOccupant { in_part_share: inside, ..all_occupants[at] })
+                .collect();
             for (&(at, inside), fare) in members.iter().zip(compose(&occupants, bytes, &lengths)) {
                 performances[at].add(fare, inside);
             }
@@ -263,10 +264,14 @@ impl SiteState<'_> {
         let part = |inside: Vec<usize>, units: u32| {
             let share = f64::from(units) / f64::from(partition_units.units());
             let inside = inside.into_iter().map(|index| (index, 1.0));
-            (inside.chain(unpartitioned.iter().map(|&index| (index, share))).collect::<Vec<_>>(), share * self.site.bytes)
+            (
+                inside.chain(unpartitioned.iter().map(|&index| (index, share))).collect::<Vec<_>>(),
+                share * self.site.bytes,
+            )
         };
-        let of_group =
-            |group: &PartitionMembers| part(all_members.clone().filter(|&index| is_in(group, index)).collect(), group.units);
+        let of_group = |group: &PartitionMembers| {
+            part(all_members.clone().filter(|&index| is_in(group, index)).collect(), group.units)
+        };
         let mut parts: Vec<(Vec<(usize, f64)>, f64)> = self.partitions.iter().map(of_group).collect();
         let taken_units: u32 = self.partitions.iter().map(|group| group.units).sum();
         if taken_units < partition_units.units() {
@@ -371,7 +376,10 @@ pub fn score(problem: &PlanningProblem, layout: &SiteLayout, memo: &ScoreCache) 
 /// Scores all sites with drawn programs, if no site is affected by another's traffic.
 pub fn score_drawn(problem: &PlanningProblem, layout: &SiteLayout, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
     if problem.bus.is_some() {
-        return site_results(problem, layout).into_iter().map(|(score, ..)| score).fold(LayoutScore::EMPTY, LayoutScore::plus);
+        return site_results(problem, layout)
+            .into_iter()
+            .map(|(score, ..)| score)
+            .fold(LayoutScore::EMPTY, LayoutScore::plus);
     }
     sum(&LayoutScorer::new(problem, layout).scores(draw, memo))
 }
@@ -472,7 +480,11 @@ fn site_results(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutSc
                 members.iter().filter_map(|&index| problem.tasks[index].program.as_ref()).collect();
             let (cache_site, cycles_per_ns) = (&problem.sites[site], problem.cycles_per_ns);
             let remote_waits = remote_cycles(cache_site, &programs);
-            let waits = &remote_waits.iter().zip(&queues[site]).map(|(remote_wait, queue)| remote_wait + queue).collect::<Vec<f64>>();
+            let waits = &remote_waits
+                .iter()
+                .zip(&queues[site])
+                .map(|(remote_wait, queue)| remote_wait + queue)
+                .collect::<Vec<f64>>();
             let site_state = SiteState {
                 site: cache_site,
                 members,

@@ -57,8 +57,15 @@ impl ScoreCache {
             })
         };
         let numbers = (0..problem.tasks.len()).map(number).collect();
-        let previous_scores = if self.sites == problem.sites { self.current_scores.into_inner() } else { Scores::new() };
-        ScoreCache { numbers: Some(numbers), next, sites: problem.sites.clone(), previous_scores, current_scores: RefCell::default() }
+        let previous_scores =
+            if self.sites == problem.sites { self.current_scores.into_inner() } else { Scores::new() };
+        ScoreCache {
+            numbers: Some(numbers),
+            next,
+            sites: problem.sites.clone(),
+            previous_scores,
+            current_scores: RefCell::default(),
+        }
     }
 
     /// Returns the stored score of a site, or computes it.
@@ -159,7 +166,8 @@ pub mod tests {
         let mut search = PlanSearch { problem, memo, allowed, judge, effort, generator };
         let candidates = search.candidates(&BTreeMap::new(), None);
         let draw = problem.draw(7);
-        candidates.into_iter()
+        candidates
+            .into_iter()
             .map(|candidate| {
                 let drawn = score_drawn(problem, &candidate.layout, &draw, memo);
                 (candidate.layout, [candidate.score, drawn])
@@ -213,7 +221,8 @@ pub mod tests {
         let (first, other_problem) = (problem(vec![task(0, 0, 0.5)]), problem(vec![task(0, 0, 0.9)]));
         let call_count = Cell::new(0);
         let score_of = |problem: &PlanningProblem, memo: &ScoreCache| {
-            let scorer = SiteScorer { problem, site: 0, members: &[0], split_shares: &[1.0], partitions: &[], rotation: None };
+            let scorer =
+                SiteScorer { problem, site: 0, members: &[0], split_shares: &[1.0], partitions: &[], rotation: None };
             memo.score(&scorer, &ErrorDraw::default(), || {
                 call_count.set(call_count.get() + 1);
                 LayoutScore::EMPTY

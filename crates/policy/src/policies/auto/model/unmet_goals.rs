@@ -53,7 +53,8 @@ enum GoalTarget {
 
 /// Explains the goals that the best plan does not meet, and names the programs that pay for those that it meets.
 pub fn explain_unmet(problem: &PlanningProblem, default: &SiteLayout, best: &SiteLayout, reasons: &mut Vec<Reason>) {
-    let promised = |&index: &usize| problem.tasks[index].program.as_ref().is_some_and(|program| program.goal.is_promised());
+    let promised =
+        |&index: &usize| problem.tasks[index].program.as_ref().is_some_and(|program| program.goal.is_promised());
     if !problem.known_tasks().any(|index| promised(&index)) {
         return;
     }
@@ -83,7 +84,12 @@ fn find_unmet_goals(problem: &PlanningProblem, task_speeds: &[Option<ForecastSpe
         if let Some(max) = program.goal.max_slowdown
             && 1.0 / speed.over_alone - 1.0 > max + MET_WITHIN
         {
-            unmet_goals.push(UnmetGoal { task_index: index, target: GoalTarget::Slowdown { max }, speed, met_alone: true });
+            unmet_goals.push(UnmetGoal {
+                task_index: index,
+                target: GoalTarget::Slowdown { max },
+                speed,
+                met_alone: true,
+            });
         }
         let rates = program.goal.min_rate.zip(speed.rates(program)).zip(program.rate);
         if let Some(((min, (rate, alone)), counted)) = rates
@@ -126,8 +132,9 @@ fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, unmet_goal
                 && problem.tasks[*index].process != process
                 && !left_out.contains(index)
         };
-        let presses =
-            |index: usize| problem.tasks[index].program.as_ref().map_or(0.0, |model| model.cpu_demand * model.misses[0]);
+        let presses = |index: usize| {
+            problem.tasks[index].program.as_ref().map_or(0.0, |model| model.cpu_demand * model.misses[0])
+        };
         let mut co_runners: Vec<usize> = reduced_problem.known_tasks().filter(shares_site).collect();
         co_runners.sort_by(|&a, &b| presses(b).total_cmp(&presses(a)).then(a.cmp(&b)));
         let without_task = |&index: &usize| {
@@ -202,11 +209,13 @@ impl UnmetGoal {
         let priority = |at: usize| problem.tasks[at].program.as_ref().map_or(1.0, |program| program.goal.priority);
         let is_met = |at: usize| {
             let model_and_speed = problem.tasks[at].program.as_ref().zip(speeds[at]);
-            model_and_speed.is_some_and(|(program, speed)| program.goal.is_promised() && speed.missing(program) <= MET_WITHIN)
+            model_and_speed
+                .is_some_and(|(program, speed)| program.goal.is_promised() && speed.missing(program) <= MET_WITHIN)
         };
         let site = layout.site_of[self.task_index];
-        let rivals =
-            problem.known_tasks().filter(|&index| index != self.task_index && layout.site_of[index] == site && is_met(index));
+        let rivals = problem
+            .known_tasks()
+            .filter(|&index| index != self.task_index && layout.site_of[index] == site && is_met(index));
         let Some(rival) = rivals.reduce(|a, b| if priority(b) > priority(a) { b } else { a }) else {
             return String::new();
         };
@@ -319,7 +328,8 @@ mod tests {
         let mut search = PlanSearch { problem, memo: &memo, allowed, judge, effort, generator };
         let plans = search.candidates(&BTreeMap::new(), None);
         let judge = search.judge;
-        let better_plan = |a: usize, b: usize| if judge.key(plans[b].score) > judge.key(plans[a].score) { b } else { a };
+        let better_plan =
+            |a: usize, b: usize| if judge.key(plans[b].score) > judge.key(plans[a].score) { b } else { a };
         let best = (0..plans.len()).reduce(better_plan).unwrap();
         (plans, best)
     }
@@ -353,7 +363,10 @@ mod tests {
         let mut reasons = Vec::new();
         explain_unmet(&with_goals, &plans[0].layout, &plans[best].layout, &mut reasons);
         assert_eq!(reasons.len(), 1, "{reasons:?}");
-        assert!(reasons[0].text.starts_with("goals are met at the cost of {0}") && reasons[0].tasks == [TaskId(2)], "{reasons:?}");
+        assert!(
+            reasons[0].text.starts_with("goals are met at the cost of {0}") && reasons[0].tasks == [TaskId(2)],
+            "{reasons:?}"
+        );
     }
 
     /// If a client could not even reach its promised rate alone, is no task slowed for it, and does the reason ask for

@@ -53,14 +53,13 @@ struct PublishedState {
 ///
 /// # Errors
 /// The directory cannot be read.
-pub fn read_folder(folder: &Path) -> anyhow::Result<(ClusterKnowledge, BTreeMap<String, String>)> {
+pub fn read_dir(dir: &Path) -> anyhow::Result<(ClusterKnowledge, BTreeMap<String, String>)> {
     let mut knowledge = ClusterKnowledge::default();
     let mut refusals = BTreeMap::new();
-    let mut folders = vec![(folder.to_path_buf(), 0)];
+    let mut dirs = vec![(dir.to_path_buf(), 0)];
     let mut files = 0;
-    while let Some((folder, depth)) = folders.pop() {
-        let paths =
-            cachemate_files::entries(&folder).with_context(|| format!("{}: cannot be read", folder.display()))?;
+    while let Some((dir, depth)) = dirs.pop() {
+        let paths = cachemate_files::entries(&dir).with_context(|| format!("{}: cannot be read", dir.display()))?;
         for path in paths {
             // A mounted volume contains everything twice: by name, and below hidden directories.
             let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
@@ -68,11 +67,11 @@ pub fn read_folder(folder: &Path) -> anyhow::Result<(ClusterKnowledge, BTreeMap<
                 continue;
             }
             if path.is_dir() && depth < 2 {
-                folders.push((path, depth + 1));
+                dirs.push((path, depth + 1));
             } else if path.extension().is_some_and(|extension| extension == "json") {
                 files += 1;
                 if files > MAX_FILES {
-                    anyhow::bail!("{}: found more than {MAX_FILES} files, expected fewer", folder.display());
+                    anyhow::bail!("{}: found more than {MAX_FILES} files, expected fewer", dir.display());
                 }
                 if let Err(error) = read_object(&path, &mut knowledge) {
                     refusals.insert(path.display().to_string(), format!("{error:#}"));

@@ -15,7 +15,7 @@ fn with_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// A root that contains the folder of colors, as the discovery creates it.
+/// A root that contains the directory of colors, as the discovery creates it.
 fn host() -> (tempfile::TempDir, LinuxHost, PathBuf) {
     let root = tempfile::tempdir().unwrap();
     let base = root.path().join(&reference_set::BASE[1..]);
@@ -33,11 +33,11 @@ fn inside(rest: &str) -> PathBuf {
 /// If another user made the directory, may write to it, or can replace it: is nothing read from it, written to it, or
 /// placed in it for a program to preload?
 #[test]
-fn a_folder_that_others_have_a_hand_in_is_refused() {
+fn a_directory_that_others_have_a_hand_in_is_refused() {
     let cases: [(&str, &str, fn(&Path)); 4] = [
-        ("another user's", "a folder of user 65534", |base| chown(base, Some(NOBODY), None).unwrap()),
-        ("writable by all users", "a folder with mode 0777", |base| with_mode(base, 0o777)),
-        ("a link", "no folder of its own", |base| {
+        ("another user's", "a directory of user 65534", |base| chown(base, Some(NOBODY), None).unwrap()),
+        ("writable by all users", "a directory with mode 0777", |base| with_mode(base, 0o777)),
+        ("a link", "no directory of its own", |base| {
             let real = base.with_file_name("real");
             std::fs::rename(base, &real).unwrap();
             symlink(&real, base).unwrap();
@@ -52,7 +52,7 @@ fn a_folder_that_others_have_a_hand_in_is_refused() {
         std::fs::create_dir_all(base.join("s1-0/5")).unwrap();
         std::fs::write(base.join("s1-0/5/wanted"), "as it was").unwrap();
         if name.starts_with("another") && !rustix::process::geteuid().is_root() {
-            crate::skip_test::report_unchecked(&format!("a folder of {name}"), "needs root");
+            crate::skip_test::report_unchecked(&format!("a directory of {name}"), "needs root");
             continue;
         }
         spoil(&base);
@@ -72,9 +72,9 @@ fn a_folder_that_others_have_a_hand_in_is_refused() {
     }
 }
 
-/// Is a link in the folder, at any place in a path, neither read nor written through, and another user's file refused?
+/// Is a link in the directory, at any place in a path, neither read nor written through, and another user's file refused?
 #[test]
-fn links_and_others_files_in_the_folder_are_refused() {
+fn links_and_others_files_in_the_directory_are_refused() {
     let (root, host, base) = host();
     let secret = root.path().join("secret");
     std::fs::write(&secret, "secret").unwrap();
@@ -103,7 +103,7 @@ fn links_and_others_files_in_the_folder_are_refused() {
     assert!(host.read(&inside("s1-0/5/theirs")).unwrap_err().to_string().contains("a file of user 65534"));
 }
 
-/// Is a control file outside the folder not written through if it is a link?
+/// Is a control file outside the directory not written through if it is a link?
 #[test]
 fn nothing_is_written_through_a_link() {
     let root = tempfile::tempdir().unwrap();
@@ -114,9 +114,9 @@ fn nothing_is_written_through_a_link() {
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret");
 }
 
-/// In a folder of our own: is a session created with the library, and are its files read and written?
+/// In a directory of our own: is a session created with the library, and are its files read and written?
 #[test]
-fn a_folder_of_our_own_serves() {
+fn a_directory_of_our_own_serves() {
     let (_root, host, base) = host();
     for file in ["reference-set", "ledger"] {
         std::fs::write(base.join(file), file).unwrap();

@@ -1,7 +1,7 @@
-//! The folder of stored values: one file per value, named by a hash, and shared by any number of processes.
+//! The directory of stored values: one file per value, named by a hash, and shared by any number of processes.
 //!
 //! Properties: files appear whole or not at all, so that a writer may be killed at any moment; a truncated, damaged or
-//! misplaced file is never used, and its run is made again; when the folder is full, the least recently used files are
+//! misplaced file is never used, and its run is made again; when the directory is full, the least recently used files are
 //! removed first.
 
 use std::fs;
@@ -12,20 +12,20 @@ use std::time::{Duration, SystemTime};
 
 use super::entry::{EntryError, MAX_ENTRY_BYTES, StoredEntry, entry_name};
 
-/// Default size of a folder beyond which files are removed.
-pub const MAX_FOLDER_BYTES: u64 = 2 << 30;
+/// Default size of a directory beyond which files are removed.
+pub const MAX_DIR_BYTES: u64 = 2 << 30;
 const EXTENSION: &str = "run";
 /// Minimum time between two marks that a value was used.
 const MARK_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// Files of writers that were killed are removed after this time.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
-/// A folder of stored values.
+/// A directory of stored values.
 #[derive(Debug)]
-pub struct RunFolder {
+pub struct RunDir {
     path: PathBuf,
     max_bytes: u64,
-    /// Bytes written by this process since the folder was last pruned.
+    /// Bytes written by this process since the directory was last pruned.
     written_bytes: AtomicU64,
 }
 
@@ -40,7 +40,7 @@ pub struct StoredFile {
     pub bytes: u64,
 }
 
-/// The result of a lookup in the folder.
+/// The result of a lookup in the directory.
 #[derive(Debug)]
 pub enum StoredLookup {
     /// The value is stored.
@@ -51,21 +51,21 @@ pub enum StoredLookup {
     Unusable(String),
 }
 
-impl RunFolder {
-    /// Creates a handle for a folder that need not exist yet.
+impl RunDir {
+    /// Creates a handle for a directory that need not exist yet.
     pub fn new(path: &Path, max_bytes: u64) -> Self {
         // Pruned at the first write.
-        RunFolder { path: path.to_path_buf(), max_bytes, written_bytes: AtomicU64::new(max_bytes) }
+        RunDir { path: path.to_path_buf(), max_bytes, written_bytes: AtomicU64::new(max_bytes) }
     }
 
-    /// Path of the folder.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     fn entry_path(&self, name: &str) -> PathBuf {
-        let (folder, file) = name.split_at(2);
-        self.path.join(folder).join(file).with_extension(EXTENSION)
+        let (dir, file) = name.split_at(2);
+        self.path.join(dir).join(file).with_extension(EXTENSION)
     }
 
     /// Looks up the value that was made from exactly these inputs by these sources.
@@ -106,7 +106,7 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Every stored file, the least recently used first. A folder that does not exist has none.
+    /// Every stored file, the least recently used first. A directory that does not exist has none.
     ///
     /// # Errors
     /// As the file system reports.
@@ -120,9 +120,9 @@ impl RunFolder {
     /// All files, including those that writers have not finished.
     fn all_files(&self) -> io::Result<Vec<StoredFile>> {
         let mut files = Vec::new();
-        for folder in entries(&self.path)? {
-            let is_ours = folder.file_name().is_some_and(|name| name.len() == 2);
-            for path in if is_ours { entries(&folder)? } else { Vec::new() } {
+        for dir in entries(&self.path)? {
+            let is_ours = dir.file_name().is_some_and(|name| name.len() == 2);
+            for path in if is_ours { entries(&dir)? } else { Vec::new() } {
                 // Another process may have removed it.
                 let Ok(metadata) = path.symlink_metadata() else { continue };
                 if metadata.is_file() {
@@ -178,15 +178,15 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Names in a folder; none if it does not exist.
-fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    match cachemate_files::entries(folder) {
+/// Names in a directory; none if it does not exist.
+fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    match cachemate_files::entries(dir) {
         Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => Ok(Vec::new()),
         entries => entries,
     }
 }
 
-/// Marks a file as used. A folder that is not writable keeps its order.
+/// Marks a file as used. A directory that is not writable keeps its order.
 fn mark_used(path: &Path) {
     let marked = || -> io::Result<()> {
         if path.metadata()?.modified()?.elapsed().is_ok_and(|age| age > MARK_AFTER) {
@@ -210,8 +210,8 @@ mod tests {
         StoredEntry { kind, label, sources, inputs, cpu_seconds: 1.0, answer }
     }
 
-    fn read(folder: &RunFolder, number: u64) -> StoredLookup {
-        folder.read("test", "s", &number.to_string())
+    fn read(dir: &RunDir, number: u64) -> StoredLookup {
+        dir.read("test", "s", &number.to_string())
     }
 
     /// Is a value found only under its own inputs, and is a truncated, damaged or misplaced file rejected by name and
@@ -219,11 +219,11 @@ mod tests {
     #[test]
     fn a_wrong_file_is_never_used() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = RunFolder::new(&dir.path().join("runs"), MAX_FOLDER_BYTES);
-        assert!(matches!(read(&folder, 1), StoredLookup::Miss));
-        (1..=8).for_each(|number| folder.write(&entry(number, 2_000)).unwrap());
-        assert!(matches!(folder.read("test", "other", "1"), StoredLookup::Miss));
-        let files = folder.files().unwrap();
+        let dir = RunDir::new(&dir.path().join("runs"), MAX_DIR_BYTES);
+        assert!(matches!(read(&dir, 1), StoredLookup::Miss));
+        (1..=8).for_each(|number| dir.write(&entry(number, 2_000)).unwrap());
+        assert!(matches!(dir.read("test", "other", "1"), StoredLookup::Miss));
+        let files = dir.files().unwrap();
         assert_eq!(files.len(), 8);
         for (nth, file) in files.iter().enumerate() {
             let mut bytes = fs::read(&file.path).unwrap();
@@ -236,40 +236,40 @@ mod tests {
             fs::write(&file.path, bytes).unwrap();
         }
         for number in 1..=8 {
-            match read(&folder, number) {
+            match read(&dir, number) {
                 StoredLookup::Unusable(why) => assert!(why.contains("found") && why.contains("expected"), "{why}"),
                 other => panic!("{number}: {other:?}"),
             }
-            folder.write(&entry(number, 2_000)).unwrap();
-            assert!(matches!(read(&folder, number), StoredLookup::Hit(found) if found == entry(number, 2_000)));
+            dir.write(&entry(number, 2_000)).unwrap();
+            assert!(matches!(read(&dir, number), StoredLookup::Hit(found) if found == entry(number, 2_000)));
         }
     }
 
-    /// Does a folder stay within its bound by removing the least recently used files and those of killed writers?
+    /// Does a directory stay within its bound by removing the least recently used files and those of killed writers?
     #[test]
-    fn a_full_folder_gives_up_what_was_used_least_recently() {
+    fn a_full_directory_gives_up_what_was_used_least_recently() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = RunFolder::new(dir.path(), 40_000);
+        let dir = RunDir::new(dir.path(), 40_000);
         let long_ago = SystemTime::now() - Duration::from_secs(100_000);
         let age = |path: &Path, hours: u64| {
             let file = fs::File::options().append(true).open(path).unwrap();
             file.set_modified(long_ago + Duration::from_secs(3600 * hours)).unwrap();
         };
         for number in 0..6 {
-            folder.write(&entry(number, 5_000)).unwrap();
-            age(&folder.entry_path(&entry(number, 0).name()), number);
+            dir.write(&entry(number, 5_000)).unwrap();
+            age(&dir.entry_path(&entry(number, 0).name()), number);
         }
-        assert!(matches!(read(&folder, 0), StoredLookup::Hit(_)), "a use is marked");
+        assert!(matches!(read(&dir, 0), StoredLookup::Hit(_)), "a use is marked");
         let leftover = dir.path().join("ab");
         fs::create_dir_all(&leftover).unwrap();
         fs::write(leftover.join(".left.0123"), "half").unwrap();
         age(&leftover.join(".left.0123"), 0);
-        assert_eq!(folder.prune(40_000).unwrap().0, 1, "only what a killed writer left");
-        let (removed, bytes) = folder.prune(20_000).unwrap();
+        assert_eq!(dir.prune(40_000).unwrap().0, 1, "only what a killed writer left");
+        let (removed, bytes) = dir.prune(20_000).unwrap();
         assert!(removed == 3 && bytes > 15_000, "{removed} files of {bytes} bytes");
-        let stored = |number: u64| matches!(read(&folder, number), StoredLookup::Hit(_));
+        let stored = |number: u64| matches!(read(&dir, number), StoredLookup::Hit(_));
         assert_eq!((0..6).map(stored).collect::<Vec<bool>>(), [true, false, false, false, true, true]);
-        (10..40).for_each(|number| folder.write(&entry(number, 5_000)).unwrap());
-        assert!(folder.files().unwrap().iter().map(|file| file.bytes).sum::<u64>() <= 46_000);
+        (10..40).for_each(|number| dir.write(&entry(number, 5_000)).unwrap());
+        assert!(dir.files().unwrap().iter().map(|file| file.bytes).sum::<u64>() <= 46_000);
     }
 }

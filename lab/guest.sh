@@ -1,7 +1,7 @@
 #!/bin/busybox sh
-# Process 1 of the lab's guest. Runs the part that the kernel's command line names and tells what it found on the console,
-# one line a check: LAB <tab> part <tab> check <tab> ok, FAIL or note <tab> detail. What is checked is read from the
-# kernel's own files here, never from what cachemate says of itself, unless that is what is checked.
+# Process 1 of the lab's guest. Runs the part that the kernel's command line names, and writes one line per check to
+# the console: LAB <tab> part <tab> check <tab> ok, FAIL or note <tab> detail. Values are read from the kernel's own
+# files, never from cachemate's output, unless that output is what is checked.
 /bin/busybox --install -s /bin
 export PATH=/bin HOME=/root
 mkdir -p /proc /sys /dev /tmp /root /run /mnt/rdt /lab/state /lab/bin
@@ -12,11 +12,12 @@ part=$(sed 's/.*lab=\([a-z-]*\).*/\1/' /proc/cmdline)
 cd /lab || poweroff -f
 
 report() { printf 'LAB\t%s\t%s\t%s\t%s\n' "$part" "$1" "$2" "$(echo "$3" | tr '\n\t' '  ' | sed 's/ *$//')"; }
-# same CHECK EXPECTED FOUND [WORDS]
+# same CHECK EXPECTED FOUND [WORDS]: compares two values and reports the check.
 same() {
     if [ "$2" = "$3" ]; then report "$1" ok "${4:-$3}"; else report "$1" FAIL "found '$3', expected '$2'"; fi
 }
-# within SECONDS COMMAND...: tries until the command succeeds. On a loaded host a guest's second has little in it.
+# within SECONDS COMMAND...: repeats the command until it succeeds. On a loaded host, a guest gets little work done in
+# a second.
 within() {
     deadline=$(($(cut -d. -f1 /proc/uptime) + $1))
     shift
@@ -26,13 +27,13 @@ within() {
     done
 }
 
-# The last-level caches as sysfs tells them, "0-3 4-7".
+# The CPUs of each last-level cache according to sysfs, such as "0-3 4-7".
 llcs() { cat /sys/devices/system/cpu/cpu*/cache/index3/shared_cpu_list | sort -un -t- | tr '\n' ' ' | sed 's/ $//'; }
-# The same as cachemate tells them.
+# The CPUs of each last-level cache according to cachemate.
 reported_llcs() {
     cachemate topology --json | awk -F '"' '/"cpus": "/ { cpus = $4 } /"last_level": true/ { printf "%s%s", gap, cpus; gap = " " }'
 }
-# capability NAME: what doctor says of one way to measure or to act.
+# capability NAME: the report of doctor on one facility for measuring or acting.
 capability() { awk -v name="$1" 'index($0, "\"" name "\"") { on = 1 } on && /"works"/ { w = /true/ } on && /"detail"/ { sub(/.*"detail": "/, ""); sub(/",?$/, ""); print (w ? "yes: " : "no: ") $0; exit }' doctor.json; }
 
 topology() {
@@ -45,29 +46,29 @@ doctor() {
     report "way masks" note "$(capability 'way masks (resctrl)')"
 }
 
-# program NAME: a small program of that name in the background, its pid in $pids.
+# program NAME: starts a small program of that name in the background, and adds its pid to $pids.
 program() {
     printf '#!/bin/sh\n%s\n' "$2" >"/lab/bin/$1"
     chmod +x "/lab/bin/$1"
     "/lab/bin/$1" &
     pids="$pids $!"
 }
-# state PID: everything that cachemate may change of a thread.
+# state PID: every setting of a thread that cachemate may change.
 state() {
     stat=$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null) || return 0
-    # Fields of stat after the name: 17 is the nice value, 39 the policy.
+    # Fields of stat after the name: 17 is the nice value, 39 is the policy.
     printf '%s nice=%s policy=%s %s %s\n' "$1" "$(echo "$stat" | cut -d' ' -f17)" "$(echo "$stat" | cut -d' ' -f39)" \
         "$(grep Cpus_allowed_list "/proc/$1/status" | cut -f2)" "$(tr '\n' ' ' <"/proc/$1/cpu_resctrl_groups" 2>/dev/null)"
 }
 own_groups() { ls /mnt/rdt 2>/dev/null | grep -c '^cachemate-'; }
-# Everything at once: threads, groups, masks, another tool's group.
+# Everything that may change, together: threads, groups, masks, another tool's group.
 snapshot() {
     for pid in $pids; do state "$pid"; done
     echo "groups of ours: $(own_groups)"
     cat /mnt/rdt/schemata /mnt/rdt/db/schemata /mnt/rdt/db/tasks /sys/fs/cgroup/batch/cpuset.cpus.effective 2>/dev/null
 }
 
-# start POLICY-LINES: the daemon with this configuration; $daemon is its pid.
+# start POLICY-LINES: starts the daemon with this configuration; its pid is in $daemon.
 start() {
     printf 'mode = "act"\nwindow_ms = %s\nprofiles = ["/lab/profiles"]\n[rollback]\nenabled = false\n[policy]\n%s\n%s\n' \
         "${window:-200}" "$1" "$rules" >c.toml
@@ -81,7 +82,8 @@ no_journal() { ! journal; }
 acts() { journal && [ "$(guardian)" -gt 0 ]; }
 gone() { ! kill -0 "$1" 2>/dev/null; }
 end() { kill -TERM "$daemon"; wait "$daemon"; }
-# restored_by ROUND: after a kill of both only restore or the next start can restore; otherwise the guardian does.
+# restored_by ROUND: after both processes are killed, only `restore` or the next start can restore; otherwise the
+# guardian does.
 restored_by() {
     case $1 in
         both) cachemate --quiet restore --state-dir state >restore.log 2>&1 || report restore FAIL "$(tail -n 1 restore.log)" ;;
@@ -110,7 +112,7 @@ four() {
     cpusets
 }
 
-# placed: where each program may run, and where it is, by the kernel.
+# placed: the CPUs on which each program may run, and the CPU on which it is, according to the kernel.
 placed() {
     for pid in $pids; do
         printf '%s %s %s\n' "$(sed 's/.*(\(.*\)).*/\1/' "/proc/$pid/stat")" \
@@ -126,9 +128,9 @@ two() {
     report "probe from outside" note "$(capability 'intensity from outside (prime, wait, reload)')"
     pids=''
     rules=''
-    # Heaviest first, by their recordings.
+    # The heaviest programs come first, according to their recordings.
     for name in stream stencil link-parser cc1 perl povray gawk gzip; do
-        # Busy and idle in turn: the emulator has two CPUs for eight.
+        # The programs are busy and idle alternately, because the emulator has only two CPUs for eight.
         program "$name" 'while :; do i=0; while [ $i -lt 2000 ]; do i=$((i + 1)); done; usleep 50000; done'
         rules="$rules
 [[rules]]
@@ -163,7 +165,7 @@ mask_of() { grep Cpus_allowed_list "/proc/$1/status" | cut -f2; }
 child_confined() { [ "$(mask_of "$(cut -d' ' -f1 "/proc/$1/task/$1/children")" 2>/dev/null)" = 4-5 ]; }
 confined() { [ "$(cat /sys/fs/cgroup/batch/cpuset.cpus.effective)" = 4-5 ] && [ "$(mask_of "$1")" = 4-5 ]; }
 
-# A group of cgroup v2, one of its programs narrower than it.
+# A cgroup v2 group in which one program has a narrower mask than the group.
 cpusets() {
     group=/sys/fs/cgroup/batch
     mount -t cgroup2 cgroup2 /sys/fs/cgroup
@@ -196,10 +198,10 @@ cpus = "4-5"'
     done
 }
 
-# in_group N: the group of ours with that number, as the kernel names it.
+# in_group N: the kernel's name of cachemate's group with that number.
 in_group() { ls /mnt/rdt | grep "^cachemate-.*-$1\$"; }
 of_pid() { sed -n 's/^res://p' "/proc/$1/cpu_resctrl_groups"; }
-# all_moved PID...: none of them is in the root group.
+# all_moved PID...: true if none of the programs is in the root group.
 all_moved() { for pid in "$@"; do [ "$(of_pid "$pid")" != / ] || return 1; done; }
 some_groups() { [ "$(own_groups)" -gt 0 ]; }
 refused() { status | grep -q '"refused_plan": "'; }
@@ -235,7 +237,7 @@ parameters = { steps = [{ shares = ["0", "1-2"] }] }'
     snapshot >after
     same "after SIGTERM all is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
 
-    # Others take classes while the plan grows: two are left where three are asked for.
+    # Other tools take classes while the plan grows, so that two classes remain where the plan needs three.
     start 'name = "static-partition"
 parameters = { steps = [{ shares = [] }, { from_ns = 8000000000, shares = ["0", "1", "2"] }] }'
     within 60 [ -S s.sock ]
@@ -250,7 +252,7 @@ parameters = { steps = [{ shares = [] }, { from_ns = 8000000000, shares = ["0", 
     snapshot >after
     same "after that all is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
 
-    # A mask that this hardware does not take: the plan is refused, and nothing else happens.
+    # The hardware does not support this mask: the plan must be refused, and nothing else may change.
     start 'name = "static-partition"
 parameters = { steps = [{ shares = ["0,2"] }] }'
     within 90 refused
@@ -258,7 +260,7 @@ parameters = { steps = [{ shares = ["0,2"] }] }'
         "$(status | grep -o 'not contiguous' | head -n 1) $(of_pid "$1") $(own_groups)"
     end
 
-    # Killed while affinities, weights, turns and masks change five times a second.
+    # Processes are killed while affinities, weights, turns and masks change five times a second.
     window=200
     for round in daemon both guardian next both; do
         start 'name = "shake"'
@@ -281,7 +283,7 @@ parameters = { steps = [{ shares = ["0,2"] }] }'
         same "kill -9 ($round): all is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
     done
 
-    # Everything is gone, even the journal: groups of ours are orphans, and reset sweeps them.
+    # Even the journal is lost: cachemate's groups are orphans, and `restore` removes them.
     start 'name = "static-partition"
 parameters = { steps = [{ shares = ["0", "1-2"] }] }'
     within 90 all_moved "$1" "$2"

@@ -1,5 +1,5 @@
-# Sourced by the lab's scripts: packages of Debian in a root of the lab's own, verified by apt's signatures; nothing of the
-# host is installed or changed. Expects $cache and $out (folders).
+# Sourced by the lab's scripts: installs Debian packages in a separate root, verified by apt's signatures; nothing on
+# the host is installed or changed. Expects $cache and $out (directories).
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 not_run() {
@@ -8,14 +8,14 @@ not_run() {
     exit 0
 }
 
-# Programs are killed under a policy that only tests have: is the binary built with it (make lab)?
+# The lab kills programs under a policy that only test builds contain: was the binary built with it (make lab)?
 NO_CHAOS='a binary built without --features chaos, which has no policy shake'
 has_chaos() {
     printf '[policy]\nname = "shake"\n' >"$out/chaos.toml"
     "$binary" --quiet manage --check --config "$out/chaos.toml" --state-dir "$out" --socket "$out/chaos.sock" 2>/dev/null
 }
 
-# The Debian mirror that this host's own apt uses.
+# URL of the Debian mirror that this host's apt uses.
 mirror() {
     apt-get indextargets --format '$(REPO_URI) $(LABEL)' 'Created-By: Packages' 2>/dev/null |
         awk '$1 ~ /\/debian\/?$/ && $2 !~ /Security/ { print $1; exit }'
@@ -27,7 +27,7 @@ in_root() {
     "$command" -q -c "$cache/root/apt.conf" "$@"
 }
 
-# The host's apt with its proxies, but with folders and sources of our own, and without its hooks after an update.
+# Configuration of apt: the host's proxies, but separate directories and sources, and no hooks after an update.
 apt_conf() {
     local root=$cache/root
     cat <<EOF
@@ -47,8 +47,9 @@ APT::Update::Error-Mode "any";
 EOF
 }
 
-# one_guest: waits for the other labs of this machine: two guests at once starve each other, and their limits are the host's
-# time. `guest_over` lets the next one in. The lock is its holder's, not its guest's: a killed script blocks no other.
+# one_guest: waits for other labs on this machine, because two concurrent guests slow each other down and their limits
+# are in host time. `guest_over` releases the lock. The lock belongs to the script, not to its guest, so a killed
+# script does not block others.
 one_guest() {
     [ -z "${guest_locked:-}" ] || return 0
     exec 8>"$cache/guest.lock"
@@ -61,7 +62,7 @@ guest_over() {
     guest_locked=
 }
 
-# apt_root 'SUITE...': a root of apt's with the lists of these suites, in $root.
+# apt_root 'SUITE...': creates a root for apt with the package lists of these suites, in $root.
 apt_root() {
     local uri suite
     root=$cache/root
@@ -81,15 +82,15 @@ apt_root() {
     in_root apt-get update >"$out/apt.log" 2>&1 || not_run "package lists cannot be had (see $out/apt.log)"
 }
 
-# download PACKAGE: into the root's archives; the package that a kernel function named.
+# download PACKAGE: downloads into the root's archives.
 download() {
     [ -n "$1" ] || not_run "no suitable kernel package on the mirror"
     (cd "$root/cache/archives" && in_root apt-get download "$1") >>"$out/apt.log" 2>&1 ||
         not_run "$1 cannot be had (see $out/apt.log)"
 }
 
-# unpacked TREE: all archives of the root, complete with their libraries down to the C library: nothing of this host is used
-# or changed. The kernel's name becomes the file `ready`.
+# unpacked TREE: unpacks all archives of the root, with their libraries including the C library, so that nothing of
+# this host is used or changed. The kernel's name is written to the file `ready`.
 unpacked() {
     local package
     rm -rf "$1" "$1.new"
@@ -101,10 +102,11 @@ unpacked() {
     rm -rf "$root"
     kernel_file "$1" | sed 's|.*/modules/\(.*\)/vmlinuz$|vmlinuz-\1|; s|.*/||' >"$1/ready"
 }
-# kernel_file TREE: where the kernel's image lies; from 6.19 on beside its modules.
+# kernel_file TREE: path of the kernel's image; from 6.19 it is in the directory of its modules.
 kernel_file() { find "$1/boot" "$1/usr/lib/modules" -name 'vmlinuz*' 2>/dev/null | sort | sed -n 1p || true; }
 
-# fetch TREE 'SUITE...' QEMU-SUITE KERNEL-FUNCTION: QEMU, busybox and the kernel that the function names, unpacked in TREE.
+# fetch TREE 'SUITE...' QEMU-SUITE KERNEL-FUNCTION: unpacks QEMU, busybox and the kernel that the function selects in
+# TREE.
 fetch() {
     apt_root "$2"
     in_root apt-get install -y --download-only --no-install-recommends -t "$3" \
@@ -113,7 +115,8 @@ fetch() {
     unpacked "$1"
 }
 
-# fetch_kernel TREE 'SUITE...' SERIES: only a kernel, the newest of its series. From 6.19 on the image is in linux-binary.
+# fetch_kernel TREE 'SUITE...' SERIES: only the newest kernel of a series. From 6.19, the image is in the package
+# linux-binary.
 fetch_kernel() {
     apt_root "$2"
     download "$(in_root apt-cache pkgnames linux-binary-"$3" | grep -E "^linux-binary-$3[0-9.]*\+deb13-cloud-amd64\$" | sort -V | tail -n 1)"

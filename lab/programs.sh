@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A user's own programs on a modeled machine: what `cachemate lab run` starts.
+# Runs a user's own programs on a modeled machine; `cachemate lab run` starts this script.
 # Usage: lab/programs.sh JOB BINARY
 # JOB is a directory with `machine` (cachemate lab config), `programs` (a command line each), `policy.toml` (the [policy] of
 # the daemon; absent = none), `seconds` (of the guest, for one phase) and `files` (copied to /programs in the guest;
@@ -15,7 +15,8 @@ cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$job}/.cache}/cachemate/lab}
 out=$job/guest # `machine` there is a folder
 mkdir -p "$out"
 . lab/modeled-guest.sh
-# Each program alone, all together, all under the policy; a guest's second costs up to 70 seconds of one CPU.
+# Runs each program alone, all together, and all under the policy; a second of guest time takes up to 70 seconds of
+# one CPU.
 [ -n "${LAB_LIMIT_SECONDS:-}" ] ||
     limit_seconds=$((600 + ($(wc -l <"$job/programs") + 2) * $(cat "$job/seconds") * 100))
 prepare
@@ -24,7 +25,7 @@ cp "$job/programs" "$job/seconds" "$out/initramfs/lab/"
 [ ! -e "$job/policy.toml" ] || cp "$job/policy.toml" "$out/initramfs/lab/"
 mkdir -p "$out/initramfs/programs"
 [ ! -d "$job/files" ] || cp -r "$job/files/." "$out/initramfs/programs/"
-# What is named by a path of this host comes along with its libraries.
+# Programs that are given by a path on this host are copied with their libraries.
 while read -r program _; do
     case $program in
         /*) [ ! -x "$program" ] || { with_libraries "$program" "$out/initramfs" && mkdir -p "$out/initramfs$(dirname "$program")" &&

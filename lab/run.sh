@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# The lab: boots a current Linux kernel under an emulated machine (QEMU, no KVM needed) and runs cachemate inside, the same
-# binary as on this host: two and four last-level caches, affinities on eight CPUs, the real resctrl with its real
-# refusals, restore after kill -9. docs/lab.md says what it shows and what it cannot.
-# Needs apt on a Debian host: QEMU, kernel and busybox come from Debian into a package root of their own, verified by
-# apt's signatures; nothing is installed. Where they cannot be had it says NOT RUN and ends with 0: nothing was shown.
+# The lab without a cache model: boots a current Linux kernel under an emulated machine (QEMU, no KVM needed) and runs
+# in it the same cachemate binary as on this host. It covers two and four last-level caches, affinities on eight CPUs,
+# the real resctrl with its real refusals, and restoring after kill -9. docs/lab.md describes what it shows and its
+# limits.
+# Needs apt on a Debian host: QEMU, kernel and busybox come from Debian packages in a separate root, verified by apt's
+# signatures; nothing is installed. If they are not available, it prints NOT RUN and exits with 0.
 # Usage: lab/run.sh [BINARY]    (target/chaos/cachemate, which make lab builds; results go to target/lab/plain)
-# LAB_CACHE: where packages are kept. LAB_PARTS: only these guests. LAB_LIMIT_SECONDS: of one guest.
+# LAB_CACHE: directory of packages. LAB_PARTS: run only these guests. LAB_LIMIT_SECONDS: limit of one guest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 binary=${1:-target/chaos/cachemate}
@@ -23,7 +24,8 @@ rm -f "$out"/*.log "$out/results.tsv" "$out/result.json"
 
 # ---- packages -------------------------------------------------------------------------------------------------------
 
-# The kernel: the newest of the series that the lab was written with, else of the nearest others that have all it needs.
+# The kernel: the newest of the series with which the lab was developed, or of the nearest series with all required
+# features.
 kernel_package() {
     local series found
     for series in 6.18 6.17 6.16 6.19; do
@@ -35,7 +37,7 @@ kernel_package() {
 
 [ -x "$binary" ] || { echo "lab: no $binary; make lab makes it" >&2; exit 1; }
 has_chaos || not_run "$NO_CHAOS"
-# One at a time: another lab on this machine may be fetching just now.
+# One at a time, because another lab on this machine may be fetching packages.
 exec 9>"$cache/lock"
 flock 9
 [ -s "$tree/ready" ] || fetch "$tree" 'bookworm bookworm-backports trixie-backports' bookworm-backports kernel_package
@@ -59,7 +61,7 @@ initramfs() {
     cp lab/guest.sh "$root/init"
     cp "$binary" "$root/bin/cachemate"
     strip "$root/bin/cachemate" 2>/dev/null || true # symbols of a release build are many times its size
-    # The same file as on this host, with the libraries that it is linked with here.
+    # The same binary as on this host, with its libraries.
     ldd "$binary" 2>/dev/null | grep -o '/[^ ]*' | while read -r library; do
         mkdir -p "$root$(dirname "$library")"
         cp -L "$library" "$root$library"
@@ -72,7 +74,7 @@ initramfs() {
 }
 
 # guest PART SMP CPU KERNEL-OPTIONS
-# no_timer_check: on a busy host the kernel finds that its timer does not tick, and panics.
+# no_timer_check: on a busy host, the kernel would otherwise conclude that its timer does not tick, and panic.
 guest() {
     local part=$1 since seconds
     one_guest
@@ -99,7 +101,7 @@ for part in $parts; do
     case $part in
         two) guest two 8,sockets=2,cores=4,threads=1 max,vendor=GenuineIntel '' ;;
         four) guest four 8,sockets=4,cores=2,threads=1 max,vendor=GenuineIntel setcpuid=rdt_a,cat_l3 ;;
-        # These options give the emulated machine eight classes of service (and take load balancing away).
+        # These options give the emulated machine eight classes of service, and disable load balancing.
         ways) guest ways 8,sockets=2,cores=4,threads=1 max,vendor=GenuineIntel,level=0xb \
             'setcpuid=rdt_a,cat_l3 isolcpus=domain,0-6' ;;
         *) echo "lab: no part '$part'" >&2; exit 2 ;;

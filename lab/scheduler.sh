@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The gang scheduler on sched_ext (schedulers/gangs) under a real kernel on a modeled machine: does it attach, turn as
-# planned, keep its bound, and is everything as before after its death? docs/sched-ext.md has what was found.
-# Needs what lab/modeled.sh needs, and cargo, clang 18 or later, libelf and zlib to build the scheduler. Where something
-# cannot be had it says NOT RUN and ends with 0.
+# Tests the gang scheduler on sched_ext (schedulers/gangs) under a real kernel on a modeled machine: does it attach,
+# take turns as planned, keep its bound, and is everything restored after it is killed? docs/sched-ext.md has the
+# results.
+# Needs the prerequisites of lab/modeled.sh, and cargo, clang 18 or later, libelf and zlib to build the scheduler. If
+# one of them is not available, it prints NOT RUN and exits with 0.
 # Usage: lab/scheduler.sh [GANGS-BINARY [CACHEMATE-BINARY]]    (results go to target/lab/scheduler)
-# LAB_SCENARIOS: 'scheduler beside hotplug kills gain daemon' unless said; gain and daemon have the model on and take long.
+# LAB_SCENARIOS: default 'scheduler beside hotplug kills gain daemon'; gain and daemon enable the cache model and take
+# long.
 # LAB_KERNEL, LAB_CACHE, LAB_LIMIT_SECONDS, LAB_NICE: as for lab/modeled.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -57,7 +59,7 @@ for name in $scenarios; do
         hotplug*) cpus=4 ;;
         daemon) [ -x "$cachemate" ] || { report_not_run "no $cachemate; make lab makes it" && continue; } ;;
     esac
-    # lab-vm of machines/: one L3 of 8 MiB for two CPUs; the other fields are the machine's own standard.
+    # lab-vm of machines/: one L3 of 8 MiB for two CPUs; other fields have the lab machine's defaults.
     printf 'name %s\ncpus %s\ncpus_per_l3 2\nl3_bytes 8388608\nmemory_bytes 1073741824\nmodel_on 0\nverbose 1\n' "$name" "$cpus" \
         >"$config"
     echo "scenario '$name' (modeled machine) ..."

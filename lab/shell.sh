@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A shell in a guest on a modeled machine: what `cachemate lab shell` starts.
+# Opens a shell in a guest on a modeled machine; `cachemate lab shell` starts this script.
 # Usage: lab/shell.sh JOB BINARY    (JOB is a directory with `machine`, as `cachemate lab config` prints it)
 set -euo pipefail
 job=$(realpath "$1")
@@ -11,7 +11,7 @@ mkdir -p "$out"
 . lab/modeled-guest.sh
 prepare
 initramfs
-# The host's perf, if it has one that a guest can run.
+# The host's perf, if there is one that a guest can run.
 perf=$(command -v perf || true)
 [ -z "$perf" ] || with_libraries "$perf" "$out/initramfs"
 pack

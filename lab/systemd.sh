@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A guest with systemd as process 1 and cgroup v2: the packaged unit is installed, started, killed, upgraded and removed.
-# The guest has no modeled caches: nothing is measured. docs/lab.md has the questions.
+# The guest has no modeled caches, because nothing is measured. docs/lab.md lists the questions.
 # Usage: lab/systemd.sh BINARY    (a release build without --features chaos; results go to target/lab/systemd)
 # LAB_CACHE: the directory of packages. LAB_LIMIT_SECONDS: limit of the guest.
 set -euo pipefail
@@ -21,7 +21,7 @@ command -v dpkg-shlibdeps >/dev/null || not_run "dpkg-dev is missing on this hos
 system=$cache/system-13
 system_packages="systemd base-files base-passwd bash coreutils dash debianutils diffutils dpkg findutils grep gzip init-system-helpers
 libc-bin mount perl-base procps sed tar util-linux"
-# fetch_system: a Debian system as its packages have it, none of them configured.
+# fetch_system: unpacks a Debian system from packages, without configuring any of them.
 fetch_system() {
     apt_root trixie
     # shellcheck disable=SC2086 # the list is meant to be split
@@ -30,7 +30,7 @@ fetch_system() {
     local package
     rm -rf "$system" "$system.new"
     mkdir -p "$system.new"
-    # The links of the merged /usr come first.
+    # The links of the merged /usr must exist first.
     for package in "$root"/cache/archives/base-files_*.deb "$root"/cache/archives/*.deb; do
         dpkg-deb -x "$package" "$system.new" || not_run "$package cannot be unpacked"
     done
@@ -41,14 +41,14 @@ fetch_system() {
     rm -rf "$root"
 }
 
-# The unit's package, and the same of a higher version.
+# Builds the unit's package, and the same package with a higher version.
 packages() {
     local package higher=$out/higher
     rm -rf "$out/packages" "$higher"
     mkdir -p "$out/packages"
     package=$(packaging/deb.sh "$binary" "$out/packages" 2>"$out/deb.log") || not_run "the package cannot be built (see $out/deb.log)"
     mv "$package" "$out/packages/first.deb"
-    # Recordings are not needed in the guest, and unpacking them takes long.
+    # Recordings are left out, because the guest does not need them and unpacking takes long.
     dpkg-deb -R "$out/packages/first.deb" "$higher"
     find "$higher/usr/share/cachemate/recordings" "$higher/usr/share/man" -type f -delete
     sed -i '\|usr/share/cachemate/recordings\|usr/share/man|d' "$higher/DEBIAN/md5sums"

@@ -1,4 +1,4 @@
-//! Runs contenders in turn and compares them.
+//! Runs the contenders of a comparison in turn, and computes ratios of their speeds.
 //!
 //! Every round runs all contenders once, in an order that rotates by one each round; a ratio is the median over the
 //! rounds of the ratio *within* a round. A temporary slowdown of the machine therefore affects all contenders alike.
@@ -29,11 +29,11 @@ impl BenchClock {
     }
 }
 
-/// One contender: a name, the work (which returns a number that represents its result), and its targets.
+/// One contender: its name, its work (which returns a number that represents the result), and its targets.
 pub struct Contender<'a> {
     pub name: String,
     pub work: Box<dyn FnMut() -> u64 + 'a>,
-    /// Index of the contender with which it is compared, and the minimum ratio of speeds, if there is a target.
+    /// Index of the contender with which this one is compared, and the minimum ratio of speeds, if there is a target.
     pub against: Option<(usize, Option<f64>)>,
     pub max_bytes: Option<u64>,
     /// Target in millions of items per second on the machine for which the promise was made.
@@ -62,19 +62,19 @@ impl<'a> Contender<'a> {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ResultRow {
     pub group: String,
-    /// The input.
+    /// Name of the input.
     pub input: String,
     pub contender: String,
-    /// Median over the rounds.
+    /// Millions of items per second, as the median over rounds.
     pub millions_per_s: f64,
     pub millions_per_s_bar: Option<f64>,
-    /// The contender of the comparison, and the ratio of speeds: median over the rounds.
+    /// Contender of the comparison, and the ratio of speeds as the median over rounds.
     pub against: Option<String>,
     pub speed_ratio: Option<f64>,
     pub speed_ratio_bar: Option<f64>,
     /// Smallest and largest ratio of any round.
     pub speed_ratio_range: Option<(f64, f64)>,
-    /// Peak memory in addition to the input.
+    /// Peak memory beyond that of the input.
     pub peak_bytes: u64,
     pub peak_bytes_bar: Option<u64>,
     /// Are all targets met? `None` if there are none.

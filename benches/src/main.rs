@@ -1,4 +1,4 @@
-//! Speed as ratios: all contenders of a comparison run in turn in one process. Prints a table, or JSON.
+//! Measures speed as ratios: all contenders of a comparison run in turn in one process. Prints a table, or JSON.
 
 mod groups;
 mod harness;

@@ -1,6 +1,7 @@
-//! The baseline: Olken's algorithm as in textbooks. A hash map gives the last touch of a line, and a Fenwick tree over
-//! time slots counts the lines touched since. Slots are renumbered when they run out (four times as many as lines), so
-//! that memory is proportional to the number of lines. The map uses the same hash function as the engine under test.
+//! The baseline: Olken's algorithm as textbooks describe it. A hash map gives the last access to a line, and a
+//! Fenwick tree over time slots counts the lines accessed since. When slots run out, they are renumbered; there are
+//! four times as many slots as lines, so memory is proportional to the number of lines. The map uses the same hash
+//! function as the engine under test.
 
 use cachemate_locality::hash::mix;
 use cachemate_locality::stack::DistanceHistogram;

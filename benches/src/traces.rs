@@ -1,4 +1,4 @@
-//! The three generated synthetic traces to which all speed figures refer: line numbers (64-byte lines).
+//! The three synthetic traces to which all speed figures refer; they contain numbers of 64-byte lines.
 //!
 //! - `zipf`: Zipf with exponent 0.99 over 10^6 lines by exact inversion, with ranks scattered by a seeded shuffle;
 //! - `scan`: a cyclic scan over 300 000 lines;
@@ -16,7 +16,7 @@ pub enum TraceKind {
 }
 
 pub const KINDS: [TraceKind; 3] = [TraceKind::Zipf, TraceKind::Scan, TraceKind::Mixed];
-/// The length for which misses are known and the checksums are valid.
+/// Length of a full trace, for which misses and checksums are known.
 pub const FULL_LEN: usize = 20_000_000;
 
 impl TraceKind {
@@ -28,7 +28,7 @@ impl TraceKind {
         }
     }
 
-    /// The first `len` line numbers.
+    /// Generates the first `len` line numbers.
     ///
     /// # Panics
     /// A full trace differs from the one to which all figures refer.

@@ -1,10 +1,10 @@
-//! Names the version, and fingerprints the sources that results depend on.
+//! Sets the version of the command, and the fingerprint of the sources on which results depend.
 
 use std::env;
 use std::path::PathBuf;
 use std::process::{Command, exit};
 
-/// Inputs of a simulated result: crates, the data that ships with the program, and the versions of its dependencies.
+/// Inputs of a simulated result: crates, bundled data, and the versions of dependencies.
 const RESULTS_DEPEND_ON: &[&str] = &[
     "../core/src",
     "../locality/src",
@@ -30,13 +30,13 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
 }
 
-/// The version, followed in release builds by the commit as `git describe` names it. Development builds leave the commit
-/// out, because each commit would rebuild them.
+/// Sets the version. In release builds, the commit follows, as `git describe` names it. Development builds omit the
+/// commit, because they would otherwise be rebuilt for each commit.
 fn name_version() {
     println!("cargo::rerun-if-env-changed=CACHEMATE_COMMIT");
     let version = env::var("CARGO_PKG_VERSION").unwrap_or_default();
     let released = env::var("PROFILE").is_ok_and(|profile| profile == "release");
-    // Sources without their history, such as an archive, may name the commit themselves.
+    // Sources without their Git history, such as an archive, may provide the commit in this variable.
     let commit = env::var("CACHEMATE_COMMIT")
         .ok()
         .or_else(|| git(&["describe", "--tags", "--always", "--abbrev=12"]).filter(|_| released));
@@ -54,8 +54,8 @@ fn git(args: &[&str]) -> Option<String> {
     Some(String::from_utf8(answer.stdout).ok()?.trim().to_string())
 }
 
-/// Fingerprints the sources. A sweep's results belong to one version, and the fingerprint identifies it: it is the same
-/// on every host that builds the same sources.
+/// Sets the fingerprint of the sources, which identifies the version to which a sweep's results belong. It is the
+/// same on every host that builds the same sources.
 fn fingerprint_sources() {
     let (mut files, mut pending) = (Vec::new(), RESULTS_DEPEND_ON.iter().map(PathBuf::from).collect::<Vec<_>>());
     while let Some(path) = pending.pop() {
@@ -72,7 +72,7 @@ fn fingerprint_sources() {
             eprintln!("{}: cannot be read", file.display());
             exit(1);
         };
-        // FNV-1a over names and contents, which only distinguishes versions.
+        // FNV-1a over names and contents suffices, because the fingerprint only distinguishes versions.
         for byte in file.to_string_lossy().bytes().chain(bytes) {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }

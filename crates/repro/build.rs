@@ -1,9 +1,9 @@
-//! Digests of the sources that can change a simulated run, found by dependency.
+//! Computes digests of the sources on which simulated runs depend.
 //!
-//! Method: every module of this crate (a file or directory below `src`) depends on the modules and crates that its code
-//! names; crates depend on those that their manifests and the lock file name. A module's digest covers the tokens of
-//! everything that it reaches and the compiler's version. Comments, layout and test code change no run, so they are
-//! left out.
+//! Method: every module of this crate (a file or directory below `src`) depends on the modules and crates that its
+//! code names; crates depend on those that their manifests and the lock file name. The digest of a module covers the
+//! compiler's version and the tokens of everything that the module reaches. Comments, layout and test code do not
+//! affect runs, so they are excluded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -14,11 +14,11 @@ use std::{env, fs};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use sha2::{Digest, Sha256};
 
-/// Crates whose sources change no stored run: machines are part of a run's key by value, and the other crates draw,
+/// Crates whose sources do not affect stored runs: a run's key contains the machine by value, and the others draw,
 /// write or read files.
 const WITHOUT_INFLUENCE: [&str; 3] = ["cachemate-spec", "cachemate-report", "cachemate-files"];
-/// Modules of this crate that store runs and describe results, but simulate nothing. `recordings` counts only if a
-/// program is recorded.
+/// Modules of this crate that store runs or describe results, but simulate nothing. `recordings` counts only for runs
+/// of recorded programs.
 const OUTSIDE_RUNS: [&str; 7] = ["index", "lib", "recordings", "sequential", "sources", "split_runs", "store"];
 
 fn main() {
@@ -36,28 +36,28 @@ fn main() {
     }
 }
 
-/// The digest of each module of this crate.
+/// Returns the digest of each module of this crate.
 pub fn digests(root: &Path, workspace: &Workspace) -> BTreeMap<String, String> {
     let modules = read_modules(&source_dir(root, "cachemate-repro"));
     let digest = |name: &String| source_digest(&reachable_modules(name, &modules), &modules, workspace);
     modules.keys().map(|name| (name.clone(), digest(name))).collect()
 }
 
-/// The code of one module, and the names in it.
+/// Code of one module, with the names in the code.
 #[derive(Default)]
 struct ModuleCode {
     text: String,
-    /// Names behind `crate::`.
+    /// Names that follow `crate::`.
     paths: BTreeSet<String>,
-    /// Names behind `super::`, most of which lie in the same directory.
+    /// Names that follow `super::`, most of which are modules in the same directory.
     siblings: BTreeSet<String>,
-    /// Every identifier.
+    /// All identifiers.
     words: BTreeSet<String>,
-    /// Items that it declares.
+    /// Items that the module declares.
     items: BTreeSet<String>,
 }
 
-/// Files of a directory in the order of their names, those of directories below included.
+/// Source files of a directory and its subdirectories, ordered by name.
 fn rust_files(dir: &Path) -> Vec<PathBuf> {
     let (mut files, mut pending) = (Vec::new(), vec![dir.to_path_buf()]);
     while let Some(path) = pending.pop() {
@@ -82,7 +82,7 @@ fn read_modules(src: &Path) -> BTreeMap<String, ModuleCode> {
     modules
 }
 
-/// The code of a crate's files without comments and tests, by file.
+/// Parses the code of a crate's files, without comments and tests; returns tokens by file.
 fn parse_sources(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
     let (mut codes, mut tests) = (BTreeMap::new(), BTreeSet::new());
     for file in rust_files(src) {
@@ -131,7 +131,8 @@ fn strip_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
     (code.into_iter().collect(), files)
 }
 
-/// Skips the item that follows. A module without a body names its file, by the attribute `path` or by its own name.
+/// Skips the next item. For a module without a body, returns its file, from the attribute `path` or from its own
+/// name.
 fn skip_item(tokens: &mut impl Iterator<Item = TokenTree>) -> Option<String> {
     let (mut last, mut path) = (None, None);
     for token in tokens {
@@ -166,7 +167,7 @@ fn collect(code: TokenStream, module: &mut ModuleCode) {
     }
 }
 
-/// The first names of a group of imports: `a` and `b` of `{a::c, b::{d, e}}`.
+/// First names in a group of imports: `a` and `b` for `{a::c, b::{d, e}}`.
 fn heads(group: &[String]) -> Vec<String> {
     let (mut depth, mut heads) = (0, Vec::new());
     for (index, word) in group.iter().enumerate() {
@@ -202,7 +203,7 @@ fn flatten_into(code: TokenStream, into: &mut Vec<String>) {
     }
 }
 
-/// The modules that a module's code reaches, including itself. A name that no module declares reaches all modules.
+/// Modules that a module's code reaches, including itself. A name that no module declares reaches all modules.
 fn reachable_modules(name: &str, modules: &BTreeMap<String, ModuleCode>) -> BTreeSet<String> {
     let (mut reached, mut pending) = (BTreeSet::new(), vec![name.to_string()]);
     while let Some(name) = pending.pop() {
@@ -221,9 +222,9 @@ fn reachable_modules(name: &str, modules: &BTreeMap<String, ModuleCode>) -> BTre
     reached
 }
 
-/// The workspace's crates, by their manifests and the lock file.
+/// Crates of the workspace, with their manifests and the lock file.
 pub struct Workspace {
-    /// Dependencies of each crate.
+    /// Dependencies of each crate of the workspace.
     manifests: BTreeMap<String, BTreeSet<String>>,
     codes: BTreeMap<String, String>,
     /// Version and dependencies of each package in the lock file.
@@ -255,7 +256,7 @@ impl Workspace {
         Workspace { codes, manifests, locked: read_lock(&lock) }
     }
 
-    /// Crates and packages that these names reach.
+    /// Crates and packages that are reachable from these names.
     fn closure(&self, names: impl IntoIterator<Item = String>) -> (BTreeSet<String>, BTreeSet<String>) {
         let (mut crates, mut packages) = (BTreeSet::new(), BTreeSet::new());
         let mut pending: Vec<String> = names.into_iter().collect();

@@ -1,14 +1,14 @@
-# The policy `auto` alone, against the best single mechanism by hand in the same guest; sourced by init.
-# Each scenario: rates as the kernel leaves the programs, rates with the mechanism applied manually, then, after restoring
-# everything, rates under `auto`.
+# The policy `auto` compared with the best single mechanism, applied manually in the same guest; sourced by init. Each
+# scenario measures the programs' rates as the kernel leaves them, then with the mechanism applied manually and, after
+# restoring everything, under `auto`.
 
-# What is given to auto until its rates are taken, in guest seconds: a survey and some trials.
+# Guest seconds that auto gets before its rates are measured: enough for a survey and some trials.
 auto_seconds=12
 
-# gain BEFORE... / AFTER...: mean of each program's work against before, less one
+# gain BEFORE... / AFTER...: mean over programs of the work after divided by the work before, minus one.
 gain() { echo "$@" | awk -F ' / ' '{ n = split($1, a, " "); split($2, b, " "); for (i = 1; i <= n; i++) s += b[i] / a[i]; printf "%.3f", s / n - 1 }'; }
 
-# under_auto PID...: rates of these under the policy; its last reason in $reason
+# under_auto PID...: rates of these programs under the policy; its last reason is in $reason.
 under_auto() {
     manage "window_ms = 100
 [policy]
@@ -25,7 +25,7 @@ $(rules 'victim-*' 'stream-*' 'quiet-*')"
     reason=$(awk -F '"' '$2 == "reason" && $4 != "" { print $4; exit }' status.json)
     end
 }
-# judged WHAT: the gain under auto against the best by hand
+# judged WHAT: compares the gain under auto with the best manual one.
 judged() {
     found=$(gain $default / $product)
     best=$(gain $default / $byhand)
@@ -36,7 +36,7 @@ judged() {
 
 scenario_auto() { "auto_${scenario#auto-}"; }
 
-# A victim and a stream on a CPU each: way masks.
+# A victim and a stream, each on its own CPU: way masks help.
 auto_ways() {
     mount -t resctrl resctrl /mnt/rdt
     busy chase victim-1 0 3072; v1=$pid
@@ -56,7 +56,7 @@ auto_ways() {
     kill -9 "$v1" "$s1"
 }
 
-# A victim and a stream on each of two L3s: the victims belong together.
+# A victim and a stream on each of two L3s: both victims should share one L3.
 auto_placement() {
     busy chase victim-1 0 3072; v1=$pid
     busy stream stream-1 1 12288; s1=$pid
@@ -77,7 +77,7 @@ auto_placement() {
     kill -9 "$v1" "$v2" "$s1" "$s2"
 }
 
-# Two victims and two streams on two CPUs of one L3: gangs.
+# Two victims and two streams on two CPUs of one L3: gangs help.
 auto_gangs() {
     busy chase victim-1 -1 3072; v1=$pid
     busy stream stream-1 -1 12288; s1=$pid
@@ -95,13 +95,13 @@ auto_gangs() {
     kill -9 "$v1" "$v2" "$s1" "$s2"
 }
 
-# A victim and a stream on a CPU each, where there are no ways: page colors. Frames stay where they are when more colors are
-# allowed again, so the programs are other ones by hand and under auto.
+# A victim and a stream, each on its own CPU, on a machine without way masks: page colors help. Frames stay in place
+# when more colors are allowed again, so new programs are started for the run under auto.
 auto_colors() {
     cachemate --quiet page-color discover --memory 256M --timeout 30 | sed 's/^/# /'
     colored 0-3 chase victim-1 0 2048; v1=$pid
     colored 4-7 stream stream-1 1 12288; s1=$pid
-    # Until all frames are sorted.
+    # Wait until all frames have been sorted by color.
     usleep 2000000
     byhand=$(rates 0.3 "$v1" "$s1")
     kill -9 "$v1" "$s1"
@@ -115,7 +115,7 @@ auto_colors() {
     kill -9 "$v1" "$s1"
 }
 
-# Two programs that live in their L2s: nothing is to be gained, and nothing may be lost.
+# Two programs that fit into their L2s: no policy can gain anything, and none may lose anything.
 auto_nothing() {
     busy chase quiet-1 0 128; q1=$pid
     busy chase quiet-2 1 192; q2=$pid

@@ -1,14 +1,14 @@
-# Whoever dies while everything changes at once: is all as it was? Sourced by init.
+# If any process dies while everything changes at once, is everything restored? Sourced by init.
 
-# sleeper NAME: a sleeping program of that name; its pid is added to $pids
+# sleeper NAME: starts a sleeping program of that name, and adds its pid to $pids.
 sleeper() {
     printf '#!/bin/sh\nexec sleep 100000\n' >"/lab/bin/$1"
     chmod +x "/lab/bin/$1"
     "/lab/bin/$1" &
     pids="$pids $!"
 }
-# state PID: everything that cachemate may change of a thread. In stat, behind the name, field 17 is the nice value and
-# field 39 the policy.
+# state PID: every setting of a thread that cachemate may change. In stat, after the name, field 17 is the nice value
+# and field 39 is the policy.
 state() {
     stat=$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null) || return 0
     printf '%s nice=%s policy=%s %s %s\n' "$1" "$(echo "$stat" | cut -d' ' -f17)" "$(echo "$stat" | cut -d' ' -f39)" \
@@ -28,7 +28,8 @@ no_journal() { ! journal; }
 acts() { journal && [ "$(guardian)" -gt 0 ]; }
 some_groups() { [ "$(own_groups)" -gt 0 ]; }
 
-# kinds_changed: what differs now from what was before: of each thread its nice value, class, affinity and group, and the rest
+# kinds_changed: kinds of settings that differ from the snapshot: each thread's nice value, class, affinity and group,
+# and others.
 kinds_changed() {
     snapshot >during
     awk '
@@ -49,7 +50,7 @@ kinds_changed() {
 }
 some_change() { changed=$(kinds_changed) && [ -n "$changed" ]; }
 
-# death ROUND: of daemon, guardian, both, or the control group that both are in
+# death ROUND: kills the daemon, the guardian, both, or the control group that contains both.
 death() {
     manage "window_ms = 200
 seed = $2
@@ -88,7 +89,7 @@ $rules"
         report "kill-$1" "kill -9 ($1) while everything changes" FAIL "as before" "$(differences)" equal
     fi
 }
-# differences: the first lines that differ from before (busybox's diff is a unified one)
+# differences: the first lines that differ from the snapshot (busybox's diff is a unified one).
 differences() { diff before after | grep '^[-+][^-+]' | head -n 4 | tr '\n' ' '; }
 restored() {
     snapshot >after

@@ -1,6 +1,7 @@
-# What the product finds out by itself, against what the machine knows: scenarios `probes` and `sharing`; sourced by init.
+# cachemate's own measurements compared with the ground truth of the machine: scenarios `probes` and `sharing`;
+# sourced by init.
 
-# reported_values: of each program in status.json: name, intensity, sensitivity, misses per 1000 instructions, IPC
+# reported_values: for each program in status.json: name, intensity, sensitivity, misses per 1000 instructions, IPC.
 reported_values() {
     awk -F '"' '
         function number(line) { sub(/.*: /, "", line); sub(/,$/, "", line); return line == "null" ? "-" : line }
@@ -14,10 +15,11 @@ reported_values() {
             name = ""
         }' status.json
 }
-# reported_value NAME COLUMN: the number, or nothing where it was not found
+# reported_value NAME COLUMN: the number, or nothing if it is missing.
 reported_value() { reported_values | awk -F '\t' -v name="$1" -v column="$2" '$1 == name && $column != "-" { print $column; exit }'; }
 
-# spearman: rank correlation of two columns of numbers, equal ones at their mean rank; nothing where a column says nothing
+# spearman: rank correlation of two columns of numbers, with ties at their mean rank; nothing if a column has no
+# variation.
 spearman() {
     awk '{ x[NR] = $1; y[NR] = $2 }
         function rank(v, i, k, r) { r = 0.5; for (k = 1; k <= NR; k++) r += v[k] < v[i] ? 1 : v[k] == v[i] ? 0.5 : 0; return r }
@@ -28,11 +30,11 @@ spearman() {
             }
             if (xx * yy > 0) printf "%.2f", xy / root(xx * yy)
         }
-        # Busybox has no mathematics. This is the method of Newton.
+        # The method of Newton, because busybox has no mathematical functions.
         function root(of, i, r) { r = of; for (i = 0; i < 100; i++) r = (r + of / r) / 2; return r }'
 }
 
-# only PID WHAT...: that program runs, on CPU 0, and the others of $all_pids stand still meanwhile
+# only PID WHAT...: runs that program alone on CPU 0, while the others in $all_pids are stopped.
 only() {
     kill -STOP $all_pids
     taskset -p 1 "$1" >/dev/null
@@ -41,13 +43,13 @@ only() {
     shift
     "$@"
 }
-# again: all of $all_pids run wherever they may
+# again: lets all of $all_pids run on any CPU.
 again() {
     for one in $all_pids; do taskset -p f "$one" >/dev/null 2>&1; done
     kill -CONT $all_pids
 }
 
-# slower_beside PID STREAM: how many times slower that program is beside the stream than alone
+# slower_beside PID STREAM: the factor by which that program is slower beside the stream than alone.
 slower_beside() {
     only "$1" true
     by_itself=$(rates 0.1 "$1")
@@ -59,7 +61,7 @@ slower_beside() {
     awk "BEGIN { printf \"%.2f\", $by_itself / $beside }"
 }
 
-# Twelve programs whose insertion rates lie between none and the most there is.
+# Twelve programs whose insertion rates range from zero to the maximum.
 twelve="chase 128
 chase 1024
 chase 3072
@@ -72,10 +74,10 @@ stream 12288
 stream:200 12288
 stream:1000 12288
 stream:5000 12288"
-# Guest seconds until all have been probed.
+# Maximum guest seconds until all programs have been probed.
 probes_within=18
 
-# who_shares CPU...: by ping-pong, against the L3 that the machine says each CPU has
+# who_shares CPU...: compares the result of the ping-pong with the L3 that the machine gives each CPU.
 who_shares() {
     cachemate topology --probe --json >topology.json 2>topology.err
     groups=$(awk -F '"' '/"groups"/ { on = 1; next } on && /]/ { exit } on { printf "%s%s", gap, $2; gap = " | " }' topology.json)
@@ -87,7 +89,7 @@ who_shares() {
         function range(a, b) { return a == b ? a : a "-" b }')
     holds shared "which CPUs share a cache, by ping-pong" "$groups" "$expected" equal "\"$groups\" == \"$expected\"" "$(echo "$expected" | wc -l)"
 }
-# The cache's size by lines that come back, against the machine's.
+# The size of the cache according to the probe, compared with the machine's.
 cache_size() {
     cachemate doctor --json >doctor.json 2>doctor.err
     size_mib=$(sed -n 's/.*about \([0-9]*\) MiB of the cache hold ours.*/\1/p' doctor.json | head -n 1)
@@ -95,13 +97,13 @@ cache_size() {
         "${size_mib:-0} >= 4 && ${size_mib:-0} <= 16" "$size_mib"
 }
 
-# Who shares, and how hard each of twelve programs presses: by probes, and by counters where there are some.
+# Which CPUs share a cache, and the intensity of twelve programs: by probes, and by counters if the machine has any.
 scenario_probes() {
     who_shares 0 1
     cache_size
     all_pids=''
     : >programs.tsv
-    # The kernel keeps 15 bytes of a name.
+    # The kernel stores only 15 bytes of a program's name.
     echo "$twelve" | while read -r kind kib; do echo "$(echo "$kind-$kib" | tr : - | cut -c1-15) $kind $kib"; done >twelve.txt
     while read -r name kind kib; do
         busy "$kind" "$name" -1 "$kib"
@@ -109,7 +111,8 @@ scenario_probes() {
         echo "$name $pid" >>programs.tsv
     done <twelve.txt
     usleep 1500000 # until all have made their rings of lines
-    # A probe refills the cache with its own lines: what it counts is what a program brings in while its lines keep going.
+    # A probe refills the cache with its own lines, so it counts the lines that a program inserts while its lines are
+    # being evicted.
     busy stream beside 1 12288
     beside=$pid
     while read -r name pid; do
@@ -154,8 +157,8 @@ $(rules 'chase-*' 'stream-*')"
 }
 all_probed() { status >status.json && [ "$(reported_values | awk -F '\t' '$2 != "-"' | wc -l)" = 12 ]; }
 
-# Two groups of two that read and write lines of their group, each group across two L3s: do they come together? Threads of
-# one process, or (sharing-processes) four processes with shared memory.
+# Two groups of two threads that read and write lines of their group, each group spread over two L3s: are they
+# colocated? The threads belong to one process or, in sharing-processes, to four processes with shared memory.
 scenario_sharing() {
     who_shares 0 1 2 3
     all_pids=''
@@ -173,7 +176,7 @@ scenario_sharing() {
     shared_by $all_pids
     kill -9 $all_pids
 }
-# busy_share REGION CPUS...: in the background, named sharer; its pid in $pid
+# busy_share REGION CPUS...: starts a program named sharer in the background; its pid is in $pid.
 busy_share() {
     ln -sf /bin/lab-program /lab/bin/sharer
     region=$1
@@ -182,25 +185,26 @@ busy_share() {
     pid=$!
 }
 threads_of() { for one in "$@"; do ls "/proc/$one/task" | sort -n | tail -n +2; done; }
-# pin_threads MASK MASK...: masks for the threads in $threads, in their order
+# pin_threads MASK MASK...: sets the masks of the threads in $threads, in order.
 pin_threads() { for thread in $threads; do taskset -p "$1" "$thread" >/dev/null; shift; done; }
-# is_spread: the first thread may run anywhere; is_pinned: on one CPU
+# is_spread: true if the first thread may run on any CPU; is_pinned: true if it may run on only one.
 is_spread() { [ "$(first_mask)" = 0-3 ]; }
 is_pinned() { [ "$(first_mask)" = 0 ]; }
 first_mask() { set -- $threads && grep Cpus_allowed_list "/proc/$1/status" | cut -f2; }
-# transfers: lines out of other L3s in a second, by the machine and by perf
+# transfers: lines transferred from other L3s per second, according to the machine and to perf.
 transfers() {
     lab-program counted 40 0 1 2 3 >transfers.out
     field transfers_other transfers.out
 }
-# shared_by PID...: as the kernel left them, with groups colocated manually, and under thread-clustering. The threads compute
-# for 2000 cycles between two accesses (every shared line slows the emulator), so clustering starts at a lower share.
+# shared_by PID...: measures the threads as the kernel leaves them, with groups colocated manually, and under
+# thread-clustering. The threads compute for 2000 cycles between two accesses, because every shared line slows the
+# emulator; clustering therefore starts at a lower share.
 shared_by() {
     usleep 100000
     threads=$(threads_of "$@")
     apart=$(transfers)
     near counted "lines out of the other L3 in a second, groups apart: perf and the machine" "$(field perf transfers.out)" "$apart" 5
-    # In the order of their groups: the first two, then the others.
+    # The threads in the order of their groups: first the first group's two, then the others.
     pin_threads 3 3 c c
     usleep 30000
     byhand=$(transfers)
@@ -216,8 +220,8 @@ enabled = false
 name = \"thread-clustering\"
 parameters = { window_cycles = 200_000_000, activation_share = 0.02, samples = 800, max_detection_ns = 3_000_000_000 }
 $(rules sharer)"
-    # Until the product has placed the threads, they are spread again four times a second: the kernel may bring them
-    # together by chance.
+    # Until cachemate has placed the threads, they are spread again four times a second, because the kernel may
+    # colocate them by chance.
     for turn in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do
         is_spread && pin_threads 1 4 2 8 && usleep 2000 && is_pinned && pin_threads f f f f
         usleep 250000
@@ -234,7 +238,7 @@ $(rules sharer)"
         cachemate doctor --quick --json >doctor.json
         reason="no word; doctor: $(awk -F '"' '$4 == "data-address sampling" { on = 1 } on && $2 == "detail" { print $4; exit }' doctor.json)"
     fi
-    # The kernel may bring them together, too: that is not the policy's.
+    # The kernel may also colocate them, which must not be credited to the policy.
     case ${reason:-no} in no*) itself=0 ;; *) itself=1 ;; esac
     holds clustered "remote transfers gone under thread-clustering, by modeled PEBS" "${reason:-refused}${refused:+: $refused}" \
         "$(awk "BEGIN { printf \"%.2f\", 1 - $product / $apart }")" "90 % of the manual gain" "$itself && 1 - $product / $apart >= 0.9 * (1 - $byhand / $apart)" "$apart" "$product"

@@ -1,19 +1,21 @@
-# The gain from gangs on a machine whose caches cost time: two victims of 3 MiB and two streams, two CPUs, one L3 of 8 MiB.
-# Sourced by init.
+# The gain from gangs on a machine whose caches cost time: two victims of 3 MiB and two streams, two CPUs, one L3 of 8
+# MiB. Sourced by init.
 
-# law TURN_MS: ns of an access by the law (schedulers/gangs/src/quantum.rs): 49152 lines, a hit 26.5 ns, a miss 126.5 ns.
+# law TURN_MS: ns of an access by the formula (schedulers/gangs/src/quantum.rs): 49152 lines, a hit 26.5 ns, a miss
+# 126.5 ns.
 law() {
     awk -v ms="$1" 'BEGIN { t = ms * 1e6; f = 49152; m = 126.5; h = 26.5
         printf "%.1f", (t > f * m ? t / (f + (t - f * m) / h) : m) }'
 }
-# reading PID...: of each its work, and its CPU time in ns; then the moment, and the switches since boot
+# reading PID...: work and CPU time in ns of each program, then the current time, and the context switches since boot.
 reading() {
     lab-program progress /run/lab/progress "$@" >done.tsv
     while read -r pid moment work; do echo "$pid $work $(cut -d' ' -f1 "/proc/$pid/schedstat")"; done <done.tsv
     awk '$1 == "ctxt" { print "switches", $2 }' /proc/stat
     awk 'NR == 1 { print "moment", $2 }' done.tsv
 }
-# stretch SECONDS PID...: "PID accesses-a-second ns-of-CPU-time-an-access" of each, and "switches a-second"
+# stretch SECONDS PID...: "PID accesses-per-second ns-of-CPU-time-per-access" for each program, then
+# "switches-per-second".
 stretch() {
     seconds=$1
     shift
@@ -25,20 +27,20 @@ stretch() {
         END { for (i = 1; i <= n; i++) { one = order[i]; if (one == "moment") continue
             printf "%s %.0f %.1f\n", one, grew[one] / grew["moment"], spent[one] / (grew[one] + 1e-9) } }' before.read after.read
 }
-# of FILE COLUMN PID...: the mean of that column over these
+# of FILE COLUMN PID...: mean of that column over these programs.
 of() {
     file=$1 column=$2
     shift 2
     for one in "$@"; do awk -v one="$one" -v column="$column" '$1 == one { print $column }' "$file"; done |
         awk '{ sum += $1 } END { if (NR) printf "%.1f", sum / NR }'
 }
-# weighted FILE: the sum of each program's speed against its speed alone
+# weighted FILE: sum over programs of the speed divided by the solo speed.
 weighted() {
     awk -v va="$victim_alone" -v sa="$stream_alone" -v victims=" $victims " '
         $1 == "switches" { next } { sum += $2 / (index(victims, " " $1 " ") ? va : sa) } END { printf "%.2f", sum }' "$1"
 }
-# worth ID WHAT TURN_MS: measured over eight turns at least; reported against the law, or (turn "none") as it is.
-# In $victim_gain and $victim_ns what is measured.
+# worth ID WHAT TURN_MS: measures over at least eight turns, and reports beside the formula (or without it if TURN_MS
+# is "none"). The measurements are in $victim_gain and $victim_ns.
 worth() {
     usleep "$(awk -v ms="$3" 'BEGIN { print int((ms > 25 ? 2 * ms : 50) * 1000) }')"
     stretch "$(awk -v ms="$3" 'BEGIN { print (ms * 8 > 400 ? ms * 8 / 1000 : 0.4) }')" $victims $streams >worth.tsv
@@ -62,7 +64,7 @@ alone() {
     stream_alone=$(field per_s alone-stream.out)
 }
 
-# Turns of the scheduler: as long as the law says, too short, and of the wrong gangs.
+# Turns by the scheduler: of the length that the formula gives, too short, and with the wrong gangs.
 by_scheduler() {
     for turns_ms in $by_kernel_ms; do
         plan "$((generation += 1))" "${turns_ms}000" "$(four 0 0 1 1)"
@@ -76,7 +78,7 @@ by_scheduler() {
     worth wrong-20 "sched_ext, 20 ms, wrong gangs" 20
     no_gain wrong-20 "sched_ext, 20 ms, wrong gangs"
 }
-# by_hand stop|idle: the same turns from outside
+# by_hand stop|idle: the same turns, made by signals or by idle priority from outside.
 by_hand() {
     for turns_ms in $by_hand_ms; do
         lab-program turns "$1" "$turns_ms" 60 "$v1,$v2" "$s1,$s2" &
@@ -87,7 +89,8 @@ by_hand() {
         lab-program turns "$1" 1 0 "$v1,$v2" "$s1,$s2" # for no time: all programs are released
     done
 }
-# One victim only: its turn leaves a CPU idle. Strict turns protect it; streams that may fill it do not.
+# With only one victim, its turn leaves a CPU idle. Strict turns protect it, whereas streams that may fill the turn do
+# not.
 filling() {
     kill -STOP "$v2"
     victims=$v1
@@ -106,7 +109,7 @@ filling() {
     holds fill "the same where streams may fill its turn" - "$fill_ns" "slower than strict" "$fill_ns > $strict_ns" "$fill_ns" "$strict_ns"
 }
 
-# gain-short: two lengths by the scheduler, one by hand
+# gain-short: two lengths by the scheduler, one manually.
 scenario_gain() {
     by_kernel_ms='20 50 100 5 1' by_hand_ms='20 50 100 5 1'
     [ "$scenario" = gain ] || by_kernel_ms='20 50' by_hand_ms=20

@@ -1,6 +1,6 @@
-# The gang scheduler beside busy programs, through hotplug and through many deaths; caches without cost; sourced by init.
+# The gang scheduler beside busy programs, through hotplug and repeated kills; caches without cost; sourced by init.
 
-# shares SECONDS PID...: percent of a CPU that each had
+# shares SECONDS PID...: percent of a CPU that each program got.
 shares() {
     seconds=$1
     shift
@@ -11,7 +11,8 @@ shares() {
 }
 least() { printf '%s\n' "$@" | sort -n | head -n 1; }
 
-# One busy unmanaged loop, then one on each CPU: does every managed program come to run, from the loop's first moment on?
+# One busy unmanaged loop, then one on each CPU: does every managed program get time, from the first moment of the
+# loop?
 scenario_beside() {
     lab-program model 0
     attach || { report attach "the scheduler is attached" FAIL - "$(tail -n 1 loader.log)" enabled; return; }
@@ -29,7 +30,7 @@ scenario_beside() {
         holds "later-$loops" "the same in the 1.5 s after that" "$(cat /sys/kernel/sched_ext/state)" "$*" "none at 0" "$(least "$@") > 0" \
             "$(least "$@")"
         wait $! 2>/dev/null
-        # The scheduler tries again by itself after a back-off.
+        # The scheduler attaches again after a back-off.
         within 10 attached
         usleep 600000
     done
@@ -39,7 +40,8 @@ scenario_beside() {
     kill $all
 }
 
-# A CPU goes and comes: the kernel ends the scheduler, and the loader attaches again. Two L3s with two CPUs each.
+# A CPU goes offline and comes back: the kernel ends the scheduler, and the loader attaches it again. Two L3s with two
+# CPUs each.
 scenario_hotplug() {
     lab-program model 0
     caches="0 1"
@@ -69,14 +71,14 @@ scenario_hotplug() {
     kill $all
 }
 attached_again() { attached && [ "$(grep -c 'attached again' loader.log)" -gt "$restarts" ]; }
-# grown_first NAME: of the first cache's counts
+# grown_first NAME: growth of that count of the first cache.
 grown_first() {
     awk -v name="\"$1\":" '
         { counts = substr($0, index($0, "\"counts\":")); n[NR] = substr(counts, index(counts, name) + length(name)) + 0 }
         END { print n[2] - n[1] }' before.json state.json
 }
 
-# Fifty deaths at moments that differ; one counts only if the scheduler was attached and had its programs.
+# Fifty kills at different moments; a kill counts only if the scheduler was attached and ran its programs.
 scenario_kills() {
     lab-program model 0
     programs 64 64

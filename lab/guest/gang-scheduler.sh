@@ -1,15 +1,15 @@
-# The gang scheduler on sched_ext (schedulers/gangs) on a machine with one L3 and two CPUs, caches without cost. Sourced by
-# init if it is installed. gang-lives.sh has its deaths, gang-gain.sh the gain.
+# The gang scheduler on sched_ext (schedulers/gangs) on a machine with one L3 and two CPUs, caches without cost.
+# Sourced by init if the scheduler is installed. gang-lives.sh tests kills, and gang-gain.sh measures the gain.
 
 socket=/run/gangs.sock
 journal=/run/gangs.journal
 attached() { [ "$(cat /sys/kernel/sched_ext/state)" = enabled ]; }
 detached() { [ "$(cat /sys/kernel/sched_ext/state)" = disabled ]; }
 ended() { ! kill -0 "$1" 2>/dev/null; }
-# policies PID...: as the kernel's stat says
+# policies PID...: scheduling policies from the kernel's stat files.
 policies() { for pid in "$@"; do sed 's/.*) //' "/proc/$pid/stat" | cut -d' ' -f39; done | sort -u | tr '\n' ' ' | sed 's/ $//'; }
 back() { [ "$(policies "$@")" = 0 ]; }
-# attach OPTION...: the loader in the background; $loader
+# attach OPTION...: starts the loader in the background; its pid is in $loader.
 attach() {
     gangs run "$@" >loader.log 2>&1 &
     loader=$!
@@ -18,7 +18,7 @@ attach() {
     echo "# loader: $(cat "/proc/$loader/status" 2>/dev/null | grep -E 'State|VmRSS' | tr '\n\t' '  ') $(cat "/proc/$loader/wchan" 2>/dev/null)"
     return 1
 }
-# plan GENERATION TURN_US TASKS [FILL]: two gangs on each of $caches; gang FILL may fill the first gang's turn
+# plan GENERATION TURN_US TASKS [FILL]: two gangs on each of $caches; gang FILL may fill the first gang's turn.
 caches=0
 plan() {
     turns=
@@ -28,7 +28,7 @@ plan() {
     printf '{"plan":{"version":1,"generation":%s,"longest_wait_ms":2000,"turns":[%s],"tasks":[%s]}}\n' "$1" "$turns" "$3" |
         gangs send >answer
 }
-# task PID GANG [WEIGHT]
+# task PID GANG [WEIGHT]: one task of a plan.
 task() {
     printf '%s{"process":%s,"gang":%s,"caches":[%s],"weight":%s,"children":true}' "$comma" "$1" "$2" "$(echo $caches | tr ' ' ,)" \
         "${3:-100}"
@@ -36,17 +36,17 @@ task() {
 }
 four() { comma=; task "$v1" "$1"; task "$v2" "$2"; task "$s1" "$3"; task "$s2" "$4"; }
 state() { echo '{"state":{}}' | gangs send; }
-# count NAME: a number of the state that was read last
+# count NAME: a count of the state that was read last.
 count() { sed -n "s/.*\"$1\":\([0-9][0-9]*\).*/\1/p" "${2:-state.json}"; }
-# over SECONDS: the state before and after
+# over SECONDS: reads the state before and after this time.
 over() {
     state >before.json
     usleep "$(awk "BEGIN { print int($1 * 1e6) }")"
     state >state.json
 }
-# grown NAME
+# grown NAME: growth of a count between both states.
 grown() { echo $(($(count "$1") - $(count "$1" before.json))); }
-# in_turn: percent of the time in which all CPUs ran the gang whose turn it was
+# in_turn: percent of the time in which all CPUs ran the gang whose turn it was.
 in_turn() {
     awk "BEGIN { all = $(grown turn_ns) + $(grown mixed_ns) + $(grown off_turn_ns) + $(grown partly_idle_ns) + $(grown idle_ns)
         printf \"%.1f\", all ? 100 * $(grown turn_ns) / all : 0 }"
@@ -86,8 +86,8 @@ bad_plans() {
     same still "the plan in force is the one before" 1 "$(state | sed -n 's/.*"generation":\([0-9]*\).*/\1/p')"
 }
 
-# Programs that are started and stopped before the scheduler is attached: to start them takes so much of a CPU that the
-# guard acts.
+# The programs are started and stopped before the scheduler is attached, because starting them takes so much CPU time
+# that the guard would act.
 waiting() {
     more=
     for name in a b c d e f; do
@@ -98,11 +98,11 @@ waiting() {
     sh -c 'kill -STOP $$; while :; do lab-program load chase child -1 64 60 >/dev/null; done' &
     parent=$!
 }
-# Light tasks beside heavy ones in one gang, and children of a planned shell: do all of them still run?
+# Light and heavy tasks in one gang, and children of a planned shell: do all of them still run?
 many() {
     comma=
     tasks=$(four 0 0 1 1; comma=,; weight=1; for pid in $more; do task "$pid" 0 $weight; weight=$((weight == 1 ? 10000 : 1)); done; task "$parent" 1)
-    # What this shell has done until here may have called the guard.
+    # Earlier work of this shell may have triggered the guard.
     usleep 1500000
     within 10 attached
     plan 4 20000 "$tasks"
@@ -122,7 +122,7 @@ many() {
 }
 
 deaths() {
-    # A death counts only if it was alive before.
+    # A kill counts only if the process was alive before.
     same alive "before kill -9 of the loader sched_ext is" enabled "$(cat /sys/kernel/sched_ext/state)"
     kill -9 "$loader"
     wait "$loader" 2>/dev/null
@@ -143,7 +143,7 @@ deaths() {
     same sysrq-state "sysrq-S: sched_ext, policies" "disabled 0" "$(cat /sys/kernel/sched_ext/state) $(policies $all)"
 }
 
-# Unmanaged busy loops on both CPUs: managed tasks would get nothing until the watchdog.
+# Busy unmanaged loops on both CPUs: without the guard, managed tasks would get no time until the watchdog acts.
 guard() {
     attach && plan 1 20000 "$(four 0 0 1 1)"
     usleep 500000

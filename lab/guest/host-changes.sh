@@ -1,28 +1,28 @@
-# Changes of the host under a daemon that acts: CPUs go offline and come back, the clock steps, and other tools use resctrl
-# and cpuset partitions. Sourced by init; `state`, `snapshot` and `restored` are those of deaths.sh.
+# Changes of the host under an acting daemon: CPUs go offline and come back, the clock steps, and other tools use
+# resctrl and cpuset partitions. Sourced by init; `state`, `snapshot` and `restored` are defined in deaths.sh.
 
-# worker NAME [KIB]: a program that works a little and sleeps; its pid is added to $pids
+# worker NAME [KIB]: starts a program that alternates short work and sleep, and adds its pid to $pids.
 worker() {
     ln -sf /bin/lab-program "/lab/bin/$1"
     "/lab/bin/$1" hold "${2:-64}" &
     pids="$pids $!"
 }
-# Caches cost nothing in these scenarios, and each look at the status is a process: few of them.
+# Caches cost nothing in these scenarios. The status is read rarely, because each read starts a process.
 rare_looks() {
     lab-program model 0
     pause_us=150000
 }
 windows() { status | awk -F '[:,]' '/^  "windows": / { print $2 + 0; exit }'; }
 windows_passed() { [ "$(windows)" -ge "$1" ] 2>/dev/null; }
-# pass COUNT: waits for so many windows
+# pass COUNT: waits for this number of windows.
 pass() {
     first_window=$(windows)
     within 60 windows_passed $((${first_window:-0} + $1))
 }
-# flagged_windows: those of the run log in which the host changed
+# flagged_windows: windows of the run log in which the host changed.
 flagged_windows() { grep -c '"HostChanged"' run.jsonl; }
 alive() { kill -0 "$daemon" 2>/dev/null; }
-# not_in CPUS < LISTS: those lists of CPUs, one a line, that are not subsets of CPUS
+# not_in CPUS < LISTS: those CPU lists, one per line, that are not subsets of CPUS.
 not_in() {
     awk -v all="$1" '
         function expand(text, set, parts, i, range, cpu) {
@@ -36,13 +36,13 @@ not_in() {
         { expand($0, own); for (cpu in own) if (!(cpu in in_all)) { print; next } }'
 }
 online() { cat /sys/devices/system/cpu/online; }
-# The CPU lists of tasks and gangs in status.json, by the plan in force.
+# CPU lists of tasks and gangs in the plan in force, from status.json.
 planned_cpus() {
     awk -F '"' '/^  "gangs": \[$/ { on = 1 } /^  \]/ { on = 0 } $2 == "allowed" && $4 != "" || on && $2 == "cpus" { print $4 }' status.json
 }
-# turns_of PID...: how often each has gone to sleep so far
+# turns_of PID...: number of times that each program has slept so far.
 turns_of() { for one in "$@"; do awk '/^voluntary/ { printf "%s ", $2 }' "/proc/$one/status" 2>/dev/null || printf 'gone '; done; }
-# all_run PID...: each of them runs
+# all_run PID...: true if each of the programs runs.
 all_run() {
     turns_before=$(turns_of "$@")
     usleep 50000
@@ -51,13 +51,14 @@ all_run() {
 
 # ---- CPUs ----
 
-# switch_cpus STATE CPU...
+# switch_cpus STATE CPU...: takes CPUs offline or online.
 switch_cpus() {
     to=$1
     shift
     for cpu in "$@"; do echo "$to" >"/sys/devices/system/cpu/cpu$cpu/online" 2>/dev/null || odd="$odd cpu$cpu stays $((1 - to));"; done
 }
-# after_change LABEL: two windows after a change of CPUs: the plan's CPUs are online, programs run, the daemon lives
+# after_change LABEL: checks, two windows after a change, that the plan's CPUs are online, programs run, and the
+# daemon lives.
 after_change() {
     pass 2 || odd="$odd $1: no windows;"
     status >status.json
@@ -66,7 +67,8 @@ after_change() {
     all_run $pids || odd="$odd $1: a program stands still;"
     alive || odd="$odd $1: the daemon has ended;"
 }
-# hotplug_under NAME CONFIGURATION: CPUs go and come under one policy; everything is as before afterward
+# hotplug_under NAME CONFIGURATION: takes CPUs offline and online under one policy; afterward everything must be
+# restored.
 hotplug_under() {
     odd=
     snapshot >before
@@ -137,7 +139,8 @@ name = "shake"'
 
 # ---- the clock ----
 
-# The wall clock steps by an hour to and fro while a plan is in force: windows, guardian and journal go on as before.
+# The wall clock steps by an hour forward and back while a plan is in force: windows, guardian and journal must be
+# unaffected.
 scenario_clock() {
     rare_looks
     mount -t resctrl resctrl /mnt/rdt
@@ -179,7 +182,7 @@ $(rules prog-a prog-b)"
     same restored "everything is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
     kill -9 $pids
 }
-# The guest sleeps for 30 s under a plan, if its kernel can.
+# The guest sleeps for 30 s under a plan, if its kernel supports that.
 scenario_suspend() {
     rare_looks
     mount -t resctrl resctrl /mnt/rdt
@@ -221,7 +224,7 @@ $(rules prog-a prog-b)"
 
 # ---- resctrl of others ----
 
-# theirs: everything that belongs to other tools in resctrl
+# theirs: everything in resctrl that belongs to other tools.
 theirs() { for group in /mnt/rdt/*/schemata; do case $group in */cachemate-*) ;; *) echo "$group" && cat "$group" "${group%/*}/tasks" "${group%/*}/cpus" "${group%/*}/mode" ;; esac; done; }
 two_shares="[policy]
 name = \"static-partition\"
@@ -252,12 +255,12 @@ $rules"
     pass 3
     same others-made "a group of another tool, made and filled while two shares are in force" "$(cat theirs.before)" "$(theirs)" "untouched"
     same others-ours "the shares meanwhile" 2 "$(own_groups)"
-    # Another tool takes a managed program.
+    # Another tool moves a managed program to its own group.
     echo "$1" >/mnt/rdt/db/tasks
     pass 3
     same others-took "a managed program that another tool moved into its group" "db" "$(sed -n 's/^res://p' "/proc/$1/cpu_resctrl_groups")"
     alive || report others-alive "the daemon" FAIL "$(tail -n 1 daemon.log)" - "lives"
-    # Another tool removes a group of ours, its own, and changes a mask of ours.
+    # Another tool removes one of cachemate's groups and one of its own, and changes a mask of cachemate's.
     mine=$(ls /mnt/rdt | grep '^cachemate-.*-1$')
     rmdir "/mnt/rdt/$mine"
     rmdir /mnt/rdt/mon_groups/watch
@@ -271,7 +274,7 @@ $rules"
     snapshot >after
     same removed-restored "after that everything is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
 
-    # All classes are taken.
+    # All classes are in use.
     taken=0
     while mkdir "/mnt/rdt/tool-$taken" 2>/dev/null; do taken=$((taken + 1)); done
     theirs >theirs.before
@@ -293,7 +296,7 @@ $rules"
     snapshot >after
     same full-restored "after that everything is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
 
-    # Bandwidth in MB/s.
+    # Bandwidth limits in MB/s.
     umount /mnt/rdt
     if ! mount -t resctrl -o mba_MBps resctrl /mnt/rdt; then
         report megabytes "resctrl with mba_MBps" FAIL "it cannot be mounted: $(dmesg | tail -n 1)" - -
@@ -321,9 +324,9 @@ $rules"
 # ---- partitions of cpusets ----
 
 partition_of() { cat "/sys/fs/cgroup/$1/cpuset.cpus.partition" 2>/dev/null; }
-# cpuset_files: what the owner of the partition wrote
+# cpuset_files: the values that the owner of the partition wrote.
 cpuset_files() { cat /sys/fs/cgroup/part/cpuset.cpus /sys/fs/cgroup/part/cpuset.cpus.partition 2>/dev/null; }
-# confined_to CPUS PID...: each may run on these CPUs only, and its plan asks for no other
+# confined_to CPUS PID...: true if each program may run only on these CPUs, and its plan names no others.
 allowed_of() { for one in "$@"; do grep Cpus_allowed_list "/proc/$one/status" | cut -f2; done; }
 
 scenario_partitions() {
@@ -350,7 +353,7 @@ $cpuset_policy
 cgroup = \"/part\"
 cpus = \"2\"
 $(rules 'prog-*')"
-        # Made while a plan is in force, before the group could be confined: its owner is faster.
+        # The owner creates the partition while a plan is in force, before cachemate could confine the group.
         echo 2-3 >/sys/fs/cgroup/part/cpuset.cpus
         echo "$kind" >/sys/fs/cgroup/part/cpuset.cpus.partition
         made=$(partition_of part)
@@ -370,7 +373,7 @@ $(rules 'prog-*')"
         verdict=met
         [ -z "$odd" ] && [ "$made" = "$kind" ] && [ -n "$said" ] || verdict=FAIL
         report "$kind" "a partition ($kind) of another tool is a boundary, and never written" "$verdict" "${said:-no refusal of the rule}" "${odd:-$made}" "2-3 $kind"
-        # Dissolved by its owner while the daemon acts.
+        # The owner dissolves the partition while the daemon acts.
         echo member >/sys/fs/cgroup/part/cpuset.cpus.partition
         echo 0-3 >/sys/fs/cgroup/part/cpuset.cpus
         pass 3

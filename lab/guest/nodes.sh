@@ -1,11 +1,11 @@
-# Two memory nodes, and the kernel's own cache-aware scheduling where it has one (7.2 and later); sourced by init. Caches cost
-# nothing here: the questions are which values are seen, set and restored.
+# Two memory nodes, and the kernel's own cache-aware scheduling if it has one (7.2 and later); sourced by init. Caches
+# cost nothing here, because only values that are read, set and restored are checked.
 
 knobs=/sys/kernel/debug/sched/llc_balancing
-# told_nodes: of each CPU the memory node, as cachemate has it
+# told_nodes: the memory node of each CPU, according to cachemate.
 told_nodes() { cachemate topology --json | sed -n 's/.*"memory_node": \([0-9]*\).*/\1/p' | tr '\n' ' ' | sed 's/ $//'; }
 kernel_nodes() { for cpu in /sys/devices/system/cpu/cpu[0-9]*; do ls -d "$cpu"/node* | sed 's/.*node//'; done | tr '\n' ' ' | sed 's/ $//'; }
-# told_gathering: what doctor says of the kernel's own scheduling
+# told_gathering: the report of doctor on the kernel's own cache-aware scheduling.
 told_gathering() { cachemate doctor --quick 2>/dev/null | sed -n "s/^the kernel's own cache-aware scheduling: //p"; }
 
 scenario_nodes() {

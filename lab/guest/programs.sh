@@ -1,27 +1,29 @@
-# A user's programs: each alone, all together under the kernel alone, and all together with a policy. Sourced by init.
+# Runs a user's programs: each alone, all together under the kernel alone, and all together under a policy. Sourced by
+# init.
 
-# While programs run, the shell uses built-ins only, because each process that it starts takes CPU time and cache from them.
+# While programs run, the shell uses built-ins only, because each process that it starts would take CPU time and cache
+# from them.
 
-# clock: hundredths of a second since boot, in $now
+# clock: hundredths of a second since boot, in $now.
 clock() {
     read -r up _ </proc/uptime
     now=$((${up%.*} * 100 + 1${up#*.} - 100))
 }
-# start_program NUMBER COMMAND-LINE: in the background; pid and start are kept by number
+# start_program NUMBER COMMAND-LINE: starts a program in the background, and stores its pid and start by number.
 start_program() {
     clock
     eval "began_$1=$now"
     sh -c "echo \$\$ >$group/cgroup.procs; cd /programs; exec $2" >"/lab/$1.out" 2>&1 3<&- &
     eval "pid_$1=$!"
 }
-# ended PID: the process has exited, or is a zombie
+# ended PID: true if the process has exited, or is a zombie.
 ended() {
     { read -r state <"/proc/$1/stat"; } 2>/dev/null || return 0
     case ${state##*) } in [ZX]*) return 0 ;; esac
     return 1
 }
 
-# phase NAME NUMBER...: these programs at once until all have ended, or the time is over
+# phase NAME NUMBER...: runs these programs at once until all have ended, or the time is over.
 phase() {
     name=$1
     shift

@@ -1,4 +1,4 @@
-# A shell for a person on the guest's console. Sourced by init.
+# An interactive shell on the guest's console. Sourced by init.
 scenario_shell() {
     mount -t resctrl resctrl /sys/fs/resctrl 2>/dev/null
     echo 1 >/proc/sys/kernel/printk

@@ -1,7 +1,8 @@
-# A curve from a few way masks, while the program runs: a plan with steps, misses by counters, and no recorder. Sourced by
-# init.
+# A miss-rate curve from a few way masks while the program runs: a plan with steps, misses from counters, and no
+# recorder. Sourced by init.
 
-# Lines of 4 MiB at random: in w ways of 512 KiB it finds the share of them that the ways hold.
+# The program accesses lines of 4 MiB at random, so with w ways of 512 KiB its hit ratio is the share of lines that
+# they hold.
 scenario_sweep() {
     mount -t resctrl resctrl /mnt/rdt
     busy uniform victim-1 0 4096; v1=$pid
@@ -11,7 +12,7 @@ scenario_sweep() {
     mkdir /mnt/rdt/v /mnt/rdt/s
     echo "$v1" >/mnt/rdt/v/tasks
     echo "$s1" >/mnt/rdt/s/tasks
-    # By hand, from the machine's own count of misses of CPU 0.
+    # Manually, from the machine's own miss count of CPU 0.
     for split in "2 0003 fffc" "4 000f fff0" "6 003f ffc0"; do
         set -- $split
         echo "L3:0=$2" >/mnt/rdt/v/schemata
@@ -42,7 +43,7 @@ parameters = { window_ns = 40_000_000, steps = [
     done <by-model.tsv
     kill -9 "$v1" "$s1"
 }
-# curve NAME: bytes and misses of each point of status.json
+# curve NAME: size in bytes and misses of each point of the curve in status.json.
 curve() {
     awk -v name="$1" -F '[:,]' '
         /"name"/ { on = index($0, "\"" name "\"") > 0 }

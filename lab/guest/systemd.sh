@@ -1,6 +1,6 @@
 #!/bin/sh
-# The packaged unit under systemd. Started by lab.service; results as in init. What is checked is read from the kernel and
-# from systemd, not from cachemate's own output.
+# Tests the packaged unit under systemd. Started by lab.service; results have the format of init. Values are read from
+# the kernel and from systemd, not from cachemate's own output.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive
 cd /lab || exit 1
 report() { printf 'LAB\tsystemd.%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$(clean "$4")" "$(clean "$5")" "$(clean "$6")"; }
@@ -20,14 +20,14 @@ is_state() { [ "$(property ActiveState)" = "$1" ]; }
 mask_of() { grep Cpus_allowed_list "/proc/$1/status" | cut -f2; }
 journal() { ls /var/lib/cachemate/restore.journal >/dev/null 2>&1; }
 no_journal() { ! journal; }
-# The threads' CPUs, and those of the group.
+# CPUs of the threads, and of the group.
 snapshot() {
     for pid in $pids; do mask_of "$pid"; done | tr '\n' ' '
     cat /sys/fs/cgroup/batch.slice/cpuset.cpus.effective
 }
 acts() { journal && [ "$(cat /sys/fs/cgroup/batch.slice/cpuset.cpus.effective)" = 2-3 ] && [ "$(mask_of "$first")" != 0-3 ]; }
 restored() { no_journal && [ "$(snapshot)" = "$before" ]; }
-# restored_after ID TITLE SECONDS
+# restored_after ID TITLE SECONDS: waits up to SECONDS until everything is restored.
 restored_after() {
     within "$3" restored
     same "$1" "$2" "$before" "$(snapshot)"
@@ -96,7 +96,7 @@ journalctl -u cachemate.service -o cat --no-pager | tail -n 5 | sed 's/^/# /'
 systemctl stop cachemate.service
 restored_after killed-restored "then stopped: everything is as before" 60
 
-# A hang: the packaged unit waits for 60 s, this one for 10.
+# A hang: the packaged unit's watchdog waits for 60 s, this one for 10.
 mkdir -p /run/systemd/system/cachemate.service.d
 printf '[Service]\nWatchdogSec=10\n' >/run/systemd/system/cachemate.service.d/lab.conf
 systemctl daemon-reload

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use crate::trace::Trace;
 use crate::value_error;
 
-/// Miss rates of fully associative LRU caches of these sizes.
+/// Miss rates of fully associative LRU caches, by cache size.
 #[pyclass(frozen, module = "cachemate")]
 pub struct Curve {
     pub name: String,
@@ -57,13 +57,13 @@ impl Curve {
         &self.name
     }
 
-    /// In bytes, ascending.
+    /// Cache sizes in bytes, ascending.
     #[getter]
     fn sizes<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
         PyArray1::from_iter(py, self.counts.curve.iter().map(|point| point.bytes))
     }
 
-    /// Misses over accesses, 0 to 1.
+    /// Misses divided by accesses, 0 to 1.
     #[getter]
     fn misses_per_access<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
         PyArray1::from_iter(py, self.counts.curve.iter().map(|point| point.miss_ratio))
@@ -86,7 +86,7 @@ impl Curve {
         self.counts.accesses
     }
 
-    /// `None` for a sampled curve, which follows only some of the lines.
+    /// Number of distinct lines; `None` for a sampled curve, which follows only some of the lines.
     #[getter]
     fn distinct_lines(&self) -> Option<u64> {
         self.counts.cold
@@ -102,13 +102,13 @@ impl Curve {
         format!("<cachemate.Curve of {}: {} sizes, {accesses} accesses>", self.name, curve.len())
     }
 
-    /// Draws the curve with Matplotlib, into `ax` or new axes, which it returns.
+    /// Draws the curve with Matplotlib into `ax`, or into new axes, and returns the axes.
     #[pyo3(signature = (ax = None))]
     fn plot<'py>(slf: &Bound<'py, Self>, ax: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("cachemate.plotting")?.call_method1("curve", (slf, ax))
     }
 
-    /// The picture of the reports.
+    /// The same picture as in reports.
     fn _repr_svg_(&self) -> String {
         self.chart().svg()
     }
@@ -119,7 +119,7 @@ enum CurveEngine {
     Sampled(Box<FixedRateSampler>),
 }
 
-/// The miss-rate curve of a trace: exact, or of a share of the lines with error bars.
+/// The miss-rate curve of a trace: exact, or from a share of the lines with error bars.
 #[pyfunction]
 #[pyo3(signature = (trace, *, sizes = None, line_bytes = 64, sample = None, seed = 0, threads = None))]
 pub fn mrc(

@@ -1,4 +1,4 @@
-//! Values to Python and back, through the JSON that the command prints.
+//! Converts values between Rust and Python through the JSON that the command prints.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyAnyMethods, PyDict};
@@ -7,17 +7,18 @@ use serde::de::DeserializeOwned;
 
 use crate::value_error;
 
-/// The value as dictionaries, lists, numbers and strings.
+/// Converts a value to dictionaries, lists, numbers and strings.
 pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     from_text(py, &serde_json::to_string(value).map_err(value_error)?)
 }
 
-/// The same value from its JSON text.
+/// Converts JSON text to dictionaries, lists, numbers and strings.
 pub fn from_text<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
     py.import("json")?.call_method1("loads", (text,))
 }
 
-/// A Rust value from Python's; `what` names it in errors. NumPy's numbers and arrays count as numbers and lists.
+/// Converts a Python value to Rust; `subject` names the value in errors. NumPy's numbers and arrays count as numbers
+/// and lists.
 pub fn from_python<T: DeserializeOwned>(value: &Bound<'_, PyAny>, subject: &str) -> PyResult<T> {
     let py = value.py();
     let options = PyDict::new(py);

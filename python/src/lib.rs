@@ -1,7 +1,7 @@
-//! cachemate for Python: traces, curves, profiles, prediction, plans, scenarios, run logs and sweeps.
+//! The Python package cachemate: traces, curves, profiles, predictions, plans, scenarios, run logs and sweeps.
 //!
-//! Long calls work in pieces. Between two pieces they take the interpreter's lock, check for Ctrl-C, and copy the next piece
-//! of an array. If another thread writes to the array meanwhile, only the result is affected.
+//! Long calls work in pieces. Between two pieces they acquire the interpreter's lock, check for Ctrl-C, and copy the
+//! next piece of an array. If another thread writes to the array during a call, only the result is affected.
 
 mod curve;
 mod json;
@@ -19,12 +19,12 @@ use pyo3::prelude::*;
 
 create_exception!(cachemate, CachemateError, PyException, "What went wrong, with the place: file, line or field.");
 
-/// An error of the libraries as a Python exception.
+/// Converts an error of the libraries to a Python exception.
 fn value_error(error: impl std::fmt::Display) -> PyErr {
     CachemateError::new_err(error.to_string())
 }
 
-/// Names of the machines that come with cachemate.
+/// Names of the bundled machines.
 #[pyfunction]
 fn machines() -> Vec<&'static str> {
     cachemate_spec::machine_names()

@@ -27,7 +27,7 @@ pub struct Matrix {
     names: Vec<String>,
     model: String,
     costs: PairCosts,
-    /// By the interval model only.
+    /// 90 % intervals of the slowdowns; only the interval model has them.
     intervals: Option<Vec<Vec<Estimate>>>,
 }
 
@@ -48,7 +48,7 @@ impl Matrix {
         self.names.clone()
     }
 
-    /// Square; 28 = 28 % slower if the unit is `percent`.
+    /// Square matrix of slowdowns by row and column; if the unit is `percent`, 28 means 28 % slower.
     #[getter]
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<f64>>> {
         let table = cost_table(&self.names, &self.model, &self.costs);
@@ -57,19 +57,19 @@ impl Matrix {
         PyArray2::from_vec2(py, &rows).map_err(value_error)
     }
 
-    /// Lower ends of the 90 % intervals; `None` for a model without intervals.
+    /// Lower ends of the 90 % intervals; `None` if the model has no intervals.
     #[getter]
     fn low<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
         self.ends(py, |estimate| estimate.low)
     }
 
-    /// Upper ends of the 90 % intervals.
+    /// Upper ends of the 90 % intervals; `None` if the model has no intervals.
     #[getter]
     fn high<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
         self.ends(py, |estimate| estimate.high)
     }
 
-    /// `percent`, or `weight`: a cost without a unit, larger is worse.
+    /// Unit of the values: `percent`, or `weight`, a cost without a unit of which more is worse.
     #[getter]
     fn unit(&self) -> &'static str {
         cost_unit(self.costs.kind)
@@ -80,7 +80,7 @@ impl Matrix {
         &self.model
     }
 
-    /// Draws the matrix with Matplotlib, into `ax` or new axes, which it returns.
+    /// Draws the matrix with Matplotlib into `ax`, or into new axes, and returns the axes.
     #[pyo3(signature = (ax = None))]
     fn plot<'py>(slf: &Bound<'py, Self>, ax: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("cachemate.plotting")?.call_method1("matrix", (slf, ax))
@@ -90,7 +90,7 @@ impl Matrix {
         format!("<cachemate.Matrix of {} programs by {}>", self.names.len(), self.model)
     }
 
-    /// The picture of the reports.
+    /// The same picture as in reports.
     fn _repr_svg_(&self) -> String {
         let unit = if self.costs.kind == CostKind::Degradation { "slowdown in %" } else { "weight" };
         let mut picture = cost_table(&self.names, &self.model, &self.costs).heat_map();
@@ -99,7 +99,7 @@ impl Matrix {
     }
 }
 
-/// Programs on the shared cache of a machine, and their predicted costs.
+/// Returns the programs on the shared cache of a machine, with their predicted costs.
 fn costs_of(
     py: Python<'_>,
     programs: &[PyRef<'_, Profile>],
@@ -126,7 +126,7 @@ fn costs_of(
         programs.iter().map(|program| profile_for_target(&program.file, target)).collect::<Result<Vec<_>, _>>();
     let profiles = profiles.map_err(value_error)?;
     let costs = py.detach(|| {
-        // Built here, because a model cannot be sent to another thread.
+        // The model is built here, because it cannot be sent to another thread.
         let own_model = models::find_scheme(model).map_err(|error| error.to_string())?;
         let profiles: Vec<_> = profiles.iter().collect();
         pair_costs(own_model.as_ref(), &names, &profiles, &cache).map_err(|error| error.to_string())
@@ -135,7 +135,7 @@ fn costs_of(
     Ok((machine, Matrix { names, model: model.to_string(), costs, intervals: None }))
 }
 
-/// The forecasts of `cachemate predict`. Ctrl-C ends it between two programs.
+/// Forecasts as `cachemate predict` makes them; Ctrl-C ends the computation between two programs.
 fn interval_pairs(
     py: Python<'_>,
     programs: &[PyRef<'_, Profile>],
@@ -172,7 +172,7 @@ pub fn predict(
 #[pyclass(frozen, module = "cachemate")]
 pub struct Plan {
     placement: Placement,
-    /// The placement as pictures and dashboards show it.
+    /// The placement, as pictures and dashboards show it.
     shown: PlanResult,
 }
 
@@ -184,20 +184,20 @@ impl Plan {
         to_python(py, &self.placement.programs)
     }
 
-    /// Expected outcomes of this plan, the best, the worst and random ones.
+    /// Expected outcomes of this plan, and of the best, the worst and random placements.
     #[getter]
     fn expected<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let Placement { plan, best, worst, random, .. } = &self.placement;
         to_python(py, &BTreeMap::from([("plan", plan), ("best", best), ("worst", worst), ("random", random)]))
     }
 
-    /// Is it proven that no placement is better under this model?
+    /// Is it proved that no placement is better under this model?
     #[getter]
     fn optimal(&self) -> bool {
         self.shown.optimal
     }
 
-    /// The solver that found it, such as `minimum-weight matching`.
+    /// Name of the solver that found the plan, such as `minimum-weight matching`.
     #[getter]
     fn solver(&self) -> &str {
         &self.shown.solver

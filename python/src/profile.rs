@@ -16,19 +16,19 @@ use crate::value_error;
 #[pyclass(frozen, module = "cachemate")]
 pub struct Profile {
     pub file: ProfileFile,
-    /// The trace's file, which a prediction runs alone for its timing; `None` for an array or a profile file.
+    /// The trace's file, which predictions run alone to obtain timing; `None` for an array or a profile file.
     pub recording: Option<PathBuf>,
 }
 
 #[pymethods]
 impl Profile {
-    /// Reads a profile file, as `cachemate profile` writes it.
+    /// Reads a profile file that `cachemate profile` wrote.
     #[staticmethod]
     fn read(path: PathBuf) -> PyResult<Self> {
         Ok(Profile { file: ProfileFile::read(path).map_err(value_error)?, recording: None })
     }
 
-    /// Writes a profile file; an existing one is replaced only with `force`.
+    /// Writes a profile file; replaces an existing one only with `force`.
     #[pyo3(signature = (path, *, force = false))]
     fn write(&self, path: PathBuf, force: bool) -> PyResult<()> {
         self.file.write(path, force).map_err(value_error)
@@ -39,7 +39,7 @@ impl Profile {
         &self.file.program
     }
 
-    /// Data accesses of the program before any filter, if the trace has their number.
+    /// Data accesses of the program before any filter; `None` if the trace does not contain their number.
     #[getter]
     fn accesses(&self) -> Option<u64> {
         self.file.accesses
@@ -50,7 +50,7 @@ impl Profile {
         self.file.instructions
     }
 
-    /// The curve of all threads together; `None` if the file has none.
+    /// The curve of all threads together; `None` if the profile has none.
     #[getter]
     fn curve(&self) -> Option<Curve> {
         let curve = whole_curve(&self.file)?;
@@ -65,7 +65,7 @@ impl Profile {
         Some(Curve { name: self.file.program.clone(), counts })
     }
 
-    /// The file's content.
+    /// The content of the profile file as a dictionary.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &self.file)
     }
@@ -75,7 +75,7 @@ impl Profile {
     }
 }
 
-/// Profiles a trace for the shared cache of a machine; without a machine, for a typical cache.
+/// Profiles a trace for the shared cache of a machine, or for a typical cache without a machine.
 #[pyfunction]
 #[pyo3(signature = (trace, machine = None, *, name = None))]
 pub fn profile(py: Python<'_>, trace: &Trace, machine: Option<&str>, name: Option<&str>) -> PyResult<Profile> {

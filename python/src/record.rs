@@ -1,4 +1,4 @@
-//! Recording a program.
+//! Records a program.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 use crate::trace::Trace;
 use crate::value_error;
 
-/// Runs a program under Valgrind and records its data accesses into `output`, like `cachemate record`. The program keeps its
-/// standard output and error. Returns the recording; Ctrl-C ends the program and keeps the recorded part.
+/// Runs a program under Valgrind and records its data accesses to `output`, as `cachemate record` does. The program
+/// keeps its standard output and error. Returns the recording; Ctrl-C ends the program and keeps the recorded part.
 #[pyfunction]
 #[pyo3(signature = (command, output, *, skip_accesses = 0, max_accesses = None, kill_at_max = false, l1 = "32K:8",
                     follow_children = false, force = false))]
@@ -38,7 +38,8 @@ pub fn record(
     };
     recorder.children = if follow_children { ChildProcesses::Follow } else { ChildProcesses::Ignore };
     let interrupt = AtomicBool::new(false);
-    // The program gets Ctrl-C as well; polling the interpreter between two batches detects it without another handler.
+    // The program gets Ctrl-C as well. Polling the interpreter between two batches detects it without another
+    // handler.
     let recorded = py.detach(|| {
         recorder.run(&interrupt, |_| {
             if Python::attach(|py| py.check_signals().is_err()) {

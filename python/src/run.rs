@@ -1,7 +1,7 @@
-//! Scenarios on the simulated machine, with a policy of the registry or one written in Python.
+//! Runs scenarios on the simulated machine, with a policy of the registry or one written in Python.
 //!
-//! The machine runs on a thread of its own. Meanwhile the calling thread checks for Ctrl-C and calls the policy, so
-//! that Python code runs on the thread that it expects and can be interrupted.
+//! The machine runs on its own thread. Meanwhile, the calling thread checks for Ctrl-C and calls the policy, so that
+//! Python code runs on the thread that called it and can be interrupted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,15 +27,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// An event that the machine's thread reports to the calling thread.
 enum RunEvent {
-    /// The run has begun; the flag stops the machine.
+    /// The run has begun; setting the flag stops the machine.
     Started(Arc<AtomicBool>),
-    /// Evidence that the policy needs and the machine cannot measure.
+    /// The policy needs evidence that the machine cannot measure.
     Missing(String),
-    /// A decision is due; the view as JSON, and the current length of a window.
+    /// A decision is due; with the view as JSON, and the present length of a window.
     DecisionRequested(String, WindowLength),
 }
 
-/// The view as JSON.
+/// A view, in the form that becomes JSON.
 #[derive(Serialize)]
 struct ViewJson<'a> {
     topology: &'a cachemate_core::Topology,
@@ -48,7 +48,7 @@ struct ViewJson<'a> {
 /// A policy that requests its decisions from the calling thread.
 struct PythonPolicy {
     events: Sender<RunEvent>,
-    /// `None` keeps the previous plan.
+    /// Decisions from the calling thread; `None` keeps the previous plan.
     answers: Receiver<Option<Decision>>,
 }
 
@@ -57,14 +57,14 @@ impl Policy for PythonPolicy {
         let &View { topology, capabilities, observation, profiles, previous_plan, .. } = view;
         let shown = ViewJson { topology, capabilities, observation, profiles, previous_plan };
         let text = serde_json::to_string(&shown).expect("run logs hold the same as JSON");
-        // The caller may have stopped the run, which then ends with this window.
+        // Sending fails if the caller has stopped the run, which then ends with this window.
         let sent = self.events.send(RunEvent::DecisionRequested(text, previous_plan.window));
         let answer = sent.ok().and_then(|()| self.answers.recv().ok()).flatten();
         answer.unwrap_or_else(|| Decision::new(previous_plan.clone(), Vec::new()))
     }
 }
 
-/// Calls the policy; only the fields of its answer differ from an idle plan.
+/// Calls the policy. Fields that its answer omits are those of an idle plan.
 fn ask(py: Python<'_>, callable: &Py<PyAny>, view: &str, window: WindowLength) -> PyResult<Option<Decision>> {
     let answer = callable.bind(py).call1((from_text(py, view)?,))?;
     if answer.is_none() {
@@ -95,9 +95,9 @@ fn ask(py: Python<'_>, callable: &Py<PyAny>, view: &str, window: WindowLength) -
     Ok(Some(Decision::new(from_python(idle_plan.as_any(), "the policy's plan")?, reasons)))
 }
 
-/// A scenario and its run log.
+/// A scenario, together with its run log.
 struct ScenarioRun<'a> {
-    /// The scenario's file, for errors.
+    /// Name of the scenario's file, for errors.
     file: &'a str,
     scenario: &'a Scenario,
     spec: &'a MachineSpec,
@@ -106,7 +106,7 @@ struct ScenarioRun<'a> {
 }
 
 impl ScenarioRun<'_> {
-    /// Runs the scenario to its end on this thread. With `answers`, the caller's policy decides.
+    /// Runs the scenario to its end on this thread. If `answers` is given, the caller's policy decides.
     fn go(
         &self,
         events: Sender<RunEvent>,
@@ -117,11 +117,11 @@ impl ScenarioRun<'_> {
         let built = cachemate_scenario::build(self.scenario, self.spec);
         let mut machine = built.map_err(|error| format!("{}: {error}", self.file))?;
         let mut config = cachemate_scenario::pipeline(self.scenario, self.spec, &machine);
-        // A failed send means that the caller has stopped waiting.
+        // Sending fails if the caller has stopped waiting, which is not an error.
         let _ = events.send(RunEvent::Started(machine.stop_flag()));
         let pipeline = match answers {
             Some(answers) => {
-                // A replay refuses this name, because the registry has no such policy.
+                // Replay refuses this name, because the registry has no such policy.
                 config.policy = PolicyConfig { name: "python".into(), parameters: String::new(), ..config.policy };
                 Pipeline::with_policy(config, Box::new(PythonPolicy { events: events.clone(), answers }))
             }
@@ -147,7 +147,7 @@ impl ScenarioRun<'_> {
     }
 }
 
-/// Follows a run until it ends; the first error of Python, Ctrl-C among them, ends it.
+/// Follows a run to its end. The first error in Python, including Ctrl-C, ends the run.
 fn follow(
     py: Python<'_>,
     mut events: Receiver<RunEvent>,
@@ -172,7 +172,7 @@ fn follow(
             }
             Ok(RunEvent::DecisionRequested(view, window)) => match &policy {
                 Some((callable, answers)) => ask(py, callable, &view, window).map(|decision| {
-                    // The events report the end of the run.
+                    // Sending fails if the run has ended, which the events report.
                     let _ = answers.send(decision);
                 }),
                 None => Ok(()),
@@ -207,7 +207,7 @@ pub fn simulate<'py>(
     let (mut scenario, spec) = cachemate_spec::load_scenario(&file).map_err(value_error)?;
     scenario.seed = seed.unwrap_or(scenario.seed);
     if policy.is_some() {
-        // The window length suits the scenario's own policy; a callable gets the default.
+        // The scenario's window length suits its own policy; a callable gets the default length.
         scenario.policy.name = "default".to_string();
         scenario.policy.parameters.clear();
     }

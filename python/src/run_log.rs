@@ -39,12 +39,12 @@ impl RunLog {
         to_python(py, RunLogReader::open(&self.path).map_err(value_error)?.header())
     }
 
-    /// Iterates over the windows from the first one on.
+    /// Returns an iterator over the windows, from the first.
     fn __iter__(&self) -> PyResult<RunLogWindows> {
         Ok(RunLogWindows { reader: Mutex::new(RunLogReader::open(&self.path).map_err(value_error)?) })
     }
 
-    /// The services of each window with their slowdowns and causes: dictionaries with `window`, `at_s` and `services`.
+    /// The services of each window, with slowdowns and causes, as dictionaries of `window`, `at_s` and `services`.
     fn services<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let windows = py.detach(|| {
             let log = RunLogReader::open(&self.path).map_err(|error| error.to_string())?;
@@ -58,7 +58,7 @@ impl RunLog {
         to_python(py, &windows.map_err(value_error)?)
     }
 
-    /// The dashboard that plays the run back, as one HTML file.
+    /// The dashboard with the recorded run, as one HTML file.
     fn page(&self, py: Python<'_>) -> PyResult<String> {
         let name = self.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let plan = py.detach(|| {

@@ -1,4 +1,4 @@
-//! Results of sweeps that `cachemate sweep run` made.
+//! Results of sweeps that `cachemate sweep run` has produced.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use pyo3::types::PyList;
 use crate::json::{from_text, to_python};
 use crate::value_error;
 
-/// A sweep's directory. Every call rereads it, because other processes may work there meanwhile.
+/// A sweep's directory. Every call reads it again, because other processes may change it.
 #[pyclass(frozen, module = "cachemate")]
 pub struct Sweep {
     dir: PathBuf,
@@ -61,7 +61,7 @@ impl Sweep {
         format!("<cachemate.Sweep {}>", self.dir.display())
     }
 
-    /// The pictures of the report.
+    /// The pictures of the sweep's report.
     fn _repr_html_(&self) -> PyResult<String> {
         let report = report(&self.store()?).map_err(value_error)?;
         let pictures: String = report.pictures.iter().map(|picture| picture.inline.as_str()).collect();

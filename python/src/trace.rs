@@ -1,4 +1,4 @@
-//! Traces: arrays and files, read piece by piece.
+//! Traces: arrays and files that are read in pieces.
 
 use std::path::PathBuf;
 
@@ -10,28 +10,28 @@ use pyo3::prelude::*;
 
 use crate::value_error;
 
-/// Values that are copied at once: 512 KiB, which the second-level cache of most hosts holds.
+/// Number of values that are copied at once: 512 KiB, which fit the second-level cache of most hosts.
 const PIECE: usize = 1 << 16;
 
-/// Source of the accesses.
+/// The source of the accesses.
 enum TraceSource {
     Array { addresses: Py<PyArray1<u64>>, instructions: Option<Py<PyArray1<u64>>> },
     File { path: String, format: Option<Format> },
 }
 
-/// Accesses of a program, in their order.
+/// The accesses of a program, in order.
 #[pyclass(frozen, module = "cachemate")]
 pub struct Trace {
     source: TraceSource,
-    /// Name in profiles and pictures.
+    /// Name of the trace in profiles and pictures.
     pub name: String,
     accesses: Option<u64>,
 }
 
 #[pymethods]
 impl Trace {
-    /// Byte addresses, one for each access, as integers of 64 bits. `instructions[i]` of them were executed since the
-    /// access before, the one that makes the access included.
+    /// A trace from byte addresses, one 64-bit integer for each access. `instructions[i]` is the number of
+    /// instructions executed since access `i - 1`, including the one that makes access `i`.
     #[staticmethod]
     #[pyo3(signature = (addresses, *, instructions = None, name = "array"))]
     fn from_numpy(addresses: &Bound<'_, PyAny>, instructions: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<Self> {
@@ -47,7 +47,7 @@ impl Trace {
         Ok(Trace { source, name: name.to_string(), accesses: Some(count as u64) })
     }
 
-    /// A file in any format that the command reads; without `format`, its content and name determine the format.
+    /// Opens a file in any format that the command reads. Without `format`, content and name determine the format.
     #[staticmethod]
     #[pyo3(signature = (path, *, format = None, name = None))]
     pub fn open(path: PathBuf, format: Option<&str>, name: Option<String>) -> PyResult<Self> {
@@ -62,7 +62,7 @@ impl Trace {
         Ok(Trace { source: TraceSource::File { path: shown.to_string(), format }, name, accesses })
     }
 
-    /// Number of accesses; `None` if it is unknown before reading.
+    /// Number of accesses; `None` if it is unknown before the trace is read.
     #[getter]
     fn accesses(&self) -> Option<u64> {
         self.accesses
@@ -73,7 +73,7 @@ impl Trace {
         &self.name
     }
 
-    /// The addresses: the array from which the trace was made, or else an array read from the file.
+    /// The addresses of the trace: its array, or an array that is read from its file.
     fn addresses<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u64>>> {
         if let TraceSource::Array { addresses, .. } = &self.source {
             return Ok(addresses.bind(py).clone());
@@ -92,7 +92,7 @@ impl Trace {
     }
 }
 
-/// The same memory as unsigned integers; nothing is copied.
+/// Views the given array as unsigned integers, without copying.
 fn integers<'py>(value: &Bound<'py, PyAny>, subject: &str) -> PyResult<Bound<'py, PyArray1<u64>>> {
     let py = value.py();
     let Ok(array) = value.cast::<PyUntypedArray>() else {
@@ -114,17 +114,17 @@ fn integers<'py>(value: &Bound<'py, PyAny>, subject: &str) -> PyResult<Bound<'py
     Ok(value.clone().cast_into()?)
 }
 
-/// One pass over a trace.
+/// One pass over the accesses of a trace.
 pub struct TracePass<'t> {
     trace: &'t Trace,
     position: usize,
     reader: Option<Box<dyn TraceReader>>,
-    /// The sum so far for an array; a reader sums itself.
+    /// Sum of instructions so far, for arrays; readers of files compute their own sums.
     instructions: Option<u64>,
 }
 
 impl Trace {
-    /// A pass from the beginning.
+    /// Starts a pass at the beginning.
     pub fn read(&self) -> PyResult<TracePass<'_>> {
         let (reader, instructions) = match &self.source {
             TraceSource::Array { instructions, .. } => (None, instructions.as_ref().map(|_| 0)),
@@ -135,7 +135,7 @@ impl Trace {
         Ok(TracePass { trace: self, position: 0, reader, instructions })
     }
 
-    /// The file that is read; `None` for an array.
+    /// Path of the file that is read; `None` for an array.
     pub fn file(&self) -> Option<PathBuf> {
         match &self.source {
             TraceSource::Array { .. } => None,
@@ -143,7 +143,7 @@ impl Trace {
         }
     }
 
-    /// The source, as a profile records it.
+    /// Source of the trace, as profiles record it.
     pub fn from(&self) -> &str {
         match &self.source {
             TraceSource::Array { .. } => "array",
@@ -153,7 +153,7 @@ impl Trace {
 }
 
 impl TracePass<'_> {
-    /// The next addresses; `false` = the end. Ctrl-C ends it with `KeyboardInterrupt`.
+    /// Reads the next addresses; returns `false` at the end. Ctrl-C raises `KeyboardInterrupt`.
     pub fn addresses(&mut self, py: Python<'_>, batch: &mut Vec<u64>) -> PyResult<bool> {
         py.check_signals()?;
         if let Some(reader) = &mut self.reader {
@@ -167,7 +167,7 @@ impl TracePass<'_> {
         Ok(!batch.is_empty())
     }
 
-    /// The next records; as [`TracePass::addresses`].
+    /// Reads the next records; see [`TracePass::addresses`].
     pub fn records(&mut self, py: Python<'_>, batch: &mut Vec<AccessRecord>) -> PyResult<bool> {
         py.check_signals()?;
         if let Some(reader) = &mut self.reader {
@@ -191,13 +191,13 @@ impl TracePass<'_> {
         piece(gaps.bind(py), self.position, |part| *sum = part.fold(*sum, |sum, gap| sum.saturating_add(*gap)))
     }
 
-    /// The metadata of the trace.
+    /// Metadata of the trace.
     pub fn header(&self) -> TraceHeader {
         let of_array = || TraceHeader::for_import("array", self.instructions.is_some());
         self.reader.as_ref().map_or_else(of_array, |reader| reader.header().clone())
     }
 
-    /// The sums after the end of the pass; `None` if they are unknown.
+    /// Sums over the whole trace, available after the end of the pass; `None` if unknown.
     pub fn totals(&self) -> Option<TraceTotals> {
         match &self.reader {
             Some(reader) => reader.totals().cloned(),
@@ -208,7 +208,7 @@ impl TracePass<'_> {
         }
     }
 
-    /// Number of accesses to come; 0 if unknown.
+    /// Number of accesses of the whole trace; 0 if unknown.
     pub fn expected(&self) -> u64 {
         self.trace.accesses.unwrap_or(0)
     }
@@ -216,11 +216,11 @@ impl TracePass<'_> {
 
 type ArrayChunk<'a> = numpy::ndarray::iter::Iter<'a, u64, numpy::ndarray::Ix1>;
 
-/// One piece, with the interpreter's lock held.
+/// Calls `with` on one piece of the array, while the interpreter's lock is held.
 fn piece(array: &Bound<'_, PyArray1<u64>>, start: usize, visit: impl FnOnce(ArrayChunk<'_>)) -> PyResult<()> {
     let borrowed = array.try_readonly().map_err(value_error)?;
     let elements = borrowed.as_array();
-    // An array may have become shorter since.
+    // The array may have become shorter since the pass began.
     let end = elements.len().min(start.saturating_add(PIECE));
     visit(elements.slice(s![start.min(end)..end]).iter());
     Ok(())

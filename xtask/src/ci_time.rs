@@ -1,8 +1,9 @@
-//! The cost of CI: CPU and wall seconds of each stage and of the slowest tests, compared with an earlier record.
+//! Measures the cost of CI: CPU and wall seconds of each stage and of the slowest tests, compared with an earlier
+//! record.
 //!
-//! Stages append to `target/ci-time.jsonl`. `ci-time report` prints them beside `.ci/times.json`, which holds the costs of
-//! an earlier run. The report fails only if a stage has grown by half beyond the growth of the median stage, because a
-//! host that is slower, or that other tenants share, slows all stages alike.
+//! Stages append their cost to `target/ci-time.jsonl`. `ci-time report` prints the costs beside `.ci/times.json`, the
+//! record of an earlier run. The report fails only if a stage has grown by half beyond the growth of the median
+//! stage, because a slower or busier host slows all stages alike.
 
 use std::fs;
 use std::io::Write;
@@ -14,17 +15,17 @@ use serde::{Deserialize, Serialize};
 
 const CURRENT: &str = "target/ci-time.jsonl";
 const RECORD: &str = ".ci/times.json";
-/// A stage that costs this many times its record, on a host as fast as the record's, fails the report.
+/// Maximum growth of a stage's cost over its record, on a host as fast as the record's.
 const MAX_GROWTH: f64 = 1.5;
-/// A host's slowdown is the growth of its median stage, of at least this many stages.
+/// Minimum number of stages from which the host's slowdown, the growth of the median stage, is computed.
 const MIN_STAGES_OF_HOST: usize = 3;
-/// Beyond this factor, growth of all stages is a failure and no longer a property of the host.
+/// Maximum growth of all stages that is attributed to the host; more is a failure.
 const MAX_HOST_SLOWDOWN: f64 = 2.0;
-/// Stages with fewer CPU seconds vary too much to be judged.
+/// Minimum CPU seconds of a stage that is judged; the costs of shorter stages vary too much.
 const MIN_JUDGED_CPU_S: f64 = 20.0;
 /// Number of slowest tests that a report names.
 const SLOWEST_TESTS: usize = 20;
-/// Unit of the times in `/proc/PID/stat`, fixed in the kernel's interface.
+/// Unit of the times in `/proc/PID/stat`, which the kernel's interface fixes.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// CPU and wall seconds of one stage or test.
@@ -33,18 +34,18 @@ pub struct StageCost {
     pub name: String,
     pub cpu_s: f64,
     pub wall_s: f64,
-    /// The slowest tests of a stage of tests; empty for other stages.
+    /// The slowest tests, if the stage runs tests; otherwise empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tests: Vec<StageCost>,
 }
 
-/// CPU seconds of the process `pid` and of its children that have ended; `None` once it has exited.
+/// CPU seconds of the process `pid` and of its ended children; `None` once the process has exited.
 pub fn process_cpu_s(pid: &str) -> Option<f64> {
     let (own_ticks, children) = cpu_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
     Some((own_ticks + children) as f64 / TICKS_PER_SECOND)
 }
 
-/// Times of a process and of its children that have ended. The program's name, in parentheses, may contain blanks.
+/// Clock ticks of a process and of its ended children. The program's name, in parentheses, may contain blanks.
 fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |index: usize| fields.get(index)?.parse::<u64>().ok();
@@ -64,7 +65,7 @@ pub fn run_stage(root: &Path, name: &str, command: &[&str]) -> Result<(), String
     if status.success() { Ok(()) } else { Err(format!("{name}: {program} ended with {status}")) }
 }
 
-/// Appends a cost to those of this run.
+/// Appends a cost to the file of this run.
 pub fn append(root: &Path, cost: &StageCost) -> Result<(), String> {
     let path = root.join(CURRENT);
     let line = serde_json::to_string(cost).map_err(|error| error.to_string())?;
@@ -81,7 +82,7 @@ pub fn start(root: &Path) -> Result<(), String> {
     }
 }
 
-/// Prints this run's stages beside the record; the error names stages that have grown grossly.
+/// Prints this run's stages beside the record; the error names stages that have grown too much.
 pub fn report(root: &Path) -> Result<(), String> {
     let current = read_current(root)?;
     let record = read_record(root)?;
@@ -92,7 +93,7 @@ pub fn report(root: &Path) -> Result<(), String> {
     if grown.is_empty() { Ok(()) } else { Err(format!("ci-time: {}", grown.join("; "))) }
 }
 
-/// Stores this run's stages as the record.
+/// Stores the costs of this run as the record.
 pub fn accept(root: &Path) -> Result<(), String> {
     let mut current = read_current(root)?;
     current.iter_mut().for_each(|cost| cost.tests.truncate(SLOWEST_TESTS));
@@ -131,7 +132,7 @@ fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
     if ratios.len() < MIN_STAGES_OF_HOST { 1.0 } else { ratios[ratios.len() / 2].clamp(1.0, MAX_HOST_SLOWDOWN) }
 }
 
-/// A complaint about a stage that has grown grossly on a host that needs `slowdown` times the record's CPU seconds.
+/// A complaint if a stage has grown too much on a host that needs `slowdown` times the record's CPU seconds.
 fn growth(cost: &StageCost, record: &[StageCost], slowdown: f64) -> Option<String> {
     let recorded = judged_record(&cost.name, record)?;
     let is_gross = cost.cpu_s > MAX_GROWTH * slowdown * recorded.cpu_s;

@@ -1,14 +1,14 @@
-//! Do doc comments begin with their noun?
+//! Checks that doc comments begin with a noun.
 //!
-//! A comment that must begin with "What" or "Who" belongs to an item whose name lacks a noun. The questions of tests
-//! are exempt.
+//! An item whose comment must begin with "What" or "Who" has a name without a noun. The questions above tests are
+//! exempt.
 
 use crate::rules::Complaint;
 use crate::source_tree::{SourceTree, scan};
 
 const HEADS: &[&str] = &["What", "Who", "Whoever", "Whatever", "Of"];
 
-/// Doc comments that begin with one of [`HEADS`] and are not questions.
+/// Complaints about doc comments that begin with one of [`HEADS`] and are not questions.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {

@@ -1,7 +1,7 @@
-//! The picture of the crates, `docs/pictures/crates.svg`, drawn from their `Cargo.toml` files.
+//! Draws the picture of the crates, `docs/pictures/crates.svg`, from their `Cargo.toml` files.
 //!
-//! A crate is one row below the lowest crate that it uses. An arrow is omitted if a longer path implies it, so that the
-//! picture shows the order in which the crates can be read.
+//! Each crate stands one row below the lowest crate that it uses. An arrow is omitted if a longer path implies it, so
+//! that the picture shows an order in which the crates can be read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -16,7 +16,7 @@ const COLUMN: usize = 116;
 const ROW: usize = 74;
 const MARGIN: usize = 14;
 
-/// The crates and the crates that each uses directly.
+/// Each crate, with the crates that it uses directly.
 type CrateGraph = BTreeMap<String, BTreeSet<String>>;
 
 /// Draws the picture.
@@ -27,7 +27,7 @@ pub fn write(root: &Path) -> Result<(), String> {
     std::fs::write(root.join(PICTURE), draw(&read(root)?)).map_err(|error| format!("{PICTURE}: {error}"))
 }
 
-/// A complaint if the picture differs from the one that the sources give.
+/// Returns a complaint if the picture differs from the one that the sources produce.
 ///
 /// # Errors
 /// A `Cargo.toml` cannot be read.
@@ -53,16 +53,16 @@ fn read(root: &Path) -> Result<CrateGraph, String> {
     Ok(graph)
 }
 
-/// The crates of this workspace that a `Cargo.toml` names as dependencies, without their common prefix.
+/// Crates of this workspace on which a manifest depends, without their common prefix.
 pub fn used_crates(manifest: &toml::Table) -> impl Iterator<Item = &str> {
     let dependencies = manifest.get("dependencies").and_then(toml::Value::as_table);
     dependencies.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix(PREFIX))
 }
 
-/// The row of each crate: 0 for crates that use no other; every other crate is below all that it uses.
+/// Row of each crate: 0 for crates that use no other crate; every other crate is below all crates that it uses.
 fn rows(graph: &CrateGraph) -> BTreeMap<&str, usize> {
     let mut rows: BTreeMap<&str, usize> = graph.keys().map(|name| (name.as_str(), 0)).collect();
-    // A path has fewer edges than there are crates, because cargo rejects cycles.
+    // Cargo rejects cycles, so a path has fewer edges than there are crates.
     for _ in 0..graph.len() {
         for (name, used) in graph {
             let row = used.iter().filter_map(|used| rows.get(used.as_str())).max().map_or(0, |row| row + 1);
@@ -72,7 +72,7 @@ fn rows(graph: &CrateGraph) -> BTreeMap<&str, usize> {
     rows
 }
 
-/// The graph without edges that a longer path implies.
+/// Removes the edges that a longer path implies.
 fn reduce(graph: &CrateGraph) -> CrateGraph {
     let reach = |start: &str| {
         let (mut reached, mut pending) = (BTreeSet::new(), vec![start.to_string()]);
@@ -100,7 +100,7 @@ fn draw(graph: &CrateGraph) -> String {
     let (width, height) = (2 * MARGIN + columns * COLUMN, 2 * MARGIN + levels.len() * ROW - (ROW - BOX_HEIGHT));
     let mut center: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for (row, level) in levels.iter_mut().enumerate() {
-        // A crate is placed near the mean of those that it uses, so that fewer arrows cross.
+        // A crate is placed near the mean position of the crates that it uses, so that fewer arrows cross.
         let wish = |name: &str| {
             let xs: Vec<usize> =
                 edges[name].iter().filter_map(|used| center.get(used.as_str())).map(|at| at.0).collect();

@@ -1,4 +1,4 @@
-//! Do the dashboard and the alert rules use metrics that exist?
+//! Checks that the dashboard and the alert rules use existing metrics.
 //!
 //! Problem: a dashboard with a wrong metric name shows nothing, and a rule with one never fires. Method: the names in
 //! `packaging/grafana.json` and `packaging/alerts.yaml` are compared with the names that `crates/daemon/src/metrics.rs`
@@ -12,7 +12,7 @@ use std::path::Path;
 const READERS: [&str; 2] = ["packaging/grafana.json", "packaging/alerts.yaml"];
 const METRICS: &str = "crates/daemon/src/metrics.rs";
 
-/// Every complaint, in the form `file: description`.
+/// Returns every complaint, in the form `file: description`.
 ///
 /// # Errors
 /// One of the files cannot be read.
@@ -32,14 +32,14 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// Words that begin with the common prefix of all metrics.
+/// Names in a text that begin with the common prefix of all metrics.
 fn names(dashboard: &str) -> BTreeSet<String> {
     let in_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let words = dashboard.split(|c: char| !in_a_name(c));
     words.filter(|word| word.starts_with("cachemate_")).map(str::to_string).collect()
 }
 
-/// The name as it is registered.
+/// The name under which a metric is registered, without prefix and suffixes.
 fn bare_name(name: &str) -> &str {
     let name = name.strip_prefix("cachemate_").unwrap_or(name);
     let name = name.strip_suffix("_total").unwrap_or(name);

@@ -1,18 +1,18 @@
-//! Do files of a crate use one another in a cycle? A file and its parent may, because they form one module; any other
-//! cycle means that two files cannot be read in sequence.
+//! Checks that files of a crate do not use one another in a cycle, because files in a cycle cannot be read in
+//! sequence. A file and its parent may use each other, because they form one module.
 //!
-//! Method: `use` lines and paths that begin with `crate`, `self` or `super` are resolved to files; uses in test code do
-//! not count. Two files are in one cycle if each can be reached from the other.
+//! Method: `use` lines and paths that begin with `crate`, `self` or `super` are resolved to files; test code is
+//! ignored. Two files are in one cycle if each can be reached from the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file as its module path; the crate's root is empty.
+/// Path of a file's module; empty for the crate's root.
 type Module = Vec<String>;
 
-/// Remaining cycles, each given by a file, with the reason.
+/// Cycles that are allowed, each given by a file, with the reason.
 const LEFT: &[(&str, &str, &str)] = &[
     ("sim", "hw/burst", "the hot path of one access is inlined across its four files"),
     ("policy", "policies/auto/model/problem", "auto's scene and what scores it"),
@@ -43,7 +43,7 @@ pub fn check(crate_name: &str, src: &Path, files: &[PathBuf], complaints: &mut V
     Ok(())
 }
 
-/// The files that each file uses, except for its parents and children.
+/// The files that each file uses, except its parents and children.
 fn edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTreeSet<Module>>> {
     let mut texts = BTreeMap::new();
     for file in files {
@@ -73,7 +73,7 @@ fn module_of(relative_path: &Path) -> Module {
     module
 }
 
-/// Every path before the tests that begins with `crate`, `self` or `super`, with groups expanded.
+/// Every path outside of tests that begins with `crate`, `self` or `super`, with groups expanded.
 fn paths(text: &str) -> Vec<String> {
     let code = text.split("mod tests {").next().unwrap_or_default();
     let code: String =
@@ -91,7 +91,7 @@ fn paths(text: &str) -> Vec<String> {
     paths
 }
 
-/// Length of a path including its groups.
+/// Length of a path, including its groups.
 fn tree_length(text: &str) -> usize {
     let mut depth = 0;
     for (index, c) in text.char_indices() {
@@ -131,7 +131,7 @@ fn expand(tree: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// The file to which a path in a module refers.
+/// The file to which a path within a module refers.
 fn resolve(module: &Module, path: &str, modules: &BTreeSet<Module>) -> Option<Module> {
     let mut current = module.clone();
     for (place, part) in path.split("::").enumerate() {
@@ -150,7 +150,7 @@ fn resolve(module: &Module, path: &str, modules: &BTreeSet<Module>) -> Option<Mo
     (!current.is_empty()).then_some(current)
 }
 
-/// Sets of files in which each can be reached from each other one.
+/// Sets of files in which every file can be reached from every other file.
 fn cycles(edges: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<BTreeSet<Module>> {
     let reached: BTreeMap<&Module, BTreeSet<&Module>> =
         edges.keys().map(|module| (module, from(module, edges))).collect();

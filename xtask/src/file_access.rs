@@ -1,4 +1,4 @@
-//! Are all files opened through `crates/files`?
+//! Checks that all files are opened through `crates/files`.
 //!
 //! A path from an argument, a configuration or another user can refer to a FIFO, an endless device, or a link. The
 //! crate `files` opens such paths safely, so other crates do not open paths themselves. Tests, benches and this crate
@@ -20,9 +20,9 @@ const ACCESSES: &[&str] = &[
     "fs::write(",
     ".exists()",
 ];
-/// Crates that are not shipped, and the crate that may open files.
+/// Crates that may open files: those that are not shipped, and `files` itself.
 const FREE: &[&str] = &["crates/files/", "crates/bench/"];
-/// Places that open files themselves, at most [`MAX_ALLOWED`], each with its reason.
+/// Files that may open paths themselves, at most [`MAX_ALLOWED`], each with its reason.
 const ALLOWED: &[(&str, &str)] = &[
     ("crates/linux/src/kernel.rs", "the one place that reads /proc, sysfs and control groups"),
     ("crates/agent/src/", "runs inside of other programs without the standard library's locks"),
@@ -38,7 +38,7 @@ const ALLOWED: &[(&str, &str)] = &[
 ];
 const MAX_ALLOWED: usize = 10;
 
-/// Accesses outside the allowed places.
+/// Complaints about accesses outside the allowed files.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     assert!(ALLOWED.len() <= MAX_ALLOWED, "at most {MAX_ALLOWED} places open files themselves");
     let mut complaints = Vec::new();

@@ -1,11 +1,12 @@
-//! Does a local named `found` occur together with the expected value?
+//! Checks that a local named `found` occurs only together with an expected value.
 //!
-//! `found` does not describe its content. It is reserved for the pair in an error: found this, expected that.
+//! The name `found` does not describe a value, so it is reserved for errors that state what was found and what was
+//! expected.
 
 use crate::rules::Complaint;
 use crate::source_tree::{RustLine, SourceTree, has_word, scan};
 
-/// Locals named `found` in functions that never mention `expected`.
+/// Complaints about locals named `found` in functions that never mention `expected`.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
@@ -25,7 +26,7 @@ fn binds_found(code: &str) -> bool {
     ["let found", "let mut found"].iter().any(|binding| has_word(code, binding))
 }
 
-/// The lines from the innermost enclosing `fn` to the brace at its depth, as rustfmt places them.
+/// Lines of the innermost function around a line, up to the brace at the function's depth, as rustfmt places it.
 fn function_around(lines: &[RustLine], index: usize) -> &[RustLine] {
     let indent = |line: &RustLine| line.code.len() - line.code.trim_start().len();
     let begins = |line: &&RustLine, within: usize| has_word(&line.code, "fn") && indent(line) < within;

@@ -1,4 +1,4 @@
-//! Do the links of the project's pages lead to existing files and headings?
+//! Checks that links on the project's pages lead to existing files and headings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::rules::Complaint;
 use crate::source_tree::{SourceFile, SourceTree};
 
-/// Relative links whose file or heading does not exist.
+/// Complaints about relative links whose file or heading does not exist.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let pages: Vec<&SourceFile> = tree.files.iter().filter(|file| file.has_ending("md")).collect();
     let anchors: BTreeMap<&str, BTreeSet<String>> =
@@ -40,7 +40,7 @@ fn prose_lines(text: &str) -> impl Iterator<Item = (usize, String)> {
     })
 }
 
-/// Targets within the project, each with its line: `[text](target)` and `[text]: target`.
+/// Targets of links within the project, each with its line: `[text](target)` and `[text]: target`.
 fn targets(text: &str) -> Vec<(usize, String)> {
     let mut links = Vec::new();
     for (line, prose) in prose_lines(text) {
@@ -52,7 +52,7 @@ fn targets(text: &str) -> Vec<(usize, String)> {
     links
 }
 
-/// The anchors of headings, and those set in HTML.
+/// Anchors of headings, and anchors set in HTML.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     let mut is_in_code = false;
@@ -73,7 +73,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     anchors
 }
 
-/// Lower case, with hyphens for spaces, without punctuation; the text of a link without its target.
+/// Anchor of a heading: lower case, hyphens for spaces, no punctuation, and no targets of links.
 fn heading_anchor(heading: &str) -> String {
     let mut text = String::new();
     for (index, piece) in heading.trim().split("](").enumerate() {
@@ -83,7 +83,7 @@ fn heading_anchor(heading: &str) -> String {
     retained_chars.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Normalizes `docs/../pack/README.md` to `pack/README.md`.
+/// Normalizes a path: `docs/../pack/README.md` becomes `pack/README.md`.
 pub fn normalize(path: &Path) -> String {
     let mut parts: Vec<String> = Vec::new();
     for part in path.iter().map(|part| part.to_string_lossy().into_owned()) {

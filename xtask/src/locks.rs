@@ -1,8 +1,8 @@
-//! Do the lock files of the other workspaces contain the dependencies of the crates?
+//! Checks that the lock files of the other workspaces contain the dependencies of the crates.
 //!
-//! Problem: the Python package and the fuzzer have their own lock files. A change that adds a dependency to a crate
-//! builds neither of them. Method: every dependency in a crate's `Cargo.toml` must be in each lock file that contains
-//! the crate.
+//! Problem: the Python package and the fuzzer have their own lock files, and a change that adds a dependency to a
+//! crate may build neither. Method: every dependency in a crate's `Cargo.toml` must be in each lock file that
+//! contains the crate.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 const BESIDE: &[&str] = &["python", "fuzz"];
 
-/// Every complaint, in the form `file: description`.
+/// Returns every complaint, in the form `file: description`.
 ///
 /// # Errors
 /// A lock file or a manifest cannot be read.
@@ -36,10 +36,10 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// Dependencies of the manifest that the package in the lock file lacks.
+/// Dependencies in the manifest that the package in the lock file lacks.
 fn not_locked(manifest: &toml::Table, package: &toml::Value) -> Vec<String> {
     let locked = package.get("dependencies").and_then(|list| list.as_array());
-    // An entry is a name, or a name and a version if there are several.
+    // A lock file's entry is a name, or a name and a version if there are several versions.
     let locked: Vec<&str> =
         locked.into_iter().flatten().filter_map(|entry| text(Some(entry)).split(' ').next()).collect();
     let tables =

@@ -1,14 +1,15 @@
-//! The constants of the policy `auto` and of the verifier, as a table: name, value, and meaning with its source.
+//! Prints the constants of the policy `auto` and of the verifier as a table: name, value, and meaning with its
+//! source.
 //!
-//! Problem: a constant that no page lists is tuned unnoticed. Method: every constant outside of tests is read from the
-//! sources with the comment above it; a constant without one shares that of its predecessor. Properties: nothing is
-//! written twice, so the table cannot disagree with the code.
+//! Problem: a constant that no page lists can be tuned unnoticed. Method: every constant outside of tests is read
+//! from the sources, with the comment above it; a constant without a comment shares that of its predecessor.
+//! Properties: the table is derived from the code, so it cannot disagree with the code.
 
 use std::path::Path;
 
 use crate::source_tree::{self, SourceFile};
 
-/// Sources of the policy's decisions.
+/// Directories with the sources of the policy's decisions.
 const DIRS: [&str; 3] =
     ["crates/policy/src/policies/auto/", "crates/policy/src/verifier/", "crates/policy/src/sequential_test.rs"];
 
@@ -23,7 +24,7 @@ struct PolicyConstant {
 /// Prints the table.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A source file cannot be read.
 pub fn print(root: &Path) -> Result<(), String> {
     let tree = source_tree::read(root).map_err(|error| format!("constants: {error}"))?;
     println!("| constant | value | meaning | file |\n|---|---|---|---|");
@@ -39,7 +40,7 @@ pub fn print(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The numeric constants of a file up to its tests, in order.
+/// Numeric constants of a file outside of tests, in order.
 fn read_constants(text: &str) -> Vec<PolicyConstant> {
     let mut constants: Vec<PolicyConstant> = Vec::new();
     let mut comment: Vec<&str> = Vec::new();

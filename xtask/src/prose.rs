@@ -1,4 +1,4 @@
-//! Measures of prose: words per sentence, abbreviations without an explanation, pages without a link to them.
+//! Measures prose: words per sentence, unexplained abbreviations, and pages that no index lists.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,45 +9,45 @@ use crate::links;
 
 /// Maximum mean number of words in a page's sentences, and in the claims of a file's doc comments.
 const MAX_MEAN_WORDS: f64 = 20.0;
-/// A mean of fewer sentences is not meaningful.
+/// Minimum number of sentences for which a mean is meaningful.
 const SENTENCES_FOR_A_MEAN: usize = 5;
 /// Maximum number of words in one claim on a page: a sentence, or the part of it between semicolons.
 const MAX_PAGE_WORDS: usize = 30;
-/// The same in a doc comment, whose sentences may contain a source.
+/// Maximum number of words in one claim of a doc comment, which may cite a source.
 const MAX_COMMENT_WORDS: usize = 40;
 
-/// Pages that list others.
+/// Pages that list other pages.
 const INDEXES: [&str; 2] = ["docs/index.md", "docs/results/index.md"];
 const GLOSSARY: &str = "docs/glossary.md";
-/// Pages that need no index.
+/// Pages that no index needs to list.
 const UNLISTED: [&str; 3] = ["README.md", "CHANGELOG.md", "docs/index.md"];
-/// Abbreviations that need no explanation: units, formats, licenses, conferences, products, signals, pages of the
-/// project.
+/// Abbreviations that need no explanation: units, formats, licenses, conferences, products, signals, and the
+/// project's own page names.
 const COMMON: &[&str] = &[
     "AES", "ASPLOS", "BSD", "CPU", "CSV", "DNS", "EPYC", "GB", "GNU", "GPL", "GPU", "HPCA", "HTML", "ISCA", "JSON",
     "KB", "MB", "README", "RFC", "SIGHUP", "STYLE", "SVG", "TOML", "UTC",
 ];
-/// Longer words in capitals are not abbreviations.
+/// Maximum length of an abbreviation; longer words in capitals are not abbreviations.
 const MAX_ABBREVIATION_LETTERS: usize = 6;
 
-/// One paragraph, list item or table cell, with its first line.
+/// One paragraph, list item or table cell, with the number of its first line.
 struct Paragraph {
     line: usize,
     text: String,
     is_cell: bool,
 }
 
-/// Complaints about a page: its mean, and its sentences that are too long.
+/// Checks the mean length of a page's sentences, and each sentence.
 pub fn check_page(shown: &str, text: &str, complaints: &mut Vec<String>) {
     let page_paragraphs = paragraphs(text.lines().enumerate());
-    // Tables of results are generated from data, which determine the names of results.
+    // Tables of results are exempt, because their text comes from data.
     let is_measured = |paragraph: &&Paragraph| !(paragraph.is_cell && shown.starts_with("docs/results/"));
     check_claims(shown, page_paragraphs.iter().filter(is_measured), MAX_PAGE_WORDS, complaints);
     check_mean(shown, &page_paragraphs, &SENTENCE_ENDS, complaints);
 }
 
-/// Complaints about the doc comments of a file. The questions of tests are exempt from the mean, because each is as
-/// long as its question.
+/// Checks the doc comments of a file. The questions above tests are exempt from the mean, because their length is
+/// that of the question.
 pub fn check_comments(shown: &str, source: &str, is_test: bool, complaints: &mut Vec<String>) {
     let mut comment_paragraphs = Vec::new();
     let mut block: Vec<(usize, &str)> = Vec::new();
@@ -97,8 +97,8 @@ fn check_mean(shown: &str, paragraphs: &[Paragraph], ends: &[char], complaints: 
     }
 }
 
-/// The prose of Markdown, without code, headings, pictures or HTML. Inline code counts as one word, and a link as its
-/// text.
+/// Extracts the prose of Markdown, without code, headings, pictures and HTML. Inline code counts as one word, and a
+/// link as its text.
 fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragraph> {
     let mut text_paragraphs: Vec<Paragraph> = Vec::new();
     let (mut open, mut in_code) = (false, false);
@@ -126,7 +126,7 @@ fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragrap
         }
         open = true;
     }
-    // Links and code may span lines.
+    // Links and code may span lines, so they are replaced only after lines are joined.
     text_paragraphs.iter_mut().for_each(|paragraph| paragraph.text = plain(&paragraph.text));
     text_paragraphs
 }
@@ -155,7 +155,7 @@ fn plain(text: &str) -> String {
     words
 }
 
-/// Parts of a text that end at one of these characters and a space, or at the end of the text.
+/// Splits a text after each of these characters that a space follows.
 fn parts(text: &str, ends: &[char]) -> Vec<String> {
     let mut pieces = vec![String::new()];
     for word in text.split_whitespace() {
@@ -190,7 +190,7 @@ pub fn check_abbreviations(root: &Path, shown: &str, text: &str, complaints: &mu
     Ok(())
 }
 
-/// Words with their hyphens, because a paper's result (`RM-1`) is not an abbreviation.
+/// Words of a text; hyphenated words stay whole, because a result id such as `RM-1` is not an abbreviation.
 fn split_words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-').filter(|word| !word.is_empty())
 }
@@ -198,7 +198,7 @@ fn split_words(text: &str) -> impl Iterator<Item = &str> {
 /// Pages that no index lists, if there is an index. `pages` are paths below the root.
 ///
 /// # Errors
-/// An existing index cannot be read.
+/// An index exists and cannot be read.
 pub fn check_index(root: &Path, pages: &[String], complaints: &mut Vec<String>) -> io::Result<()> {
     if !root.join(INDEXES[0]).is_file() {
         return Ok(());

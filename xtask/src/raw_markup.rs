@@ -1,14 +1,15 @@
-//! Does text reach a page only as escaped text?
+//! Checks that text reaches a page only in escaped form.
 //!
-//! `maud` escapes every text; only `PreEscaped` passes markup through. The crate `report` uses it for its own styles and
-//! drawings, in two files, so that every other page can take a `Drawing` but no foreign text for markup.
+//! `maud` escapes every text; only `PreEscaped` passes markup through. The crate `report` uses `PreEscaped` in two
+//! files, for its own styles and drawings. All other pages can insert a `Drawing`, but cannot mistake foreign text
+//! for markup.
 
 use crate::rules::Complaint;
 use crate::source_tree::{SourceTree, scan};
 
 const PLACES: [&str; 2] = ["crates/report/src/html_page.rs", "crates/report/src/figure/svg.rs"];
 
-/// Uses of raw markup outside the two places.
+/// Complaints about raw markup outside the two files.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let checked = |path: &str| !path.starts_with("xtask/") && !PLACES.contains(&path);
     let mut complaints = Vec::new();

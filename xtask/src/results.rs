@@ -1,4 +1,4 @@
-//! `docs/results/`: the pages of results, generated from measured figures and from written findings.
+//! Generates the pages of results in `docs/results/` from measured figures and written findings.
 //!
 //! `docs/results/data/*.jsonl` contains figures, one per line, as `cachemate repro` measured them; `findings.toml`
 //! contains the papers and at most ten sentences on each. The pages are generated only from both; a test compares them.
@@ -14,7 +14,7 @@ use crate::width::wrap;
 const DIR: &str = "docs/results";
 const MAX_SENTENCES: usize = 10;
 
-/// One measured figure: a line of the data.
+/// One measured figure, from one line of the data.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ResultRecord {
@@ -24,13 +24,13 @@ struct ResultRecord {
     target: String,
     /// `met`, `exceeded` (better than the paper's figure) or `missed`; `None` without a target.
     verdict: Option<String>,
-    /// Mean over seeds; `None` if not measured.
+    /// Mean over seeds; `None` if nothing was measured.
     measured: Option<f64>,
     /// Standard deviation over seeds.
     spread: Option<f64>,
     unit: String,
     seeds: Vec<u64>,
-    /// A quick run has fewer sizes, programs, mixes or workloads than the target requires.
+    /// Is this a quick run, with fewer sizes, programs, mixes or workloads than the target requires?
     quick: bool,
     /// Date in UTC, such as `2026-11-21T05:52:57Z`, so that dates sort by time.
     date: String,
@@ -38,7 +38,7 @@ struct ResultRecord {
     command: String,
 }
 
-/// The content of `cachemate repro --json` and of its `results.json`.
+/// Content of `cachemate repro --json` and of its `results.json`.
 #[derive(Deserialize)]
 struct MeasuredResults {
     command: String,
@@ -75,7 +75,7 @@ struct Paper {
     page: String,
     title: String,
     source: String,
-    /// Prefixes of ids, such as `AV-`, or whole ids.
+    /// Ids of the paper's results: prefixes such as `AV-`, or whole ids.
     ids: Vec<String>,
     findings: Vec<String>,
 }
@@ -86,10 +86,10 @@ impl Paper {
     }
 }
 
-/// Writes all pages, and removes pages without a paper.
+/// Writes all pages, and removes pages that have no paper.
 ///
 /// # Errors
-/// Data or findings that cannot be read, with the place; a page that cannot be written.
+/// Data or findings cannot be read (the error names the place), or a page cannot be written.
 pub fn write(root: &Path) -> Result<(), String> {
     let pages = pages(root)?;
     for path in pages_there(root)? {
@@ -100,10 +100,10 @@ pub fn write(root: &Path) -> Result<(), String> {
     pages.iter().try_for_each(|(path, text)| fs::write(path, text).map_err(error_in_file(path)))
 }
 
-/// Pages that differ from those generated from the data.
+/// Returns the pages that differ from those generated from the data.
 ///
 /// # Errors
-/// As [`write()`].
+/// The errors of [`write()`].
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let pages = pages(root)?;
     let shown = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
@@ -117,16 +117,16 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
         .collect())
 }
 
-/// Imports the figures of `cachemate repro -o DIR`'s results.json into the data, replacing earlier ones of this name.
+/// Imports figures from the results.json of `cachemate repro -o DIR` into the data file `name`, which is replaced.
 ///
 /// # Errors
-/// A file that cannot be read or written, or that `repro` did not write.
+/// A file cannot be read or written, or `repro` did not write it.
 pub fn import(root: &Path, json: &Path, name: &str) -> Result<(), String> {
     let text = fs::read_to_string(json).map_err(error_in_file(json))?;
     let MeasuredResults { command, version, date, quick, results } =
         serde_json::from_str(&text).map_err(error_in_file(json))?;
     let mut lines = String::new();
-    // A result without a value is not a figure: its recording is missing here, or its form lacks the workload.
+    // A result without a value is skipped: its recording is missing on this host, or its form lacks the workload.
     for result in results.into_iter().filter(|result| result.measured.is_some()) {
         let MeasuredResult { id, title, target, verdict, measured, spread, unit, seeds } = result;
         let (command, version, date) = (command.clone(), version.clone(), date.clone());
@@ -155,7 +155,7 @@ fn pages_there(root: &Path) -> Result<Vec<PathBuf>, String> {
     list_files(&root.join(DIR), "md")
 }
 
-/// All figures, those of each file in its order.
+/// All figures, in the order of the files and of their lines.
 fn figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     let mut records = Vec::new();
     for path in list_files(&root.join(DIR).join("data"), "jsonl")? {
@@ -168,7 +168,7 @@ fn figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     Ok(records)
 }
 
-/// Every page with its text.
+/// Path and text of every page.
 fn pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let path = root.join(DIR).join("findings.toml");
     let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
@@ -198,7 +198,7 @@ fn pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     Ok(pages)
 }
 
-/// The newest figure of each result in each form, and older ones of more seeds; ordered by id.
+/// The newest figure of each result in each form, and older figures with more seeds; ordered by id.
 fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&'a ResultRecord> {
     let mut records: Vec<&ResultRecord> = figures.collect();
     let is_same = |a: &ResultRecord, b: &ResultRecord| (&a.id, &a.title, a.quick) == (&b.id, &b.title, b.quick);
@@ -244,7 +244,7 @@ fn generator_note() -> String {
     "Generated from `data/` and `findings.toml` by `cargo run -p xtask -- results`; edit those.\n\n".to_string()
 }
 
-/// Only the command prints results without a target, because they have no verdict.
+/// Does the figure have a target? The pages omit results without a target, because they have no verdict.
 fn has_target(figure: &ResultRecord) -> bool {
     figure.target != "shown as measured"
 }
@@ -278,7 +278,7 @@ fn page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String {
     text
 }
 
-/// The run of the command that measured a figure.
+/// The run of the command that measured one or more figures.
 #[derive(PartialEq)]
 struct FigureOrigin<'a> {
     seeds: &'a [u64],
@@ -295,7 +295,7 @@ impl<'a> FigureOrigin<'a> {
     }
 }
 
-/// The runs that measured these figures, in the order of the figures.
+/// Runs that measured these figures, in the order of the figures.
 fn origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
     let mut origins = Vec::new();
     for origin in figures.iter().map(|figure| FigureOrigin::from_record(figure)) {
@@ -306,7 +306,7 @@ fn origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
     origins
 }
 
-/// A figure with its verdict, and the number of its run if the page has several.
+/// Formats a figure with its verdict, and with the number of its run if the page has several.
 fn cell(figure: &ResultRecord, origins: &[FigureOrigin<'_>]) -> String {
     let verdict = if is_missed(figure) { "**missed**" } else { figure.verdict.as_deref().unwrap_or("–") };
     let run =
@@ -315,7 +315,7 @@ fn cell(figure: &ResultRecord, origins: &[FigureOrigin<'_>]) -> String {
     format!("{}, {verdict}{run}", value(figure))
 }
 
-/// One row per result, with its figures in full and in quick runs.
+/// Formats one row per result, with its figures from full and quick runs.
 fn result_table(figures: &[&ResultRecord], origins: &[FigureOrigin<'_>]) -> String {
     let mut rows: Vec<(&ResultRecord, Vec<&ResultRecord>)> = Vec::new();
     for figure in figures {
@@ -345,17 +345,18 @@ fn result_table(figures: &[&ResultRecord], origins: &[FigureOrigin<'_>]) -> Stri
     text
 }
 
-/// Results that differ only in one word, such as a family of mixes or a policy: a row per word, a column per measure.
+/// A table for results that differ in one word, such as a family of mixes or a policy: a row per word, a column per
+/// measure.
 struct FigureComparison<'a> {
     variants: Vec<&'a str>,
-    /// Id, title without the variant, and a figure for each variant.
+    /// Measures of the table: id, title without the variant, and a figure for each variant.
     measures: Vec<(&'a str, String, Vec<&'a ResultRecord>)>,
 }
 
-/// With fewer variants, each stays a separate row.
+/// Minimum number of variants for a table; fewer variants stay separate rows.
 const MIN_VARIANTS: usize = 3;
 
-/// A title's variant and its measure: `'dio'` in quotes, or one word before a colon.
+/// Splits a title into its variant and its measure. The variant is in quotes (`'dio'`), or one word before a colon.
 fn split_title(title: &str) -> Option<(&str, String)> {
     if let Some((before, rest)) = title.split_once('\'')
         && let Some((variant, after)) = rest.split_once('\'')
@@ -367,7 +368,7 @@ fn split_title(title: &str) -> Option<(&str, String)> {
     (!variant.contains(' ')).then(|| (variant, measure.to_string()))
 }
 
-/// The comparisons among these figures, and all other figures.
+/// Groups figures into comparisons, and returns them with the remaining figures.
 fn comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<FigureComparison<'a>>, Vec<&'a ResultRecord>) {
     let mut groups: Vec<(&'a str, String, Vec<(&'a str, &'a ResultRecord)>)> = Vec::new();
     for &figure in figures {
@@ -397,7 +398,8 @@ fn comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<FigureComparison<'a>>, 
     (tables, other_figures)
 }
 
-/// The target of most figures is in the header of their column, any other beside its figure.
+/// Formats a comparison. The target of most figures is in the header of their column; a different target is beside
+/// its figure.
 fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'_>]) -> String {
     let common_target_of = |figures: &[&ResultRecord]| {
         let count = |target: &str| figures.iter().filter(|figure| figure.target == target).count();
@@ -424,7 +426,7 @@ fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'
     text
 }
 
-/// A target as text, with no more digits than figures have.
+/// Formats a target with no more digits than figures have.
 fn target_text(words: &str) -> String {
     let shorten = |word: &str| match word.parse::<f64>() {
         Ok(value) if word.len() > 6 => number(value),
@@ -439,7 +441,7 @@ fn value(figure: &ResultRecord) -> String {
     format!("{measured_text}{spread} {}", figure.unit).trim_end().to_string()
 }
 
-/// Formats with three significant digits.
+/// Formats a number with three significant digits.
 fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_string(),
@@ -452,7 +454,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Seeds as `1`, `1 to 3` or `1, 4`; `none` for a result that needs no seed.
+/// Formats seeds as `1`, `1 to 3` or `1, 4`; as `none` for a result that needs no seed.
 fn seeds(seeds: &[u64]) -> String {
     let seed_set: BTreeSet<u64> = seeds.iter().copied().collect();
     match (seed_set.first(), seed_set.last()) {

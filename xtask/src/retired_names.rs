@@ -1,6 +1,6 @@
-//! Retired names and their successors, so that none returns out of habit or with an old branch.
+//! Retired names with their successors, so that none returns by mistake.
 
-/// Parts of words that must not occur in any form.
+/// Parts of words that must not occur in any spelling.
 const SPELLINGS: &[(&str, &str)] =
     &[("colour", "color"), ("neighbour", "neighbor"), ("modelled", "modeled"), ("modelling", "modeling")];
 
@@ -66,7 +66,7 @@ const NAMES: &[(&str, &str)] = &[
     ("KnownProfiler", "StoredProfileProfiler"),
 ];
 
-/// Complaints about a text that is code, a page or a configuration.
+/// Checks a text that is code, a page or a configuration.
 pub fn check(shown: &str, text: &str, complaints: &mut Vec<String>) {
     for (index, line) in text.lines().enumerate() {
         let lower_line = line.to_lowercase();
@@ -78,7 +78,7 @@ pub fn check(shown: &str, text: &str, complaints: &mut Vec<String>) {
     }
 }
 
-/// Does it occur as a whole name, rather than as part of a longer one?
+/// Does the name occur as a whole, rather than as a part of a longer name?
 fn has_name(line: &str, name: &str) -> bool {
     let is_word_part = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(name).any(|(index, _)| {
@@ -88,7 +88,7 @@ fn has_name(line: &str, name: &str) -> bool {
     })
 }
 
-/// Are the words of a file checked? The list itself must contain them, and a history describes the past.
+/// Is this file checked? The list itself and the history of changes must contain retired names.
 pub fn is_checked(path: &str) -> bool {
     let is_text =
         ["rs", "md", "toml", "sh", "html", "js", "py"].iter().any(|known| path.ends_with(&format!(".{known}")));

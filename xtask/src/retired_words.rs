@@ -1,18 +1,18 @@
-//! Do pages, help and messages use the current words and spellings?
+//! Checks that pages, help and messages use current words and spellings.
 //!
-//! Problem: readers search twice for a thing with two names. Method: retired words are searched as whole words or
-//! phrases, so that a word that also has another meaning is rejected only in its retired sense. Retired spellings of
-//! commands, options and keys come from the table by which the command rejects them. The check reads pages, doc
-//! comments (from which help is made), strings outside of tests, scripts, configurations and the dashboard.
+//! Problem: a thing with two names is hard to search for. Method: retired words are searched as whole words or
+//! phrases, so that a word with another meaning is rejected only in its retired sense. Retired spellings of commands,
+//! options and keys come from the table with which the command rejects them. The check reads pages, doc comments
+//! (from which help is made), strings outside of tests, scripts, configurations and the dashboard.
 
 use crate::retired_names::is_checked;
 use crate::rules::Complaint;
 use crate::source_tree::{SourceFile, SourceTree, has_word, scan, word_position};
 
-/// The command's own table.
+/// Source file of the command's own table of retired spellings.
 const SPELLINGS_FILE: &str = "crates/core/src/retired_spellings.rs";
 
-/// The current word, and the words and phrases that it replaces.
+/// Each current word, with the words and phrases that it replaces.
 const WORDS: &[(&str, &[&str])] = &[
     (
         "crate",
@@ -75,7 +75,7 @@ const WORDS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Retired words in pages, help and messages.
+/// Complaints about retired words in pages, help and messages.
 pub fn check_words(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for (file, line, text) in tree.files.iter().flat_map(readable_lines) {
@@ -89,7 +89,7 @@ pub fn check_words(tree: &SourceTree) -> Vec<Complaint> {
     complaints
 }
 
-/// The text without code and file names, whose names are checked where they are defined.
+/// Removes code and file names, which are checked where they are defined.
 fn strip_code(text: &str) -> String {
     let prose: String = text.split('`').step_by(2).collect::<Vec<_>>().join(" x ");
     let is_file = |word: &&str| {
@@ -99,7 +99,7 @@ fn strip_code(text: &str) -> String {
     prose.split(' ').filter(|word| !is_file(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// Retired commands, options and keys in pages, help and messages.
+/// Complaints about retired commands, options and keys in pages, help and messages.
 pub fn check_spellings(tree: &SourceTree) -> Vec<Complaint> {
     let table = tree.files.iter().find(|file| file.path == SPELLINGS_FILE).map(|file| file.text.as_str());
     let spellings = spellings(table.unwrap_or_default());
@@ -116,12 +116,12 @@ pub fn check_spellings(tree: &SourceTree) -> Vec<Complaint> {
     complaints
 }
 
-/// A row of the command's table.
+/// One row of the command's table.
 struct Spelling {
     scope: String,
     old_spelling: String,
     new_spelling: String,
-    /// The last part of a key, if it has no other meaning.
+    /// Last part of a key, if that part has no other meaning.
     bare_key: Option<String>,
 }
 
@@ -149,21 +149,21 @@ impl Spelling {
         }
     }
 
-    /// Parameters of policies are also keys of other files, so they count only where they are set and on the policies'
-    /// pages.
+    /// Does a line contain the last part of the key? Parameters of policies share names with keys of other files, so
+    /// they count only in assignments and on the policies' pages.
     fn has_bare(&self, bare_key: &str, file: &str, text: &str) -> bool {
         let is_set = || text.contains(&format!("{bare_key} =")) || file.starts_with("docs/policies/");
         has_word(text, bare_key) && (self.scope != "PolicyParameter" || is_set())
     }
 
-    /// A key of one part is searched as a table or an assignment: `[guard]`.
+    /// The text for which a line is searched. A key of one part is searched as a table: `[guard]`.
     fn old_key(&self) -> String {
         let is_plain = self.scope != "Environment" && !self.old_spelling.contains('.') && self.bare_key.is_none();
         if is_plain { format!("[{}]", self.old_spelling) } else { self.old_spelling.clone() }
     }
 }
 
-/// Rows of the form `retired(SpellingScope::X, "old", "new")`.
+/// Parses rows of the form `retired(SpellingScope::X, "old", "new")`.
 fn spellings(table: &str) -> Vec<Spelling> {
     let rows = table.split("retired(SpellingScope::").skip(1);
     let parsed = rows.filter_map(|row| {
@@ -189,7 +189,7 @@ fn spellings(table: &str) -> Vec<Spelling> {
         .collect()
 }
 
-/// Lines of a file that users read.
+/// Lines of a file that users may read.
 fn readable_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
     // Fixtures of earlier formats keep their keys, and the table of retired spellings must contain them.
     let is_exempt = file.path.starts_with("xtask/") || file.path.contains("/earlier/") || file.path == SPELLINGS_FILE;

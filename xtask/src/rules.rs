@@ -1,6 +1,6 @@
-//! Rules for all text files of the project, each with a name.
+//! The rules for all text files of the project, with their names.
 //!
-//! A rule that the project does not follow yet is listed with `is_enforced: false`: `tidy --all` runs it, the tests do
+//! A rule that the project does not follow yet has `is_enforced: false`: `tidy --all` checks it, but the tests do
 //! not.
 
 use std::io;
@@ -24,7 +24,7 @@ impl Complaint {
     }
 }
 
-/// A rule, and whether the whole project follows it.
+/// A rule, with its check and whether it is enforced.
 struct Rule {
     name: &'static str,
     is_enforced: bool,
@@ -45,10 +45,11 @@ const RULES: &[Rule] = &[
     Rule { name: "raw-markup", is_enforced: true, check: raw_markup::check },
 ];
 
-/// Every complaint in the form `file:line: text (rule)`, of the enforced rules or of all.
+/// Returns complaints in the form `file:line: text (rule)`, about the enforced rules or, with `includes_pending`,
+/// about all.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A file cannot be read.
 pub fn check(root: &Path, includes_pending: bool) -> io::Result<Vec<String>> {
     let tree = source_tree::read(root)?;
     let mut complaints = Vec::new();

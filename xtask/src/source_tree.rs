@@ -1,7 +1,7 @@
-//! The text files of the project, and the parts of Rust lines: code, strings and comments.
+//! Reads the text files of the project, and splits lines of Rust into code, strings and comments.
 //!
-//! Rules for the whole project read files from here, so that each file is read once. The scanner of Rust recognizes
-//! strings, raw strings, characters and comments, and nothing else of the language.
+//! Rules for the whole project get their files from here, so that each file is read once. The scanner of Rust
+//! recognizes only strings, raw strings, characters and comments.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,14 +9,14 @@ use std::io;
 use std::path::Path;
 
 const ENDINGS: &[&str] = &["rs", "md", "toml", "sh", "py", "c", "h", "js", "html", "json"];
-/// Directories of build products and of version control.
+/// Directories that are not read: build products and version control.
 const SKIPPED: &[&str] = &["target", ".git", "build"];
 
-/// One file; its path is relative to the root.
+/// One text file of the project.
 pub struct SourceFile {
-    /// The path in complaints.
+    /// Path relative to the root, as complaints show it.
     pub path: String,
-    /// The whole content.
+    /// Content of the file.
     pub text: String,
 }
 
@@ -35,7 +35,7 @@ impl SourceFile {
 /// The project: its text files, and the paths of all files and directories.
 #[derive(Default)]
 pub struct SourceTree {
-    /// Sorted by path.
+    /// Text files, sorted by path.
     pub files: Vec<SourceFile>,
     /// Paths relative to the root, which is the empty path.
     pub paths: BTreeSet<String>,
@@ -44,7 +44,7 @@ pub struct SourceTree {
 /// Reads everything below the root, except for build products.
 ///
 /// # Errors
-/// A file or directory that cannot be read.
+/// A file or directory cannot be read.
 pub fn read(root: &Path) -> io::Result<SourceTree> {
     let (mut tree, mut open) = (SourceTree::default(), vec![root.to_path_buf()]);
     tree.paths.insert(String::new());
@@ -56,7 +56,7 @@ pub fn read(root: &Path) -> io::Result<SourceTree> {
             if path.is_dir() && !path.is_symlink() && !SKIPPED.contains(&name.as_str()) {
                 open.push(path);
             } else if path.is_file() && path.extension().is_some_and(|e| ENDINGS.iter().any(|known| e == *known)) {
-                // A binary file has no words.
+                // Files that are not UTF-8 are skipped, because they have no words.
                 let text = fs::read_to_string(&path).ok();
                 tree.files.extend(text.map(|text| SourceFile { path: shown.clone(), text }));
             }
@@ -81,7 +81,7 @@ pub struct RustLine {
 #[derive(Clone, Copy, PartialEq)]
 enum ScanState {
     Code,
-    /// Inside a string, with the number of hashes if it is raw.
+    /// Inside a string; for a raw string, with its number of hashes.
     Text(Option<usize>),
     BlockComment,
 }
@@ -148,7 +148,7 @@ fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
     parts
 }
 
-/// The hashes, and the rest after `r"`, `r#"` or `br"`.
+/// Number of hashes of a raw string, and the text after `r"`, `r#"` or `br"`.
 fn raw_string_start<'a>(remaining: &'a str, preceding_code: &str) -> Option<(usize, &'a str)> {
     if preceding_code.ends_with(|c: char| c.is_alphanumeric() || c == '_') {
         return None;
@@ -158,7 +158,7 @@ fn raw_string_start<'a>(remaining: &'a str, preceding_code: &str) -> Option<(usi
     Some((hashes, remaining[hashes..].strip_prefix('"')?))
 }
 
-/// The length of a character literal; `None` for lifetimes and other code.
+/// Length of a character literal; `None` for lifetimes and other code.
 fn character_length(remaining: &str) -> Option<usize> {
     let inner = remaining.strip_prefix('\'')?;
     let end = if inner.starts_with('\\') { 2 + inner[2..].find('\'')? } else { inner.chars().next()?.len_utf8() };
@@ -170,7 +170,7 @@ pub fn has_word(text: &str, word: &str) -> bool {
     word_position(text, word).is_some()
 }
 
-/// The position of the first whole word.
+/// Position of the first occurrence as a whole word.
 pub fn word_position(text: &str, word: &str) -> Option<usize> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let mut positions = text.match_indices(word).map(|(at, _)| at);

@@ -1,6 +1,6 @@
-//! Runs the workspace's tests like `cargo test`, two test programs at a time, and measures each test.
+//! Runs the workspace's tests as `cargo test` does, but two test programs at a time, and measures each test.
 //!
-//! The tests of a program run one after another, so that the CPU time between two results belongs to one test. Programs
+//! Tests of one program run one after another, so that the CPU time between two results belongs to one test. Programs
 //! that manage this host run one at a time, because the host has only one set of masks, cgroups and colors.
 
 use std::io::{BufRead, BufReader};
@@ -13,9 +13,9 @@ use serde::Deserialize;
 
 use crate::ci_time::{StageCost, append, process_cpu_s};
 
-/// Packages whose tests change this host, or fail if others change it meanwhile.
+/// Packages whose tests change this host, or fail if other processes change it meanwhile.
 const HOST_PACKAGES: [&str; 5] = ["agent", "bench", "cli", "daemon", "linux"];
-/// Programs of these packages that only read files and compute.
+/// Test programs of these packages that only read files and compute.
 const PURE_PROGRAMS: [&str; 11] = [
     "cli/convention",
     "cli/demo",
@@ -40,7 +40,7 @@ struct TestProgram {
     uses_host: bool,
 }
 
-/// Messages of cargo, of which only those about programs matter here.
+/// A message of cargo; only fields about test programs are read.
 #[derive(Deserialize)]
 struct CargoMessage {
     reason: String,
@@ -83,7 +83,7 @@ struct TestSummary {
     costs: Vec<StageCost>,
 }
 
-/// Builds and runs all tests, including those in documents; `filter` is a part of tests' names, or empty.
+/// Builds and runs all tests, including those in doc comments. `filter` contains parts of tests' names, or is empty.
 pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
     let (start, cpu_s) = (Instant::now(), process_cpu_s("self").unwrap_or_default());
     let programs = build(root)?;
@@ -102,7 +102,7 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
     let queue = Mutex::new(programs);
     let host = Mutex::new(());
     std::thread::scope(|scope| {
-        // One lane begins with the programs that use the host, and the other with the rest.
+        // One lane starts with programs that change the host, the other with all other programs.
         for prefers_host in [true, false] {
             let (summary, queue, host) = (&summary, &queue, &host);
             scope.spawn(move || {
@@ -163,7 +163,7 @@ fn test_program(line: &str) -> Option<TestProgram> {
     Some(TestProgram { name, executable, uses_host, dir })
 }
 
-/// The next program for a lane, of its preferred kind if there is one.
+/// Takes the next program for a lane, preferably of the kind with which the lane starts.
 fn next_program(queue: &Mutex<Vec<TestProgram>>, prefers_host: bool) -> Option<TestProgram> {
     let mut queue = queue.lock().ok()?;
     let preferred = queue.iter().position(|program| program.uses_host == prefers_host);
@@ -254,7 +254,7 @@ fn run_documents(root: &Path, summary: &mut TestSummary) {
     }
 }
 
-/// The number in "test result: ok. 3 passed; ...".
+/// Parses the number in "test result: ok. 3 passed; ...".
 fn passed_documents(line: &str) -> Option<usize> {
     line.strip_prefix("test result: ")?.split_once(". ")?.1.split_once(" passed")?.0.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! The rules of STYLE.md and ARCHITECTURE.md that can be checked automatically.
+//! Checks the rules of STYLE.md and ARCHITECTURE.md that can be checked automatically.
 
 use std::fs;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{crate_map, dependency_cycles, prose, retired_names};
 
-/// The crates that each crate may use: ARCHITECTURE.md's code map. A crate that is not listed is not allowed.
+/// The crates that each crate may use, as in ARCHITECTURE.md's code map. A crate that is not listed here is rejected.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("agent", &[]),
@@ -45,7 +45,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Crates without I/O, clock or hash order.
+/// Crates that must not use I/O, clocks or hash order.
 const PURE: &[&str] = &["core", "locality", "policy", "sim", "interval", "report", "fleet"];
 
 const IMPURE: &[&str] = &["std::fs", "std::net", "Instant::now", "SystemTime", "std::env::"];
@@ -55,17 +55,18 @@ const HASH_ORDER: &[&str] = &["HashMap", "HashSet"];
 const NOT_LIBM: &[&str] =
     &[".ln()", ".log2()", ".log10()", ".exp()", ".exp2()", ".powf(", ".sin()", ".cos()", ".tan()"];
 const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "TODO", "FIXME", "XXX"];
-/// Types that only the pipeline builds, because a second place could make other decisions than a replay.
+/// Types that only the pipeline may build, because decisions made elsewhere could differ from those of a replay.
 const PIPELINE_PARTS: &[&str] = &["Profiler::new(", "Profiler::default()", "Verifier::new(", "ReferencePredictor {"];
-/// Crates that define them, and the crate that builds them.
+/// Crates that define these types, and the crate that builds them.
 const PIPELINE_CRATES: &[&str] = &["pipeline", "locality", "policy"];
 const MAX_LINES: usize = 700;
 const MAX_FUNCTION_LINES: usize = 100;
-/// The loop through which nearly all simulated accesses pass; it was slower when split.
+/// Functions that may exceed the length limit. Nearly all simulated accesses pass through this loop, which was slower
+/// when split.
 const MAY_BE_LONGER: &[&str] = &["fn quick<const WATCHED: bool>"];
 const POLICY_PAGE: &[&str] = &["## Problem", "## Method", "## Properties", "## Cost", "## Source"];
 
-/// Every complaint, in the form `file:line: description`.
+/// Returns every complaint, in the form `file:line: description`.
 ///
 /// # Errors
 /// The tree cannot be read.
@@ -115,7 +116,7 @@ fn check_prose(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     prose::check_index(root, &pages, complaints)
 }
 
-/// The crates, and the Python package.
+/// Source directories of the crates and of the Python package, by name.
 fn crates(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let python = root.join("python");
     let mut crates = Vec::from_iter(python.exists().then(|| ("python".to_string(), python)));
@@ -166,7 +167,7 @@ fn rust_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// All files below a directory, or the file itself, without build products.
+/// All files below a directory, or the file itself; build products are skipped.
 fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let (mut paths, mut pending) = (Vec::new(), vec![dir.to_path_buf()]);
     while let Some(path) = pending.pop() {
@@ -233,8 +234,8 @@ fn check_source(crate_name: &str, root: &Path, path: &Path, complaints: &mut Vec
     Ok(())
 }
 
-/// (line, length) of functions that are too long. A function ends at the next brace of its own depth, as rustfmt places
-/// it.
+/// Line and length of functions that are too long. A function ends at the next brace at its own depth, as rustfmt
+/// places it.
 fn long_functions(text: &str) -> Vec<(usize, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let before_fn =
@@ -250,7 +251,7 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
     lengths.filter(|(_, lines)| *lines > MAX_FUNCTION_LINES).collect()
 }
 
-/// Retired names in code, pages, machines and scenarios.
+/// Checks that code, pages, machines and scenarios contain no retired names.
 fn check_names(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     for dir in ["crates", "benches", "xtask", "docs", "scenarios", "lab", "README.md", "ARCHITECTURE.md", "STYLE.md"] {
         for file in files(&root.join(dir))? {
@@ -264,13 +265,13 @@ fn check_names(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     Ok(())
 }
 
-/// Does the code name the part itself, rather than another type with the same ending (`OfflineProfiler` is the
-/// pipeline's front end)?
+/// Does the code build the type itself? A longer name with the same ending does not count (`OfflineProfiler` is the
+/// pipeline's front end).
 fn builds(code: &str, fragment: &str) -> bool {
     code.match_indices(fragment).any(|(index, _)| !code[..index].ends_with("Offline"))
 }
 
-/// Every policy has its own page, or a heading with its name on a page that it shares with others.
+/// Checks that every policy has its own page, or a heading with its name on a shared page.
 fn check_policy_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let mut pages = Vec::new();
     for path in files(&root.join("docs/policies"))? {

@@ -1,21 +1,21 @@
-//! Are types noun phrases, each declared once in the workspace?
+//! Checks that types are noun phrases, and that each is declared once in the workspace.
 //!
 //! Problem: a reader who sees `Outcome` or `Found` in a signature cannot tell which of several types it is, nor which
-//! value it represents. Method: the declarations in all Rust files, of the main workspace and others, are read as text.
+//! value it represents. Method: declarations in all Rust files, also of the other workspaces, are read as text.
 
 use std::collections::BTreeMap;
 
 use crate::rules::Complaint;
 use crate::source_tree::{RustLine, SourceTree, scan};
 
-/// Names that every crate may use, because their meaning is the same everywhere.
+/// Names that every crate may declare, because they mean the same everywhere.
 const CONVENTIONAL: &[&str] = &["Error", "Options", "Config", "Parameters", "Iter", "Args"];
-/// Other names that may be declared twice, with the reason: at most ten.
+/// Other names that may be declared twice, each with the reason; at most ten.
 const ALLOWED_TWICE: &[(&str, &str)] = &[
     ("Plan", "a class of the Python package is named for the type that it wraps"),
     ("Profile", "a class of the Python package is named for the type that it wraps"),
 ];
-/// Participles, pronouns, adverbs, prepositions, adjectives and verbs that lack a noun.
+/// Last words of type names that are not nouns: participles, pronouns, adverbs, prepositions, adjectives and verbs.
 const NO_NOUNS: &[&str] = &[
     "Absent",
     "Acting",
@@ -163,14 +163,14 @@ const NO_NOUNS: &[&str] = &[
     "Wrong",
 ];
 
-/// One declaration.
+/// One declaration of a type.
 struct TypeDeclaration<'a> {
     name: String,
     file: &'a str,
     line: usize,
 }
 
-/// Names that are declared more than once.
+/// Complaints about names that are declared more than once.
 pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
     let mut by_name: BTreeMap<String, Vec<TypeDeclaration<'_>>> = BTreeMap::new();
     for declaration in declarations(tree) {
@@ -192,7 +192,7 @@ pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
     complaints.collect()
 }
 
-/// Names that end in a word of [`NO_NOUNS`].
+/// Complaints about names that end in a word of [`NO_NOUNS`].
 pub fn check_nouns(tree: &SourceTree) -> Vec<Complaint> {
     let lacks_noun = |declaration: &TypeDeclaration<'_>| NO_NOUNS.contains(&last_word(&declaration.name));
     declarations(tree)
@@ -204,7 +204,7 @@ pub fn check_nouns(tree: &SourceTree) -> Vec<Complaint> {
         .collect()
 }
 
-/// `CacheAssigned` ends in `Assigned`.
+/// Last word of a name: `Assigned` of `CacheAssigned`.
 fn last_word(name: &str) -> &str {
     name.rfind(char::is_uppercase).map_or(name, |index| &name[index..])
 }
@@ -212,7 +212,7 @@ fn last_word(name: &str) -> &str {
 fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
     let mut declarations = Vec::new();
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
-        // Types of an `impl` or of a trait belong to the trait.
+        // Types in an `impl` or a trait belong to the trait, so they are skipped.
         let mut block: Option<usize> = None;
         for (index, line) in scan(&file.text).iter().enumerate() {
             let indent = line.code.len() - line.code.trim_start().len();
@@ -234,7 +234,7 @@ fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
     declarations
 }
 
-/// The keyword and the name of a line that declares a type.
+/// Keyword and name, if the line declares a type.
 fn declared_type(line: &RustLine) -> Option<(&str, String)> {
     let mut words = words_after_visibility(&line.code);
     let keyword = words.next().filter(|word| matches!(*word, "struct" | "enum" | "trait" | "union" | "type"))?;

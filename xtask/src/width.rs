@@ -1,4 +1,4 @@
-//! Is prose at most as wide as STYLE.md allows? Tables, code blocks and lines of one word are exempt.
+//! Checks that prose is no wider than STYLE.md allows. Tables, code blocks and lines of one word are exempt.
 
 use crate::rules::Complaint;
 use crate::source_tree::SourceTree;
@@ -6,7 +6,7 @@ use crate::source_tree::SourceTree;
 /// Maximum number of columns of a line of prose, in pages and in comments.
 const MAX_COLUMNS: usize = 126;
 
-/// Lines of pages and of whole-line comments that are too wide.
+/// Complaints about lines of pages, and about whole-line comments, that are too wide.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for file in &tree.files {
@@ -37,7 +37,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     complaints
 }
 
-/// Wraps a paragraph to lines of at most this width; lines after the first are indented.
+/// Wraps a paragraph to the maximum width; indents all lines except the first.
 pub fn wrap(text: &str, indent: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

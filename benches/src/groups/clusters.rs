@@ -1,4 +1,4 @@
-//! Clustering many threads by their shMaps: the thesis's scan and the co-clustering, in turn.
+//! Compares two methods of clustering many threads by their shMaps: the thesis's scan, and co-clustering.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The simulated hardware against the plain move-to-front loop, on the same accesses.
+//! Compares the simulated hardware with the plain move-to-front loop, on the same accesses.
 //!
 //! Every context runs a program of `crates/sim` (recorded in advance, so that generating accesses is in neither time);
 //! the loop gets the lines of the same accesses, context by context in turn. Data accesses are counted. The last rows

@@ -1,4 +1,4 @@
-//! One file per group of comparisons. A new group needs a file, and a line in [`GROUPS`].
+//! The groups of comparisons, one file per group. A new group needs a file, and a line in [`GROUPS`].
 
 mod cachesim;
 mod clusters;
@@ -33,7 +33,7 @@ pub struct Options {
 
 impl Options {
     /// # Panics
-    /// There is no such machine.
+    /// There is no machine of this name.
     pub fn machine(&self, name: &str) -> MachineSpec {
         let file = self.machines.as_ref().map(|dir| dir.join(format!("{name}.toml")));
         let name_or_path = file.as_ref().map_or(name.into(), |file| file.to_string_lossy());

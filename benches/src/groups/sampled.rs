@@ -1,4 +1,4 @@
-//! Sampled miss-rate curves, with their error bars, against the exact textbook engine.
+//! Compares sampled miss-rate curves, with their error bars, to the exact textbook engine.
 
 use super::stack::olken;
 use super::{BenchGroup, Options};

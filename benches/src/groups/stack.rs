@@ -1,4 +1,4 @@
-//! Exact stack distances: every instruction set against the baseline.
+//! Compares exact stack distances with every instruction set to the baseline.
 
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};

@@ -1,8 +1,8 @@
-//! The agent's stock of frames: lists by color, in memory that the caller provides.
+//! The agent's supply of frames: lists by color, in memory that the caller provides.
 //!
-//! Problem: the handler must not allocate. Method: every slot (a page of the agent's own region that holds a frame, or
-//! none) is in exactly one list, or in none while it is in use; one array chains the lists. Properties: every operation
-//! takes constant time, and there are never more frames than slots.
+//! Problem: the handler must not allocate. Method: a slot is a page of the agent's own region that holds a frame or
+//! is empty. A slot in use is in no list; any other slot is in exactly one list, and one array links the lists.
+//! Properties: every operation takes constant time, and there are never more frames than slots.
 
 use crate::layout::MAX_COLORS;
 
@@ -12,15 +12,15 @@ const COLORS: usize = MAX_COLORS as usize;
 /// The list of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FreeList {
-    /// Holds a frame of this color.
+    /// The slot holds a frame of this color.
     Color(u32),
-    /// Holds a frame of unknown color.
+    /// The slot holds a frame of unknown color.
     Unknown,
-    /// Holds a frame whose color was not requested yet.
+    /// The slot holds a frame whose color has not been looked up or measured.
     Unclassified,
-    /// Holds no frame; in the half that the kernel fills.
+    /// The slot is empty and in the half that the kernel fills.
     Empty,
-    /// Holds no frame; in the half that pages are moved to.
+    /// The slot is empty and in the half to which pages are moved.
     EmptyInFlight,
 }
 

@@ -1,9 +1,9 @@
 //! The handler: the single thread that assigns frames to missing pages, re-colors pages that have wrong ones, and
 //! counts both.
 //!
-//! Everything happens on this thread, in sequence: a fault, an event, a page being moved, a frame being classified.
-//! Nothing here allocates, acquires a lock of the program, or touches memory that may be missing: the stack, the stock
-//! and the file mappings belong to the handler, and are never registered.
+//! This thread handles a fault, an event, a page being moved, and a frame being classified one after the other. The
+//! code here allocates nothing, acquires no lock of the program, and touches no memory whose pages may be missing:
+//! the stack, the stock and the file mappings belong to the handler, and are never registered with the userfaultfd.
 
 use crate::frame_pool::{FramePool, FreeList};
 use crate::handshake;
@@ -164,9 +164,9 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// `ledger` is the mapped ledger and its size in bytes. `region` has one page for each entry of `lists`; each frame
-    /// that may be held takes two of them. The mask, and whether all pages move, are the initial values. The last pair
-    /// is the address and the size in bytes of the agent's own mapping.
+    /// A handler with these resources. `ledger` is the mapped ledger and its size in bytes. `region` has one page for
+    /// each entry of `lists`; each frame that may be held takes two of them. The mask, and whether all pages move,
+    /// are initial values. `own_start` and `own_bytes` are the address and the size of the agent's own mapping.
     pub fn new(
         files: Files,
         kit: ReferenceSet,

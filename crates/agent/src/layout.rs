@@ -73,7 +73,7 @@ impl ReferenceSetHeader {
     }
 }
 
-/// Content of the `wanted` file. With `all`, existing pages of the program move as well.
+/// Content of the `wanted` file. With `moves_all`, existing pages of the program move as well.
 pub fn format_target(mask: u64, moves_all: bool) -> [u8; WANTED_BYTES] {
     let mut text = [b'\n'; WANTED_BYTES];
     text[16] = if moves_all { b'a' } else { b'n' };

@@ -175,11 +175,11 @@ pub mod fault {
     pub fn zero(file: isize, page: u64) -> isize {
         ioctl(file, ZEROPAGE, &mut [page, PAGE, 0, 0])
     }
-    /// Maps a frame from the kernel at `page`, with the content of the page at `from`; waiting threads continue.
+    /// Maps a frame from the kernel at `page`, with the content of the page at `source`; waiting threads continue.
     pub fn copy(file: isize, source: u64, page: u64) -> isize {
         ioctl(file, COPY, &mut [page, source, PAGE, 0, 0])
     }
-    /// Moves the frame at `from` to `page`; waiting threads continue.
+    /// Moves the frame at `source` to `page`; waiting threads continue.
     pub fn move_page(file: isize, source: u64, page: u64) -> isize {
         ioctl(file, MOVE, &mut [page, source, PAGE, 0, 0])
     }

@@ -1,4 +1,4 @@
-//! (h) Cost and changes of an acting `auto` on programs that no plan can help.
+//! Part (h): cost and changes of `auto` with programs that no plan can help.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::programs::Actor;
 /// Windows before the comparison, in which `auto` profiles the programs and searches for a plan.
 const LEARNING_TIME: Duration = Duration::from_secs(25);
 
-/// CPUs and scheduling policy of each program.
+/// CPUs and scheduling policy of each program's main thread.
 fn states(actors: &[Actor]) -> Vec<(Option<CpuSet>, Option<u32>)> {
     let host = LinuxHost::new("/");
     let state = |actor: &Actor| {
@@ -44,7 +44,7 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let cost = match median(&managed).zip(median(&control)) {
         None => BenchRow::not_shown("h", COST, "no round came to its end".to_string()),
         Some((ratio, _)) => {
-            // A higher ratio is caused by the host, not by the policy.
+            // A control ratio as high as the managed ratio means that the host causes it, not the policy.
             let measured = ratio_text(&managed, &control);
             BenchRow::row("h", COST, "1 % less at most", measured, ratio >= 0.99)
         }

@@ -1,8 +1,8 @@
-//! The host of a bench, its results, and the way in which a sample is taken.
+//! The host of a bench, its results, and the way in which samples are taken.
 //!
-//! Every figure is a ratio within one run, arms alternate, and every sample lies between two cache-line ping-pongs, so that
-//! samples in which the CPUs did not share a cache are reported separately. A part that the host cannot run is skipped with
-//! the reason; a missed target is printed as missed.
+//! Every figure is a ratio within one run. Arms alternate, and every sample lies between two cache-line ping-pongs,
+//! so that samples in which the CPUs did not share a cache are reported separately. A part that the host cannot run
+//! is skipped with the reason; a missed target is printed as missed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,7 +15,7 @@ use cachemate_core::CpuId;
 use cachemate_linux::sense::probes::ping_pong::{RoundTripBounds, SharingVerdict, round_trip};
 use serde::Serialize;
 
-/// One claim and its verdict.
+/// One claim of a bench, with its verdict.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchRow {
     pub part: &'static str,
@@ -30,9 +30,9 @@ pub struct BenchRow {
 pub enum BenchVerdict {
     Met,
     Missed,
-    /// A figure without a target.
+    /// The figure has no target.
     Reported,
-    /// The host cannot run it; `measured` has the reason.
+    /// The host cannot run this part; `measured` contains the reason.
     Skipped,
 }
 
@@ -43,11 +43,11 @@ impl BenchRow {
     pub fn not_shown(part: &'static str, subject: &str, reason: String) -> Self {
         BenchRow::new(part, subject, "", reason, BenchVerdict::Skipped)
     }
-    /// Rows of a part; an error becomes a skipped row, and the other parts continue.
+    /// Rows of a part. An error becomes a skipped row, so that the other parts continue.
     pub fn part_rows(part: &'static str, subject: &str, shown: anyhow::Result<Vec<BenchRow>>) -> Vec<BenchRow> {
         shown.unwrap_or_else(|error| vec![BenchRow::not_shown(part, subject, format!("failed: {error:#}"))])
     }
-    /// A row with the verdict `met` or `missed`.
+    /// A row with the verdict `is_met` or `missed`.
     pub fn row(part: &'static str, subject: &str, target: &str, measured: String, is_met: bool) -> Self {
         BenchRow::new(part, subject, target, measured, if is_met { BenchVerdict::Met } else { BenchVerdict::Missed })
     }
@@ -57,12 +57,13 @@ impl BenchRow {
 pub struct BenchHost {
     /// Two CPUs that share a last-level cache according to the kernel.
     pub cpus: (CpuId, CpuId),
-    /// Measured size of the cache, because virtual machines report that of their host.
+    /// Measured size of the cache. The kernel's value is not used, because virtual machines report that of their
+    /// host.
     pub cache_bytes: u64,
     /// Size of the largest private cache.
     pub private_bytes: u64,
     pub dir: PathBuf,
-    /// The shipped command, which is measured.
+    /// Path of the shipped command, which the bench measures.
     pub command: PathBuf,
     pub stop: Arc<AtomicBool>,
     /// Deadline of the current part.
@@ -75,9 +76,9 @@ impl BenchHost {
         self.stop.load(Ordering::Relaxed) || Instant::now() >= self.deadline
     }
 
-    /// Do the two CPUs share a cache now? `None` if the measurement is unclear, or they are busy.
+    /// Do the two CPUs share a cache at present? `None` if the measurement is unclear, or the CPUs are busy.
     pub fn shared(&self) -> Option<bool> {
-        // A busy CPU costs an attempt, not the sample.
+        // A busy CPU invalidates one of three attempts rather than the whole sample.
         let round_trip_sample = (0..3).find_map(|_| round_trip(self.cpus).ok())?;
         match RoundTripBounds::default().classify(round_trip_sample.round_trip_ns) {
             SharingVerdict::Shared => Some(true),
@@ -86,7 +87,7 @@ impl BenchHost {
         }
     }
 
-    /// Runs `sample` between two ping-pongs; `None` if they differ or are unclear.
+    /// Runs `sample` between two ping-pongs. The verdict on sharing is `None` if they differ or are unclear.
     pub fn gate<T>(&self, sample: impl FnOnce() -> T) -> (Option<bool>, T) {
         let shared_before = self.shared();
         let outcome = sample();
@@ -94,7 +95,7 @@ impl BenchHost {
         (shared_before.filter(|_| shared_before == shared_after), outcome)
     }
 
-    /// Sleeps until then, or until the bench is interrupted.
+    /// Sleeps for this time, or until the bench is interrupted.
     pub fn sleep(&self, duration: Duration) {
         let wake_time = Instant::now() + duration;
         while Instant::now() < wake_time && !self.is_stopped() {

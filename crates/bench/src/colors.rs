@@ -1,8 +1,9 @@
-//! (d) to (g): page colors on unmodified programs.
+//! Parts (d) to (g): page colors applied to unmodified programs.
 //!
-//! (d) A chase with a stream, both on ordinary frames, against each on its half of the colors; every sample lies between
-//! two ping-pongs. (e) Two threads that count while their pages change color. (f) Output of confined real programs against
-//! their ordinary output. (g) Run time of one real program on fewer and fewer colors, with its recorded misses.
+//! (d) compares a chase beside a stream on ordinary frames with the same pair on separate halves of the colors; every
+//! sample lies between two ping-pongs. (e) checks two counting threads while their pages change color. (f) compares
+//! the output of confined real programs with their ordinary output. (g) measures the run time of a real program on
+//! ever fewer colors, beside its recorded misses.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -27,11 +28,11 @@ use crate::ranking::{inputs, is_installed, recorded_curve};
 
 const SAMPLES: usize = 30;
 const SAMPLE: Duration = Duration::from_millis(150);
-/// Time in which caches settle after programs start or stop.
+/// Time in which caches settle after a program starts or stops.
 const SETTLE: Duration = Duration::from_millis(60);
 const STREAM_BYTES: u64 = 96 << 20;
 const NO_TIME: &str = "no time was left";
-/// Maximum time for the start of a program.
+/// Maximum time in which a program must start.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// # Errors
@@ -57,7 +58,7 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     Ok(rows)
 }
 
-/// Number of colors of the reference set; without a usable one, the shipped command discovers the colors now.
+/// Number of colors of the reference set. If the set is not usable, the shipped command discovers the colors first.
 fn known_colors(place: &BenchHost) -> anyhow::Result<u32> {
     if let Err(ColorError::NoReferenceSet(_) | ColorError::BadReferenceSet(..)) = reference_set::open(Path::new(BASE)) {
         run_and_read(&place.command, &["--quiet", "page-color", "discover", "--memory", "64M"])?;
@@ -80,7 +81,7 @@ fn coverage() -> BenchRow {
     BenchRow::new("d", TITLE, "", words.unwrap_or_else(|error| error.to_string()), BenchVerdict::Reported)
 }
 
-/// Do the reference frames still have one color each after their use?
+/// Verifies that the reference frames still have one color each after their use.
 fn verification_row() -> BenchRow {
     let message = reference_set::open(Path::new(BASE));
     let measured = message.as_ref().map_or_else(ToString::to_string, |kit| {
@@ -89,7 +90,7 @@ fn verification_row() -> BenchRow {
     BenchRow::row("d", "colors verified again after use", "every color", measured, message.is_ok())
 }
 
-/// Starts a program on frames of these colors; it is killed when the bench ends.
+/// Starts a program on frames of these colors. The program is killed when the bench ends.
 fn start_colored(
     command: &[String],
     mask: u64,
@@ -186,8 +187,8 @@ fn warm(place: &BenchHost, works: &[&dyn Fn() -> u64]) {
     }
 }
 
-/// Rates of the victim: ordinary alone, colored alone, ordinary beside ordinary, colored beside colored. Only samples
-/// during which the CPUs shared a last level.
+/// Rates of the victim: alone on ordinary frames, alone on colors, beside the stream on ordinary frames, and beside
+/// it on colors. Only samples during which the CPUs shared a last-level cache are included.
 type ColorArms = [Vec<f64>; 4];
 
 fn sample_arms(
@@ -257,7 +258,7 @@ fn partition_rows(bytes: u64, min_solo: f64, max_ordinary: f64, sampled: &(Color
     if hurt <= max_ordinary {
         rows.push(BenchRow::new("d", &format!("{title}: ordinary frames"), "", measured, BenchVerdict::Reported));
     } else {
-        // The stream does no harm here, so the target of the colors is not meaningful.
+        // The stream does no harm here, so colors have nothing to improve, and the target is not meaningful.
         let reason = format!("{measured}: this host's stream does not take the victim's cache away");
         rows.push(BenchRow::new(
             "d",
@@ -282,7 +283,7 @@ fn recoloring(place: &BenchHost, half_mask: u64, other_mask: u64) -> anyhow::Res
             break;
         }
         now = if now == half_mask { other_mask } else { half_mask };
-        // A program that has just ended no longer has the file.
+        // A program that has just ended has lost its file, so recoloring it fails.
         if counting.program.recolor(now).is_err() {
             break;
         }
@@ -312,7 +313,7 @@ fn recoloring(place: &BenchHost, half_mask: u64, other_mask: u64) -> anyhow::Res
     ])
 }
 
-/// Name and command; words are split at blanks, and `@` is the directory of the generated inputs.
+/// Name and command line; words are split at blanks, and `@` stands for the directory of generated inputs.
 const REAL_PROGRAMS: &[(&str, &[&str])] = &[
     (
         "python3",
@@ -382,7 +383,7 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
             is_same &= status.code() == Some(code) && std::fs::read(&plain_output)? == std::fs::read(&out)?;
             let agents = program.agent_reports();
             is_same &= agents.iter().any(|(_, agent)| agent.account.is_ok());
-            // From the kernel's page map if the program ran long enough, else from the agents' last counts.
+            // The kernel's page map is used if the program ran long enough, otherwise the agents' last counts.
             let outside = program.resident().and_then(|pages| pages.allowed_anonymous_share());
             inside = outside.or_else(|| allowed_page_share(&agents)).or(inside);
             max_held_pages =
@@ -401,7 +402,7 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
     Ok(rows)
 }
 
-/// Share of the pages managed by the agents of a program and its children that have allowed colors.
+/// Share of pages in allowed colors, among the pages that the agents of a program and its children manage.
 fn allowed_page_share(agents: &[(i32, AgentReport)]) -> Option<f64> {
     let sum = |name: &str| agents.iter().filter_map(|(_, agent)| agent.counter(name)).sum::<u64>();
     let inside = sum("allowed_pages");
@@ -409,7 +410,7 @@ fn allowed_page_share(agents: &[(i32, AgentReport)]) -> Option<f64> {
     (total > 0).then(|| inside as f64 / total as f64)
 }
 
-/// Run time of a real program on fewer and fewer colors, and the recorded misses of a private cache of that size.
+/// Run time of a real program on ever fewer colors, and the recorded misses of a private cache of the same size.
 fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
     const TITLE: &str = "gzip: time against colors, and recorded misses of the private cache's share";
     if !is_installed("gzip") {

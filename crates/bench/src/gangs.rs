@@ -1,9 +1,10 @@
-//! (b) Do the gangs that the policy chooses from its own measurements speed up the victims, slow the aggressors down little,
-//! and do no harm if the CPUs share no cache?
+//! Part (b): do gangs that the policy chooses from its own measurements speed up the victims, slow down the
+//! aggressors only slightly, and do no harm if the CPUs share no cache?
 //!
-//! Two chases over an eighth of the cache (more than a private cache holds) and two streams over three times the cache run
-//! all the time on two CPUs. Blocks under the policy and blocks under the kernel's own placement alternate; each sample is
-//! the work of one second between two ping-pongs, sorted by whether the CPUs shared.
+//! Two chases over an eighth of the cache (more than a private cache holds) and two streams over three times the
+//! cache run all the time on two CPUs. Blocks under the policy alternate with blocks under the kernel's own
+//! placement. Each sample is the work of one second between two ping-pongs; samples are sorted by whether the CPUs
+//! shared a cache.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,14 +18,14 @@ use cachemate_spec::{ManageConfig, ManageMode, PolicyChoice};
 use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median};
 use crate::programs::Actor;
 
-/// Number of valid samples of an arm.
+/// Minimum number of valid samples of an arm.
 const SAMPLES: usize = 30;
 /// Samples in a block; the first of each block is discarded.
 const BLOCK: usize = 6;
-/// Maximum time until the policy has probed every program.
+/// Maximum time in which the policy must probe every program.
 const LEARNING: Duration = Duration::from_secs(90);
 
-/// Work per second of each program: [program][sample], by arm.
+/// Samples of one arm: work per second, by program and sample.
 #[derive(Default)]
 struct GangArm {
     rates: Vec<[f64; 4]>,
@@ -36,13 +37,13 @@ impl GangArm {
     }
 }
 
-/// Managed and unmanaged samples, with and without a shared cache.
+/// Managed and unmanaged samples, with a shared cache and without.
 #[derive(Default)]
 struct GangArms {
     managed: [GangArm; 2],
     alone: [GangArm; 2],
     unclear: usize,
-    /// Windows in which gangs were in force, of all managed ones, by sharing.
+    /// Number of managed windows with gangs in force, and of all managed windows, by sharing.
     ganged: [(usize, usize); 2],
 }
 
@@ -90,7 +91,7 @@ fn is_complete(arms: &GangArms) -> bool {
     has_enough(1) && (has_enough(0) || arms.managed[0].rates.len() + arms.alone[0].rates.len() < 4)
 }
 
-/// Programs allocate their memory before work is counted.
+/// Waits until all programs report work, because they first allocate their memory.
 fn wait_until_working(place: &BenchHost, actors: &[Actor]) {
     let start = Instant::now();
     while actors.iter().any(|actor| actor.work() == 0)
@@ -101,7 +102,7 @@ fn wait_until_working(place: &BenchHost, actors: &[Actor]) {
     }
 }
 
-/// Work per second of each program with exclusive use of a CPU and the cache.
+/// Work per second of each program when it has a CPU and the cache to itself.
 fn solo(place: &BenchHost, actors: &[Actor]) -> Vec<Option<f64>> {
     let mut solo = Vec::new();
     for actor in actors {
@@ -154,7 +155,7 @@ fn open(place: &BenchHost, host_survey: &HostSurvey, actors: &[Actor]) -> anyhow
     Ok(host::open(host_survey, &wish)?.control_loop)
 }
 
-/// Runs until every program has been probed; returns the time, or `None` if that did not happen.
+/// Runs until every program has been probed. Returns the time, or `None` if the deadline passed first.
 fn wait_until_probed(place: &BenchHost, live: &mut LiveLoop) -> anyhow::Result<Option<Duration>> {
     let start = Instant::now();
     while start.elapsed() < LEARNING && !place.is_stopped() {
@@ -268,7 +269,7 @@ fn rows(
             format!("{sum:.2}x"),
             sum >= 1.25,
         ));
-        // Both programs together have the time of one CPU: 1.00 = one CPU alone.
+        // Both programs together have the time of one CPU, so 1.00 is the speed of one program alone on it.
         let retained_gain = mean_gain(&relative_rates.0, AGGRESSORS);
         rows.push(BenchRow::row(
             "b",
@@ -294,7 +295,7 @@ fn rows(
     rows
 }
 
-/// If the streams do not slow the chases down under the default placement, no placement can speed them up.
+/// The reason for which no gain is possible: the streams do not slow down the chases under the default placement.
 fn no_gain_reason(left_alone: &[f64; 4]) -> Option<String> {
     // Two programs share a CPU, so each can reach at most half of its solo speed.
     let retained_share = VICTIMS.iter().map(|&victim| left_alone[victim] / 0.5).sum::<f64>() / VICTIMS.len() as f64;
@@ -317,7 +318,8 @@ fn relative(arms: &GangArms, solo: &[Option<f64>], side: usize) -> Option<([f64;
     Some(relative_rates)
 }
 
-/// Each program runs half of the time, so 0.5 of its solo speed is no slowdown.
+/// Compares the forecast with the measurement. Each program runs half of the time, so 0.5 of its solo speed means no
+/// slowdown.
 fn forecast(relative_rates: &([f64; 4], [f64; 4]), expected: (Option<f64>, Option<f64>)) -> BenchRow {
     let slowdown = |shares: &[f64; 4]| shares.iter().map(|share| 0.5 / share.max(1e-9) - 1.0).sum::<f64>() / 4.0;
     let percent = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{:.0} %", 100.0 * value));

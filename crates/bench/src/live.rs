@@ -94,7 +94,7 @@ impl LiveBench {
         let measured_bytes = place.as_ref().filter(|_| measures).and_then(|place| measured_cache(place, &mut rows));
         if let (Some(place), Some(measured)) = (&mut place, measured_bytes) {
             place.cache_bytes = measured;
-            // Probes also take the size from here.
+            // Probes take the cache's size from this topology as well.
             for cache in host.topology.caches.iter_mut().filter(|cache| cache.last_level) {
                 cache.size_bytes = Some(measured);
             }
@@ -139,7 +139,7 @@ impl LiveBench {
     fn command(&self) -> anyhow::Result<PathBuf> {
         let own_path = std::env::current_exe().context("this program's own file is not found")?;
         let command = self.cachemate.clone().unwrap_or_else(|| own_path.with_file_name("cachemate"));
-        // Absolute, because it is also started from other directories.
+        // The path is absolute, because the command is also started from other directories.
         std::path::absolute(&command).ok().filter(|path| path.is_file()).with_context(|| {
             format!("{}: is not there (make build makes it, --cachemate names another)", command.display())
         })
@@ -158,8 +158,8 @@ fn private_bytes(topology: &Topology) -> u64 {
     private.filter_map(|cache| cache.size_bytes).max().unwrap_or(0)
 }
 
-/// The part of the last level that a buffer can occupy; `None` if hits and misses cannot be distinguished, which a row
-/// reports.
+/// Measures the part of the last-level cache that a buffer can occupy; `None` if hits and misses cannot be
+/// distinguished, which a row then reports.
 fn measured_cache(place: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
     const TITLE: &str = "last-level cache by measurement";
     let fitted = PinnedThread::new(place.cpus.0).and_then(|_here| PrimeProber::fitting(Some(place.cache_bytes), 1));
@@ -182,7 +182,7 @@ fn measured_cache(place: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
     }
 }
 
-/// The first two CPUs of different cores that share a last-level cache, and its size.
+/// The first two CPUs on different cores that share a last-level cache, and the size of that cache.
 fn two_cpus(topology: &Topology) -> Result<((CpuId, CpuId), u64), String> {
     for cache in topology.last_level_caches() {
         let mut cpus = topology.cpus.iter().filter(|cpu| cpu.online && cache.cpus.contains(cpu.id.0));

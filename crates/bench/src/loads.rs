@@ -1,4 +1,4 @@
-//! Small programs that load a host: a chase, a stream, a quiet one and one that counts; each reports its work.
+//! Small programs that load a host in known ways: chase, stream, quiet and count. Each reports its work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,8 +12,8 @@ const STEP: usize = 1 << 14;
 /// Names of all loads.
 pub const KINDS: [&str; 4] = ["chase", "stream", "quiet", "count"];
 
-/// Runs one load over this many bytes; `count` performs this many additions in each of two threads, the others run until
-/// they are stopped.
+/// Runs one load over this many bytes until it is stopped. For `count`, `bytes` is the number of additions in each of
+/// its two threads, after which it ends by itself.
 ///
 /// # Errors
 /// The progress file cannot be written, or an addition was lost.
@@ -29,7 +29,7 @@ pub fn run(kind: &str, bytes: u64, stop: Arc<AtomicBool>) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The first eight bytes of the progress file named in the environment, if any.
+/// The progress file that the environment names, if any; its first eight bytes are the work done.
 struct ProgressCounter {
     file: Option<std::fs::File>,
     count: AtomicU64,
@@ -50,19 +50,19 @@ impl ProgressCounter {
         Ok(ProgressCounter { file, count: AtomicU64::new(0), stop })
     }
 
-    /// Reports progress; false to stop.
+    /// Reports progress; returns false if the load must stop.
     fn add(&self, work: u64) -> bool {
         use std::os::unix::fs::FileExt;
         let now = self.count.fetch_add(work, Ordering::Relaxed) + work;
         if let Some(file) = &self.file {
-            // One small write every few hundred microseconds; a failed report does not end the load.
+            // One small write every few hundred microseconds is cheap; a failed report does not end the load.
             let _ = file.write_at(&now.to_ne_bytes(), 0);
         }
         !self.stop.load(Ordering::Relaxed)
     }
 }
 
-/// One random cycle through all lines (Sattolo's algorithm).
+/// Follows one random cycle through all lines (Sattolo's algorithm).
 fn chase(lines: usize, progress: &ProgressCounter) {
     let mut memory = vec![0u64; lines * 8];
     let mut order: Vec<u32> = (0..lines as u32).collect();
@@ -93,8 +93,8 @@ fn stream(lines: usize, progress: &ProgressCounter) {
     }
 }
 
-/// Two threads add to counters all over 2 000 pages, `each` times or until stopped; an error if an addition was lost.
-/// It is the only load that ends by itself.
+/// Two threads increment counters on 2 000 pages `target_count` times, or until stopped. Returns an error if an addition was
+/// lost. Only this load ends by itself.
 fn count(target_count: u64, stop: &AtomicBool) -> anyhow::Result<()> {
     const PAGES: usize = 2_000;
     const CHECK_INTERVAL: u64 = 1 << 16;
@@ -110,7 +110,8 @@ fn count(target_count: u64, stop: &AtomicBool) -> anyhow::Result<()> {
                     for _ in done_count..batch_end {
                         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                         let counter = &counters[(state >> 33) as usize % counters.len()][worker];
-                        // Plain load and store: each counter has one writer, and a page that moves must not lose a store.
+                        // A plain load and store suffice, because each counter has one writer; a page that moves must
+                        // not lose the store.
                         counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
                     }
                     done_count = batch_end;
@@ -124,7 +125,7 @@ fn count(target_count: u64, stop: &AtomicBool) -> anyhow::Result<()> {
     if sum == additions { Ok(()) } else { bail!("{sum} of {additions} additions are left") }
 }
 
-/// Arithmetic in registers.
+/// Computes in registers, without using caches or memory.
 fn quiet(progress: &ProgressCounter) {
     let mut word = 1u64;
     while progress.add(STEP as u64) {

@@ -1,7 +1,7 @@
 //! `cachemate-bench`: benches of the live host, and the programs that they load it with. Not shipped.
 //!
-//! The benches run the shipped command beside this program as a user does; only the bench of gangs drives the daemon's
-//! library, window by window.
+//! The benches run the shipped command as a user does. Only the bench of gangs calls the daemon's library instead, to
+//! control each window.
 
 mod auto;
 mod bench_host;

@@ -1,4 +1,4 @@
-//! (c) The CPU time of the daemon, and its effect on unmanaged programs.
+//! Part (c): CPU time of the daemon, and its effect on unmanaged programs.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,15 +15,15 @@ use crate::programs::Actor;
 const TASKS: usize = 200;
 /// Concurrent viewers of the dashboard, which admits eight.
 const VIEWERS: usize = 4;
-/// Seconds over which the daemon's time is counted.
+/// Seconds over which the daemon's CPU time is measured.
 const COUNTED_S: u64 = 30;
-/// Rounds of three blocks: with the daemon, without it, and once more without it. The third block measures the noise between
-/// two blocks under equal conditions.
+/// Rounds of three blocks: one with the daemon and two without it. The two without it measure the noise between
+/// blocks under equal conditions.
 const ROUNDS: usize = 15;
 const BLOCK: Duration = Duration::from_millis(2000);
 const SETTLE: Duration = Duration::from_millis(400);
-/// Time before the measurement. At its start, a daemon uses half a second of CPU time to survey the host, which is not
-/// part of the cost of managing and takes several seconds on a busy host.
+/// Time before the measurement. A starting daemon uses half a second of CPU time to survey the host, which takes
+/// several seconds on a busy host and is not part of the cost of managing.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
 /// # Errors
@@ -48,7 +48,7 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     Ok(rows)
 }
 
-/// Share of a CPU used by an acting daemon, with a viewed dashboard if `page`; `None` if the daemon ended.
+/// Share of a CPU that an acting daemon uses, with a viewed dashboard if `has_page`; `None` if the daemon ended.
 fn share(place: &BenchHost, has_page: bool) -> anyhow::Result<Option<f64>> {
     let socket = place.dir.join("overhead.page");
     let shown = socket.to_string_lossy();
@@ -61,7 +61,7 @@ fn share(place: &BenchHost, has_page: bool) -> anyhow::Result<Option<f64>> {
     let seconds = start.elapsed().as_secs_f64();
     let after_ns = daemon.cpu_time_ns();
     drop(daemon);
-    // Streams end with the daemon.
+    // The viewers' streams end with the daemon.
     let viewer_count = viewers.into_iter().filter_map(|viewer| viewer.join().ok()).filter(|bytes| *bytes > 0).count();
     anyhow::ensure!(
         viewer_count == if has_page { VIEWERS } else { 0 },
@@ -70,7 +70,7 @@ fn share(place: &BenchHost, has_page: bool) -> anyhow::Result<Option<f64>> {
     Ok(after_ns.zip(before_ns).map(|(after_ns, before_ns)| after_ns.saturating_sub(before_ns) as f64 / 1e9 / seconds))
 }
 
-/// Three daemons that observe the same programs: without a dashboard, with one, and with a viewed one.
+/// Compares three daemons that observe the same programs: without a dashboard, with one, and with a viewed one.
 fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
     let title = format!("daemon's share of a CPU observing {TASKS} tasks: with a page that {VIEWERS} look at");
     let daemon = |name: &str, has_page: bool| {
@@ -93,7 +93,7 @@ fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
         .filter_map(|(daemon, before)| Some(daemon.cpu_time_ns()?.saturating_sub(before?) as f64 / 1e9 / seconds))
         .collect();
     drop(daemons);
-    // Streams end with the daemon.
+    // The viewers' streams end with the daemon.
     let bytes: Vec<usize> = viewers.into_iter().filter_map(|viewer| viewer.join().ok()).collect();
     let [plain, unseen, seen] = shares[..] else {
         return Ok(BenchRow::not_shown("c", &title, "a daemon ended".to_string()));
@@ -126,7 +126,7 @@ fn viewer(socket: &std::path::Path) -> Option<std::thread::JoinHandle<usize>> {
     }))
 }
 
-/// Work of two quiet unmanaged programs, with and without a daemon on the host.
+/// Compares the work of two quiet unmanaged programs with and without a daemon on the host.
 fn neutral(place: &BenchHost) -> anyhow::Result<BenchRow> {
     const TITLE: &str = "throughput of a neutral load, managed against unmanaged";
     let cpus = [place.cpus.0, place.cpus.1];
@@ -146,7 +146,8 @@ fn neutral(place: &BenchHost) -> anyhow::Result<BenchRow> {
     })
 }
 
-/// For each round, the programs' work with the daemon over that without it, and the control ratio of two blocks without it.
+/// For each round, the ratio of the programs' work with the daemon to that without it, and the control ratio between
+/// the two blocks without it.
 pub fn measure_pairs(place: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -> (Vec<f64>, Vec<f64>) {
     let (mut managed, mut control) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
@@ -185,7 +186,7 @@ pub fn ratio_text(managed: &[f64], control: &[f64]) -> String {
     )
 }
 
-/// The first and the third quartile.
+/// First and third quartile of the values.
 fn quarters(values: &[f64]) -> (f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -193,7 +194,7 @@ fn quarters(values: &[f64]) -> (f64, f64) {
     (quarter(1), quarter(3))
 }
 
-/// Two hundred programs that sleep and wake.
+/// A group of two hundred programs that sleep and wake.
 struct SleeperGroup(Child);
 
 impl SleeperGroup {
@@ -218,11 +219,11 @@ impl Drop for SleeperGroup {
     }
 }
 
-/// A daemon of the shipped command; ended when dropped.
+/// A daemon of the shipped command, which is stopped when dropped.
 pub struct BenchDaemon(Child);
 
 impl BenchDaemon {
-    /// Starts a daemon with its own directory and socket, which `name` identifies.
+    /// Starts a daemon with its own state directory and socket, named after `name`.
     pub fn start(place: &BenchHost, config: &str, name: &str, extra_args: &[&str]) -> anyhow::Result<Self> {
         let dir = &place.dir;
         let mut command = Command::new(&place.command);
@@ -233,7 +234,8 @@ impl BenchDaemon {
         Ok(BenchDaemon(command.spawn().context("the daemon cannot be started")?))
     }
 
-    /// CPU time of all its threads, to the nanosecond, because clock ticks are 0.03 % of the measured time.
+    /// CPU time of all the daemon's threads in nanoseconds. Clock ticks would be too coarse: one is 0.03 % of the
+    /// measured time.
     fn cpu_time_ns(&self) -> Option<u64> {
         let mut sum = 0;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.0.id())).ok()? {
@@ -243,7 +245,7 @@ impl BenchDaemon {
         Some(sum)
     }
 
-    /// Waits until the work of the start is over.
+    /// Waits until the daemon has finished its survey of the host.
     pub fn wait_until_started(&self, place: &BenchHost) {
         let start = Instant::now();
         let mut previous_ns = self.cpu_time_ns();

@@ -1,4 +1,4 @@
-//! Programs of a bench: started, identified by name, paused and resumed, killed when the bench ends.
+//! Programs of a bench: they are identified by name, can be paused and resumed, and are killed when the bench ends.
 
 use std::process::{Child, Command, Stdio};
 
@@ -21,7 +21,7 @@ impl Actor {
     /// Starts a load program.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The program cannot be started.
     pub fn start_own(place: &BenchHost, name: &str, kind: &str, bytes: u64) -> anyhow::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.args(["load", kind, &bytes.to_string()]);
@@ -31,7 +31,7 @@ impl Actor {
     /// Starts a shell that repeats a command line.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The shell cannot be started.
     pub fn shell(place: &BenchHost, name: &str, line: &str) -> anyhow::Result<Self> {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("while :; do {line}; done >/dev/null 2>&1")]).current_dir(&place.dir);
@@ -43,7 +43,7 @@ impl Actor {
         let dir = place.dir.join("progress");
         std::fs::create_dir_all(&dir).with_context(|| format!("{}: cannot be created", dir.display()))?;
         let report = dir.join(format!("of-{name}"));
-        // A new file, because an existing one may belong to another process.
+        // The file is created anew, because an existing one may belong to another process.
         let _ = std::fs::remove_file(&report);
         std::fs::write(&report, 0u64.to_ne_bytes())
             .with_context(|| format!("{}: cannot be written", report.display()))?;
@@ -60,22 +60,22 @@ impl Actor {
         self.child.id() as i32
     }
 
-    /// Work done so far.
+    /// Work that the program has reported so far.
     pub fn work(&self) -> u64 {
         let bytes = std::fs::read(&self.report).unwrap_or_default();
         bytes.get(..8).and_then(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?))).unwrap_or(0)
     }
 
-    /// Sends a signal to this program and its descendants.
+    /// Restricts the program to these CPUs.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel rejects the affinity.
     pub fn set_affinity(&self, cpus: &[CpuId]) -> std::io::Result<()> {
         let cpus: CpuSet = cpus.iter().map(|cpu| cpu.0).collect();
         LinuxHost::new("/").set_affinity(self.pid(), &cpus)
     }
 
-    /// The child's process id, so that no other process is ever stopped.
+    /// Resumes the program's process group if `runs`, and stops the group otherwise.
     pub fn set_running(&self, is_running: bool) {
         self.signal(if is_running { rustix::process::Signal::CONT } else { rustix::process::Signal::STOP });
     }

@@ -82,11 +82,11 @@ impl FromStr for ByteSize {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SizeList(pub Vec<u64>);
 
-/// A curve with more points is a mistake; `--histogram` writes every distance.
+/// Maximum number of points of a curve; `--histogram` writes every distance instead.
 const MAX_SIZES: usize = 10_000;
 
 impl SizeList {
-    /// From 4K to 64M, two per doubling.
+    /// Default sizes: from 4K to 64M, two per doubling.
     pub fn with_defaults() -> Self {
         SizeList(usual_sizes())
     }

@@ -1,4 +1,4 @@
-//! Options that select an engine, and the progress report of a sweep.
+//! Options that select an engine, and the reporting of a sweep's progress.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ pub enum EngineName {
     Hq,
 }
 
-/// Period of the progress lines in a log.
+/// Time between two progress lines in a log.
 const LOG_PERIOD: Duration = Duration::from_secs(30);
 
 impl EngineArgs {
@@ -79,10 +79,10 @@ impl EngineArgs {
         value.map_or(String::new(), |value| value.get_name().to_string())
     }
 
-    /// Runs the tasks until no result is missing, and reports the progress.
+    /// Runs tasks until no result is missing, and reports progress.
     ///
     /// # Errors
-    /// As [`drive`]; options that the engine does not accept.
+    /// The engine does not accept an option, or [`drive`] fails.
     pub fn drive(
         &self,
         session: &Session,
@@ -143,7 +143,7 @@ impl EngineArgs {
     }
 }
 
-/// Reports the progress: a bar on a terminal, a periodic line in a log.
+/// Reports progress: as a bar on a terminal, or as periodic lines in a log.
 struct ProgressReporter<'a> {
     session: &'a Session,
     bar: &'a ProgressBar,
@@ -204,7 +204,7 @@ impl<'a> ProgressReporter<'a> {
     }
 }
 
-/// A duration in a unit that suits its length.
+/// Formats a duration in a unit that suits its length.
 pub fn duration_text(seconds: f64) -> String {
     match seconds {
         s if s < 90.0 => format!("{s:.0} s"),

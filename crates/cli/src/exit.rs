@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use cachemate_report::text::EscapedText;
 
-/// An invalid command line; exit code 2, as for clap's own errors.
+/// The error for an invalid command line; exit code 2, as for clap's own errors.
 #[derive(Debug)]
 pub struct UsageError(pub String);
 
@@ -16,7 +16,7 @@ impl std::fmt::Display for UsageError {
 }
 impl std::error::Error for UsageError {}
 
-/// Stopped by Ctrl-C or a termination signal; the text names the results that were kept.
+/// The error for a command that Ctrl-C or a termination signal stopped; the text names the results that were kept.
 #[derive(Debug)]
 pub struct InterruptedError(pub String);
 
@@ -27,7 +27,7 @@ impl std::fmt::Display for InterruptedError {
 }
 impl std::error::Error for InterruptedError {}
 
-/// Exit code of a program that cachemate ran, and that has printed its own errors.
+/// Exit code of a program that cachemate ran and that has already printed its own errors.
 #[derive(Debug)]
 pub struct ProgramExitCode(pub i32);
 
@@ -38,11 +38,11 @@ impl std::fmt::Display for ProgramExitCode {
 }
 impl std::error::Error for ProgramExitCode {}
 
-/// The exit code of a command's result; prints its error to standard error.
+/// Converts a command's result to an exit code, and prints its error to standard error.
 pub fn code(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     if is_broken_pipe(&error) {
-        // The reader of the output has closed the pipe (`| head`), which is not an error.
+        // A closed pipe is not an error: the reader of the output (`| head`) needs no more.
         return ExitCode::SUCCESS;
     }
     if let Some(ProgramExitCode(code)) = error.downcast_ref() {
@@ -57,7 +57,7 @@ pub fn code(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// The error and its causes. A cause that the error above it already quotes is not repeated.
+/// Describes an error and its causes, without causes that the error above them already quotes.
 fn describe(error: &anyhow::Error) -> String {
     let mut causes = error.chain().map(ToString::to_string);
     let first = causes.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The extender's HTTP server: two paths, bounded requests, a deadline for each.
+//! The extender's HTTP server: two paths, and a limit and a deadline for each request.
 
 use std::convert::Infallible;
 use std::io;
@@ -19,11 +19,11 @@ use tokio::net::TcpListener;
 
 /// Maximum size of one request: 20 000 names of 253 letters, and a pod.
 const MAX_REQUEST_BYTES: usize = 8 << 20;
-/// Deadline for the body of one request, which is also kube-scheduler's.
+/// Deadline for the body of one request; kube-scheduler uses the same one.
 const BODY_DEADLINE: Duration = Duration::from_secs(2);
-/// Deadline for the next head on a connection.
+/// Deadline for the head of the next request on a connection.
 const IDLE_DEADLINE: Duration = Duration::from_secs(60);
-/// Maximum number of concurrent connections, and maximum life of one.
+/// Maximum number of concurrent connections, and the maximum life of a connection.
 const CONNECTIONS: usize = 64;
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(3600);
 
@@ -60,7 +60,7 @@ fn refusal(status: StatusCode, text: &str) -> (StatusCode, Vec<u8>) {
     (status, format!("{{\"error\":{}}}", serde_json::Value::String(text.to_string())).into_bytes())
 }
 
-/// The current time in the unit of published states.
+/// Current time in seconds since the epoch, as in published states.
 pub fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
@@ -87,7 +87,7 @@ async fn respond(request: Request<Incoming>, state: Arc<ExtenderState>) -> Resul
     Ok(response)
 }
 
-/// Listens, and returns the address and the server, which runs in the calling runtime until it is dropped.
+/// Listens at an address. Returns the bound address, and the server, which runs in the calling runtime until dropped.
 ///
 /// # Errors
 /// The address cannot be used.
@@ -103,7 +103,7 @@ pub async fn listen(
         loop {
             let Some((stream, peer)) = accept(listener.accept().await).await else { continue };
             let state = Arc::clone(&state);
-            // Small answers are sent immediately.
+            // Without this option, the kernel may delay small answers.
             let _ = stream.set_nodelay(true);
             limit.serve(peer.ip(), move |_| async move {
                 let service = service_fn(move |request| respond(request, Arc::clone(&state)));

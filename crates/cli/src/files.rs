@@ -1,4 +1,5 @@
-//! Output files: existing ones are overwritten only with --force, and a file gets its final name only when it is complete.
+//! Output files. Existing files are overwritten only with --force, and a file gets its final name only when it is
+//! complete.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use tempfile::NamedTempFile;
 
-/// A temporary file beside its final path; [`OutputFile::keep`] renames it.
+/// A temporary file in the directory of its final path; [`OutputFile::keep`] renames it.
 pub struct OutputFile {
     path: PathBuf,
     force: bool,
@@ -41,7 +42,7 @@ impl OutputFile {
         let persisted =
             if self.force { self.file.persist(&self.path) } else { self.file.persist_noclobber(&self.path) };
         persisted.map_err(|error| error.error).with_context(|| format!("{name}: cannot be renamed into place"))?;
-        // Temporary files are private; the result is an ordinary file.
+        // Temporary files are private, whereas the result gets ordinary permissions.
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
@@ -52,14 +53,14 @@ impl OutputFile {
     }
 }
 
-/// The process's umask, which can be read only by setting it.
+/// The umask of the process, which can be read only by setting it.
 fn umask() -> u32 {
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     rustix::process::umask(mask);
     mask.as_raw_mode()
 }
 
-/// Rejects, before hours of work, an output file that could not be written after them.
+/// Rejects an output file that could not be written, before hours of work rather than after them.
 ///
 /// # Errors
 /// The file exists and `force` is not set, or its directory does not exist.
@@ -82,17 +83,17 @@ fn parent_dir(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Writes all of `bytes` as the file.
+/// Writes `bytes` to a file.
 ///
 /// # Errors
-/// As [`OutputFile::create`] and [`OutputFile::keep`].
+/// The errors of [`OutputFile::create`] and [`OutputFile::keep`].
 pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> {
     let mut output = OutputFile::create(path, force)?;
     output.file().write_all(bytes).map_err(|error: io::Error| anyhow::anyhow!("{}: {error}", path.display()))?;
     output.keep()
 }
 
-/// Creates a directory; a non-empty one is accepted only with `force`.
+/// Creates a directory; accepts one that exists and is not empty only with `force`.
 ///
 /// # Errors
 /// The directory is not empty, or cannot be created.

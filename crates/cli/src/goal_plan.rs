@@ -1,4 +1,4 @@
-//! `cachemate plan --goal`: can promises be kept, and by which plan?
+//! `cachemate plan --goal`: determines whether promises can be kept, and by which plan.
 
 use anyhow::bail;
 use cachemate_core::{Goal, MachineSpec, PromiseState, PromiseTerm};
@@ -10,21 +10,21 @@ use serde::Serialize;
 
 use crate::exit::UsageError;
 
-/// One `--goal`.
+/// One promise, from `--goal`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RequestedGoal {
     program: String,
     max_slowdown: f64,
 }
 
-/// `NAME=MAX`, with MAX as `5%` or `0.05`.
+/// Parses `NAME=MAX`, with MAX as `5%` or `0.05`.
 pub fn parse_goal(text: &str) -> Result<RequestedGoal, String> {
     let expected = "expected PROGRAM=MAX, such as redis=5% or redis=0.05";
     let Some((program, max)) = text.rsplit_once('=') else { return Err(format!("found '{text}', {expected}")) };
     let (digits, unit) = max.strip_suffix('%').map_or((max, 1.0), |digits| (digits.trim(), 100.0));
     let value: f64 = digits.parse().map_err(|_| format!("found '{max}', {expected}"))?;
     let max_slowdown = value / unit;
-    // A bare 5 would mean 500 %, a promise that is hardly intended, so a percentage needs its unit.
+    // A number above 1 needs a percent sign, because a bare 5 would mean 500 %, which is probably not intended.
     if !(max_slowdown.is_finite() && max_slowdown >= 0.0 && (unit > 1.0 || max_slowdown <= 1.0)) {
         return Err(format!("found '{max}', expected a share from 0 to 1, or percent with a unit, such as 5%"));
     }
@@ -36,41 +36,42 @@ pub fn parse_goal(text: &str) -> Result<RequestedGoal, String> {
 pub struct GoalForecast {
     program: String,
     max_slowdown: f64,
-    /// `kept`, `likely`, `at-risk` or `broken` by the forecast's 90 % interval; `infeasible` if no plan of the search keeps
-    /// all promises and this one is not kept.
+    /// State by the forecast's 90 % interval: `kept`, `likely`, `at-risk` or `broken`. It is `infeasible` if no
+    /// searched plan keeps all promises and this promise is not kept.
     state: PromiseState,
     forecast_slowdown: f64,
     low: f64,
     high: f64,
 }
 
-/// A program's place in the plan.
+/// Place of one program in the plan.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct GoalPlacement {
     program: String,
     cpu: u32,
-    /// Units of its cache reserved for it; 0 if it shares the rest.
+    /// Units of the cache that are reserved for the program; 0 if it shares the remaining ones.
     exclusive_units: u32,
     forecast_slowdown: f64,
 }
 
-/// The answer to all promises together.
+/// Answer to all promises together.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct GoalPlan {
     goals: Vec<GoalForecast>,
     /// Does the forecast keep all promises under the plan?
     keeps_all: bool,
-    /// Ways or colors of each cache; 1 if it cannot be partitioned.
+    /// Number of ways or colors of each cache; 1 if the cache cannot be partitioned.
     units_per_cache: u32,
     placement: Vec<GoalPlacement>,
-    /// Programs without which all promises would be kept; empty if they are, or if removing one does not suffice.
+    /// Programs without which all promises could be kept. Empty if they are kept, or if removing one program does not
+    /// suffice.
     must_leave: Vec<String>,
 }
 
-/// The best plan for the promises, and the programs that would have to leave if there is none.
+/// Finds the best plan for the promises and, if it does not keep them, the programs that would have to leave.
 ///
 /// # Errors
-/// A promise to a program that is not among the programs; more programs than cores.
+/// A promise names a program that is not in the list, or there are more programs than cores.
 pub fn goal_plan(
     machine: &MachineSpec,
     names: &[String],
@@ -95,8 +96,7 @@ pub fn goal_plan(
     Ok(answer(names, &jobs, &best_plan, units, must_leave))
 }
 
-/// The first program without a promise whose removal lets all promises be kept; otherwise the first such program with
-/// one.
+/// Returns the first program whose removal lets all promises be kept. Programs without a promise are tried first.
 fn programs_to_remove(
     machine: &MachineSpec,
     names: &[String],
@@ -158,7 +158,7 @@ fn answer(
 }
 
 impl GoalPlan {
-    /// The result as text.
+    /// Formats the result as text.
     pub fn describe(&self) -> String {
         let mut text = "\npromises, under the best plan for them\n".to_string();
         for goal in &self.goals {

@@ -1,4 +1,4 @@
-//! Standard input that Ctrl-C ends.
+//! Standard input that an interruption ends.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Standard input that reports its end after an interruption. A pipe may stay silent forever, and reads are restarted
-/// after a signal, so a read starts only when input is available.
+/// Standard input that reports end of file after an interruption. Because a pipe may stay silent forever and the
+/// kernel restarts reads after a signal, a read starts only when input is available.
 pub struct InterruptibleStdin {
     pub stop: Arc<AtomicBool>,
 }

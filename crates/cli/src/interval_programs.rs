@@ -1,5 +1,5 @@
-//! Programs for the interval machine: from a file of phases, from a profile file, or measured alone on the cycle-level
-//! machine.
+//! Loads programs for the interval machine from files of phases or profiles, or measures them alone on the
+//! cycle-level machine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use cachemate_trace::{ProfileFile, bundled_recording};
 use crate::exit::UsageError;
 use crate::session::Session;
 
-/// A requested program, by name.
+/// A program that a command line or scenario requests.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProgramRequest {
-    /// A file of phases (TOML or JSON), a profile file, a program of the cycle-level machine, or a recording.
+    /// File of phases (TOML or JSON), profile file, program of the cycle-level machine, or recording.
     pub program: String,
     /// Parameters of a program of the cycle-level machine.
     pub parameters: toml::Table,
 }
 
-/// Larger files are rejected.
+/// Maximum size of a file.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Loads the programs; equal requests share one program. Programs of the cycle-level machine are measured alone on the
-/// given machine, and their phases are stretched by `stretch`.
+/// given machine, and their phases are stretched by `phase_scale`.
 ///
 /// # Errors
-/// A file that cannot be read or is not a program; a program that cannot be measured alone.
+/// A file cannot be read or is not a program, or a program cannot be measured alone.
 pub fn load(
     session: &Session,
     requests: &[ProgramRequest],
@@ -63,10 +63,10 @@ pub fn load(
 /// Maximum number of copies of one program.
 const MAX_COPIES: u32 = 4096;
 
-/// The jobs named by a command line, with the requested number of copies of each.
+/// Returns the jobs that a command line names, with the requested number of copies of each.
 ///
 /// # Errors
-/// As [`load`]; an invalid number of copies.
+/// The number of copies is invalid, or [`load`] fails.
 pub fn jobs(
     session: &Session,
     specs: &[String],
@@ -82,7 +82,7 @@ pub fn jobs(
     Ok(copies.flat_map(|(program, (_, count))| (0..*count).map(|_| IntervalJob::new(Arc::clone(program)))).collect())
 }
 
-/// Parses `NAME*N`, or a name for one copy.
+/// Parses `NAME*N`; a name alone means one copy.
 fn parse_count(spec: &str) -> anyhow::Result<(ProgramRequest, u32)> {
     let (name, count) = match spec.rsplit_once('*') {
         None => (spec, 1),

@@ -1,4 +1,4 @@
-//! The tasks of a sweep: scenarios on the simulated machine, and curves of recordings.
+//! Runs the tasks of a sweep: scenarios on the simulated machine, and curves of recordings.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,9 +22,9 @@ use crate::session::Session;
 
 /// Runs tasks in this process.
 pub struct LocalJobRunner {
-    /// A silent session, because many tasks run concurrently.
+    /// Session without output, because many tasks run concurrently.
     session: Session,
-    /// The sweep's directory, with results that other tasks need.
+    /// Directory of the sweep, which contains results that other tasks need.
     dir: PathBuf,
 }
 
@@ -74,13 +74,13 @@ impl JobRunner for LocalJobRunner {
     }
 }
 
-/// The pipeline of the job's scenario.
+/// Pipeline for the job's scenario.
 fn pipeline(job: &ScenarioJob, machine: &SimMachine) -> Result<Pipeline, String> {
     let config = cachemate_scenario::pipeline(&job.scenario, &job.machine, machine);
     Pipeline::build(config).map_err(|error| error.to_string())
 }
 
-/// The machine, with the recordings that the sweep resolved.
+/// Builds the job's machine with the recordings that the sweep has resolved.
 fn build(job: &ScenarioJob) -> Result<SimMachine, String> {
     let mut scenario = job.scenario.clone();
     for program in &mut scenario.programs {
@@ -102,7 +102,7 @@ fn scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunError>
     }
     let mut machine = outcome.map_err(|error| RunError::Failed(error.to_string()))?;
     let mut results = machine.results();
-    // The result must not depend on the paths of the recordings.
+    // Paths of recordings are removed, because the result must not depend on them.
     for task in &mut results.tasks {
         let recording = job.recordings.iter().find(|(_, path)| path.display().to_string() == task.name);
         if let Some((given, _)) = recording {
@@ -114,7 +114,7 @@ fn scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunError>
     Ok(JobResult { figures: figures(&results), curve: Vec::new(), detail })
 }
 
-/// Passes a stop on to the machine's own flag, which ends the run within a window.
+/// Copies the stop of the sweep to the machine's own flag while `run` is in progress; the run ends within a window.
 fn stoppable<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() -> T) -> T {
     let (done_sender, is_done) = channel::<()>();
     std::thread::scope(|scope| {
@@ -131,7 +131,7 @@ fn stoppable<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() ->
     })
 }
 
-/// The figures of a run for reports.
+/// Figures of a run that reports show.
 fn figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
     let cycles = results.elapsed_cycles as f64;
     let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
@@ -153,7 +153,7 @@ fn figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
     named_figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
-/// The command that measures the curve.
+/// Builds the command that measures a curve.
 fn curve_command(job: &CurveJob) -> Result<mrc::Mrc, String> {
     let sizes =
         job.sizes.as_deref().map(str::parse::<SizeList>).transpose().map_err(|problem| format!("sizes: {problem}"))?;

@@ -1,7 +1,7 @@
-//! Profiles and node states from a directory of JSON: the objects of the two custom resources, one per file.
+//! Reads profiles and node states from a directory of JSON files, each an object of one of the two custom resources.
 //!
-//! Another process writes the directory (a mounted volume, a mirror of the API server). A file that is unreadable, too
-//! large or forged is skipped and reported once; the others are used.
+//! Another process writes the directory (a mounted volume, or a mirror of the API server). A file that is unreadable,
+//! too large or forged is skipped and reported once; the other files are used.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,12 +12,12 @@ use cachemate_fleet::profile::WorkloadProfile;
 use cachemate_fleet::scorer::NodeCacheState;
 use serde::Deserialize;
 
-/// Maximum size of one object: a curve has at most 4 KB, and a node with 256 caches at most 256 KB.
+/// Maximum size of one object. A curve has at most 4 KB, and a node with 256 caches at most 256 KB.
 const MAX_OBJECT_BYTES: u64 = 1 << 20;
 /// Maximum number of files in a directory.
 const MAX_FILES: usize = 200_000;
 
-/// An object of one of the two resources; fields that placement does not need are skipped.
+/// An object of one of the two resources. Fields that placement does not need are skipped.
 #[derive(Deserialize)]
 #[serde(tag = "kind")]
 enum KnowledgeObject {
@@ -30,7 +30,7 @@ struct ObjectName {
     name: String,
 }
 
-/// `spec` of a `WorkloadProfile`.
+/// The `spec` of a `WorkloadProfile`.
 #[derive(Deserialize)]
 pub struct ProfileSpec {
     /// Images to which the profile applies.
@@ -40,16 +40,16 @@ pub struct ProfileSpec {
     pub profile: WorkloadProfile,
 }
 
-/// `status` of a `NodeCacheState`.
+/// The `status` of a `NodeCacheState`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PublishedState {
-    /// Time of publication.
+    /// Time of publication, in seconds since the epoch.
     observed_unix_seconds: f64,
     state: NodeCacheState,
 }
 
-/// Objects of a directory and its subdirectories, and the rejected files.
+/// Returns the objects of a directory and its subdirectories, and the reason for each rejected file.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -61,7 +61,8 @@ pub fn read_dir(dir: &Path) -> anyhow::Result<(ClusterKnowledge, BTreeMap<String
     while let Some((dir, depth)) = dirs.pop() {
         let paths = cachemate_files::entries(&dir).with_context(|| format!("{}: cannot be read", dir.display()))?;
         for path in paths {
-            // A mounted volume contains everything twice: by name, and below hidden directories.
+            // Hidden names are skipped, because a mounted volume contains every file a second time in hidden
+            // directories.
             let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
             if is_hidden {
                 continue;

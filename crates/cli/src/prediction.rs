@@ -1,4 +1,4 @@
-//! Programs, a machine and a model, combined for `predict`, `plan` and `report`.
+//! The combination of programs, a machine and a model that `predict`, `plan` and `report` share.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub struct MachineArg {
 /// The default model: the interval machine's solution, as in `compare` and `plan --policy`.
 pub const INTERVAL_MODEL: &str = "interval";
 
-/// Source of the cycles and the overlap of recordings.
+/// Source of the cycles and overlap of recorded programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub enum TimingSource {
     /// Run each recording alone on the simulated machine for a moment
@@ -47,7 +47,7 @@ pub struct TimingArg {
     pub timing: TimingSource,
 }
 
-/// The model behind a prediction.
+/// The model that computes a prediction.
 pub enum SlowdownModel {
     /// The interval machine's solution for programs with timing.
     Interval(Vec<Arc<TimedProgram>>),
@@ -56,7 +56,7 @@ pub enum SlowdownModel {
 }
 
 impl SlowdownModel {
-    /// The name as `--model` gives it.
+    /// Name of the model, as `--model` accepts it.
     pub fn name(&self) -> &'static str {
         match self {
             SlowdownModel::Interval(_) => INTERVAL_MODEL,
@@ -65,20 +65,21 @@ impl SlowdownModel {
     }
 }
 
-/// A prediction with its inputs.
+/// A prediction, together with its inputs.
 pub struct Prediction {
     pub machine: MachineSpec,
     pub cache: SharedCache,
     pub programs: Vec<ProfiledInput>,
     pub model: SlowdownModel,
     pub costs: PairCosts,
-    /// Slowdown of each program beside each other one with its 90 % interval; `None` for a scheme, which has none.
+    /// Slowdown of each program beside each other program, with its 90 % interval; `None` for schemes, which have no
+    /// intervals.
     intervals: Option<Vec<Vec<Estimate>>>,
 }
 
 impl Prediction {
     /// # Errors
-    /// An unknown machine, model or program; a profile without the evidence that the model needs.
+    /// A machine, model or program is unknown, or a profile lacks data that the model needs.
     pub fn new(
         session: &Session,
         programs: &[String],
@@ -105,7 +106,7 @@ impl Prediction {
         Ok(Prediction { machine, cache, programs: inputs, model, costs, intervals: None })
     }
 
-    /// The matrix of costs, with intervals if the model has them.
+    /// Matrix of costs, with intervals if the model has them.
     pub fn matrix(&self) -> CostTable {
         let ends = |end: fn(&Estimate) -> f64| {
             let row = |row: &Vec<Estimate>| row.iter().map(|estimate| Some(100.0 * end(estimate))).collect();
@@ -118,7 +119,7 @@ impl Prediction {
         }
     }
 
-    /// The source of each program's timing; `None` for a scheme.
+    /// Source of each program's timing; `None` for schemes.
     pub fn timing_bases(&self) -> Option<Vec<TimingBasis>> {
         match &self.model {
             SlowdownModel::Interval(timed) => Some(timed.iter().map(|program| program.basis).collect()),
@@ -134,19 +135,19 @@ impl Prediction {
         cache_summary(&self.machine)
     }
 
-    /// The forecast for all programs together on one cache, by the model if it predicts groups, else by
+    /// Forecasts all programs together on one cache, by the model if it predicts groups, and otherwise by
     /// [`USUAL_SCHEME`].
     ///
     /// # Errors
-    /// The default scheme does not exist (a bug); missing evidence gives `None`.
+    /// The default scheme does not exist, which is a bug. If data are missing, the result is `None`.
     pub fn group(&self) -> anyhow::Result<Option<GroupForecast>> {
         self.forecast_group(&(0..self.programs.len()).collect::<Vec<_>>())
     }
 
-    /// The forecast for some of the programs together on one cache, by their indices in the list.
+    /// Forecasts some of the programs, given by their indices, together on one cache.
     ///
     /// # Errors
-    /// As [`Self::group`].
+    /// The error of [`Self::group`].
     pub fn forecast_group(&self, members: &[usize]) -> anyhow::Result<Option<GroupForecast>> {
         if members.len() < 2 {
             return Ok(None);
@@ -203,17 +204,17 @@ impl Prediction {
     }
 }
 
-/// The interval model's costs of programs with the prior's timing, on a machine without a bundled description.
+/// Costs by the interval model with timing from the prior, for a machine without a bundled description.
 ///
 /// # Errors
-/// A profile without instruction counts.
+/// A profile has no instruction counts.
 pub fn prior_costs(inputs: &[ProfiledInput], machine: &MachineSpec) -> anyhow::Result<PairCosts> {
     let timed = inputs.iter().map(|input| Ok(TimedProgram::from_profile(&input.file, machine)?));
     let timed: Vec<TimedProgram> = timed.collect::<anyhow::Result<_>>()?;
     Ok(costs_of_pairs(&pairs(machine, &timed.iter().collect::<Vec<_>>())?))
 }
 
-/// The programs with their timing; equal inputs are measured once.
+/// Returns the programs with their timing; equal inputs are measured once.
 fn run_timed(
     session: &Session,
     names: &[String],

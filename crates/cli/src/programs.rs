@@ -1,4 +1,4 @@
-//! Programs as the command line names them: a profile file, a recording, or the name of a bundled recording.
+//! Loads programs as the command line names them: a profile file, a recording, or the name of a bundled recording.
 
 use std::io::Read;
 use std::path::Path;
@@ -14,29 +14,29 @@ use cachemate_trace::{ProfileFile, TraceReader};
 use crate::session::Session;
 use crate::traces::{TraceArgs, TraceInput, recording_path};
 
-/// One program, ready for predictions.
+/// One program that is ready for predictions.
 pub struct ProfiledInput {
-    /// Name with control characters removed, because files come from untrusted sources.
+    /// Name without control characters, because files come from untrusted sources.
     pub name: String,
     pub file: ProfileFile,
-    /// Profile on the target's cache.
+    /// Profile for the target's cache.
     pub profile: Profile,
 }
 
-/// Loads the program named `given`, for the target's cache.
+/// Loads the program named `program_name`, for the target's cache.
 ///
 /// # Errors
-/// A file that cannot be read, or a name that is neither a file nor a bundled recording (lists the known names and the
+/// The file cannot be read, or `given` is neither a file nor a bundled recording; the error lists known names.
 /// nearest).
 pub fn load(session: &Session, program_name: &str, target: Option<ProfileTarget>) -> anyhow::Result<ProfiledInput> {
     let (program, completeness) = load_partial(session, program_name, target)?;
     completeness.map(|()| program)
 }
 
-/// Like [`load`], for callers that use the part read before Ctrl-C; it also returns whether everything was read.
+/// Loads a program as [`load`] does, but returns the part read before Ctrl-C, and whether everything was read.
 ///
 /// # Errors
-/// As [`load`], except for interruption.
+/// The errors of [`load`], except for interruption.
 pub fn load_partial(
     session: &Session,
     program_name: &str,
@@ -60,7 +60,7 @@ pub fn load_partial(
     Ok((ProfiledInput { name: printable(&file.program), file, profile }, completeness))
 }
 
-/// Profiles a trace for `target`'s cache (a default one without a target) under the name `name`.
+/// Profiles a trace for the target's cache (or a default one) under the name `name`.
 fn profile(
     session: &Session,
     trace: &mut TraceInput,
@@ -81,15 +81,15 @@ fn profile(
 /// Loads all programs, in the order given.
 ///
 /// # Errors
-/// As [`load`].
+/// The errors of [`load`].
 pub fn load_all(session: &Session, names: &[String], target: ProfileTarget) -> anyhow::Result<Vec<ProfiledInput>> {
     names.iter().map(|name| load(session, name, Some(target))).collect()
 }
 
-/// Is it a profile file, rather than a recording?
+/// Is the file a profile rather than a recording?
 ///
 /// # Errors
-/// A file that cannot be read.
+/// The file cannot be read.
 pub fn is_profile(path: &Path) -> anyhow::Result<bool> {
     let mut start = Vec::new();
     let file = cachemate_files::open_plain(path).with_context(|| format!("{}: cannot be opened", path.display()))?;
@@ -98,7 +98,7 @@ pub fn is_profile(path: &Path) -> anyhow::Result<bool> {
 }
 
 impl ProfiledInput {
-    /// The summary shown in tables and pages.
+    /// Summary of the program for tables and pages.
     pub fn summary(&self) -> ProgramSummary {
         let positions = self.profile.stack_positions();
         let class = positions.and_then(|positions| classify(positions, &AnimalThresholds::default()));
@@ -118,7 +118,7 @@ impl ProfiledInput {
         }
     }
 
-    /// Its miss-rate curve.
+    /// The program's miss-rate curve.
     pub fn curve(&self) -> Vec<CurvePoint> {
         whole_curve(&self.file).unwrap_or_default()
     }

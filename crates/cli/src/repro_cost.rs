@@ -1,4 +1,4 @@
-//! The cost of the papers' experiments, and the runs that are still missing in a sweep's directory.
+//! Computes the cost of the papers' experiments, and of the runs that are missing in a sweep's directory.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -10,7 +10,7 @@ use cachemate_sweep::Store;
 
 use crate::repro_sweep::{ReproRequest, places};
 
-/// CPU hours of full runs, measured on two cores with three seeds.
+/// CPU hours of full runs, from measurements on two cores with three seeds.
 pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>, seeds: usize) -> f64 {
     let minutes: f64 = experiments.into_iter().map(|experiment| experiment.full_minutes).sum();
     2.0 * minutes / 60.0 * seeds as f64 / 3.0
@@ -40,14 +40,14 @@ pub fn render(request: &ReproRequest, experiments: &[Experiment], store: Option<
     format!("{}\nleft: {open} of {} experiments with {seeds_text}, {hours}\n", table.text(), numbered_experiments.len())
 }
 
-/// Counts of an experiment's runs in a directory.
+/// Counts of an experiment's runs in a sweep's directory.
 #[derive(Default)]
 struct RunCounts {
     made_runs: usize,
-    /// Missing runs whose inputs exist; their results may lead to more runs.
+    /// Missing runs whose inputs exist. Their results may lead to further runs.
     next_runs: usize,
     is_finished: bool,
-    /// The error of an experiment that fails before any run.
+    /// Error of an experiment that fails before its first run.
     fails: Option<String>,
 }
 
@@ -62,7 +62,7 @@ impl RunCounts {
     }
 }
 
-/// Runs the experiment on the stored results.
+/// Counts the runs of an experiment by executing it on stored results only.
 fn run_counts(request: &ReproRequest, store: &Store, nth: usize, experiment: &Experiment) -> RunCounts {
     let (find, made_count, stop) = (request.stored_lookup(store, nth), AtomicUsize::new(0), AtomicBool::new(false));
     let find_counted = |run: &str| {

@@ -17,7 +17,7 @@ use crate::repro_cost::processor_hours;
 use crate::run_store::{RunStoreArgs, use_store_dir};
 use crate::session::Session;
 
-/// The experiments, and their form.
+/// Options that select experiments and their form.
 #[derive(Args)]
 struct FormArgs {
     /// Result ids such as CASC-1, or `all` of the papers
@@ -62,8 +62,8 @@ impl FormArgs {
         }
     }
 
-    /// CPU seconds from an empty store: the last measured value, or the declared one of full runs; `None` if neither is
-    /// known.
+    /// CPU seconds of an experiment that starts from an empty store. This is the last measured value or, for full
+    /// runs, the declared one; `None` if neither is known.
     fn cost(&self, experiment: &Experiment, seeds: usize) -> Option<f64> {
         let measured_cost = store::dir().and_then(|dir| dir.cost(experiment.ids, self.form()));
         let declared = || (self.form() == "full").then(|| 3600.0 * processor_hours([experiment], seeds));
@@ -71,7 +71,7 @@ impl FormArgs {
     }
 }
 
-/// The name under which costs are stored.
+/// Name of the form (full, quick or sample) under which costs are stored.
 pub fn form(quick: bool, sample: bool) -> &'static str {
     match (quick, sample) {
         (_, true) => "sample",
@@ -102,11 +102,11 @@ impl CostMeter {
         cpu_seconds() - self.cpu_seconds
     }
 
-    /// Stores the experiment's cost from an empty store.
+    /// Stores the cost of an experiment that started from an empty store.
     pub fn finish(&self, experiment: &Experiment, form: &str, seeds: usize) {
         let reused_seconds = store::counts().reused_cpu_seconds - self.reused_cpu_seconds;
         let cost = ExperimentCost { seeds, cpu_seconds: self.cpu_seconds() + reused_seconds };
-        // If this fails, the next plan shows the declared cost.
+        // If this fails, the next plan shows the declared cost instead.
         let _ = store::dir().map(|dir| dir.write_cost(experiment.ids, form, cost));
     }
 }
@@ -137,16 +137,16 @@ struct CostPlan {
     experiments: Vec<PlannedExperiment>,
 }
 
-/// An experiment, with its missing part.
+/// An experiment, with the part that remains to be run.
 #[derive(Serialize)]
 struct PlannedExperiment {
     ids: Vec<&'static str>,
     stored_runs: usize,
-    /// Runs that are not stored and whose inputs are known; more may follow from their results.
+    /// Runs that are not stored and whose inputs exist; their results may lead to further runs.
     next_runs: usize,
     is_complete: bool,
     stored_cpu_hours: f64,
-    /// CPU hours from an empty store; `null` if neither measured nor declared.
+    /// CPU hours from an empty store; `null` if the cost is neither measured nor declared.
     cpu_hours: Option<f64>,
     /// CPU hours of the part that is not stored.
     left_cpu_hours: Option<f64>,
@@ -254,7 +254,7 @@ struct ExperimentProgress {
     spent_seconds: f64,
     findings: Vec<Finding>,
     failure: Option<String>,
-    /// Was it skipped because it did not fit the budget?
+    /// Was the experiment skipped because it did not fit the budget?
     is_left: bool,
 }
 
@@ -270,7 +270,7 @@ impl ExperimentProgress {
         }
     }
 
-    /// The number of seeds for its next run; `None` once its results are decided or at their limit.
+    /// Number of seeds for the next run; `None` once all results are decided or the limit is reached.
     fn next_seeds(&self, max_seeds: usize) -> Option<usize> {
         if self.failure.is_some() || self.is_left || self.seeds >= max_seeds {
             return None;
@@ -302,7 +302,7 @@ struct RunAccount<'a> {
     results: Vec<&'a Finding>,
 }
 
-/// Seeds and time of one experiment.
+/// Seeds and CPU time of one experiment.
 #[derive(Serialize)]
 struct AccountLine<'a> {
     ids: &'a [&'static str],
@@ -339,12 +339,12 @@ impl ReproRun {
         Ok(())
     }
 
-    /// The experiment with the most open results per expected CPU second, and the number of seeds for its run.
+    /// Selects the experiment with the most open results per expected CPU second, and its number of seeds.
     fn next(&self, experiments: &mut [ExperimentProgress], left_seconds: Option<f64>) -> Option<(usize, usize)> {
         let mut best_step: Option<(f64, usize, usize)> = None;
         for (index, experiment) in experiments.iter_mut().enumerate() {
             let Some(seeds) = experiment.next_seeds(self.max_seeds) else { continue };
-            // Runs of earlier seeds are stored.
+            // Runs of earlier seeds are stored, so only the additional seeds cost time.
             let cost = self.form.cost(&experiment.experiment, seeds - experiment.seeds);
             if left_seconds.is_some_and(|remaining| cost.unwrap_or(0.0) > remaining) {
                 experiment.is_left = true;
@@ -442,7 +442,7 @@ impl RunAccount<'_> {
     }
 }
 
-/// The verdict and, for an undecided result, what would decide it.
+/// The verdict, and for an undecided result the number of seeds that would decide it.
 fn verdict(finding: &Finding) -> String {
     let Some(verdict) = finding.verdict else { return String::new() };
     if !finding.is_undecided() {

@@ -167,7 +167,7 @@ impl StoreVerify {
                 }
             }
         }
-        // In an order that the content and the seed determine.
+        // The order depends only on the content and the seed.
         entries.sort_by_key(|(order, ..)| *order);
         let (stop, bar) = (session.interrupt_flag(), session.progress("verify", Some(self.runs as u64)));
         for (_, entry, path) in &entries {
@@ -198,7 +198,7 @@ impl StoreVerify {
     }
 }
 
-/// A position in a random order that the content and the seed determine.
+/// Position of an entry in a random order that the content and the seed determine.
 fn draw(entry: &StoredEntry, seed: u64) -> u64 {
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     entry.inputs.as_bytes().iter().fold(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), mix)

@@ -1,7 +1,7 @@
-//! The papers' experiments through a sweep: their independent runs are tasks, executed wave by wave.
+//! Runs the papers' experiments as a sweep: their independent runs are tasks, executed wave by wave.
 //!
-//! A wave consists of all runs whose inputs are available; most experiments have one or two waves. The findings are
-//! assembled here from the store, by the same code as without a sweep.
+//! A wave consists of all runs whose inputs exist; most experiments have one or two waves. The command assembles the
+//! findings from the store with the same code as without a sweep.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::run_store::{sources, use_store_dir};
 
-/// Below the sweep's directory: runs of single programs and pairs, which several tasks need.
+/// Subdirectory of the sweep for runs of single programs and pairs, which several tasks need.
 pub const KEPT_DIR: &str = "kept";
 
 /// The request for the experiments, stored in the manifest's header.
@@ -28,17 +28,17 @@ pub struct ReproRequest {
     pub sample: bool,
     pub seeds: Vec<u64>,
     pub mixes: Option<u32>,
-    /// Machine by name, because a file's content is not part of a run's id.
+    /// Name of the machine. A file is not allowed, because its content would not be part of a run's id.
     pub machine: Option<String>,
 }
 
 impl ReproRequest {
-    /// The id of a run, a hash of everything on which its result depends.
+    /// Id of a run: a hash of everything on which the result depends.
     fn id(&self, run: &str) -> SweepTaskId {
         SweepTaskId::from_text(&format!("{} repro {self:?} {run}", sources()))
     }
 
-    /// An experiment's stored results, by the names of its runs.
+    /// Lookup of an experiment's stored results by the names of its runs.
     pub fn stored_lookup<'a>(&'a self, store: &'a Store, nth: usize) -> impl Fn(&str) -> Option<Vec<u8>> + Sync + 'a {
         move |run: &str| {
             let stored = store.read(self.id(&format!("{nth}:{run}"))).ok()??;
@@ -64,7 +64,7 @@ impl ReproRequest {
 /// Executes the run `nth:call.item` of the experiments in this process.
 ///
 /// # Errors
-/// There is no such run, an earlier one that it needs has no result, or it failed.
+/// The run does not exist, an earlier run that it needs has no result, or the run failed.
 pub fn make(dir: &Path, request_value: &Value, run: &str, stop: &AtomicBool) -> Result<JobResult, RunError> {
     let run_error = |message: String| RunError::Failed(message);
     let request: ReproRequest =
@@ -90,20 +90,20 @@ pub fn make(dir: &Path, request_value: &Value, run: &str, stop: &AtomicBool) -> 
     }
 }
 
-/// The field of a result that contains the run's answer: MessagePack as hexadecimal digits.
+/// Field of a result with the run's answer: MessagePack in hexadecimal digits.
 const ANSWER: &str = "messagepack";
 
 fn digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Parses the digits; `None` if they are not whole bytes.
+/// Decodes hexadecimal digits; `None` if they are not whole bytes.
 fn bytes(digits: &str) -> Option<Vec<u8>> {
     let pair = |index: usize| u8::from_str_radix(digits.get(index..index + 2)?, 16).ok();
     (0..digits.len()).step_by(2).map(pair).collect()
 }
 
-/// The experiments with their positions among all, which name their runs.
+/// Experiments with their positions among all experiments, by which runs are named.
 pub fn places(experiments: &[Experiment]) -> Vec<(usize, Experiment)> {
     let is_same = |a: &Experiment, b: &Experiment| a.ids == b.ids && a.title == b.title;
     let is_requested = |candidate: &Experiment| experiments.iter().any(|requested| is_same(requested, candidate));
@@ -113,11 +113,11 @@ pub fn places(experiments: &[Experiment]) -> Vec<(usize, Experiment)> {
 /// Experiments in progress through the waves.
 pub struct Waves {
     request: ReproRequest,
-    /// Unfinished experiments, as in [`places`].
+    /// Unfinished experiments, in the form of [`places`].
     open: Vec<(usize, Experiment)>,
     findings: Vec<(usize, Vec<Finding>)>,
     broken: Vec<String>,
-    /// All runs so far.
+    /// Tasks of all waves so far.
     tasks: Vec<SweepTask>,
     given_up: BTreeMap<SweepTaskId, String>,
 }
@@ -132,7 +132,7 @@ impl Waves {
         Waves { request, open, findings, broken, tasks, given_up: BTreeMap::new() }
     }
 
-    /// The runs whose inputs are available; none once every experiment has its findings or failed.
+    /// Returns the runs whose inputs exist; none once every experiment has its findings or has failed.
     pub fn next(&mut self, store: &Store, stop: &AtomicBool) -> Vec<SweepTask> {
         let mut needed_tasks = Vec::new();
         for (nth, experiment) in std::mem::take(&mut self.open) {
@@ -158,7 +158,7 @@ impl Waves {
         self.broken.push(format!("{}: {reason}", experiment.ids.join(", ")));
     }
 
-    /// Runs an experiment on the stored results.
+    /// Runs an experiment on its stored results.
     fn advance(
         &self,
         store: &Store,
@@ -187,18 +187,18 @@ impl Waves {
         }
     }
 
-    /// Records abandoned runs, with the reasons.
+    /// Records abandoned runs and their reasons.
     pub fn report_failures(&mut self, failed_tasks: &[(SweepTaskId, String)]) {
         self.given_up.extend(failed_tasks.iter().cloned());
     }
 
-    /// Findings in the order of the experiments, and the failures.
+    /// Returns the findings in the order of the experiments, and the failures.
     pub fn into_findings(mut self) -> (Findings, Vec<String>) {
         self.findings.sort_by_key(|(nth, _)| *nth);
         (Findings { results: self.findings.into_iter().flat_map(|(_, findings)| findings).collect() }, self.broken)
     }
 
-    /// All runs so far.
+    /// Manifest with the tasks of all waves so far.
     pub fn manifest(&self) -> Manifest {
         let header = ManifestHeader {
             format: FORMAT,
@@ -218,9 +218,9 @@ impl Waves {
     }
 }
 
-/// The state of an experiment.
+/// The next step of an experiment.
 enum WaveStep {
     Found(Vec<Finding>),
-    /// The next runs.
+    /// The experiment needs these runs.
     Needs(Vec<SweepTask>),
 }

@@ -5,15 +5,16 @@ use std::ffi::OsStr;
 use cachemate_core::{RETIRED_SPELLINGS, SpellingScope, successor};
 use clap::{ArgAction, Command};
 
-/// Names the successor of the first retired command or option among `args` (without the program's name), or of a set
-/// environment variable that is retired; `None` if all spellings are current.
+/// Returns an error that names the successor of the first retired command or option among `args` (without the
+/// program's name), or of a retired environment variable that is set; `None` if all spellings are current.
 pub fn refusal<A: AsRef<OsStr>>(cli: &Command, args: &[A], is_set: impl Fn(&'static str) -> bool) -> Option<String> {
     let variables = RETIRED_SPELLINGS.iter().filter(|row| row.scope == SpellingScope::Environment);
     let variable = variables.filter(|row| is_set(row.old)).map(|row| format!("`{}` is now `{}`", row.old, row.new));
     variable.chain(find_refused_argument(cli, args)).next()
 }
 
-/// Arguments after `--`, and those of a program that the command starts, are not cachemate's.
+/// The first retired argument. Arguments after `--`, and those of a program that the command starts, are not
+/// examined.
 fn find_refused_argument<A: AsRef<OsStr>>(cli: &Command, args: &[A]) -> Option<String> {
     let (mut command, mut path) = (cli, Vec::new());
     let mut args = args.iter().map_while(|arg| arg.as_ref().to_str());
@@ -47,7 +48,7 @@ fn find_refused_argument<A: AsRef<OsStr>>(cli: &Command, args: &[A]) -> Option<S
     None
 }
 
-/// Is this the option's long name, or its short one?
+/// Is `name` the option's long or short name?
 fn is_spelled(option: &clap::Arg, name: &str) -> bool {
     match name.strip_prefix("--") {
         Some(long) => option.get_long() == Some(long),

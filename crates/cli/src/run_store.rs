@@ -23,7 +23,7 @@ pub struct RunStoreArgs {
 }
 
 impl RunStoreArgs {
-    /// Opens the store; call it before any run.
+    /// Opens the store; must be called before any run.
     pub fn start(&self) {
         if !self.no_store {
             open_store(Arc::new(RunDir::new(&self.dir(), MAX_DIR_BYTES)));
@@ -45,23 +45,23 @@ impl RunStoreArgs {
     }
 }
 
-/// The default store of a user.
+/// Default directory of a user's store.
 pub fn default_dir() -> PathBuf {
     paths::cache_dir().join("runs")
 }
 
-/// Stores runs in this directory from now on, and reuses the stored ones.
+/// Stores runs in this directory from this call on, and reuses the stored ones.
 pub fn use_store_dir(dir: &Path) {
     open_store(Arc::new(RunDir::new(dir, MAX_DIR_BYTES)));
 }
 
-/// As [`use_store_dir`], with the given size limit.
+/// Stores runs in an open directory, which has its own size limit.
 pub fn open_store(dir: Arc<RunDir>) {
     store::open(dir, |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}"));
 }
 
-/// The package's version, and a fingerprint of all sources that a result depends on: the same on every host that was
-/// built from the same sources.
+/// Version of the package, and a fingerprint of all sources on which a result depends. Hosts that build the same
+/// sources get the same text.
 pub fn sources() -> String {
     format!("{}+{}", env!("CARGO_PKG_VERSION"), env!("CACHEMATE_SOURCES"))
 }

@@ -1,4 +1,4 @@
-//! Services as text: first which service slows which other, then a table.
+//! Formats services as text: first which service slows which other, then a table.
 
 use cachemate_daemon::service_status::{ServiceStatus, SlowdownCause};
 use cachemate_report::text::{format_fixed, printable, value_or_dash};
@@ -25,7 +25,7 @@ fn evidence(cause: &SlowdownCause) -> String {
     format!("{}{windows}{forecast}", cause.source)
 }
 
-/// One line for each loss, the largest first; the reason if there is none.
+/// One line for each loss, the largest first; if there are none, a line with the reason.
 pub fn losses(services: &[ServiceStatus]) -> String {
     let pairs = services.iter().flat_map(|service| service.slowdown_by.iter().map(move |cause| (service, cause)));
     let mut pairs: Vec<(&ServiceStatus, &SlowdownCause)> = pairs.filter(|(_, cause)| cause.percent > 0.0).collect();
@@ -62,7 +62,7 @@ const COLUMNS: &[(&str, Align)] = &[
     ("slowed by", Align::Left),
 ];
 
-/// The table of services, with at most this many rows.
+/// Table of the services, with at most `most` rows.
 pub fn table(services: &[ServiceStatus], max_rows: usize) -> String {
     if services.is_empty() {
         return String::new();
@@ -95,7 +95,7 @@ pub fn table(services: &[ServiceStatus], max_rows: usize) -> String {
     format!("{}{more_line}", table.text())
 }
 
-/// One line for each service with a floor.
+/// One line for each service that has a promised floor.
 fn floors(services: &[ServiceStatus]) -> String {
     let line = |service: &ServiceStatus| {
         let floor = service.floor.as_ref()?;
@@ -116,7 +116,7 @@ fn floors(services: &[ServiceStatus]) -> String {
     services.iter().filter_map(line).collect()
 }
 
-/// Losses, table and floors of all services.
+/// Losses, table and floors of the services.
 pub fn services_text(services: &[ServiceStatus], max_rows: usize) -> String {
     format!("\n{}\n{}{}", losses(services), table(services, max_rows), floors(services))
 }

@@ -1,4 +1,4 @@
-//! State common to all commands: output, capabilities of the terminal, progress, interruption.
+//! State that all commands share: output, capabilities of the terminal, progress and interruption.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::args::{ColorChoice, Global};
 use crate::files::write_file;
 
-/// One run of the command.
+/// State of one run of the command.
 pub struct Session {
     /// Is standard error a terminal, and was `--quiet` not given?
     shows_notes: bool,
@@ -30,8 +30,8 @@ impl Session {
     pub fn new(global: &Global) -> Self {
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            // A second signal ends the process at once; the first only sets the flag. If the handler cannot be set, the
-            // signal's default action remains, which ends the process.
+            // The first signal only sets the flag, and a second one ends the process at once. If the handler cannot
+            // be set, the signal's default action remains, which ends the process.
             let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&interrupted));
             let _ = signal_hook::flag::register(signal, Arc::clone(&interrupted));
         }
@@ -54,13 +54,13 @@ impl Session {
         }
     }
 
-    /// A session with the same interruption flag, but no progress bar or messages, for concurrent work.
+    /// A session for concurrent work: it shares the interruption flag, but shows no progress and no messages.
     pub fn silent(&self) -> Self {
         let interrupted = Arc::clone(&self.interrupted);
         Session { quiet: true, shows_notes: false, paint: self.paint, columns: self.columns, interrupted }
     }
 
-    /// Width to which lines are truncated; `None` for a pipe or file, in which they stay whole.
+    /// Width to which lines are truncated; `None` for a pipe or file, where lines are not truncated.
     pub fn columns(&self) -> Option<usize> {
         self.columns
     }
@@ -69,12 +69,12 @@ impl Session {
         self.paint
     }
 
-    /// Set by Ctrl-C and by a termination signal.
+    /// The flag that Ctrl-C and termination signals set.
     pub fn interrupt_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.interrupted)
     }
 
-    /// Clears the interruption after the interrupted work has ended, so that the remaining work can run.
+    /// Clears the interruption after the interrupted work has ended, so that the command can finish.
     pub fn clear_interrupt(&self) {
         self.interrupted.store(false, Ordering::Relaxed);
     }
@@ -86,7 +86,7 @@ impl Session {
         }
     }
 
-    /// Prints a warning, which also appears in the log of a script.
+    /// Prints a warning to standard error, even if it is not a terminal.
     pub fn warn(&self, message: &str) {
         let _ = writeln!(io::stderr(), "cachemate: warning: {}", EscapedText::output(message));
     }
@@ -98,7 +98,7 @@ impl Session {
         }
     }
 
-    /// Progress over `total` units, or a counter if the total is unknown; drawn only if [`Session::note`] prints.
+    /// Progress bar over `total` units, or a counter if the total is unknown; drawn only if [`Session::note`] prints.
     pub fn progress(&self, stage: &'static str, total: Option<u64>) -> ProgressBar {
         let bar = match total {
             Some(total) => ProgressBar::new(total),
@@ -133,8 +133,9 @@ impl Session {
         }
     }
 
-    /// Prints the result of a command whose standard output belongs to the programs that it runs. JSON goes to `output` if
-    /// given, else to standard error; the rendered text goes to standard error, unless `--quiet` was given.
+    /// Prints the result of a command whose standard output belongs to the programs that it runs. JSON is written to
+    /// `output` if given, and otherwise to standard error; text is written to standard error, unless `--quiet` was
+    /// given.
     ///
     /// # Errors
     /// The file exists and `force` is not set, or it cannot be written.
@@ -172,7 +173,7 @@ impl Session {
         self.write(&EscapedText::output(text))
     }
 
-    /// The one place that writes to standard output.
+    /// Writes to standard output; no other function does.
     fn write(&self, text: &EscapedText) -> anyhow::Result<()> {
         let mut out = io::stdout().lock();
         out.write_all(text.as_str().as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")

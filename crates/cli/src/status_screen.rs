@@ -1,9 +1,8 @@
-//! `top` on a terminal: the daemon's status as a screen that is redrawn in every iteration.
+//! `top` on a terminal: a full-screen view of the daemon's status, redrawn in every iteration.
 //!
-//! The head shows the daemon's state; below it, each cache lists its programs, the busiest first; the foot shows the
-//! turns of gangs and the last decisions. The middle scrolls, because a host may have many caches. If the daemon stops
-//! answering, the screen reports it and polls until the daemon is back. However the view ends, the terminal is
-//! restored.
+//! The head shows the daemon's state. Below, each cache lists its programs, the busiest first; this part scrolls,
+//! because a host may have many caches. The foot shows the turns of gangs and the last decisions. If the daemon does
+//! not answer, the screen reports this and polls until it does. The terminal is restored however the view ends.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,15 +23,15 @@ use crate::status_text::{COLUMNS, decisions, gangs, head, problems, row, shares,
 use cachemate_daemon::socket;
 use cachemate_daemon::status::{ContentionClass, DaemonStatus, TaskStatus};
 
-/// Maximum number of lines of the lower part: gangs, refusals and decisions.
+/// Maximum number of lines of the foot: gangs, refused changes and decisions.
 const MAX_FOOTER_LINES: usize = 12;
 /// Maximum number of services listed above the caches.
 const MAX_SERVICES: usize = 20;
-/// Maximum latency of the response to a key or a signal.
+/// Maximum delay of the response to a key or a signal.
 const MAX_KEY_DELAY: Duration = Duration::from_millis(100);
 const KEYS: &str = " q: quit   arrows, page keys: scroll   space: pause";
 
-/// Settings made by keys.
+/// State of the screen: settings that keys change, and the last poll.
 #[derive(Default)]
 struct ScreenState {
     scroll: usize,
@@ -100,7 +99,7 @@ impl ScreenOptions<'_> {
 }
 
 impl ScreenState {
-    /// Handles a key; false to quit.
+    /// Handles a key; returns false to quit.
     fn handle_key(&mut self, key: KeyEvent) -> bool {
         if key.kind == KeyEventKind::Release {
             return true;
@@ -155,7 +154,7 @@ impl ScreenState {
         }
     }
 
-    /// Gang turns and cache partitions, the decisions, and refused changes.
+    /// Lines about gangs and cache partitions, decisions, and refused changes.
     fn detail_lines(&self, status: &DaemonStatus) -> Vec<Line<'static>> {
         let style_text = |text: String, style: Style| {
             let text = EscapedText::output(&text);
@@ -169,7 +168,7 @@ impl ScreenState {
         lines
     }
 
-    /// The line of column names, and each cache with its programs.
+    /// The line of column names, and the lines of each cache with its programs.
     fn programs(&self, status: &DaemonStatus) -> (Line<'static>, Vec<Line<'static>>) {
         let groups = tasks_by_cache(status);
         let names: Vec<String> = COLUMNS.iter().map(|(name, _)| name.to_string()).collect();
@@ -206,7 +205,7 @@ impl ScreenState {
     }
 }
 
-/// Cells padded to their column widths.
+/// Pads the cells of a row to the widths of their columns.
 fn cells<'a>(texts: &'a [String], widths: &'a [usize]) -> impl Iterator<Item = String> + 'a {
     texts.iter().zip(widths).zip(COLUMNS).map(|((text, &width), (_, align))| match align {
         Align::Left => format!("{text:<width$}  "),

@@ -1,4 +1,4 @@
-//! The daemon's status as text and tables.
+//! Formats the daemon's status as text and tables.
 
 use cachemate_core::Estimate;
 use cachemate_report::text::{format_fixed, number, printable, size_text, value_or_dash};
@@ -114,7 +114,7 @@ pub fn row(task: &TaskStatus) -> Vec<String> {
     ]
 }
 
-/// Each last-level cache with its tasks, the busiest first; then the tasks whose cache is unknown.
+/// Tasks of each last-level cache, the busiest first; tasks whose cache is unknown follow at the end.
 pub fn tasks_by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> {
     let tasks_of = |cache: Option<u32>| {
         let mut tasks: Vec<&TaskStatus> = status.tasks.iter().filter(|task| task.cache == cache).collect();
@@ -145,7 +145,7 @@ fn tables(status: &DaemonStatus, max_rows: usize) -> String {
     text
 }
 
-/// One line per cache, without its threads.
+/// One line per cache, without threads.
 fn summary(status: &DaemonStatus) -> String {
     let caches: String = status.caches.iter().map(cache_line).collect();
     format!("\n{caches}threads: --threads\n")
@@ -218,7 +218,7 @@ fn describe_plan(status: &DaemonStatus) -> String {
     format!("{}{}{}{}", promises(&status.promises), gangs(status), shares(status), problems(status))
 }
 
-/// The whole status: services and, on demand, their threads by cache.
+/// Formats the whole status: services and, if `with_threads`, the threads of each cache.
 pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
     let last = decisions(&status.decisions, 10);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
@@ -227,7 +227,7 @@ pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
     format!("{}{services}{threads}\n{}{last}", head(status), describe_plan(status))
 }
 
-/// The part of the status that fits a screen; lines are truncated at `columns`, if given.
+/// Formats the part of the status that fits a screen; truncates lines at `columns`, if given.
 pub fn top_text(status: &DaemonStatus, with_threads: bool, columns: Option<usize>) -> String {
     let last = decisions(&status.decisions, 6);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
@@ -241,25 +241,25 @@ pub fn top_text(status: &DaemonStatus, with_threads: bool, columns: Option<usize
 /// `cachemate explain --json`.
 #[derive(Default, Serialize)]
 pub struct ExplainJson {
-    /// The given process id, or that of the only process with the given name.
+    /// The requested process id, or that of the only process with the requested name.
     pub pid: Option<i32>,
     pub policy: String,
     pub mode: ManageMode,
-    /// Services that the request names, or whose threads it names.
+    /// Services that the request names, or to which the named threads belong.
     pub services: Vec<ServiceStatus>,
     pub tasks: Vec<TaskStatus>,
-    /// Its promises with their states.
+    /// Promises to the program, with their states.
     pub promises: Vec<PromiseStatus>,
-    /// Managed threads of other processes on its cache.
+    /// Managed threads of other processes on the program's cache.
     pub co_runners: Vec<String>,
-    /// Decisions that name it, latest first.
+    /// Decisions that name the program, newest first.
     pub decisions: Vec<DecisionStatus>,
     pub refused: Vec<String>,
-    /// How its affinities counteract the kernel's own cache-aware scheduling.
+    /// Conflicts of the program's affinities with the kernel's own cache-aware scheduling.
     pub conflicts: Vec<String>,
 }
 
-/// One program or service.
+/// Formats the explanation of one program or service.
 pub fn explain_text(explained: &ExplainJson) -> String {
     let ExplainJson { services, tasks, promises: promised, co_runners, decisions, refused, conflicts, mode, .. } =
         explained;

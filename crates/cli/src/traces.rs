@@ -1,4 +1,4 @@
-//! Traces as commands read them: all formats, standard input, progress, Ctrl-C and damage are handled in one place.
+//! Reads traces for all commands; formats, standard input, progress, Ctrl-C and damage are handled only here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,13 +25,13 @@ pub struct TraceArgs {
     pub salvage: bool,
 }
 
-/// An open trace. An interruption ends it; with `--salvage`, so does damage.
+/// An open trace. It ends early after an interruption and, with `--salvage`, at damage.
 pub struct TraceInput {
     reader: Box<dyn TraceReader>,
     salvage: bool,
     stop: Arc<AtomicBool>,
     bar: ProgressBar,
-    /// Records returned so far.
+    /// Number of records returned so far.
     read: u64,
     totals: Option<TraceTotals>,
     damage: Option<TraceError>,
@@ -42,7 +42,7 @@ impl TraceInput {
     /// Opens `path`: a file, the name of a bundled recording, or `-` for standard input.
     ///
     /// # Errors
-    /// An unknown format, a file that cannot be opened, or an invalid header.
+    /// The format is unknown, the file cannot be opened, or its header is invalid.
     pub fn open(session: &Session, path: &str, args: &TraceArgs, subject: &'static str) -> anyhow::Result<Self> {
         let format = args.format.as_deref().map(str::parse::<Format>).transpose()?;
         let stop = session.interrupt_flag();
@@ -74,10 +74,10 @@ impl TraceInput {
         })
     }
 
-    /// Accounts for one batch; `false` at the end, at tolerated damage, and after Ctrl-C.
+    /// Updates the counts after one batch. Returns `false` at the end, at tolerated damage, and after Ctrl-C.
     fn step(&mut self, result: Result<bool, TraceError>, records: usize) -> Result<bool, TraceError> {
         let has_more = match result {
-            // An interrupted input may end anywhere.
+            // After an interruption, the input may end anywhere, so its error is ignored.
             Err(_) if self.stop.load(Ordering::Relaxed) => false,
             Err(error) if self.salvage => {
                 self.damage = Some(error);
@@ -95,10 +95,10 @@ impl TraceInput {
         Ok(true)
     }
 
-    /// The next addresses; see [`TraceReader::read_addresses`].
+    /// Reads the next addresses; see [`TraceReader::read_addresses`].
     ///
     /// # Errors
-    /// The reader's own.
+    /// The errors of the reader.
     pub fn addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
         if self.is_stopping() {
             return Ok(false);
@@ -107,10 +107,10 @@ impl TraceInput {
         self.step(has_more, batch.len())
     }
 
-    /// The next records; see [`TraceReader::read_batch`].
+    /// Reads the next records; see [`TraceReader::read_batch`].
     ///
     /// # Errors
-    /// The reader's own.
+    /// The errors of the reader.
     pub fn records(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         if self.is_stopping() {
             return Ok(false);
@@ -130,25 +130,25 @@ impl TraceInput {
         if let Some(damage) = &self.damage {
             session.warn(&format!("{damage}; the {} records before it are used", self.read));
         }
-        // The totals describe the whole file, not a part of it.
+        // The totals describe the whole file, so they do not apply if only a part was read.
         let is_whole = self.damage.is_none() && !self.is_stopped;
         self.reader.totals().filter(|_| is_whole).cloned()
     }
 
-    /// Number of records, if known in advance; else 0.
+    /// Number of records if it is known before reading, otherwise 0.
     pub fn expected_records(&self) -> u64 {
         self.bar.length().unwrap_or(0)
     }
 
-    /// Totals of a seekable file, before it is read.
+    /// Totals of the file, which a seekable file provides before it is read.
     pub fn reader_totals(&self) -> Option<&TraceTotals> {
         self.reader.totals()
     }
 
-    /// Checks, after the result so far has been printed, that the trace was read to its end.
+    /// Checks that the trace was read to its end; called after the result has been printed.
     ///
     /// # Errors
-    /// [`InterruptedError`] after Ctrl-C.
+    /// [`InterruptedError`] if Ctrl-C ended the reading.
     pub fn check_whole(&self) -> anyhow::Result<()> {
         if !self.is_stopped {
             return Ok(());
@@ -157,17 +157,17 @@ impl TraceInput {
     }
 }
 
-/// The file that `name` refers to: a path, or the name of a bundled recording.
+/// Path of a recording: `name` is a path, or the name of a bundled recording.
 ///
 /// # Errors
-/// The name is neither that of a file nor of a bundled recording.
+/// There is no such file, and no bundled recording of that name.
 pub fn recording_path(name: &str) -> anyhow::Result<PathBuf> {
     let path = Path::new(name);
     let is_path = cachemate_files::exists(path) || name.contains(['/', '.']);
     Ok(if is_path { path.to_path_buf() } else { bundled_recording(name)? })
 }
 
-/// For code that takes any reader (conversion).
+/// The implementation for code that takes any reader, such as conversion.
 impl TraceReader for TraceInput {
     fn header(&self) -> &TraceHeader {
         self.reader.header()

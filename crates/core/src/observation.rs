@@ -15,7 +15,7 @@ use crate::{AppliedPlan, CacheId, CpuId, CpuSet, Goal, GroupId, ProbeId, Process
 pub struct TimeSpan {
     /// Start, counted from the start of the run.
     pub start_ns: u64,
-    /// Length.
+    /// Length of the span.
     pub elapsed_ns: u64,
     /// Length in cycles; `None` if the CPUs differ in their clock.
     pub elapsed_cycles: Option<u64>,
@@ -89,7 +89,7 @@ pub enum CounterEvent {
 /// One counter reading. If events were multiplexed, `enabled_share` is less than 1; `count` is raw, not scaled.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct EventCount {
-    /// The event.
+    /// The event that was counted.
     pub event: CounterEvent,
     /// Occurrences, cycles or bytes, while the counter was on.
     pub count: u64,
@@ -462,7 +462,7 @@ pub enum WindowEnd {
     HostChanged,
 }
 
-/// One window.
+/// The readings of one window.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Observation {
     /// Number of the window in the run, from 0.

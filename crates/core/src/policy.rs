@@ -129,7 +129,7 @@ pub enum SpeedObjective {
 /// The terms on which a policy proposes a plan.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ProposedChange {
-    /// How it is measured.
+    /// The method by which the change is measured.
     pub method: VerificationMethod,
     /// The old plan, with all tasks pinned to their current places. Tasks stay where a plan has put them, so a trial
     /// against a plan without places would compare the new places with themselves.
@@ -151,7 +151,7 @@ pub struct ProposedChange {
 pub struct MeasuredLogRatio {
     /// Logarithm of the objective under the new plan over that under the old one.
     pub log_ratio: f64,
-    /// Its standard error.
+    /// Standard error of `log_ratio`.
     pub error: f64,
 }
 

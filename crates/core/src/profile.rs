@@ -113,11 +113,11 @@ pub struct Profile {
     pub locality: LocalityFacts,
     /// Speed and demand.
     pub rates: RateFacts,
-    /// Contention caused and suffered.
+    /// Mutual slowdown with co-runners.
     pub contention: ContentionFacts,
     /// Shared data.
     pub sharing: SharingFacts,
-    /// Phases.
+    /// Current phase.
     pub phase: PhaseFacts,
 }
 
@@ -163,7 +163,7 @@ impl Profile {
         outermost_curve(&self.locality.stalls_per_kilo_instr)
     }
 
-    /// Reuse times of what reaches the last level.
+    /// Reuse times of the accesses that reach the last level.
     pub fn reuse_times(&self) -> Option<&ReuseHistogram> {
         self.locality.reuse_times.as_ref().map(|fact| &fact.value)
     }

@@ -47,7 +47,7 @@ impl PromiseState {
         PromiseState::Infeasible,
     ];
 
-    /// The text, which is the same on every front end.
+    /// The name of the state, the same on every front end.
     pub fn describe(self) -> &'static str {
         match self {
             PromiseState::Kept => "kept",
@@ -60,7 +60,7 @@ impl PromiseState {
     }
 }
 
-/// The content of a promise.
+/// The quantity that a promise bounds, with its bound.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PromiseTerm {
@@ -73,7 +73,7 @@ pub enum PromiseTerm {
 impl PromiseTerm {
     /// The state that follows from the interval of a slowdown or a rate.
     pub fn state_of(self, measured: Estimate) -> PromiseState {
-        // Above zero = outside the promise.
+        // Differences from the bound; a positive one is outside the promise.
         let (value, low, high) = match self {
             PromiseTerm::MaxSlowdown(max) => (measured.value - max, measured.low - max, measured.high - max),
             PromiseTerm::MinRate(min) => (min - measured.value, min - measured.high, min - measured.low),
@@ -100,7 +100,7 @@ pub enum SoloBasis {
 }
 
 impl SoloBasis {
-    /// As text.
+    /// The name of the source, as users read it.
     pub fn describe(self) -> &'static str {
         match self {
             SoloBasis::SoloProfile => "a solo profile",
@@ -149,7 +149,7 @@ pub struct PromiseReport {
     pub process: ProcessId,
     /// The thread with the most work, whose name represents the process.
     pub task: TaskId,
-    /// The content.
+    /// The slowdown or rate that is promised.
     pub term: PromiseTerm,
     /// The state.
     pub state: PromiseState,

@@ -1,10 +1,10 @@
-//! Policies that test everything around a policy; they are not in the registry, and in no package (the feature
-//! `chaos`).
+//! Policies that test the components around a policy. They are not in the registry, and only in builds with the
+//! feature `chaos`, which no package enables.
 //!
-//! [`ShakePolicy`] makes another plan every window, sensible or not, with every actuator: is everything restored?
-//! [`SqueezePolicy`] moves all tasks to the first CPU after some windows and keeps them there: does the guard roll this
-//! back? [`MisplacingPolicy`] moves all tasks to the first CPU, then returns invalid plans, then none: does the daemon
-//! continue?
+//! [`ShakePolicy`] makes a new plan in every window, reasonable or not, with every actuator, to test that everything
+//! is restored. [`SqueezePolicy`] moves all tasks to the first CPU after some windows and keeps them there, to test
+//! that the guard rolls this back. [`MisplacingPolicy`] moves all tasks to the first CPU, then partitions a cache by
+//! an impossible mask, then returns empty plans, to test that the daemon continues.
 
 use cachemate_core::{
     CacheShare, Decision, Gang, GangSchedule, GroupId, PageMigration, PartitionSupport, Plan, Policy, PolicyConfig,
@@ -114,7 +114,7 @@ struct SqueezePolicy;
 
 impl SqueezePolicy {
     const NAME: &str = "squeeze";
-    /// By this window, the guard has its reference.
+    /// First window of the squeeze; the guard has its reference before it.
     const FROM_WINDOW: u64 = 8;
 }
 

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-/// If this process ends, by `kill -9` or otherwise, the child gets `signal`, because a stream that is left running
+/// Sends the child `signal` when this process ends, even by `kill -9`. Without this, a stream that is left running
 /// would disturb all programs.
 pub fn end_with_parent(command: &mut Command, signal: Signal) {
     // SAFETY: prctl(2) is async-signal-safe and touches no memory of this process.

@@ -1,4 +1,5 @@
-//! A program that runs colored: started with the agent preloaded, observed from outside, and re-colored by one write.
+//! A program that runs with page colors: it is started with the agent preloaded, observed from outside, and recolored
+//! by writing its agent's control file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,20 +16,20 @@ use cachemate_linux::act::colors::preloadable;
 use cachemate_linux::act::colors::reference_set::{self, BASE, FrameLedger};
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 
-/// The preloaded library, built together with this command.
+/// The preloaded library, built together with this crate.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libcachemate_color.so"));
 
 /// Command line and options of a colored program.
 pub struct ColoredCommand<'a> {
     /// The program and its arguments.
     pub command: &'a [String],
-    /// Allowed colors, bit by bit.
+    /// Allowed colors, one bit per color.
     pub mask: u64,
-    /// Maximum memory that its agent may hold, including frames of other colors.
+    /// Maximum memory that the program's agent may hold, including frames of other colors.
     pub hold_bytes: u64,
     /// Additional environment variables.
     pub variables: &'a [(&'a str, &'a Path)],
-    /// File for its output; `None` if inherited.
+    /// File for its output; `None` to inherit this process's output.
     pub output: Option<&'a Path>,
     /// Is it killed when this process ends? Otherwise it continues.
     pub ends_with_us: bool,
@@ -41,20 +42,20 @@ pub fn available_bytes() -> Option<u64> {
     Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
-/// A colored program; its directory is removed with it.
+/// A colored program. When dropped, it removes the program's directory.
 pub struct ColoredProgram {
     child: Child,
     dir: PathBuf,
     ledger: FrameLedger,
     kit_id: String,
-    /// Pages of each process, as last read.
+    /// Resident pages of each process, as last read.
     resident_by_pid: BTreeMap<i32, ResidentPages>,
     mask: u64,
 }
 
 impl ColoredProgram {
-    /// Starts the program with the reference set as it is: callers verify the set once ([`reference_set::open`]), and
-    /// an agent verifies each frame.
+    /// Starts the program without verifying the reference set, because callers verify the set once
+    /// ([`reference_set::open`]), and each agent verifies each frame.
     ///
     /// # Errors
     /// There is no reference set, the program is not found or cannot be preloaded, or it cannot be started.
@@ -71,7 +72,7 @@ impl ColoredProgram {
         let kit_id = format!("{:016x}", reference_set::id(base)?);
         agents::remove_dead_sessions(&host, base);
         let ledger = FrameLedger::open(base)?;
-        // Each session of a launcher has its own directory.
+        // Each session of a launcher has a separate directory.
         static SESSIONS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let session = SESSIONS.fetch_add(1, Ordering::Relaxed);
         let dir = agents::make_session(base, std::process::id(), session, LIBRARY)?;
@@ -90,8 +91,8 @@ impl ColoredProgram {
                 .with_context(|| format!("{}: cannot be written", path.display()))?;
             command.stdin(Stdio::null()).stdout(file);
         }
-        // A huge page would be 512 frames of all colors. SAFETY: prctl(2) is async-signal-safe and touches no memory of
-        // this process.
+        // Transparent huge pages are disabled, because a huge page is 512 frames of all colors. SAFETY: prctl(2) is
+        // async-signal-safe and touches no memory of this process.
         unsafe {
             command.pre_exec(|| Ok(rustix::thread::disable_transparent_huge_pages(true)?));
         }
@@ -131,7 +132,7 @@ impl ColoredProgram {
         AgentReport::read(&LinuxHost::new("/"), &self.agent_dir()).ok()
     }
 
-    /// Waits until the agent is running. A refusal by the agent, the end of the program, and a timeout are errors.
+    /// Waits until the agent is running. Fails if the agent refuses, if the program ends, or after `patience`.
     pub fn wait_until_ready(&mut self, patience: Duration) -> anyhow::Result<()> {
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
@@ -187,13 +188,14 @@ impl ColoredProgram {
             .collect()
     }
 
-    /// Waits for the program's end, polls its pages meanwhile, and passes an interruption on. Returns its exit code, as
-    /// a shell would report it.
+    /// Waits for the end of the program, polls its pages in the meantime, and forwards an interruption to it. Returns
+    /// the exit code as a shell reports it.
     ///
     /// # Errors
     /// The program cannot be waited for.
     pub fn wait(&mut self, stop: &AtomicBool, max_poll_interval: Duration) -> anyhow::Result<i32> {
-        // Short intervals at first, so that a short program is polled at least once and a long one not too often.
+        // The first intervals are short, so that a short program is polled at least once; later ones are longer, to
+        // limit the cost of a long program.
         let mut poll_interval = Duration::from_millis(15).min(max_poll_interval);
         let (mut is_reported, mut next_poll) = (false, Instant::now() + poll_interval);
         loop {
@@ -228,8 +230,8 @@ impl Drop for ColoredProgram {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
-        // Programs that it left behind still have the directory's files open or mapped; `tidy` of a later session
-        // removes them.
+        // Programs that outlive this one still have the directory's files open or mapped, so `tidy` of a later
+        // session removes them.
         let host = LinuxHost::new("/");
         if !agents::processes(&host, &self.dir).into_iter().any(|pid| host.stat(pid).is_ok()) {
             let _ = fs::remove_dir_all(&self.dir);

@@ -27,7 +27,7 @@ use crate::socket::{self, SharedStatus};
 use crate::status::{Watcher, evidence_text};
 use crate::{page, paths};
 
-/// The time that a start waits for a guardian that is restoring the host.
+/// Maximum time that a start waits for a guardian that is restoring the host.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The configuration, and the command-line options that override it.
@@ -35,11 +35,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct ConfigSource {
     /// The configuration file; `None` for the default one.
     pub file: Option<PathBuf>,
-    /// The file was named explicitly, so that its absence is an error.
+    /// Was the file named explicitly? If so, its absence is an error.
     pub is_named: bool,
     /// Policy that overrides the configured one.
     pub policy: Option<String>,
-    /// Change nothing, whatever the configuration says?
+    /// If true, change nothing, whatever the configuration says.
     pub observe: bool,
     /// State directory that overrides the configured one.
     pub state_dir: Option<PathBuf>,
@@ -80,15 +80,15 @@ impl ConfigSource {
 /// Flags that signals and the socket set.
 #[derive(Clone, Default)]
 pub struct ControlFlags {
-    /// End, and restore the host.
+    /// If set, the daemon ends and restores the host.
     pub stop: Arc<AtomicBool>,
-    /// End the current window now.
+    /// If set, the current window ends.
     pub wake: Arc<AtomicBool>,
-    /// Reread the configuration.
+    /// If set, the daemon rereads the configuration.
     pub reload: Arc<AtomicBool>,
 }
 
-/// Runs until it is stopped; the host is restored when it returns.
+/// Runs the daemon until it is stopped, and restores the host before returning.
 ///
 /// # Errors
 /// Another daemon runs, an earlier run could not be restored completely, the host cannot be read, or a step failed. In
@@ -159,7 +159,8 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     outcome
 }
 
-/// The daemon's own result, because it may have fewer rights than the user who runs `doctor`.
+/// The page colors that this daemon can use, for the status. `doctor` may report more, because its user may have more
+/// rights than the daemon.
 fn describe_colors(live: &LiveLoop) -> String {
     use cachemate_core::{Ability, Machine, Support};
     match live.machine.capabilities().abilities.get(&Ability::Colors) {
@@ -181,7 +182,8 @@ fn make_progress_files(config: &ManageConfig, say: &dyn Fn(&str)) -> ProgressFil
     else {
         return ProgressFiles::default();
     };
-    // A directory that cannot be created is reported here as elsewhere, and the daemon runs without progress reports.
+    // A directory that cannot be created is reported like any other failure, and the daemon runs without progress
+    // reports.
     let progress_dir = std::fs::create_dir_all(&beside).and_then(|()| ProgressFiles::create(&dir));
     progress_dir.unwrap_or_else(|error| {
         say(&format!("{}: {error}: programs cannot report their progress", dir.display()));
@@ -215,7 +217,7 @@ fn publish(shared_status: &SharedStatus, watcher: &Watcher) {
     shared_status.status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&watcher.status);
 }
 
-/// Receivers of each window: the socket and the metrics, the run log, the dashboard.
+/// Receivers of each window: the control socket, the metrics, the run log, and the dashboard.
 struct WindowSinks {
     shared_status: SharedStatus,
     log: Option<RunLogWriter>,
@@ -296,7 +298,7 @@ fn run_windows(
     Ok(())
 }
 
-/// From here on the log's header would no longer be true: a replay would decide differently.
+/// Ends the run log, because its header does not describe later windows, and a replay would decide differently.
 fn end_log(log: &mut Option<RunLogWriter>, reason: &str, say: &dyn Fn(&str)) {
     match log.take().map(RunLogWriter::finish) {
         None => {}
@@ -305,7 +307,7 @@ fn end_log(log: &mut Option<RunLogWriter>, reason: &str, say: &dyn Fn(&str)) {
     }
 }
 
-/// Records a window. A full disk ends the log, but not the management; returns true if the log ended.
+/// Records a window. If the disk is full, the log ends but the management continues. Returns true if the log ended.
 fn log_record(writer: &mut RunLogWriter, record: &WindowRecord, say: &dyn Fn(&str)) -> bool {
     match writer.push(record) {
         Ok(()) => false,
@@ -316,8 +318,8 @@ fn log_record(writer: &mut RunLogWriter, record: &WindowRecord, say: &dyn Fn(&st
     }
 }
 
-/// Reloads the configuration. An invalid one changes nothing, and the previous one stays in force. Returns true if
-/// there is a new one.
+/// Reloads the configuration. If it is invalid, the previous one stays in force. Returns true if a new one is in
+/// force.
 fn reload(
     source: &ConfigSource,
     live: &mut LiveLoop,
@@ -384,15 +386,15 @@ pub fn report_failures(account: &[RestoredObject], say: &dyn Fn(&str)) -> anyhow
     Ok(())
 }
 
-/// Reports the same while the daemon continues: objects that could not be restored stay in the journal and are retried
-/// at the end.
+/// Reports the same failures while the daemon continues. Objects that could not be restored stay in the journal and
+/// are retried at the end.
 fn report_restored(account: &[RestoredObject], say: &dyn Fn(&str)) {
     if let Err(error) = report_failures(account, say) {
         say(&format!("{error:#}"));
     }
 }
 
-/// Reports which parts of a journal that an earlier run left behind are lost, and which are still there.
+/// Reports the parts of a journal of an earlier run that are lost, and the parts that are still in the journal.
 pub(crate) fn report_damage(recovery: &RecoveryReport, say: &dyn Fn(&str)) {
     if let Some(damage) = &recovery.damage {
         say(&damage.to_string());

@@ -23,7 +23,7 @@ struct DryRunChange {
     change: Change,
 }
 
-/// `--dry-run`: the first nonempty list of changes.
+/// The result of `--dry-run`: the first nonempty list of changes.
 #[derive(Serialize, Default)]
 pub struct DryRun {
     /// The policy that made the list.
@@ -138,7 +138,8 @@ pub fn manage(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> a
     Ok(answer)
 }
 
-/// The active daemon, whose changes the dry run takes for the original state.
+/// Describes a daemon that is already changing the host, because the dry run would take its changes for the original
+/// state.
 fn active_daemon(state_dir: &Path) -> Option<String> {
     let journal = state_dir.join(Journal::FILE_NAME);
     let words = "changes of another daemon are in force, and these would come on top of them";

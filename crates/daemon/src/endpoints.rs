@@ -1,8 +1,8 @@
 //! The addresses that the daemon serves besides its control socket: metrics and the dashboard.
 //!
-//! Problem: any user can listen at a port first. Method: an endpoint whose address is taken is reported, left out, and
-//! retried periodically. Properties: the daemon starts and manages the host without it; an address that can never be
-//! served (not of this host, no such directory) is an error at the start.
+//! Problem: any user can listen at a port before the daemon does. Method: an endpoint whose address is in use is
+//! reported, skipped, and retried periodically. Properties: the daemon starts and manages the host without the
+//! endpoint; an address that can never be served (not of this host, no such directory) is an error at the start.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ pub(crate) struct Endpoints {
     metrics: Option<MetricsAddress>,
     /// Address of the dashboard while it is not served.
     page: Option<PageAddress>,
-    /// The served dashboard.
+    /// The dashboard, if it is served.
     pub feed: Option<PageFeed>,
     /// Endpoints that are not served, each with the reason.
     pub unavailable: Vec<String>,

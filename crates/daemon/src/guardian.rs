@@ -9,7 +9,7 @@ use cachemate_linux::safety::guardian::watch;
 
 use crate::daemon::{report_damage, report_failures};
 
-/// Waits for the end of the process on standard input, and restores the host if that process did not do so itself.
+/// Waits for the end of the process on standard input, and restores the host unless that process did so itself.
 ///
 /// # Errors
 /// The journal cannot be read, or one of its objects could not be restored.

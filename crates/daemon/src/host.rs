@@ -40,7 +40,7 @@ use crate::chaos_policies::chaos_policy;
 /// A loop over this host.
 pub type LiveLoop = PipelineLoop<LiveMachine<LinuxHost>>;
 
-/// A loop over this host at its start, and the header of its recording.
+/// A loop over this host, and the header of its run log.
 pub struct LiveRun {
     /// The loop at its start.
     pub control_loop: LiveLoop,
@@ -72,7 +72,7 @@ pub struct HostSurvey {
     pub resctrl: Option<Resctrl>,
 }
 
-/// Reads and tests this host. `deep` also calibrates the probe.
+/// Reads and tests this host. `calibrates` also calibrates the probe.
 ///
 /// # Errors
 /// The kernel's description of the CPUs cannot be read.
@@ -91,8 +91,8 @@ pub fn survey_host(calibrates: bool) -> anyhow::Result<HostSurvey> {
     })
 }
 
-/// The evidence level after calibration of the probe, as `doctor` determines it. The calibration runs while the daemon
-/// starts, which does not wait for it. 0 if it is not known yet.
+/// Determines the evidence level with a calibrated probe, as `doctor` does. The calibration runs in a separate
+/// thread, so that the daemon does not wait for it. The level is 0 until it is known.
 pub(crate) fn calibrated_level(host_survey: &HostSurvey) -> Arc<AtomicU32> {
     let level = Arc::new(AtomicU32::new(0));
     if host_survey.capability_survey.level != PROBES {
@@ -161,7 +161,7 @@ pub fn open(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::R
         act: is_acting,
         state_dir: run_options.state_dir.clone(),
         guardian: GuardianCommand {
-            // The path by which it was started may name another file by now, after an upgrade.
+            // After an upgrade, the path by which this process was started may name another file.
             program: PathBuf::from("/proc/self/exe"),
             args: ["guardian", "--state-dir", &state].map(str::to_string).to_vec(),
         },
@@ -189,12 +189,12 @@ pub fn open(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::R
     Ok(LiveRun { control_loop: pipeline.start(machine), header, missing_evidence })
 }
 
-/// Acquires the right to act, of which there is one per user.
+/// Acquires the right to act. Each user has one such right.
 ///
 /// # Errors
 /// Another process acts, or crashed and left a journal.
 pub(crate) fn acquire_actuation_lock(state_dir: &Path) -> anyhow::Result<Arc<ActuationLock>> {
-    // As long as a guardian may need that is restoring the host.
+    // Maximum time that a guardian may need to restore the host.
     const PATIENCE: Duration = Duration::from_secs(10);
     let places = crate::paths::actuation_lock_paths()?;
     match ActuationLock::acquire(&LinuxHost::new("/"), &places, state_dir, PATIENCE)? {
@@ -248,7 +248,7 @@ pub(crate) fn policy_config(config: &ManageConfig) -> PolicyConfig {
     PolicyConfig { name: choice.name, parameters: choice.parameters.to_string(), seed: config.seed }
 }
 
-/// This build lacks the chaos policies, which only tests use.
+/// Always `None`, because this build lacks the chaos policies, which only tests use.
 #[cfg(not(feature = "chaos"))]
 fn chaos_policy(_: &PolicyConfig) -> Option<Box<dyn cachemate_core::Policy>> {
     None

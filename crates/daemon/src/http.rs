@@ -1,9 +1,10 @@
-//! A small HTTP server: one page per address, with tight bounds on the resources of a client.
+//! A small HTTP server that serves the pages of one address and strictly bounds the resources of each client.
 //!
-//! The bounds apply to each connection and to all together: a maximum number of connections (the oldest is closed), a
-//! head of a few kilobytes within some seconds, one response, and the end. If a token is configured, a request must
-//! contain it. Without one, a `Host` that is not a name of this host is rejected, because a foreign page may make a
-//! browser send requests here under that page's own name (DNS rebinding).
+//! The bounds apply to each connection and to all connections together: a maximum number of connections (the oldest
+//! is closed), a request head of a few kilobytes within some seconds, and one response, after which the connection is
+//! closed. If a token is configured, every request must contain it. Otherwise a request is rejected if its `Host` is
+//! not a name of this host, because a foreign page can make a browser send requests here under that page's own name
+//! (DNS rebinding).
 
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
@@ -21,9 +22,9 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 
-/// Connections at the same time.
+/// Maximum number of simultaneous connections.
 const PLACES: usize = 32;
-/// For a request with its response.
+/// Timeout of a request and its response.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Content type and text for a path; `None` if there is no such path.

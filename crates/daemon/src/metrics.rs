@@ -78,14 +78,14 @@ pub struct MetricsAddress {
     pub(crate) token: Option<String>,
 }
 
-/// A shorter token can be guessed, and a longer text is not a token.
+/// Allowed token lengths in characters: a shorter token can be guessed, and a longer text is probably not a token.
 const TOKEN_CHARACTERS: std::ops::RangeInclusive<usize> = 16..=512;
 
 impl MetricsAddress {
     /// The configured address; `None` if no metrics are served.
     ///
     /// # Errors
-    /// The token's file cannot be read, is readable by every user, or contains no token.
+    /// The token's file cannot be read, is readable by every user, or does not contain a valid token.
     pub fn from_config(config: &ManageConfig) -> anyhow::Result<Option<Self>> {
         let Some(address) = config.metrics_address.clone() else { return Ok(None) };
         let token = config.metrics_token_file.as_deref().map(read_token).transpose()?;
@@ -136,7 +136,7 @@ pub fn write_textfile(path: &Path, shared_status: SharedStatus) -> anyhow::Resul
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All requests within this time get the same page.
+/// Time for which a generated page is reused for all requests.
 const MAX_PAGE_AGE: Duration = Duration::from_millis(250);
 
 struct MetricsPage {
@@ -154,7 +154,7 @@ impl MetricsPage {
     }
 }
 
-/// The page of one status.
+/// The metrics page for a status.
 pub fn page(status: &DaemonStatus) -> String {
     let mut registry = Registry::with_prefix("cachemate");
     let counters: [(&str, &str, u64); 6] = [
@@ -187,7 +187,7 @@ pub fn page(status: &DaemonStatus) -> String {
     let acting = Gauge::<f64, AtomicU64>::default();
     acting.set(if status.mode == ManageMode::Act { 1.0 } else { 0.0 });
     registry.register("acting", "1 = changes the host, 0 = observes only", acting);
-    // An id alone does not identify a place, because it numbers caches rather than CPUs.
+    // The label contains the CPUs, because a cache's id alone does not say where the cache is.
     let cache = |id: u32| {
         let cpus = status.caches.iter().find(|cache| cache.cache == id).map_or("", |cache| &cache.cpus);
         [label("cache_id", &id.to_string()), label("cpus", cpus)]

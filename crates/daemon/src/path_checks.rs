@@ -1,4 +1,4 @@
-//! Are the paths and addresses in a configuration usable by a daemon? The check creates nothing.
+//! Checks that a daemon could use the paths and addresses in a configuration. The check creates nothing.
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;

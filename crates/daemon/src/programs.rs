@@ -13,7 +13,7 @@ use cachemate_linux::sense::progress::VARIABLE;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Serialize;
 
-/// Time to react to SIGTERM.
+/// Time that a program gets to react to SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Interval at which the programs are polled for their end.
@@ -26,7 +26,7 @@ pub struct ProgramExit {
     pub seconds: f64,
     /// Work in its own unit, if it reports any.
     pub work: Option<u64>,
-    /// Exit code; `None` if a signal ended it, or if this process did at the end of the time.
+    /// Exit code; `None` if a signal ended it, or if this process ended it at the deadline.
     pub code: Option<i32>,
     /// The signal that ended the program, unless this process sent it.
     pub signal: Option<i32>,
@@ -46,8 +46,8 @@ pub struct ProgramGroup {
 }
 
 impl ProgramGroup {
-    /// Starts all programs and stops each immediately, until [`ProgramGroup::release`], so that the preparation does
-    /// not count toward their time. `over` is set when all have ended; those that still run at `deadline`, or when
+    /// Starts all programs and stops each immediately, until [`ProgramGroup::release`], so that the time for starting
+    /// the others does not count. Sets `is_over` when all have ended. Programs that still run at `deadline`, or when
     /// `stop` is set, are terminated.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl ProgramGroup {
         self.released.store(true, Ordering::Relaxed);
     }
 
-    /// The end of each program, in their order.
+    /// Waits for all programs. Returns their exits in the order of the commands.
     pub fn into_exits(self) -> Vec<ProgramExit> {
         self.waiter.join().unwrap_or_default()
     }
@@ -106,10 +106,12 @@ fn spawn(command: &[String], report: &Path, progress_dir: &Path) -> anyhow::Resu
         .with_context(|| format!("{}: cannot be written", report.display()))?;
     let mut child = Command::new(name);
     child.args(&command[1..]).env(VARIABLE, report).stdin(Stdio::null());
-    // Ctrl-C is meant for this process, which then ends the programs.
+    // Each program gets its own process group, so that Ctrl-C reaches only this process, which then ends the
+    // programs.
     child.process_group(0);
     let child = child.spawn().with_context(|| format!("'{name}' cannot be started"))?;
-    // The daemon looks up reports by process id; the name in the environment had to be known before there was an id.
+    // The daemon looks up reports by process id, whereas the name in the environment had to be chosen before the id
+    // was known.
     let by_pid = progress_dir.join(child.id().to_string());
     let _ = std::fs::remove_file(&by_pid);
     std::fs::hard_link(report, &by_pid).with_context(|| format!("{}: cannot be linked", by_pid.display()))?;

@@ -50,12 +50,13 @@ pub(crate) struct RuleCheck {
 }
 
 impl RuleCheck {
-    /// Starts now, so that a rule may match nothing for a minute.
+    /// The time of the first check is now, so that a rule may match nothing for a minute.
     pub(crate) fn new(rules: Vec<RuleConfig>) -> Self {
         RuleCheck { rules, last: Instant::now(), warnings: Vec::new() }
     }
 
-    /// The rules that match nothing, checked once a minute; `None` in between. New ones are logged.
+    /// Returns the rules that match nothing, once a minute; `None` between checks. Logs rules that were not in the
+    /// previous result.
     pub(crate) fn poll(&mut self, directory: &ServiceDirectory, say: &dyn Fn(&str)) -> Option<Vec<String>> {
         if self.last.elapsed() < RULE_CHECK {
             return None;

@@ -21,7 +21,7 @@ const MIN_WINDOWS: usize = 3;
 /// A progress file contains one number.
 const MAX_FILE_BYTES: u64 = 64;
 
-/// The configured floors, with the rates of the services that they name.
+/// The configured floors, with the rate histories of their services.
 pub(crate) struct ServiceFloors(Vec<FloorHistory>);
 
 struct FloorHistory {

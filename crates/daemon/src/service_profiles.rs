@@ -1,4 +1,5 @@
-//! Profiles of services' programs in a file of the state directory, so that they outlive the daemon.
+//! Storage of the profiles of services' programs in a file of the state directory, so that the profiles outlive the
+//! daemon.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Everything about services that a running daemon tracks from window to window: learned profiles, rules without a
-//! match, the plugin of the container runtime.
+//! Service state that a running daemon tracks from window to window: learned profiles, rules that match nothing, and
+//! the plugin of the container runtime.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,7 +17,7 @@ use crate::service_profiles::ProfileStore;
 use crate::service_status::NriStatus;
 use crate::status::DaemonStatus;
 
-/// See the module documentation.
+/// The tracked state of services.
 pub(crate) struct ServiceWatch {
     store: ProfileStore,
     rules: RuleCheck,

@@ -1,9 +1,9 @@
 //! The daemon's control socket: one request per connection, one JSON object in reply.
 //!
-//! The kernel identifies the client (`SO_PEERCRED`): root, the daemon's own user, and the users that the configuration
-//! allows get answers. Only root and the daemon's own user may request `reload`. Each allowed user has a separate set
-//! of connections, and all other users share one. Root and the daemon's user have a separate socket beside it, so that
-//! they always get an answer.
+//! The kernel identifies the client (`SO_PEERCRED`). The socket answers root, the daemon's own user, and the users
+//! that the configuration allows. Only root and the daemon's own user may request `reload`. Each allowed user has a
+//! separate set of connections; all other users share one set. Root and the daemon's user have a second socket, so
+//! that other users cannot keep them from getting an answer.
 
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -20,10 +20,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::status::DaemonStatus;
 
-/// Maximum time of a request with its reply.
+/// Timeout of a request and its reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 const LONGEST_REQUEST: usize = 256;
-/// Connections of one user at the same time.
+/// Maximum number of simultaneous connections of one user.
 const PLACES: usize = 16;
 
 #[derive(Serialize, Deserialize)]
@@ -36,9 +36,9 @@ struct SocketError {
 pub(crate) struct SharedStatus {
     /// The status after the last window.
     pub status: Arc<Mutex<DaemonStatus>>,
-    /// The daemon's flag of this name.
+    /// The daemon's flag [`ControlFlags::reload`](crate::daemon::ControlFlags::reload).
     pub reload: Arc<AtomicBool>,
-    /// The daemon's flag of this name.
+    /// The daemon's flag [`ControlFlags::wake`](crate::daemon::ControlFlags::wake).
     pub wake: Arc<AtomicBool>,
     /// Users who may query, besides root and the daemon's own user.
     pub allow_users: Arc<Mutex<Vec<u32>>>,
@@ -51,7 +51,7 @@ impl SharedStatus {
     }
 }
 
-/// A listening socket; its file is removed with it.
+/// A listening socket. When dropped, it removes its file.
 pub(crate) struct ControlSocket {
     paths: [PathBuf; 2],
 }
@@ -112,7 +112,7 @@ fn listen_at(path: &Path, mode: u32, shared_status: SharedStatus) -> anyhow::Res
 #[derive(Clone, Copy)]
 struct Peer {
     user: u32,
-    /// Root, or the daemon's own user.
+    /// Is the user root, or the daemon's own user?
     is_owner: bool,
     is_allowed: bool,
 }
@@ -138,7 +138,7 @@ async fn listen(listener: tokio::net::UnixListener, shared_status: SharedStatus)
     }
 }
 
-/// Answers a request; a peer that disconnects needs no answer.
+/// Answers a request. If the peer has disconnected, the error is ignored.
 async fn answer(mut stream: tokio::net::UnixStream, peer: Peer, shared_status: SharedStatus) {
     let Ok(request) = read_request(&mut stream).await else { return };
     if let Ok(text) = render_reply(&request, peer, &shared_status) {
@@ -146,7 +146,7 @@ async fn answer(mut stream: tokio::net::UnixStream, peer: Peer, shared_status: S
     }
 }
 
-/// The first line, up to the maximum length of a request.
+/// Reads the first line, up to the maximum length of a request.
 async fn read_request(stream: &mut tokio::net::UnixStream) -> io::Result<String> {
     let mut line = Vec::new();
     let mut buffer = [0u8; LONGEST_REQUEST];
@@ -177,7 +177,7 @@ fn render_reply(request: &str, peer: Peer, shared_status: &SharedStatus) -> serd
     }
 }
 
-/// Queries a running daemon.
+/// Sends a request to a running daemon and returns the answer.
 ///
 /// # Errors
 /// No daemon listens there, it does not answer, or it refuses.

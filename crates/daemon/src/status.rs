@@ -21,13 +21,13 @@ use serde::{Deserialize, Serialize};
 use crate::promise_status::{self, PromiseStatus};
 use crate::service_status::{NriStatus, ServiceStatus, override_text};
 
-/// Maximum number of decisions that are kept.
+/// Maximum number of remembered decisions.
 const MAX_DECISIONS: usize = 30;
-/// Smallest intensity of an aggressor, and smallest sensitivity of a victim (docs/live.md).
+/// Minimum intensity of an aggressor, and minimum sensitivity of a victim (docs/live.md).
 const AGGRESSOR_FROM: f64 = 0.15;
 const VICTIM_FROM: f64 = 0.10;
 
-/// A thread as sentences name it.
+/// The text for a thread in sentences.
 pub fn thread_text(name: &str, tid: i32) -> String {
     format!("{}({tid})", printable(name))
 }
@@ -143,12 +143,12 @@ pub struct DaemonTotals {
     pub refused_plans: u64,
     /// Probes of all kinds.
     pub probe_results: u64,
-    /// Time for which probes kept programs from running. It is not part of the cost, because no CPU worked for
-    /// cachemate meanwhile.
+    /// Time for which probes kept programs from running. It is not part of the cost, because cachemate used no CPU
+    /// during that time.
     #[serde(alias = "probe_cpu_ns")]
     pub probe_withheld_ns: u64,
-    /// The longest time that a managed thread waited for a CPU without interruption, except for children that came and
-    /// went between two windows; `None` if the kernel does not report it.
+    /// The longest uninterrupted time that a managed thread waited for a CPU; `None` if the kernel does not report
+    /// it. Children that started and ended between two windows are not included.
     #[serde(default)]
     pub max_runqueue_wait_ns: Option<u64>,
 }
@@ -158,7 +158,7 @@ pub struct DaemonTotals {
 pub struct CacheStatus {
     /// Its id in the topology.
     pub cache: u32,
-    /// Such as `L3`.
+    /// Level of the cache, such as `L3`.
     pub level: String,
     /// Its CPUs, as an index list.
     pub cpus: String,
@@ -296,7 +296,7 @@ pub struct ShareStatus {
     /// Frames of other colors that were assigned because no allowed one was free.
     #[serde(default)]
     pub fallback_pages: Option<u64>,
-    /// The reasons for which its lines are not exactly in its ways.
+    /// The reasons for which the members' lines are not exactly in these ways.
     pub notes: Vec<String>,
 }
 
@@ -360,7 +360,7 @@ pub struct Watcher {
     guardians_cpu_ns: BTreeMap<u32, u64>,
 }
 
-/// The level of evidence, worded as on every front end.
+/// The text for a level of evidence, worded the same on every front end.
 pub fn evidence_text(level: u32, is_calibrated: bool) -> String {
     let means = match level {
         1 => "programs are measured by counters",

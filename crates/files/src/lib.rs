@@ -1,12 +1,14 @@
-//! The one place that opens files named by an argument, a configuration, a network share, or another user.
+//! File access for paths that come from an argument, a configuration, a network share, or another user. No other
+//! crate opens such a path.
 //!
-//! A path from outside may lead to a FIFO that never answers, to a device that never ends, through a link into another
-//! user's file, or into a directory in which another user replaces files while they are read. So every file is opened
-//! without blocking. It must be a plain file, and is read up to a stated number of bytes. If the content is obeyed (a
-//! journal, a store, a library to preload), the file lies in a [`TrustedDir`], which checks the owner and the mode and
-//! follows no link. Written files appear whole, because they are renamed from an unpredictable name.
+//! Problem: a path from outside may lead to a FIFO that never answers, to an endless device, through a link to
+//! another user's file, or into a directory in which another user replaces files while they are read. Method: every
+//! file is opened without blocking, must be a plain file, and is read up to a stated number of bytes. A file whose
+//! content controls the program (a journal, a store, a library to preload) must be in a [`TrustedDir`], which checks
+//! the owner and the mode and follows no link. A file is written under an unpredictable name and then renamed, so
+//! that readers never find it incomplete.
 //!
-//! Errors are [`std::io::Error`]s whose text names the path, what was found, and what was expected.
+//! Errors are [`std::io::Error`]s whose text gives the path, the value found, and the value expected.
 #![warn(missing_docs)]
 
 mod plain;
@@ -20,13 +22,13 @@ pub use trusted_dir::{DirAccess, TrustedDir};
 use std::io;
 use std::path::Path;
 
-/// An error in the words that every refused file gets.
+/// The error for a rejected file, worded the same everywhere.
 fn refuse(path: &Path, found: impl std::fmt::Display, expected: &str) -> io::Error {
     let message = format!("{}: found {found}, expected {expected}", path.display());
     io::Error::new(io::ErrorKind::PermissionDenied, message)
 }
 
-/// A name beside `name` that no other process can have chosen: 64 random bits from the kernel.
+/// A name derived from `name` that no other process can predict, because it contains 64 random bits from the kernel.
 fn unpredictable_name(name: &str) -> io::Result<String> {
     let mut bits = [0u8; 8];
     let filled = rustix::rand::getrandom(&mut bits, rustix::rand::GetRandomFlags::empty())?;

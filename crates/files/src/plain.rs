@@ -1,4 +1,4 @@
-//! Single files by a path that the user gave.
+//! Access to single files by paths that the user gave.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
@@ -8,11 +8,11 @@ use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::{refuse, unpredictable_name};
 
-/// Opens a plain file for reading. Links are followed, because the user named the path; FIFOs, devices and directories are
-/// refused without waiting for them.
+/// Opens a plain file for reading. Links are followed, because the user named the path. FIFOs, devices and
+/// directories are rejected without waiting for them.
 ///
 /// # Errors
-/// As the file system reports, or the file is no plain one.
+/// The error of the file system, or the file is not a plain file.
 pub fn open_plain(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::openat(CWD, path, flags, Mode::empty())?);
@@ -20,7 +20,7 @@ pub fn open_plain(path: &Path) -> io::Result<File> {
     if metadata.is_file() { Ok(file) } else { Err(refuse(path, file_kind(&metadata), "a plain file")) }
 }
 
-/// The kind of a file, for people.
+/// The kind of a file, for messages.
 pub(crate) fn file_kind(metadata: &Metadata) -> &'static str {
     use std::os::unix::fs::FileTypeExt;
     let file_type = metadata.file_type();
@@ -33,15 +33,16 @@ pub(crate) fn file_kind(metadata: &Metadata) -> &'static str {
     }
 }
 
-/// Is something at this path? A path that cannot be looked up counts as empty, because nothing there can be used either.
+/// Does the path exist? A path that cannot be looked up counts as missing, because a file there could not be used.
 pub fn exists(path: &Path) -> bool {
     matches!(metadata(path), Ok(Some(_)))
 }
 
-/// Creates an output file that the user named. An existing file is emptied if `overwrite`, otherwise refused.
+/// Creates an output file that the user named. If the file exists, it is truncated if `overwrite` is true and
+/// rejected otherwise.
 ///
 /// # Errors
-/// As the file system reports; [`io::ErrorKind::AlreadyExists`] for an existing file without `overwrite`.
+/// The error of the file system; [`io::ErrorKind::AlreadyExists`] for an existing file without `overwrite`.
 pub fn create(path: &Path, overwrite: bool) -> io::Result<File> {
     let mut options = File::options();
     options.write(true);
@@ -53,13 +54,13 @@ pub fn create(path: &Path, overwrite: bool) -> io::Result<File> {
     options.open(path)
 }
 
-/// Entries of one directory that are listed at most.
+/// Maximum number of entries that are listed for one directory.
 const MAX_ENTRIES: usize = 1 << 20;
 
-/// The paths in a directory, in the order of their names.
+/// Returns the paths in a directory, sorted by name.
 ///
 /// # Errors
-/// As the file system reports, or the directory has more than 1,048,576 entries.
+/// The error of the file system, or the directory has more than 1,048,576 entries.
 pub fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -73,18 +74,18 @@ pub fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The target that a link names, which need not exist.
+/// Returns the target of a link. The target need not exist.
 ///
 /// # Errors
-/// As the file system reports, or the path is no link.
+/// The error of the file system, or the path is not a link.
 pub fn link_target(path: &Path) -> io::Result<PathBuf> {
     std::fs::read_link(path)
 }
 
-/// Metadata of whatever a path leads to; `None` if nothing is there.
+/// Returns the metadata of the file that a path leads to; `None` if there is no such file.
 ///
 /// # Errors
-/// As the file system reports, other than that nothing is there.
+/// The error of the file system, except that the file does not exist.
 pub fn metadata(path: &Path) -> io::Result<Option<Metadata>> {
     match path.metadata() {
         Ok(metadata) => Ok(Some(metadata)),
@@ -93,18 +94,19 @@ pub fn metadata(path: &Path) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// The content of a plain file of at most `limit_bytes`. A file that grows while it is read is bounded, too.
+/// Returns the content of a plain file of at most `limit_bytes`. The limit also applies to a file that grows while it
+/// is read.
 ///
 /// # Errors
-/// As [`open_plain`], or the file is longer.
+/// The errors of [`open_plain`], or the file is longer than the limit.
 pub fn read_limited(path: &Path, limit_bytes: u64) -> io::Result<Vec<u8>> {
     read_open(&open_plain(path)?, path, limit_bytes)
 }
 
-/// As [`read_limited`], for text in UTF-8.
+/// Like [`read_limited`], for UTF-8 text.
 ///
 /// # Errors
-/// As [`read_limited`], or the file is no text.
+/// The errors of [`read_limited`], or the file is not UTF-8 text.
 pub fn read_text_limited(path: &Path, limit_bytes: u64) -> io::Result<String> {
     decode_text(path, read_limited(path, limit_bytes)?)
 }
@@ -127,7 +129,8 @@ pub(crate) fn decode_text(path: &Path, content: Vec<u8>) -> io::Result<String> {
     })
 }
 
-/// A file that gets its name only when it is complete. If it is dropped before [`FreshFile::commit`], nothing remains.
+/// A file that gets its name only when it is complete. If it is dropped before [`FreshFile::commit`], the file is
+/// deleted.
 #[derive(Debug)]
 pub struct FreshFile {
     file: File,
@@ -137,10 +140,11 @@ pub struct FreshFile {
 }
 
 impl FreshFile {
-    /// Makes an empty file beside `path`, under a name that no other process can have chosen.
+    /// Creates an empty file beside `path`, under a name that no other process can predict.
     ///
     /// # Errors
-    /// As the file system reports, or `path` is a directory, a device, a FIFO or a socket, which a rename would replace.
+    /// The error of the file system; or `path` is a directory, a device, a FIFO or a socket, which a rename would
+    /// replace.
     pub fn create(path: &Path) -> io::Result<Self> {
         let name = path.file_name().ok_or_else(|| refuse(path, "no file name", "the path of a file"))?;
         if let Ok(metadata) = path.symlink_metadata()
@@ -154,10 +158,11 @@ impl FreshFile {
         Ok(FreshFile { file, fresh_path, path: path.to_path_buf(), is_committed: false })
     }
 
-    /// Forces the content to the disk and puts it in the place of whatever has the name; a link is replaced, not followed.
+    /// Syncs the content to disk and renames the file to its final name. An existing file or link of that name is
+    /// replaced; the link is not followed.
     ///
     /// # Errors
-    /// As the file system reports; then the old file is unchanged.
+    /// The error of the file system. The old file is then unchanged.
     pub fn commit(mut self) -> io::Result<()> {
         self.file.sync_all()?;
         std::fs::rename(&self.fresh_path, &self.path)?;
@@ -184,10 +189,11 @@ impl Drop for FreshFile {
     }
 }
 
-/// Puts `content` in the place of `path`: the file is there whole or as before, and no link of that name is followed.
+/// Replaces the file at `path` by one with this content. Readers find either the old file or the complete new one. A
+/// link of that name is replaced, not followed.
 ///
 /// # Errors
-/// As the file system reports; then the old file is unchanged.
+/// The error of the file system. The old file is then unchanged.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = FreshFile::create(path)?;
     file.write_all(content)?;

@@ -1,4 +1,4 @@
-//! Directories in which only their owner, this user or root, can have put anything.
+//! Directories that only their owner can change: the user of this process, or root.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,21 +12,22 @@ use rustix::io::Errno;
 use crate::plain::{decode_text, file_kind, read_open};
 use crate::{refuse, unpredictable_name};
 
-/// Write permission for users other than the owner.
+/// Mode bits that let users other than the owner write.
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// Access to a directory, fixed when it is opened. Commands that only report open it read-only, so that they cannot change it.
+/// Access to a directory, chosen when the directory is opened. Commands that only report open it read-only, so that
+/// they cannot change it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DirAccess {
-    /// Nothing in it can be made, changed or removed.
+    /// Files in the directory can only be read.
     ReadOnly,
-    /// Everything in it can.
+    /// Files in the directory can be created, changed and removed.
     ReadWrite,
 }
 
-/// An open directory that only its owner, this user or root, can change. Everything in it is reached from its descriptor
-/// along no link, and must be a plain file or directory of the same owners.
+/// An open directory that only its owner (the user of this process, or root) can change. Files are opened relative to
+/// its descriptor, without following links, and must be plain files or directories of the same owners.
 #[derive(Debug)]
 pub struct TrustedDir {
     file: OwnedFd,
@@ -65,11 +66,11 @@ impl TrustedDir {
     /// Opens a directory.
     ///
     /// # Errors
-    /// It is missing (`NotFound`), or it is not to be trusted (`PermissionDenied`, with the reason).
+    /// The directory is missing (`NotFound`), or other users can change it (`PermissionDenied`, with the reason).
     pub fn open(path: &Path, access: DirAccess) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|error| match error {
-            // The answers of openat(2) to a link and to a file.
+            // The errors by which openat(2) reports a link and a file that is not a directory.
             Errno::LOOP | Errno::NOTDIR => refuse(path, "no directory of its own", "a directory"),
             other => other.into(),
         })?;
@@ -77,21 +78,21 @@ impl TrustedDir {
         Ok(TrustedDir { file, path: path.to_path_buf(), access })
     }
 
-    /// As [`TrustedDir::open`], for a directory that other programs will find by its path: no other user may be able to put
-    /// another directory in its place.
+    /// Like [`TrustedDir::open`], for a directory that other programs will find by its path. In addition, no other
+    /// user may be able to replace the directory.
     ///
     /// # Errors
-    /// As [`TrustedDir::open`], or another user can replace the directory.
+    /// The errors of [`TrustedDir::open`], or another user can replace the directory.
     pub fn open_anchored(path: &Path, access: DirAccess) -> io::Result<Self> {
         let dir = Self::open(path, access)?;
         check_parent(path)?;
         Ok(dir)
     }
 
-    /// Opens a directory for reading and writing, and makes it first if it is missing.
+    /// Opens a directory for reading and writing, and creates it if it is missing.
     ///
     /// # Errors
-    /// As [`TrustedDir::open`], or it cannot be made.
+    /// The errors of [`TrustedDir::open`], or the directory cannot be created.
     pub fn create(path: &Path) -> io::Result<Self> {
         match rustix::fs::mkdirat(CWD, path, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => Self::open(path, DirAccess::ReadWrite),
@@ -99,17 +100,17 @@ impl TrustedDir {
         }
     }
 
-    /// As [`TrustedDir::create`], for a directory that other programs will find by its path.
+    /// Like [`TrustedDir::create`], for a directory that other programs will find by its path.
     ///
     /// # Errors
-    /// As [`TrustedDir::open_anchored`], or it cannot be made.
+    /// The errors of [`TrustedDir::open_anchored`], or the directory cannot be created.
     pub fn create_anchored(path: &Path) -> io::Result<Self> {
         let dir = Self::create(path)?;
         check_parent(path)?;
         Ok(dir)
     }
 
-    /// The access for which the directory was opened.
+    /// The access that was chosen when the directory was opened.
     pub fn access(&self) -> DirAccess {
         self.access
     }
@@ -128,10 +129,10 @@ impl TrustedDir {
         }
     }
 
-    /// Makes a directory inside; it may be there already.
+    /// Creates a subdirectory, or opens it if it exists.
     ///
     /// # Errors
-    /// As [`TrustedDir::open`], or it cannot be made.
+    /// The errors of [`TrustedDir::open`], or the subdirectory cannot be created.
     pub fn create_dir(&self, name: &str) -> io::Result<Self> {
         self.check_writable(Path::new(name))?;
         match rustix::fs::mkdirat(&self.file, name, Mode::RWXU) {
@@ -140,20 +141,20 @@ impl TrustedDir {
         }
     }
 
-    /// Makes a directory inside that must not be there yet.
+    /// Creates a subdirectory that must not exist.
     ///
     /// # Errors
-    /// It is there already, or cannot be made.
+    /// The subdirectory exists, or cannot be created.
     pub fn create_new_dir(&self, name: &str) -> io::Result<Self> {
         self.check_writable(Path::new(name))?;
         rustix::fs::mkdirat(&self.file, name, Mode::RWXU)?;
         self.dir(Path::new(name))
     }
 
-    /// A directory inside, however deep; an empty path is this directory.
+    /// Opens the directory at the relative path `rest`, at any depth. An empty path is this directory.
     ///
     /// # Errors
-    /// As [`TrustedDir::open`].
+    /// The errors of [`TrustedDir::open`].
     pub fn dir(&self, subpath: &Path) -> io::Result<Self> {
         let path = self.path.join(subpath);
         let subpath = if subpath.as_os_str().is_empty() { Path::new(".") } else { subpath };
@@ -162,13 +163,13 @@ impl TrustedDir {
         Ok(TrustedDir { file, path, access: self.access })
     }
 
-    /// Opens the file or directory at `rest`, without following links and never above this directory.
+    /// Opens the file or directory at `subpath`, without following links and never outside this directory.
     fn reach(&self, subpath: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let outcome = match rustix::fs::openat2(&self.file, subpath, flags, mode, beneath) {
-            // Kernels before 5.6, and filters that do not know the call.
+            // Kernels before 5.6 lack `openat2`, and some system call filters reject it.
             Err(Errno::NOSYS | Errno::PERM) => self.walk(subpath, flags, mode),
             other => other,
         };
@@ -178,7 +179,7 @@ impl TrustedDir {
         })
     }
 
-    /// As `openat2` beneath this directory, one component at a time.
+    /// Opens `rest` as `openat2` would beneath this directory, but one component at a time.
     fn walk(&self, subpath: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         let step = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut dir = rustix::fs::openat(&self.file, ".", step, Mode::empty())?;
@@ -194,7 +195,7 @@ impl TrustedDir {
             return rustix::fs::openat(&dir, ".", flags, mode);
         };
         for name in dirs {
-            // A link on the way is a directory that cannot be opened as one.
+            // With these flags openat(2) reports a link as `NOTDIR`, whereas `openat2` reports `LOOP`.
             dir = rustix::fs::openat(&dir, *name, step, Mode::empty()).map_err(|error| match error {
                 Errno::NOTDIR => Errno::LOOP,
                 other => other,
@@ -203,16 +204,18 @@ impl TrustedDir {
         rustix::fs::openat(&dir, *last, flags, mode)
     }
 
-    /// Opens a plain file inside. `flags` that write need a directory opened for writing.
+    /// Opens a plain file in the directory. `flags` that write require a directory opened with
+    /// [`DirAccess::ReadWrite`].
     ///
     /// # Errors
-    /// As the file system reports; a link, anything but a plain file, or another user's file is refused with the reason.
+    /// The error of the file system. A link, another user's file, and anything other than a plain file are rejected
+    /// with the reason.
     pub fn file(&self, subpath: &Path, flags: OFlags) -> io::Result<File> {
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC) {
             self.check_writable(subpath)?;
         }
         let path = || self.path.join(subpath);
-        // Truncation comes after the check: it must not reach a file that is refused.
+        // The file is truncated only after the check, so that a rejected file keeps its content.
         let file = File::from(self.reach(subpath, flags.difference(OFlags::TRUNC))?);
         let metadata = file.metadata()?;
         if !metadata.is_file() {
@@ -227,10 +230,10 @@ impl TrustedDir {
         Ok(file)
     }
 
-    /// The content of a file inside, of at most `limit_bytes`; `None` if there is no such file.
+    /// Returns the content of a file of at most `limit_bytes`; `None` if the file does not exist.
     ///
     /// # Errors
-    /// As [`TrustedDir::file`], or the file is longer.
+    /// The errors of [`TrustedDir::file`], or the file is longer than the limit.
     pub fn read(&self, subpath: &Path, limit_bytes: u64) -> io::Result<Option<Vec<u8>>> {
         match self.file(subpath, OFlags::RDONLY) {
             Ok(file) => read_open(&file, &self.path.join(subpath), limit_bytes).map(Some),
@@ -239,19 +242,19 @@ impl TrustedDir {
         }
     }
 
-    /// As [`TrustedDir::read`], for text in UTF-8.
+    /// Like [`TrustedDir::read`], for UTF-8 text.
     ///
     /// # Errors
-    /// As [`TrustedDir::read`], or the file is no text.
+    /// The errors of [`TrustedDir::read`], or the file is not UTF-8 text.
     pub fn read_text(&self, subpath: &Path, limit_bytes: u64) -> io::Result<Option<String>> {
         let content = self.read(subpath, limit_bytes)?;
         content.map(|content| decode_text(&self.path.join(subpath), content)).transpose()
     }
 
-    /// Metadata of a file inside, without opening it; `None` if nothing is there. A link is not followed.
+    /// Returns the metadata of a file without opening it; `None` if it does not exist. A link is not followed.
     ///
     /// # Errors
-    /// As the file system reports.
+    /// The error of the file system.
     pub fn stat(&self, subpath: &Path) -> io::Result<Option<Stat>> {
         match rustix::fs::statat(&self.file, subpath, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
@@ -260,10 +263,10 @@ impl TrustedDir {
         }
     }
 
-    /// Writes a file under a name of its own that no other process can have chosen; returns that name.
+    /// Writes a file under an unpredictable name, and returns that name.
     ///
     /// # Errors
-    /// It cannot be written; then it is not there.
+    /// The file cannot be written. An incomplete file is deleted.
     pub fn write_fresh(&self, name: &str, content: &[u8]) -> io::Result<String> {
         let fresh_name = unpredictable_name(name)?;
         let file = self.file(Path::new(&fresh_name), OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
@@ -271,28 +274,29 @@ impl TrustedDir {
         Ok(fresh_name)
     }
 
-    /// Puts `content` in the place of a file inside, which is there whole or as before.
+    /// Replaces a file in the directory by one with this content. Readers find either the old file or the complete
+    /// new one.
     ///
     /// # Errors
-    /// As the file system reports; then the old file is unchanged.
+    /// The error of the file system. The old file is then unchanged.
     pub fn replace(&self, name: &str, content: &[u8]) -> io::Result<()> {
         let fresh_name = self.write_fresh(name, content)?;
         self.rename(&fresh_name, name).inspect_err(|_| _ = self.remove(&fresh_name))
     }
 
-    /// Adds one line to a file inside in one write, and makes the file first if it is missing.
+    /// Appends a line to a file in one write, and creates the file if it is missing.
     ///
     /// # Errors
-    /// As [`TrustedDir::file`].
+    /// The errors of [`TrustedDir::file`].
     pub fn append_line(&self, subpath: &Path, line: &str) -> io::Result<()> {
         let file = self.file(subpath, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
         (&file).write_all(format!("{line}\n").as_bytes())
     }
 
-    /// Names in the directory, in no order, `.` and `..` left out.
+    /// Returns the names in the directory, unsorted, without `.` and `..`.
     ///
     /// # Errors
-    /// As the file system reports.
+    /// The error of the file system.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.file)? {
@@ -302,37 +306,37 @@ impl TrustedDir {
         Ok(names)
     }
 
-    /// Puts one file of the directory in the place of another.
+    /// Renames a file within the directory. An existing file of the new name is replaced.
     ///
     /// # Errors
-    /// As the file system reports.
+    /// The error of the file system.
     pub fn rename(&self, old_name: &str, new_name: &str) -> io::Result<()> {
         self.rename_into(old_name, self, new_name)
     }
 
-    /// Moves a file of this directory into another one, in the place of whatever has that name there.
+    /// Moves a file into another directory. An existing file of the new name is replaced.
     ///
     /// # Errors
-    /// As the file system reports.
+    /// The error of the file system.
     pub fn rename_into(&self, old_name: &str, target_dir: &TrustedDir, new_name: &str) -> io::Result<()> {
         self.check_writable(Path::new(old_name))?;
         target_dir.check_writable(Path::new(new_name))?;
         Ok(rustix::fs::renameat(&self.file, old_name, &target_dir.file, new_name)?)
     }
 
-    /// Gives a file of this directory a second name in another one, unless that name is taken (`AlreadyExists`).
+    /// Creates a hard link to a file in another directory, unless the new name exists (`AlreadyExists`).
     ///
     /// # Errors
-    /// As the file system reports.
+    /// The error of the file system.
     pub fn link_into(&self, old_name: &str, target_dir: &TrustedDir, new_name: &str) -> io::Result<()> {
         target_dir.check_writable(Path::new(new_name))?;
         Ok(rustix::fs::linkat(&self.file, old_name, &target_dir.file, new_name, AtFlags::empty())?)
     }
 
-    /// Removes a file inside; it may be missing.
+    /// Removes a file, which may be missing.
     ///
     /// # Errors
-    /// As the file system reports.
+    /// The error of the file system.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         self.check_writable(Path::new(name))?;
         match rustix::fs::unlinkat(&self.file, name, AtFlags::empty()) {

@@ -1,28 +1,29 @@
-//! Advice before anything runs: which services should not share a cache, and the settings that keep them apart.
+//! Advice before services start: which of them should not share a cache, and the settings that keep them apart.
 //!
-//! The interval machine solves every pair: both services on one cache, with all their threads as busy as requested. A
-//! pair is bad if one of the two exceeds its limit or, without a limit, a default slowdown.
+//! The interval machine solves every pair of services on one cache, with all threads as busy as requested. A pair is
+//! bad if one of the two services exceeds its limit or, without a limit, the default slowdown.
 
 use serde::Serialize;
 
 use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS};
 use crate::spec::FleetService;
 
-/// Slowdown that a service without a limit should not exceed.
+/// Maximum slowdown of a service without a limit of its own.
 pub const USUAL_LIMIT_PERCENT: f64 = 10.0;
 /// Maximum number of services per advice, because the number of pairs grows with its square.
 pub const MAX_ADVISED: usize = 200;
 
-/// A service, with its requests.
+/// A service about which advice is requested.
 #[derive(Clone, PartialEq, Debug)]
 pub struct AdvisedService {
-    /// Its requests, limit and profile.
+    /// Requests, limit and profile of the service.
     pub kind: FleetService,
-    /// Are its CPUs whole and its requests equal to its limits, so that a static CPU manager gives it exclusive CPUs?
+    /// Are the requested CPUs whole numbers and the requests equal to the limits? A static CPU manager then gives the
+    /// service exclusive CPUs.
     pub has_whole_cpus: bool,
 }
 
-/// Two services on one cache.
+/// Forecast for two services on one cache.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ServicePair {
     /// The service that exceeds its limit, or loses more.
@@ -48,9 +49,9 @@ pub struct ServiceAdvice {
     pub role: Option<&'static str>,
     /// Services that should not share its cache.
     pub keep_apart: Vec<String>,
-    /// Should it have a cache of its own, because it forms bad pairs with most of the others?
+    /// Should the service have a cache of its own, because it forms bad pairs with most other services?
     pub wants_own_cache: bool,
-    /// Settings, as text.
+    /// Recommended settings, as text.
     pub settings: Vec<String>,
 }
 
@@ -59,7 +60,7 @@ pub struct ServiceAdvice {
 pub struct FleetAdvice {
     /// Kind of the hosts.
     pub machine: String,
-    /// Pairs, bad ones first, by excess.
+    /// All pairs: bad pairs first, ordered by how far the victim exceeds its limit.
     pub pairs: Vec<ServicePair>,
     /// Services in the order given.
     pub services: Vec<ServiceAdvice>,
@@ -71,7 +72,7 @@ fn member(service: &FleetService, profile: u16, solver: &CoRunSolver) -> CoRunMe
     CoRunMember { kind: profile, load: load.clamp(1.0, f64::from(LOAD_LEVELS)) as u8, threads, is_confined: false }
 }
 
-/// Slowdowns of two services on one cache, in the order of the services, in percent.
+/// Slowdowns of two services on one cache in percent: of `member`, then of `other`.
 fn pair_slowdowns(solver: &CoRunSolver, member: CoRunMember, other_member: CoRunMember) -> (f64, f64) {
     let is_swapped = other_member < member;
     let members = if is_swapped { vec![other_member, member] } else { vec![member, other_member] };
@@ -83,8 +84,8 @@ fn pair_slowdowns(solver: &CoRunSolver, member: CoRunMember, other_member: CoRun
     if is_swapped { (percent(1), percent(0)) } else { (percent(0), percent(1)) }
 }
 
-/// Advice about services on hosts of one kind. The solver has the profiles of the services that have one, in the order
-/// of the services.
+/// Returns advice about services on hosts of one kind. `solver` must have the profiles of those services that have
+/// one, in the same order.
 pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice {
     let mut next = 0;
     let profiled: Vec<(usize, CoRunMember)> = (0..services.len())

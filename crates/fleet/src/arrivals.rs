@@ -1,4 +1,4 @@
-//! Services that arrive and leave, drawn from a seed, the same for every policy.
+//! Services that arrive and leave. They are drawn from a seed, so every policy sees the same services.
 
 use cachemate_core::SplitMix64;
 
@@ -8,7 +8,7 @@ use crate::spec::{DrawSpec, FleetService};
 /// One service with its lifetime.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ServiceLife {
-    /// Index of its kind.
+    /// Index of the service's kind.
     pub kind: u16,
     /// Hours since the start of the run.
     pub arrives: f64,
@@ -16,7 +16,7 @@ pub struct ServiceLife {
     pub departs: f64,
 }
 
-/// Small working set of every drawn kind.
+/// Bytes of the small working set that every drawn kind has.
 const SMALL_SET_BYTES: f64 = 262_144.0;
 
 /// Draws kinds of services.
@@ -64,8 +64,8 @@ fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> FleetServ
     }
 }
 
-/// Services of one cell, by arrival: those that run at the start, then arrivals at random times (Poisson) that replace
-/// the leaving ones on average.
+/// Draws the services of one cell, by arrival. Some run from the start; others arrive at random times (Poisson), at a
+/// rate that replaces those that leave.
 pub fn draw_lives(kinds: &[FleetService], running_count: f64, hours: f64, seed: u64, cell: u32) -> Vec<ServiceLife> {
     let mut random = SplitMix64::new(SplitMix64::scatter(seed) ^ SplitMix64::scatter(u64::from(cell) + 1));
     let weights: Vec<f64> = kinds.iter().map(|kind| kind.weight).collect();
@@ -77,7 +77,8 @@ pub fn draw_lives(kinds: &[FleetService], running_count: f64, hours: f64, seed: 
     let mut lives = Vec::new();
     for _ in 0..libm::round(running_count) as u64 {
         let kind = pick(&weights, &mut random);
-        // Exponential lifetimes are memoryless, so the rest of a running one is distributed like a new one.
+        // Exponential lifetimes are memoryless, so the remaining life of a running service has the same distribution
+        // as a new one's.
         lives.push(ServiceLife { kind, arrives: 0.0, departs: ends(0.0, kind, &mut random) });
     }
     let rates: Vec<f64> = kinds
@@ -111,7 +112,7 @@ fn pick(weights: &[f64], random: &mut SplitMix64) -> u16 {
 }
 
 impl FleetService {
-    /// Load of each thread at an hour, in units of one eighth of a CPU; at least one.
+    /// Load of each thread at this hour, in eighths of a CPU; at least 1.
     pub fn load_level(&self, hour: f64) -> u8 {
         let phase = core::f64::consts::TAU * (hour - self.peak_hour) / 24.0;
         let busy_share = self.busy_cpus * (1.0 + self.daily_swing * libm::cos(phase)) / f64::from(self.threads);

@@ -1,4 +1,4 @@
-//! One cell: the hosts of one scheduler, its services, and their lives.
+//! Simulates one cell: the hosts of one scheduler, and the services that arrive and leave.
 
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -11,7 +11,7 @@ use crate::spec::{MoveSpec, PowerSpec};
 
 /// All parameters of a cell except its services.
 pub struct CellSetup<'a> {
-    /// Constants of its hosts.
+    /// Constants of the cell's hosts.
     pub model: HostModel<'a>,
     /// Policy of the scheduler.
     pub policy: PlacementPolicy,
@@ -19,11 +19,11 @@ pub struct CellSetup<'a> {
     pub capacity: HostCapacity,
     /// Number of hosts.
     pub hosts: u32,
-    /// Nominal length.
+    /// Nominal length of the run.
     pub hours: f64,
     /// Time between samples.
     pub step_hours: f64,
-    /// The rescheduler.
+    /// Limits and costs of moves between hosts.
     pub moves: MoveSpec,
     /// Power of one host.
     pub power: PowerSpec,
@@ -33,14 +33,14 @@ pub struct CellSetup<'a> {
 #[derive(Clone, Copy, Debug)]
 struct PlacedService {
     kind: u16,
-    /// Its host; `None` if it waits for room, or has left.
+    /// Host of the service; `None` if the service waits for room, or has left.
     host: Option<u32>,
     is_live: bool,
-    /// Time that its moves have cost since the last sample.
+    /// Seconds of service time lost to moves since the last sample.
     lost_seconds: f64,
 }
 
-/// Order of departures: earliest first, then by number.
+/// A departure, ordered by time and then by number of the service.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Departure {
     hours: f64,
@@ -71,7 +71,7 @@ struct FleetCell<'a> {
     outcome: CellOutcome,
 }
 
-/// Runs a cell. `None` if `stop` became true.
+/// Runs a cell; returns `None` if `stop` returned true.
 pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool) -> Option<CellOutcome> {
     let mut cell = FleetCell {
         setup,
@@ -88,7 +88,7 @@ pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool
         if stop() {
             return None;
         }
-        // Speeds are sampled in the middle of a step, with the services that exist at its start.
+        // Speeds are sampled for the middle of the step, but with the services that are present at its start.
         let start = f64::from(step) * setup.step_hours;
         let hour = start + 0.5 * setup.step_hours;
         while next < lives.len() && lives[next].arrives <= start {
@@ -200,7 +200,7 @@ impl FleetCell<'_> {
             }
             self.add_energy(host);
         }
-        // A service that waits for room misses its limit.
+        // A service that waits for room counts as exceeding its limit.
         let limited = |service: &&u32| {
             model.kinds[usize::from(self.services[**service as usize].kind)].max_slowdown_percent.is_some()
         };
@@ -247,7 +247,7 @@ impl FleetCell<'_> {
         }
     }
 
-    /// Is a move to this host worth its cost? Under `forecast`, only if no limit breaks there.
+    /// Is moving a service to this host worth the cost? Under `forecast`, the move must also break no limit there.
     fn may_move(&self, kind: u16, load: u8, host: usize) -> bool {
         if self.setup.policy != PlacementPolicy::Forecast {
             return true;

@@ -1,7 +1,7 @@
 //! A cluster's pods as services, from the JSON of `kubectl get pods -A -o json`.
 //!
-//! Requests, labels and annotations are read; everything else is skipped. A pod names its profile in the annotation
-//! `cachemate.io/profile`, which is the name of a `[[services]]` entry, and its limit in `cachemate.io/max-slowdown`.
+//! Only requests, labels and annotations are read. The annotation `cachemate.io/profile` of a pod names its profile,
+//! which is the name of a `[[services]]` entry, and `cachemate.io/max-slowdown` gives its limit.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ const MAX_PODS: usize = 1_000_000;
 /// Busy share of the requested CPUs for a pod whose service states no load.
 const ASSUMED_LOAD: f64 = 0.5;
 
-/// A list of pods.
+/// The list of pods in an export.
 #[derive(Deserialize)]
 pub struct PodList {
     items: Vec<ExportedPod>,
@@ -31,15 +31,15 @@ pub struct ExportedPod {
     pub spec: PodSpec,
 }
 
-/// Names of a pod.
+/// Name, labels and annotations of a pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct PodMetadata {
     /// Name of the pod.
     pub name: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its UID, which is never reused.
+    /// UID of the pod, which is never reused.
     pub uid: String,
     /// Labels.
     pub labels: BTreeMap<String, String>,
@@ -73,7 +73,7 @@ pub struct PodResources {
     pub requests: BTreeMap<String, String>,
 }
 
-/// Value of the annotation, or of the label of the same name.
+/// Returns the annotation `name` of a pod or, if the pod has none, its label of that name.
 pub fn pod_mark<'a>(metadata: &'a PodMetadata, name: &str) -> Option<&'a str> {
     metadata.annotations.get(name).or_else(|| metadata.labels.get(name)).map(String::as_str)
 }
@@ -98,10 +98,10 @@ pub fn parse_quantity(text: &str) -> Option<f64> {
     Some(number * scale).filter(|value| value.is_finite())
 }
 
-/// Sum of a request over the containers.
+/// Sum of the requests for one resource over the pod's containers.
 ///
 /// # Errors
-/// A text that is not a quantity.
+/// A request is not a valid quantity.
 pub fn requested_amount(pod: &ExportedPod, resource: &str) -> Result<f64, FleetFieldError> {
     let mut sum = 0.0;
     for (index, container) in pod.spec.containers.iter().enumerate() {
@@ -114,21 +114,21 @@ pub fn requested_amount(pod: &ExportedPod, resource: &str) -> Result<f64, FleetF
     Ok(sum)
 }
 
-/// Kinds of services of a cluster, and the kind of each pod in order.
+/// Kinds of services in a cluster, and the kind of each pod.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ClusterServices {
     /// The kinds; pods with the same requests, profile and limit are one kind.
     pub kinds: Vec<FleetService>,
-    /// The kind of each pod.
+    /// Index of each pod's kind, in the order of the export.
     pub pods: Vec<u16>,
     /// Number of pods without a profile.
     pub unprofiled: usize,
 }
 
-/// Services of an export, with profiles by name from `known`.
+/// Groups the pods of an export into kinds of services. `known` provides profiles by name.
 ///
 /// # Errors
-/// An unusable quantity, limit or profile name, with its pod.
+/// A quantity, limit or profile name is invalid; the error names its pod.
 pub fn cluster_services(list: &PodList, declared: &[FleetService]) -> Result<ClusterServices, FleetFieldError> {
     if list.items.is_empty() || list.items.len() > MAX_PODS {
         return Err(FleetFieldError::new("items", format!("{} pods", list.items.len()), "1 to 1 000 000 pods"));
@@ -184,7 +184,7 @@ fn pod_kind(pod: &ExportedPod, declared: &[FleetService]) -> Result<FleetService
     })
 }
 
-/// A limit as operators write it: `10` or `10%`.
+/// Parses a limit as operators write it: `10` or `10%`.
 ///
 /// # Errors
 /// The text is not a value from 0 to 10 000 percent.

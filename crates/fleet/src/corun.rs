@@ -1,11 +1,11 @@
 //! Steady speeds of services that share a cache, from the interval machine, computed once for each combination.
 //!
-//! Problem: a fleet has tens of thousands of caches that change every hour. Method: a cache is identified by a key: the
-//! multiset of its services, their quantized loads, its partition, and the traffic of the other caches on its memory
-//! (in sixteenths of the bandwidth). Its solution is a pure function of the key: a machine with that one cache runs
-//! until it is steady. A second cache of that machine has a stream that represents the others' traffic. Solutions are
-//! stored in shards of bounded size, and a full shard is emptied. Properties: the store saves time and does not change
-//! the result by a bit.
+//! Problem: a fleet has tens of thousands of caches that change every hour. Method: a cache is identified by a key:
+//! the multiset of its services, their quantized loads, its partition, and the traffic of the other caches on its
+//! memory (in sixteenths of the bandwidth). Its solution is a pure function of the key: a machine with that one cache
+//! runs until its speeds are steady. If several caches share a memory node, the machine has a second cache with a
+//! stream that represents the others' traffic. Solutions are stored in shards of bounded size; a full shard is
+//! emptied. Properties: the store saves time and never changes a result.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,9 +18,9 @@ use crate::profile::WorkloadProfile;
 
 /// Number of load levels: loads are multiples of one eighth of a CPU per thread.
 pub const LOAD_LEVELS: u8 = 8;
-/// Steps of the other caches' traffic: sixteenths of a memory node's bandwidth.
+/// Number of traffic levels: traffic is a multiple of one sixteenth of a memory node's bandwidth.
 pub const TRAFFIC_LEVELS: u8 = 16;
-/// Nominal seconds until a cache is steady, and seconds over which speeds are measured.
+/// Nominal seconds until a cache is steady, and seconds over which speeds are then measured.
 const SETTLING_SECONDS: f64 = 20.0;
 const MEASURED_SECONDS: f64 = 5.0;
 const SHARDS: usize = 64;
@@ -30,40 +30,41 @@ const MAX_SHARD_ENTRIES: usize = 40_000;
 /// One service on a cache.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct CoRunMember {
-    /// Index of its kind.
+    /// Index of the service's kind.
     pub kind: u16,
     /// Load of each thread, in units of 1 / [`LOAD_LEVELS`] CPU; 1 or more.
     pub load: u8,
-    /// Its threads on this cache.
+    /// Number of the service's threads on this cache.
     pub threads: u16,
-    /// Is it confined to the small part of a partitioned cache?
+    /// Is the service confined to the small part of a partitioned cache?
     pub is_confined: bool,
 }
 
-/// A cache with its services and the traffic of its neighbors.
+/// A cache with its services, and the traffic of the other caches on its memory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct CoRunKey {
     /// Traffic of other caches on the same memory, in steps of 1 / [`TRAFFIC_LEVELS`].
     pub traffic: u8,
     /// Ways of the small part; 0 if the cache is not partitioned.
     pub confined_ways: u8,
-    /// Its services, in ascending order.
+    /// Services on the cache, in ascending order.
     pub members: Vec<CoRunMember>,
 }
 
-/// Speed of one service.
+/// Steady speed of one service.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct MemberSpeed {
-    /// Cycles per instruction on a CPU. Excludes waits for a CPU, which depend on the requests and not on the cache.
+    /// Cycles per instruction on a CPU. Waits for a CPU are excluded, because they depend on the requests and not on
+    /// the cache.
     pub cycles_per_instr: f32,
-    /// Memory traffic of all its threads, in both directions.
+    /// Memory traffic of all the service's threads, in both directions.
     pub bytes_per_cycle: f32,
 }
 
 /// Speeds in the order of [`CoRunKey::members`].
 pub type CoRunSpeeds = Arc<[MemberSpeed]>;
 
-/// The machine has no data cache, or its caches do not divide its memory nodes evenly.
+/// The error for a machine without a data cache, or whose caches do not divide its memory nodes evenly.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("machine '{machine}': found {found}, expected {expected}")]
 pub struct UnsuitableMachine {
@@ -108,32 +109,32 @@ impl CoRunSolver {
         Ok(CoRunSolver { host: host.clone(), machine, profiles, line_bytes, ways, shards })
     }
 
-    /// Kind of the hosts.
+    /// Specification of a host.
     pub fn host(&self) -> &MachineSpec {
         &self.host
     }
 
-    /// Profiles of the services, by kind.
+    /// Profiles of the services, by index of their kind.
     pub fn profiles(&self) -> &[WorkloadProfile] {
         &self.profiles
     }
 
-    /// Contended caches of a host.
+    /// Number of contended caches of a host.
     pub fn caches(&self) -> usize {
         self.host.last_level().map_or(0, |last| self.host.instances(last) as usize)
     }
 
-    /// Caches that share one memory node.
+    /// Number of caches that share one memory node.
     pub fn caches_per_node(&self) -> usize {
         self.caches() / self.host.memory.nodes as usize
     }
 
-    /// CPUs that share one cache.
+    /// Number of CPUs that share one cache.
     pub fn cpus_per_cache(&self) -> u32 {
         self.host.last_level().map_or(0, |last| last.shared_by_cores * self.host.contexts_per_core)
     }
 
-    /// Bytes of one cache.
+    /// Capacity of one cache, in bytes.
     pub fn cache_bytes(&self) -> f64 {
         self.host.last_level().map_or(0.0, |last| last.size_bytes as f64)
     }
@@ -143,7 +144,7 @@ impl CoRunSolver {
         self.host.memory.bytes_per_cycle
     }
 
-    /// Ways of one cache.
+    /// Number of ways of one cache.
     pub fn ways(&self) -> u32 {
         self.ways
     }
@@ -153,7 +154,7 @@ impl CoRunSolver {
         self.host.last_level().is_some_and(|last| last.way_partitions.is_some())
     }
 
-    /// Speeds of a cache's services, from the store if they are there.
+    /// Returns the steady speeds of a cache's services, from the store if they were computed before.
     pub fn speeds(&self, key: &CoRunKey) -> CoRunSpeeds {
         if key.members.is_empty() {
             return Arc::new([]);
@@ -184,7 +185,7 @@ impl CoRunSolver {
         let mut slots: Vec<(usize, u32)> = Vec::new();
         let mut confined = Vec::new();
         let mut cpus = CpuLoads::new(self.cpus_per_cache(), self.host.contexts_per_core);
-        // The heaviest threads choose their CPUs first, so that loads are nearly even.
+        // The heaviest threads choose their CPUs first, so that the CPUs' loads are nearly even.
         let mut order: Vec<usize> = (0..key.members.len()).collect();
         order.sort_by_key(|&index| std::cmp::Reverse(key.members[index].load));
         for index in order {
@@ -236,7 +237,8 @@ impl CoRunSolver {
         PhasedProgram { demand, ..PhasedProgram::steady("service", phase) }
     }
 
-    /// A stream with the other caches' traffic. It waits for nothing, so it reaches the requested rate.
+    /// A stream that causes the traffic of the other caches. Its misses never stall it, so it reaches the requested
+    /// rate.
     fn other_traffic(&self, level: u8) -> PhasedProgram {
         let capacity = self.cache_bytes() / self.line_bytes;
         let share = f64::from(level.min(TRAFFIC_LEVELS)) / f64::from(TRAFFIC_LEVELS);
@@ -249,7 +251,7 @@ impl CoRunSolver {
     }
 }
 
-/// Loads of a cache's CPUs, by which threads choose theirs.
+/// Loads of a cache's CPUs, from which each thread chooses its CPU.
 struct CpuLoads {
     loads: Vec<u32>,
     contexts_per_core: usize,
@@ -260,7 +262,7 @@ impl CpuLoads {
         CpuLoads { loads: vec![0; cpus as usize], contexts_per_core: contexts_per_core.max(1) as usize }
     }
 
-    /// The least loaded CPU; among equals, the one on the least loaded core.
+    /// Returns the least loaded CPU; among equals, the one on the least loaded core.
     fn choose(&mut self, load: u8) -> u32 {
         let core = |cpu: usize| {
             let first = cpu / self.contexts_per_core * self.contexts_per_core;

@@ -1,8 +1,9 @@
-//! The scheduler extender's answers: pods and node names in, remaining names and scores out.
+//! Answers of the scheduler extender: it receives a pod and node names, and returns the remaining names, or their
+//! scores.
 //!
-//! The message types are those of `k8s.io/kube-scheduler/extender/v1` with `nodeCacheCapable: true`. Time is a
-//! parameter, so equal calls give equal answers. A forecast is computed once for each kind of pod and state of a node, so
-//! that a request costs one search for each node's name, however many caches the nodes have.
+//! The message types are those of `k8s.io/kube-scheduler/extender/v1` with `nodeCacheCapable: true`. The current time
+//! is a parameter, so equal calls give equal answers. A forecast is computed once for each kind of pod and state of a
+//! node; afterward, a request costs one search per node name, however many caches the nodes have.
 
 use std::collections::BTreeMap;
 
@@ -19,11 +20,11 @@ use crate::scorer::{
 
 /// Maximum number of node names in one request.
 pub const MAX_NODES: usize = 20_000;
-/// Maximum age of a state; the node of an older one has stopped publishing.
+/// Maximum age of a node's state; a node whose state is older has stopped publishing.
 pub const MAX_STATE_AGE_SECONDS: f64 = 60.0;
 /// Maximum number of kinds of pods whose forecasts are stored; the least recently requested one is dropped first.
 const MAX_POD_KINDS: usize = 32;
-/// Busy CPUs of a pod without a request.
+/// Number of CPUs that a pod without a request is assumed to keep busy.
 const MIN_CPUS: f64 = 0.1;
 
 /// A request of kube-scheduler.
@@ -31,7 +32,7 @@ const MIN_CPUS: f64 = 0.1;
 pub struct ExtenderRequest {
     /// The pod to place.
     pub pod: ExportedPod,
-    /// Candidates; missing if the scheduler is not configured with `nodeCacheCapable: true`.
+    /// Names of candidate nodes; missing if the scheduler is not configured with `nodeCacheCapable: true`.
     #[serde(default)]
     pub nodenames: Option<Vec<String>>,
 }
@@ -41,10 +42,10 @@ pub struct ExtenderRequest {
 pub struct FilterAnswer<'a> {
     /// Candidates that remain.
     pub nodenames: Vec<&'a str>,
-    /// The others, with the reason.
+    /// Rejected candidates, each with the reason.
     #[serde(rename = "failedNodes")]
     pub failed_nodes: BTreeMap<&'a str, &'static str>,
-    /// Empty if there is no error.
+    /// Error message; empty if there is no error.
     pub error: &'static str,
 }
 
@@ -62,29 +63,29 @@ pub struct NodeScore<'a> {
 pub struct ClusterKnowledge {
     /// Profiles by name.
     pub profiles: BTreeMap<String, WorkloadProfile>,
-    /// Name of the profile by image, with its digest or tag.
+    /// Names of profiles, by image with its digest or tag.
     pub images: BTreeMap<String, String>,
-    /// Seconds since the epoch, and the state, by node.
+    /// Time of publication in seconds since the epoch, and the state, by node.
     pub nodes: BTreeMap<String, (f64, NodeCacheState)>,
 }
 
-/// A pod in the scorer's form.
+/// A pod in the form that the scorer takes.
 struct ScoredPod {
     identity: String,
-    /// Name of its profile; `None` if it was never measured.
+    /// Name of the pod's profile; `None` if the pod was never measured.
     profile: Option<String>,
     busy_cpus: f64,
     max_slowdown_percent: Option<f64>,
 }
 
-/// The forecasts of one kind of pod, by the number of the node.
+/// Forecasts of one kind of pod, by number of the node.
 #[derive(Debug)]
 struct KindForecasts {
     profile: String,
     busy_cpus: f64,
     max_slowdown_percent: Option<f64>,
-    /// Version of the node for which the forecast was computed, with the cache and the forecast; 0 if there is none
-    /// yet.
+    /// Version of the node for which the forecast was computed, with the cache and the forecast. Version 0 means that
+    /// there is no forecast yet.
     nodes: Vec<(u64, Option<(usize, PlacementForecast)>)>,
 }
 
@@ -103,12 +104,13 @@ pub struct Extender {
     knowledge: ClusterKnowledge,
     nodes: NodeTable,
     ledger: PlacementLedger,
-    /// Kinds, the most recently requested one first.
+    /// Kinds of pods, the most recently requested first.
     kinds: Vec<KindForecasts>,
 }
 
 impl ClusterKnowledge {
-    /// The pod's profile with its name: by its annotation, else by the image of a container.
+    /// Returns the name and content of the pod's profile, which its annotation names or, without one, the image of a
+    /// container.
     pub fn profile(&self, pod: &ExportedPod) -> Option<(&str, &WorkloadProfile)> {
         let profile_named =
             |name: &str| self.profiles.get_key_value(name).map(|(name, profile)| (name.as_str(), profile));
@@ -119,7 +121,7 @@ impl ClusterKnowledge {
         images.filter_map(|name| profile_named(name)).next()
     }
 
-    /// A request that is not a valid quantity counts as unknown, and so does an invalid limit: neither blocks a pod.
+    /// Converts a pod for the scorer. An invalid quantity or limit counts as unknown, so that neither blocks the pod.
     fn scored_pod(&self, pod: &ExportedPod) -> ScoredPod {
         let metadata = &pod.metadata;
         let limit = pod_mark(metadata, "cachemate.io/max-slowdown").and_then(|text| limit_percent(text).ok());
@@ -144,7 +146,7 @@ impl ClusterKnowledge {
 }
 
 impl Extender {
-    /// Replaces the published knowledge. Forecasts for nodes whose state is the same stay.
+    /// Replaces the published knowledge. Forecasts are kept for nodes whose state did not change.
     pub fn publish(&mut self, mut knowledge: ClusterKnowledge) {
         let numbers_stay = self.nodes.publish(std::mem::take(&mut knowledge.nodes));
         if !numbers_stay || knowledge.profiles != self.knowledge.profiles {
@@ -153,12 +155,12 @@ impl Extender {
         self.knowledge = knowledge;
     }
 
-    /// Placements that no node has published yet.
+    /// Number of placements that no node has published yet.
     pub fn placements_in_flight(&self) -> usize {
         self.ledger.len()
     }
 
-    /// Answers `filter`: nodes on which a limit would break are left out, unless no other node remains.
+    /// Answers `filter`: removes nodes on which a limit would break, unless no other node remains.
     ///
     /// # Errors
     /// The request names no nodes, or too many.
@@ -178,7 +180,7 @@ impl Extender {
         Ok(answer)
     }
 
-    /// Answers `prioritize`, and records the likely placement.
+    /// Answers `prioritize`, and records the node that the scheduler will probably choose.
     ///
     /// # Errors
     /// The request names no nodes, or too many.
@@ -212,7 +214,7 @@ impl Extender {
         forecasts.into_iter().map(|entry| entry.map(|(_, forecast)| forecast)).collect()
     }
 
-    /// The cache that each node would choose, and the forecast there; `None` if unknown.
+    /// For each node, the cache that it would choose and the forecast there; `None` if unknown.
     fn cache_forecasts<'n>(
         &mut self,
         pod: &ScoredPod,
@@ -236,7 +238,7 @@ impl Extender {
         let forecast = |name: &str| {
             let number = nodes.number(name)?;
             let node = nodes.node(number);
-            // A clock that is a minute ahead is as wrong as a silent node.
+            // A publication time that lies a minute in the future is treated like an old one.
             if (now - node.published).abs() > MAX_STATE_AGE_SECONDS {
                 return None;
             }
@@ -253,7 +255,8 @@ impl Extender {
         names.map(forecast).collect()
     }
 
-    /// Records the node with the highest score, which the scheduler probably chooses. A pod has one guess.
+    /// Records a guess that the scheduler places the pod on the node with the highest score. A pod has at most one
+    /// guess.
     fn record(&mut self, pod: &ScoredPod, answer: &[NodeScore<'_>], now: f64) {
         if let Some(node) = self.ledger.remove_pod(&pod.identity) {
             self.nodes.touch(&node);
@@ -282,10 +285,10 @@ impl Extender {
     }
 }
 
-/// The node names of a request.
+/// Returns the node names of a request.
 ///
 /// # Errors
-/// There are none, or too many.
+/// The request names no nodes, or too many.
 fn names(request: &ExtenderRequest) -> Result<&[String], FleetFieldError> {
     match &request.nodenames {
         None => Err(FleetFieldError::new(

@@ -1,4 +1,4 @@
-//! A study as one page and as CSV.
+//! A study's result as an HTML page, as CSV, and as a table.
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, Series};
 use cachemate_report::text::{number, percent_text, value_or_dash};
@@ -9,13 +9,13 @@ use crate::outcome::SlowdownHistogram;
 use crate::spec::FleetSpec;
 use crate::study::{FleetResult, VariantOutcome};
 
-/// The axis of a distribution ends at this slowdown, or at the 99th percentile if that is larger.
+/// Minimum upper end of a distribution's axis, in percent of slowdown; the 99th percentile extends it.
 const SHOWN_PERCENT: f64 = 20.0;
-/// Points of a distribution.
+/// Number of points of a distribution.
 const SHOWN_POINTS: u32 = 100;
 
 impl FleetResult {
-    /// The page. `cpu_seconds` is the processor time of the run.
+    /// Renders the page. `cpu_seconds` is the CPU time of the run.
     pub fn html(&self, spec: &FleetSpec, cpu_seconds: f64) -> String {
         let body = html! {
             h1 { (spec.name) }
@@ -157,7 +157,7 @@ impl FleetResult {
         }
     }
 
-    /// The CSV: one row for each policy, below the names of the columns.
+    /// Renders the CSV: the names of the columns, then one row for each policy.
     pub fn csv(&self) -> String {
         let mut text = String::from(
             "policy,limits_kept_share,slowdown_p50_percent,slowdown_p95_percent,slowdown_p99_percent,hosts_needed,moves,\

@@ -12,29 +12,29 @@ use crate::scorer::{
 };
 use crate::spec::FleetService;
 
-/// Shares for which a node publishes the effect on its residents.
+/// Shares of the residents' space for which a node publishes their slowdown.
 const EFFECT_SHARES: [f64; 5] = [1.0, 0.875, 0.75, 0.5, 0.25];
-/// Iterations of the traffic between caches of one memory node; it settles in two or three.
+/// Iterations that balance the traffic between caches of one memory node; two or three suffice.
 const TRAFFIC_ITERATIONS: usize = 5;
-/// Iterations of the residents' shares for the published state.
+/// Iterations that balance the residents' shares of the cache for the published state.
 const SHARE_ITERATIONS: usize = 8;
 /// Moves that a node tries in one step.
 const NODE_TRIALS: usize = 2;
-/// The gain in the objective that a change needs to be kept, in percent of a thread.
+/// Minimum gain in the objective for which a change is kept, in percent of a thread.
 const MIN_GAIN: f64 = 1.0;
-/// Weight of slowdowns within the limits in the node's objective; those beyond a limit have full weight.
+/// Weight of slowdowns within the limits in the node's objective. Slowdown beyond a limit has weight 1.
 const WITHIN_LIMITS_WEIGHT: f64 = 0.05;
 const LINE_BYTES: f64 = 64.0;
 
 /// Constants of all hosts of one variant.
 pub struct HostModel<'a> {
-    /// Speeds of services on a cache.
+    /// Solver for the speeds of services on a cache.
     pub solver: &'a CoRunSolver,
     /// The services, by kind.
     pub kinds: &'a [FleetService],
     /// Index of the solver's profile by kind; `None` if the kind has no profile.
     pub profiles: &'a [Option<u16>],
-    /// The node's own placement.
+    /// Policy by which a node places services among its caches.
     pub policy: NodePolicy,
     /// May nodes partition caches?
     pub partitions: bool,
@@ -51,7 +51,7 @@ pub struct Resident {
     pub threads: u16,
     /// Load of each thread, in steps of the solver.
     pub load: u8,
-    /// Is it confined to the small part?
+    /// Is the service confined to the small part of a partitioned cache?
     pub is_confined: bool,
 }
 
@@ -60,9 +60,9 @@ pub struct Resident {
 pub struct PartSlowdown {
     /// Number of the service.
     pub service: u32,
-    /// Threads of the part.
+    /// Number of threads of the part.
     pub threads: u16,
-    /// Cycles per instruction over the solo value on an idle host.
+    /// Cycles per instruction divided by the solo value on an idle host.
     pub ratio: f64,
 }
 
@@ -73,7 +73,7 @@ pub struct FleetHost {
     pub residents: Vec<Vec<Resident>>,
     /// Ways of the small part of each cache; 0 if it is not partitioned.
     confined_ways: Vec<u8>,
-    /// Traffic of the other caches of the same memory node, for each cache, in steps of the solver.
+    /// Traffic of the other caches on the same memory node, by cache, in steps of the solver.
     traffic: Vec<u8>,
     /// Requested CPUs of all services.
     pub requested_cpus: f64,
@@ -112,7 +112,7 @@ impl FleetHost {
         }
     }
 
-    /// Starts a service. A service with more threads than a cache has CPUs is split into equal parts.
+    /// Adds a service. If it has more threads than a cache has CPUs, it is split into equal parts.
     pub fn place(&mut self, model: &HostModel<'_>, service: u32, kind: u16, load: u8) {
         let spec = &model.kinds[usize::from(kind)];
         self.requested_cpus += spec.cpus;
@@ -129,7 +129,7 @@ impl FleetHost {
         }
     }
 
-    /// Ends a service.
+    /// Removes a service.
     pub fn remove(&mut self, model: &HostModel<'_>, service: u32, kind: u16) {
         let spec = &model.kinds[usize::from(kind)];
         self.requested_cpus = (self.requested_cpus - spec.cpus).max(0.0);
@@ -144,7 +144,7 @@ impl FleetHost {
         }
     }
 
-    /// Sets the loads for an hour.
+    /// Updates the loads of all services to an hour of the day.
     pub fn set_hour(&mut self, model: &HostModel<'_>, hour: f64) {
         for cache in 0..self.residents.len() {
             for resident in &mut self.residents[cache] {
@@ -159,7 +159,7 @@ impl FleetHost {
         self.state.caches.iter().map(|cache| cache.busy_cpus).sum()
     }
 
-    /// Bytes per second that all residents fill, by their profiles.
+    /// Bytes per second that all residents fill into caches, according to their profiles.
     pub fn fill_bytes_per_second(&self) -> f64 {
         self.state.caches.iter().map(|cache| cache.fill_bytes_per_second).sum()
     }
@@ -235,7 +235,8 @@ impl FleetHost {
         (CoRunKey { traffic: self.traffic[cache], confined_ways, members }, order)
     }
 
-    /// Slowdowns of all parts, by cache. The traffic of each cache slows down the others of its memory node.
+    /// Computes the slowdowns of all parts, by cache. The traffic of each cache slows down the others on its memory
+    /// node.
     pub fn evaluate(&mut self, model: &HostModel<'_>) -> Vec<Vec<PartSlowdown>> {
         let solver = model.solver;
         let per_node = solver.caches_per_node().max(1);
@@ -274,7 +275,7 @@ impl FleetHost {
         key.members.iter().zip(speeds.iter()).zip(&order).map(part_slowdown).collect()
     }
 
-    /// One step of the node's policy after an evaluation; returns the slowdowns after it.
+    /// Applies one step of the node's policy to an evaluated host, and returns the slowdowns afterward.
     pub fn tune(
         &mut self,
         model: &HostModel<'_>,
@@ -381,7 +382,7 @@ impl FleetHost {
         slowdowns.iter().enumerate().map(|(cache, parts)| self.cache_objective(model, cache, parts)).sum()
     }
 
-    /// The keys of the caches, for the solver.
+    /// Keys of the caches, for the solver.
     pub fn keys(&self, model: &HostModel<'_>) -> Vec<CoRunKey> {
         (0..self.residents.len()).map(|cache| self.key(model, cache).0).collect()
     }
@@ -409,7 +410,7 @@ fn demand<'a>(model: &HostModel<'a>, resident: &Resident) -> ServiceDemand<'a> {
     }
 }
 
-/// Moves the shares of space halfway to the shares of fills; a footprint that fits keeps its size.
+/// Moves each resident's share of the space halfway to its share of the fills. A footprint that fits keeps its size.
 fn share_by_fills<'a>(
     spaces: &mut [f64],
     size: f64,

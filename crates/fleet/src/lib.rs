@@ -1,4 +1,4 @@
-//! A simulated fleet of hosts: which services share a cache, and how many hosts a promise requires.
+//! A simulated fleet of hosts: which services should share a cache, and how many hosts a promise requires.
 //!
 //! Problem: the cluster's scheduler decides which services share a host's cache, and production clusters are not
 //! available for experiments. Method: hosts, services and arrivals come from a description or a seed. Every policy

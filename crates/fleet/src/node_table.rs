@@ -1,14 +1,14 @@
-//! The published states of nodes by dense numbers, and the search for a number by the node's name.
+//! The published states of nodes, which have dense numbers, and the search for a node's number by name.
 //!
-//! Problem: a request contains a thousand names, and comparing strings along the path of a tree costs more than the
-//! forecasts. Method: one search among sorted hashes, and one comparison of names. A version counts every change of a
-//! node, so that figures derived from a node are known to be valid.
+//! Problem: a request contains a thousand names, and comparing strings on the path of a search tree costs more than
+//! the forecasts. Method: one binary search among sorted hashes, then one comparison of names. A version counts the
+//! changes of each node, so that callers can detect outdated forecasts.
 
 use std::collections::BTreeMap;
 
 use crate::scorer::NodeCacheState;
 
-/// A node's state.
+/// A node with its state.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct TabledNode {
     name: String,
@@ -24,7 +24,7 @@ pub(crate) struct TabledNode {
 pub(crate) struct NodeTable {
     /// Nodes by name, ascending.
     nodes: Vec<TabledNode>,
-    /// Hash of the name, and number of the node, ascending.
+    /// Pairs of a name's hash and a node's number, ascending.
     numbers: Vec<(u64, usize)>,
 }
 
@@ -33,7 +33,7 @@ impl NodeTable {
         self.nodes.len()
     }
 
-    /// Replaces the states. Returns false if the set of nodes has changed, so that they have new numbers.
+    /// Replaces the states. Returns false if the set of nodes has changed, in which case the nodes have new numbers.
     pub(crate) fn publish(&mut self, states: BTreeMap<String, (f64, NodeCacheState)>) -> bool {
         let is_same = self.nodes.iter().map(|node| &node.name).eq(states.keys());
         if is_same {
@@ -73,7 +73,7 @@ impl NodeTable {
     }
 }
 
-/// FNV-1a.
+/// FNV-1a hash of a node's name.
 fn name_hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -20,7 +20,7 @@ impl Default for SlowdownHistogram {
 }
 
 impl SlowdownHistogram {
-    /// Adds one sample; a speed-up counts as no slowdown.
+    /// Adds one sample; a speed-up counts as a slowdown of 0.
     pub fn add(&mut self, percent: f64) {
         let class = libm::round(percent.max(0.0) / CLASS_PERCENT).min((CLASSES - 1) as f64) as usize;
         self.counts[class] += 1;
@@ -61,17 +61,17 @@ impl SlowdownHistogram {
 pub struct CellOutcome {
     /// Number of services that arrived.
     pub services: u64,
-    /// Slowdowns of services, one for each step.
+    /// Slowdowns of services, one sample per service and step.
     pub slowdowns: SlowdownHistogram,
-    /// Samples of services with a limit, including waiting ones.
+    /// Number of samples of services with a limit, including waiting services.
     pub limited_samples: u64,
-    /// Samples of services within their limit.
+    /// Number of samples of services that are within their limit.
     pub kept_samples: u64,
-    /// Samples of services that wait for room.
+    /// Number of samples of services that wait for room.
     pub waiting_samples: u64,
-    /// Moves between hosts.
+    /// Number of moves between hosts.
     pub moves: u64,
-    /// Moves between the caches of a host.
+    /// Number of moves between the caches of a host.
     pub node_moves: u64,
     /// Energy of all hosts.
     pub energy_kwh: f64,
@@ -80,7 +80,7 @@ pub struct CellOutcome {
 }
 
 impl CellOutcome {
-    /// Adds another cell. Floating-point sums depend on the order, so cells are added in their order.
+    /// Adds another cell. Floating-point sums depend on the order, so callers must add cells in a fixed order.
     pub fn merge(&mut self, other: &Self) {
         self.services += other.services;
         self.slowdowns.merge(&other.slowdowns);
@@ -102,7 +102,8 @@ impl CellOutcome {
 /// Result of one policy over the whole fleet: a row of `cachemate fleet --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct FleetPolicyRow {
-    /// Policy of the scheduler, `+auto` if nodes place and partition, and the change that a question makes.
+    /// Policy of the scheduler, with `+auto` if nodes place and partition, and with the variant's change of the
+    /// fleet.
     pub name: String,
     /// Share of the samples of services with a limit that are within it; `None` if no service has a limit.
     pub limits_kept_share: Option<f64>,
@@ -112,9 +113,9 @@ pub struct FleetPolicyRow {
     pub slowdown_p95_percent: Option<f64>,
     /// 99th percentile.
     pub slowdown_p99_percent: Option<f64>,
-    /// Hosts that keep the promised share; `None` if four times as many do not.
+    /// Number of hosts that keep the promised share of limits; `None` if even four times the present number does not.
     pub hosts_needed: Option<u32>,
-    /// Services moved between hosts.
+    /// Number of moves between hosts.
     pub moves: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Policies that choose a host for a service.
 //!
-//! A host can take a service if its requests fit. For those hosts, the scores of the scheduler and of the extender are
-//! added as in kube-scheduler: an extender's score counts ten times its weight, which is 2 here.
+//! A host can take a service if the service's requests fit. As in kube-scheduler, the scores of the scheduler and of
+//! the extender are then added; the extender's score counts ten times its weight, which is 2 here.
 
 use crate::host::FleetHost;
 pub use crate::placement_policy::PlacementPolicy;
@@ -14,9 +14,9 @@ const EXTENDER_WEIGHT: f64 = 2.0;
 /// Capacity of a host for requests.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct HostCapacity {
-    /// CPUs.
+    /// Number of CPUs.
     pub cpus: f64,
-    /// Memory.
+    /// Bytes of memory.
     pub memory_bytes: f64,
 }
 
@@ -26,7 +26,7 @@ impl HostCapacity {
             && host.requested_bytes + kind.memory_bytes <= self.memory_bytes + 0.5
     }
 
-    /// Share of the capacity that is requested including the service, 0 to 1.
+    /// Share of the capacity that is requested once the service is added, from 0 to 1.
     fn requested_share(&self, host: &FleetHost, kind: &FleetService) -> f64 {
         let cpus = (host.requested_cpus + kind.cpus) / self.cpus;
         let memory = (host.requested_bytes + kind.memory_bytes) / self.memory_bytes;
@@ -34,8 +34,8 @@ impl HostCapacity {
     }
 }
 
-/// The host for a service; `None` if it fits on no host. `except` is the host that it leaves; among equals, the first
-/// is chosen.
+/// Chooses the host for a service; `None` if it fits on no host. `except` is the host that the service leaves. Among
+/// equal hosts, the first is chosen.
 pub fn choose_host(
     policy: PlacementPolicy,
     hosts: &[FleetHost],

@@ -1,12 +1,12 @@
-//! Placements in flight, which nodes cannot have published yet. kube-scheduler binds several pods before a node
-//! publishes its next state, and would otherwise send all of them to the same node.
+//! Placements in flight, which nodes cannot have published yet. Without this ledger, all pods that kube-scheduler
+//! binds before a node publishes its next state would be sent to the same node.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use crate::scorer::NodeCacheState;
 
-/// Lifetime of a guess, within which the node publishes the placement: its interval of 30 s, and some seconds.
+/// Lifetime of a guess. Nodes publish every 30 s, so the node has published the placement by the end of that time.
 const GUESS_SECONDS: f64 = 40.0;
 /// Maximum number of guesses; the oldest is dropped first.
 const MAX_GUESSES: usize = 4096;
@@ -38,11 +38,11 @@ impl PlacementLedger {
         self.guesses.len()
     }
 
-    /// Drops the guesses that no longer count, and returns their nodes.
+    /// Drops expired guesses, and returns their nodes.
     pub(crate) fn expire(&mut self, now: f64) -> Vec<String> {
         let is_live = |guess: &PlacementGuess| (0.0..=GUESS_SECONDS).contains(&(now - guess.made_at));
         let mut nodes = Vec::new();
-        // The clock may have been set back, so that the newest guesses are in the future.
+        // Guesses in the future also expire, because the clock may have been set backward.
         while let Some((&number, _)) = self.guesses.first_key_value().filter(|(_, guess)| !is_live(guess)) {
             nodes.extend(self.remove(number));
         }
@@ -52,12 +52,12 @@ impl PlacementLedger {
         nodes
     }
 
-    /// The node of a pod's guess.
+    /// The node that the guess for a pod names.
     pub(crate) fn node_of(&self, pod: &str) -> Option<&str> {
         self.guesses.get(self.by_pod.get(pod)?).map(|guess| guess.node.as_str())
     }
 
-    /// Drops the guess of a pod, and returns its node.
+    /// Drops the guess for a pod, and returns its node.
     pub(crate) fn remove_pod(&mut self, pod: &str) -> Option<String> {
         let number = *self.by_pod.get(pod)?;
         self.remove(number)
@@ -75,7 +75,8 @@ impl PlacementLedger {
         Some(guess.node)
     }
 
-    /// Adds a guess for a pod without one. If there were too many, the oldest is dropped, and its node returned.
+    /// Adds a guess for a pod that has none. If there are too many guesses, the oldest is dropped and its node
+    /// returned.
     pub(crate) fn insert(&mut self, guess: PlacementGuess) -> Option<String> {
         let oldest = self.guesses.first_key_value().map(|(&number, _)| number);
         let dropped = oldest.filter(|_| self.guesses.len() >= MAX_GUESSES).and_then(|oldest| self.remove(oldest));
@@ -86,7 +87,7 @@ impl PlacementLedger {
         dropped
     }
 
-    /// A node's state with the placements in flight added, except those of the pod itself.
+    /// Returns a node's state with the placements in flight added, except that of the pod itself.
     pub(crate) fn adjusted_state<'a>(
         &self,
         node: &str,

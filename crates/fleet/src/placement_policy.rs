@@ -6,26 +6,26 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlacementPolicy {
-    /// The most unrequested CPUs and memory, the default of kube-scheduler.
+    /// Prefers hosts with the most unrequested CPUs and memory, the default of kube-scheduler.
     Requests,
-    /// The fewest services of the same kind, then the fewest services.
+    /// Prefers hosts with the fewest services of the same kind, then those with the fewest services.
     Spread,
-    /// The fewest unrequested CPUs and memory.
+    /// Prefers hosts with the fewest unrequested CPUs and memory.
     BinPack,
-    /// As `requests`, with scores for hosts that fill fewer lines.
+    /// Like `requests`, with additional scores for hosts whose residents fill fewer lines.
     Misses,
-    /// As `requests`, with the extender's filter and scores.
+    /// Like `requests`, with the extender's filter and scores.
     Forecast,
 }
 
 impl PlacementPolicy {
-    /// Every policy, in the order of reports.
+    /// Every policy, in the order in which reports list them.
     pub fn all() -> Vec<Self> {
         use PlacementPolicy::{BinPack, Forecast, Misses, Requests, Spread};
         vec![Requests, Spread, BinPack, Misses, Forecast]
     }
 
-    /// The name in files and results.
+    /// Name of the policy in files and results.
     pub fn name(self) -> &'static str {
         match self {
             PlacementPolicy::Requests => "requests",
@@ -36,7 +36,7 @@ impl PlacementPolicy {
         }
     }
 
-    /// Does it move services that exceed their limits? Only policies that measure can do this.
+    /// Does the policy move services that exceed their limits? Only policies that measure slowdowns can.
     pub fn moves_services(self) -> bool {
         matches!(self, PlacementPolicy::Misses | PlacementPolicy::Forecast)
     }

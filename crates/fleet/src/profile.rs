@@ -1,12 +1,12 @@
-//! The profile of a service: its solo behavior by size of the contended cache.
+//! The profile of a service: its solo behavior as a function of the contended cache's size.
 //!
-//! It is the content of the custom resource `WorkloadProfile`, and a fleet's file contains it with the same field
+//! The profile is the content of the custom resource `WorkloadProfile`; a fleet's description uses the same field
 //! names.
 
 use cachemate_interval::{ProgramPhase, SizePoint};
 use serde::{Deserialize, Serialize};
 
-/// A smaller share of misses is only rounding of a measured curve.
+/// Miss ratio below which the misses of a measured curve are attributed to rounding.
 const NO_MISSES: f64 = 1e-3;
 /// Maximum number of points of a curve; with more, the resource would exceed 4 KB.
 pub const MAX_CURVE_POINTS: usize = 48;
@@ -15,21 +15,21 @@ pub const MAX_CURVE_POINTS: usize = 48;
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MissPoint {
-    /// Size of the cache, used by the service alone.
+    /// Size of the cache, which the service has to itself.
     pub bytes: f64,
-    /// Lines brought into the cache.
+    /// Misses per thousand instructions at this size.
     #[serde(alias = "misses_per_kilo_instr")]
     pub misses_per_kilo_instr: f64,
 }
 
-/// Solo behavior of one service, for all threads together.
+/// Solo behavior of one service, with all its threads together.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkloadProfile {
     /// Cycles per instruction if every reference hits the contended cache.
     #[serde(alias = "base_cycles_per_instr")]
     pub base_cycles_per_instr: f64,
-    /// Cycles that a miss adds, including the effect of overlap with others.
+    /// Cycles that a miss adds; overlap with other misses is included.
     #[serde(alias = "stall_cycles_per_miss")]
     pub stall_cycles_per_miss: f64,
     /// References to the contended cache, which are its misses at size zero.
@@ -45,7 +45,7 @@ pub struct WorkloadProfile {
     pub certainty: Option<f64>,
 }
 
-/// The share that the interval machine assumes for profiles without one.
+/// The write share that the interval machine assumes for profiles without one.
 fn usual_write_share() -> f64 {
     0.3
 }
@@ -54,9 +54,9 @@ fn usual_write_share() -> f64 {
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("{field}: found {found}, expected {expected}")]
 pub struct FleetFieldError {
-    /// Path of the field, such as `curve[2].bytes`.
+    /// Path of the invalid field, such as `curve[2].bytes`.
     pub field: String,
-    /// The value, as text.
+    /// The invalid value, as text.
     pub found: String,
     /// The allowed values, as text.
     pub expected: String,
@@ -87,7 +87,7 @@ impl WorkloadProfile {
     /// Checks that a program could have this profile.
     ///
     /// # Errors
-    /// The first impossible field.
+    /// The first field with an impossible value.
     pub fn check(&self) -> Result<(), FleetFieldError> {
         check_range("base_cycles_per_instr", self.base_cycles_per_instr, 0.05, 100.0)?;
         check_range("stall_cycles_per_miss", self.stall_cycles_per_miss, 0.0, 100_000.0)?;
@@ -116,7 +116,7 @@ impl WorkloadProfile {
         Ok(())
     }
 
-    /// Misses per instruction with this number of bytes of the cache; linear between the points.
+    /// Misses per instruction with `bytes` of the cache, interpolated linearly between the points.
     pub fn misses_per_instr(&self, bytes: f64) -> f64 {
         let upper = self.curve.partition_point(|point| point.bytes <= bytes);
         let (low, misses_low) = match upper.checked_sub(1) {
@@ -133,25 +133,25 @@ impl WorkloadProfile {
         per_kilo / 1000.0
     }
 
-    /// Cycles per instruction with this number of bytes of the cache, without queueing for memory.
+    /// Cycles per instruction with `bytes` of the cache, without queueing for memory.
     pub fn cycles_per_instr(&self, bytes: f64) -> f64 {
         self.base_cycles_per_instr + self.stall_cycles_per_miss * self.misses_per_instr(bytes)
     }
 
-    /// Lines filled per cycle of one CPU with this number of bytes of the cache.
+    /// Lines that one CPU fills per cycle with `bytes` of the cache.
     pub fn fills_per_cycle(&self, bytes: f64) -> f64 {
         self.misses_per_instr(bytes) / self.cycles_per_instr(bytes)
     }
 
-    /// Bytes that it touches: the smallest size without misses. Infinite for a service that misses at any size, because
-    /// it fills lines as long as it runs.
+    /// Bytes that the service touches: the smallest size without misses. A service that misses at any size has an
+    /// infinite footprint, because it fills lines as long as it runs.
     pub fn footprint_bytes(&self) -> f64 {
         let none = NO_MISSES * self.references_per_kilo_instr;
         let fitting_point = self.curve.iter().find(|point| point.misses_per_kilo_instr <= none);
         fitting_point.map_or(f64::INFINITY, |point| point.bytes)
     }
 
-    /// One of `threads` threads of the service, each with an equal part of its memory.
+    /// The behavior of one of `threads` threads of the service, each with an equal part of its memory.
     pub fn thread_phase(&self, threads: u32) -> ProgramPhase {
         let threads = f64::from(threads.max(1));
         let point = |point: &MissPoint| {
@@ -183,9 +183,9 @@ impl WorkloadProfile {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkingSet {
-    /// Its size.
+    /// Size of the working set.
     pub bytes: f64,
-    /// Share of the references that go to it.
+    /// Share of all references that access the working set.
     pub share: f64,
 }
 
@@ -195,7 +195,7 @@ pub struct WorkingSet {
 pub struct ReferenceMix {
     /// Cycles per instruction if every reference hits the contended cache.
     pub base_cycles_per_instr: f64,
-    /// Cycles that a miss adds, including the effect of overlap with others.
+    /// Cycles that a miss adds; overlap with other misses is included.
     pub stall_cycles_per_miss: f64,
     /// References to the contended cache.
     pub references_per_kilo_instr: f64,
@@ -214,7 +214,7 @@ impl ReferenceMix {
     /// Checks that a program could have this mix.
     ///
     /// # Errors
-    /// The first impossible field.
+    /// The first field with an impossible value.
     pub fn check(&self) -> Result<(), FleetFieldError> {
         for (index, set) in self.working_sets.iter().enumerate() {
             check_range(&format!("working_sets[{index}].bytes"), set.bytes, LINE_BYTES, 1e15)?;
@@ -228,8 +228,8 @@ impl ReferenceMix {
         self.profile().check()
     }
 
-    /// Share of the references that miss an LRU cache of this size (Che, Tung and Wang, JSAC 2002): a line stays for
-    /// the time in which the mix touches as many lines as the cache holds.
+    /// Miss ratio of an LRU cache of this size (Che, Tung and Wang, JSAC 2002): a line stays in the cache for the
+    /// time in which the mix touches as many lines as the cache holds.
     pub fn miss_ratio(&self, bytes: f64) -> f64 {
         let lines = bytes / LINE_BYTES;
         let stream = (1.0 - self.working_sets.iter().map(|set| set.share).sum::<f64>()).max(0.0);
@@ -256,7 +256,7 @@ impl ReferenceMix {
         (self.working_sets.iter().map(miss_share).sum::<f64>() + stream).min(1.0)
     }
 
-    /// The same as a profile.
+    /// Converts the mix to a profile.
     pub fn profile(&self) -> WorkloadProfile {
         let point = |index: u32| {
             let bytes = 32_768.0 * libm::exp2(f64::from(index) / 2.0);

@@ -1,38 +1,38 @@
 //! Ranks nodes for one service, from its profile and the nodes' published cache states.
 //!
-//! Problem: a scheduler needs the best of a thousand nodes within a millisecond. Method: a node publishes, for each of
-//! its caches, the lines that its residents fill and the slowdown that residents would have with less of the cache. The
-//! newcomer's share of an LRU cache follows from its own fills relative to those of the residents (the share at which
-//! both are consistent). Its slowdown follows from its curve at that share, and that of the residents from their
-//! published effects. Properties: pure and allocation-free per node; without a profile all nodes have the same score,
-//! and a node without a state has a medium score, so that missing knowledge never decides.
+//! Problem: a scheduler needs the best of a thousand nodes within a millisecond. Method: a node publishes, for each
+//! of its caches, the lines that its residents fill and the slowdown that they would have with less of the cache. The
+//! newcomer's share of an LRU cache equals its share of all fills, and is solved for because fills depend on the
+//! share. Its slowdown follows from its curve at that share, and that of the residents from their published effects.
+//! Properties: pure and allocation-free per node. Without a profile all nodes have the same score, and a node without
+//! a state has a medium score, so that missing knowledge never decides.
 
 use serde::{Deserialize, Serialize};
 
 use crate::profile::{FleetFieldError, WorkloadProfile, check_range};
 
-/// Highest score of a scheduler extender.
+/// Highest score that a scheduler extender may give.
 pub const MAX_SCORE: u8 = 10;
-/// Score without knowledge.
+/// Score of a node about which nothing is known.
 pub const NEUTRAL_SCORE: u8 = 5;
 /// Maximum number of caches that a node can publish.
 pub const MAX_CACHES: usize = 256;
 const MAX_EFFECTS: usize = 16;
 const LINE_BYTES: f64 = 64.0;
-/// Utilization of memory above which its users slow down in proportion.
+/// Utilization of memory above which its users slow down in proportion to the excess.
 const BUSY_MEMORY: f64 = 0.85;
-/// Slowdown in percent, per CPU, that halves the preference relative to the best node.
+/// Cost in percent of a CPU that halves a node's score relative to the best node.
 const HALF_PREFERENCE_PERCENT: f64 = 4.0;
 
 /// Slowdown of a cache's residents with a fraction of their current space.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShareEffect {
-    /// Fraction of their current space, 0 to 1.
+    /// Fraction of the residents' current space, 0 to 1.
     pub share: f64,
-    /// Mean slowdown relative to running alone, weighted by CPUs.
+    /// Mean slowdown of the residents relative to running alone, weighted by CPUs.
     pub slowdown_percent: f64,
-    /// Number of services that exceed their limit.
+    /// Number of residents that would exceed their limit.
     pub broken_limits: f64,
 }
 
@@ -40,22 +40,22 @@ pub struct ShareEffect {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CacheState {
-    /// Its capacity.
+    /// Capacity of the cache.
     pub size_bytes: f64,
-    /// CPUs that use it.
+    /// Number of CPUs that share the cache.
     pub cpus: f64,
     /// Mean number of busy CPUs.
     pub busy_cpus: f64,
-    /// Bytes per second that its residents fill.
+    /// Bytes per second that the residents fill.
     pub fill_bytes_per_second: f64,
-    /// Bytes in use.
+    /// Bytes of the cache in use.
     pub occupancy_bytes: f64,
-    /// Memory bandwidth that its users have left.
+    /// Memory bandwidth that is still available to users of the cache.
     pub bandwidth_left_bytes_per_second: f64,
     /// Unused classes of service; `None` if the cache cannot be partitioned, or if this is unknown.
     #[serde(default)]
     pub free_classes: Option<u32>,
-    /// Effects of a smaller share on the residents, from all of their current space downward.
+    /// Effects of less space on the residents, in descending order of the share, from all of their current space.
     #[serde(default)]
     pub effects: Vec<ShareEffect>,
 }
@@ -75,22 +75,22 @@ pub enum NodePolicy {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NodeCacheState {
-    /// Clock frequency of its cores.
+    /// Clock frequency of the node's cores.
     pub hertz: f64,
-    /// Bandwidth of the memory that one cache can use.
+    /// Memory bandwidth that one cache can use.
     pub memory_bytes_per_second: f64,
-    /// The node's own placement.
+    /// The node's policy of placing services among its caches.
     #[serde(default)]
     pub policy: NodePolicy,
-    /// Its contended caches.
+    /// Contended caches of the node.
     pub caches: Vec<CacheState>,
 }
 
 impl NodeCacheState {
-    /// Checks that a node could have this state. States come over the network, so every number is checked.
+    /// Checks that a node could have this state. Every number is checked, because states come over the network.
     ///
     /// # Errors
-    /// The first impossible field.
+    /// The first field with an impossible value.
     pub fn check(&self) -> Result<(), FleetFieldError> {
         check_range("hertz", self.hertz, 1e6, 1e11)?;
         check_range("memoryBytesPerSecond", self.memory_bytes_per_second, 1.0, 1e15)?;
@@ -127,7 +127,7 @@ impl CacheState {
         Ok(())
     }
 
-    /// Effect of a share on the residents, interpolated between the published ones.
+    /// Slowdown and broken limits of the residents at a share, interpolated between the published shares.
     fn share_effect(&self, share: f64) -> (f64, f64) {
         let lower = self.effects.partition_point(|effect| effect.share > share);
         let value = |effect: &ShareEffect| (effect.slowdown_percent, effect.broken_limits);
@@ -135,7 +135,8 @@ impl CacheState {
             (Some(high), Some(low)) => {
                 let fraction = (high.share - share) / (high.share - low.share);
                 let mixed = |high: f64, low: f64| high + fraction * (low - high);
-                // A limit is either broken or kept, so the smaller share's limits count from halfway on.
+                // A limit is either broken or kept, so the count is not interpolated: that of the nearer published
+                // share applies.
                 let broken = if fraction >= 0.5 { low.broken_limits } else { high.broken_limits };
                 (mixed(high.slowdown_percent, low.slowdown_percent), broken)
             }
@@ -148,40 +149,40 @@ impl CacheState {
 /// A service to place.
 #[derive(Clone, Copy, Debug)]
 pub struct ServiceDemand<'a> {
-    /// Its profile; `None` if it was never measured.
+    /// Profile of the service; `None` if it was never measured.
     pub profile: Option<&'a WorkloadProfile>,
     /// CPUs that it will keep busy.
     pub busy_cpus: f64,
-    /// Promise to the service; `None` for no promise.
+    /// Limit that was promised to the service; `None` without a promise.
     pub max_slowdown_percent: Option<f64>,
 }
 
-/// Forecast of a service on one cache.
+/// Forecast for a service on one cache.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct PlacementForecast {
     /// The newcomer's slowdown relative to running alone.
     pub slowdown_percent: f64,
     /// Additional slowdown of the residents, in percent of a CPU.
     pub harm_cpu_percent: f64,
-    /// Limits that the placement breaks, including the newcomer's.
+    /// Number of limits that the placement breaks, including the newcomer's.
     pub broken_limits: f64,
-    /// The sum that ranks placements: slowdown and harm in percent of a CPU.
+    /// Cost by which placements are ranked: the newcomer's slowdown plus the residents' harm, in percent of a CPU.
     pub cost_cpu_percent: f64,
 }
 
-/// Steps of the capacity in a table of shares.
+/// Number of steps into which a table divides the capacity.
 const SHARE_STEPS: usize = 32;
 
-/// A service on a cache of one size, tabulated by its space, so that a forecast takes only nanoseconds.
+/// Behavior of a service on a cache of one size, tabulated by its space, so that a forecast takes only nanoseconds.
 #[derive(Clone, Debug)]
 struct ShareTable {
     hertz: f64,
     size_bytes: f64,
-    /// Bytes per second that it fills.
+    /// Bytes per second that the service fills, by its space.
     fills: [f64; SHARE_STEPS + 1],
-    /// Fills of the residents beside which it has exactly this much space; descending.
+    /// Residents' fills at which the service has exactly this space; descending.
     pressure: [f64; SHARE_STEPS + 1],
-    /// Cycles per instruction, and the part of them that waits for memory.
+    /// Cycles per instruction, and the part of these cycles that waits for memory.
     cycles: [f64; SHARE_STEPS + 1],
     waits: [f64; SHARE_STEPS + 1],
     footprint_bytes: f64,
@@ -205,7 +206,7 @@ impl ShareTable {
         }
     }
 
-    /// Space of the service beside residents with this many fills.
+    /// Space that the service has beside residents with this many fills.
     fn remaining_space(&self, other_fills: f64) -> f64 {
         let step = self.pressure.partition_point(|pressure| *pressure >= other_fills).clamp(1, SHARE_STEPS) - 1;
         if step == 0 {
@@ -225,7 +226,7 @@ impl ShareTable {
     }
 }
 
-/// Forecasts of one service for many nodes. Nodes of one kind share a table.
+/// Forecasts of one service for many nodes. Nodes with equal caches share a table.
 pub struct ServiceForecaster<'a> {
     service: &'a ServiceDemand<'a>,
     table: Option<ShareTable>,
@@ -247,8 +248,8 @@ impl<'a> ServiceForecaster<'a> {
         self.table.as_ref().map(|table| table_forecast(self.service, profile, table, node, cache))
     }
 
-    /// The cache that the node would choose, and the forecast there. `None` if the node has no cache, or the service no
-    /// profile.
+    /// Returns the cache that the node would choose, and the forecast there; `None` if the node has no cache or the
+    /// service no profile.
     pub fn node_forecast(&mut self, node: &NodeCacheState) -> Option<(usize, PlacementForecast)> {
         if node.policy == NodePolicy::Off {
             let cache = least_busy_cache(node)?;
@@ -277,7 +278,8 @@ fn table_forecast(
     let own_traffic = table.interpolate(&table.fills, bytes) * (1.0 + profile.write_share);
     let total_traffic = (node.memory_bytes_per_second - cache.bandwidth_left_bytes_per_second).max(0.0) + own_traffic;
     let crowd = (total_traffic / (BUSY_MEMORY * node.memory_bytes_per_second)).max(1.0);
-    // Waits for memory grow with utilization; the share of its time that waits for memory is known.
+    // Waits for memory grow with its utilization, and only the part of the cycles that waits for memory grows with
+    // them.
     let cycles_here = table.interpolate(&table.cycles, bytes) + table.interpolate(&table.waits, bytes) * (crowd - 1.0);
     let slowdown_percent = (cycles_here / table.cycles[SHARE_STEPS] - 1.0).max(0.0) * 100.0;
     let taken_bytes = (bytes - free_bytes).max(0.0);
@@ -293,7 +295,7 @@ fn table_forecast(
     PlacementForecast { slowdown_percent, harm_cpu_percent, broken_limits, cost_cpu_percent }
 }
 
-/// Fewer broken limits, then lower cost.
+/// Is forecast `a` better than `b`? Fewer broken limits decide, then lower cost.
 fn is_better(a: &PlacementForecast, b: &PlacementForecast) -> bool {
     a.broken_limits < b.broken_limits || (a.broken_limits == b.broken_limits && a.cost_cpu_percent < b.cost_cpu_percent)
 }
@@ -314,16 +316,16 @@ pub fn forecasts<'a>(
     nodes.map(|node| forecaster.node_forecast(node?).map(|(_, forecast)| forecast)).collect()
 }
 
-/// Nodes that remain after filtering: those on which no limit breaks. If every node breaks one, all remain, because a
-/// forecast never makes a service unschedulable.
+/// Returns, for each node, whether it remains after filtering: only nodes on which no limit breaks do. If every node
+/// breaks a limit, all remain, because a forecast must never make a service unschedulable.
 pub fn keeps_limits(forecasts: &[Option<PlacementForecast>]) -> Vec<bool> {
     let keeps = |forecast: &Option<PlacementForecast>| forecast.is_none_or(|forecast| forecast.broken_limits <= 0.0);
     let within_limits: Vec<bool> = forecasts.iter().map(keeps).collect();
     if within_limits.contains(&true) { within_limits } else { vec![true; forecasts.len()] }
 }
 
-/// Scores from 0 to [`MAX_SCORE`]: the best node has the highest, and each additional cost of four percent of a CPU
-/// halves the score.
+/// Returns scores from 0 to [`MAX_SCORE`]. The best node has the highest score, and each additional cost of four
+/// percent of a CPU halves the score.
 pub fn scores(service: &ServiceDemand<'_>, forecasts: &[Option<PlacementForecast>]) -> Vec<u8> {
     let known_forecasts = || forecasts.iter().flatten();
     let fewest = known_forecasts().map(|forecast| forecast.broken_limits).fold(f64::INFINITY, f64::min);

@@ -111,7 +111,7 @@ pub struct ServiceSpec {
     /// Threads that share its load; `None` for one per requested CPU.
     #[serde(default)]
     pub threads: Option<u16>,
-    /// Busy CPUs over requested CPUs, averaged over a day.
+    /// Busy CPUs divided by requested CPUs, averaged over a day.
     pub load: f64,
     /// Amplitude of the load over the day, as a share of its mean.
     #[serde(default)]
@@ -119,10 +119,10 @@ pub struct ServiceSpec {
     /// Hour of the highest load.
     #[serde(default)]
     pub peak_hour: f64,
-    /// Promise to its users; `None` for no promise.
+    /// Maximum slowdown that is promised to the service's users; `None` for no promise.
     #[serde(default)]
     pub max_slowdown_percent: Option<f64>,
-    /// Mean lifetime; `None` if it stays.
+    /// Mean lifetime; `None` if the service never leaves.
     #[serde(default)]
     pub lifetime_hours: Option<f64>,
     /// Weight among the running services.
@@ -134,7 +134,7 @@ pub struct ServiceSpec {
     /// A file with the content of a `WorkloadProfile`.
     #[serde(default)]
     pub profile_file: Option<String>,
-    /// Its use of memory in closed form, in place of a profile.
+    /// The service's use of memory in closed form, given instead of a profile.
     #[serde(default)]
     pub references: Option<ReferenceMix>,
 }
@@ -143,7 +143,7 @@ fn weight_of_one() -> f64 {
     1.0
 }
 
-/// Ranges from which kinds of services are drawn; each draw is uniform, for sizes and rates on a logarithmic scale.
+/// Ranges from which kinds of services are drawn. Each draw is uniform; for sizes and rates, its logarithm is.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DrawSpec {
@@ -153,9 +153,9 @@ pub struct DrawSpec {
     pub cpus: (f64, f64),
     /// Requested memory per CPU.
     pub memory_bytes_per_cpu: (f64, f64),
-    /// Busy CPUs over requested CPUs.
+    /// Busy CPUs divided by requested CPUs.
     pub load: (f64, f64),
-    /// Amplitude of the load over the day.
+    /// Amplitude of the load over the day, as a share of its mean.
     pub daily_swing: (f64, f64),
     /// Mean lifetime.
     pub lifetime_hours: (f64, f64),
@@ -167,15 +167,15 @@ pub struct DrawSpec {
     pub references_per_kilo_instr: (f64, f64),
     /// Size of the large working set.
     pub working_set_bytes: (f64, f64),
-    /// Share of the references to the large working set; the rest goes to one of 256 KiB.
+    /// Share of the references to the large working set; the others access a working set of 256 KiB.
     pub working_set_share: (f64, f64),
     /// Share of the kinds that stream.
     pub streaming_kinds: f64,
-    /// Share of their references that is streaming.
+    /// Share of a streaming kind's references that belong to the stream.
     pub stream_share: (f64, f64),
     /// Share of the kinds with a limit.
     pub limited_kinds: f64,
-    /// Their limits.
+    /// Limits of the limited kinds, in percent.
     pub max_slowdown_percent: (f64, f64),
 }
 
@@ -201,7 +201,7 @@ impl Default for DrawSpec {
     }
 }
 
-/// Moves of services between hosts, for policies that measure.
+/// Moves of services between hosts, made by policies that measure slowdowns.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MoveSpec {
@@ -250,17 +250,18 @@ pub struct FleetService {
     pub threads: u16,
     /// Busy CPUs, averaged over a day.
     pub busy_cpus: f64,
-    /// Amplitude over the day, as a share of the mean.
+    /// Amplitude of the load over the day, as a share of its mean.
     pub daily_swing: f64,
     /// Hour of the highest load.
     pub peak_hour: f64,
-    /// Promise to its users.
+    /// Maximum slowdown that is promised to the service's users; `None` for no promise.
     pub max_slowdown_percent: Option<f64>,
-    /// Mean lifetime; `None` if it stays.
+    /// Mean lifetime; `None` if the service never leaves.
     pub lifetime_hours: Option<f64>,
     /// Weight among the running services.
     pub weight: f64,
-    /// Its profile; `None` if it was never measured: it uses CPUs and memory, but its use of caches is unknown.
+    /// Profile of the service; `None` if it was never measured. Such a service uses CPUs and memory, but its use of
+    /// caches is unknown.
     pub profile: Option<WorkloadProfile>,
 }
 
@@ -268,7 +269,7 @@ impl FleetSpec {
     /// Checks that this fleet can be run.
     ///
     /// # Errors
-    /// The first impossible field.
+    /// The first field with an impossible value.
     pub fn check(&self) -> Result<(), FleetFieldError> {
         check_range("hosts", f64::from(self.hosts), 1.0, f64::from(MAX_HOSTS))?;
         check_range("hours", self.hours, 0.01, MAX_HOURS)?;
@@ -315,7 +316,7 @@ impl ServiceSpec {
     /// Checks that this service could run.
     ///
     /// # Errors
-    /// The first impossible field.
+    /// The first field with an impossible value.
     pub fn check(&self) -> Result<(), FleetFieldError> {
         check_range("cpus", self.cpus, 0.01, MAX_CPUS)?;
         check_range("memory_bytes", self.memory_bytes, 0.0, 1e15)?;
@@ -349,7 +350,7 @@ impl ServiceSpec {
         Ok(())
     }
 
-    /// The kind that it describes. A profile file must have been read into `profile` before.
+    /// The kind of service that this entry describes. A profile file must have been read into `profile` before.
     pub fn kind(&self) -> FleetService {
         let profile = self.profile.clone().or_else(|| self.references.as_ref().map(ReferenceMix::profile));
         FleetService {

@@ -1,9 +1,10 @@
-//! The whole fleet under every policy, and the hosts that each policy needs for the same promise.
+//! Simulates the whole fleet under every policy, and finds the number of hosts that each policy needs for the same
+//! promise.
 //!
-//! Method: the fleet is divided into cells, each with its own arrivals. Pairs of policy and cell are independent parts,
-//! so workers take them in any order, and results are added in the order of cells. The number of hosts that a policy
-//! needs is searched in the first cell: its arrivals stay the same while its number of hosts varies, and the result is
-//! scaled to the fleet. A search is one part as well.
+//! Method: the fleet is divided into cells, each with its own arrivals. Pairs of policy and cell are independent
+//! parts, so workers run them in any order, and results are added in the order of cells. A search for the number of
+//! hosts that a policy needs is one part as well. It uses the first cell: arrivals stay the same while the number of
+//! hosts varies, and the result is scaled to the fleet.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -20,20 +21,20 @@ use crate::placement::{HostCapacity, PlacementPolicy};
 use crate::scorer::NodePolicy;
 use crate::spec::{FleetService, FleetSpec};
 
-/// A change of the fleet, for a question.
+/// A change of the fleet whose effect is asked for.
 #[derive(Clone, PartialEq, Debug)]
 pub enum FleetChange {
-    /// The fleet as described.
+    /// No change.
     None,
-    /// One more host, with the same arrivals.
+    /// One more host, with unchanged arrivals.
     OneMoreHost,
-    /// Hosts of another kind: its index among the study's machines.
+    /// Hosts of another kind, given by its index among the study's machines.
     OtherMachine(usize),
-    /// Whether nodes partition caches.
+    /// Nodes partition caches, or do not.
     Partition(bool),
 }
 
-/// A policy with its node policy and change.
+/// A combination of scheduler policy, node policy and change of the fleet.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FleetVariant {
     /// Policy of the scheduler.
@@ -58,30 +59,30 @@ pub struct FleetStudy<'a> {
 /// Result of one variant.
 #[derive(Clone, PartialEq, Debug)]
 pub struct VariantOutcome {
-    /// Its name.
+    /// Name of the variant.
     pub name: String,
     /// The variant.
     pub variant: FleetVariant,
     /// All cells together.
     pub total: CellOutcome,
-    /// Hosts that keep the promise.
+    /// Number of hosts that keep the promise.
     pub hosts_needed: Option<u32>,
-    /// Share of kept limits by number of hosts in the searched cell.
+    /// Number of hosts in the searched cell, and the share of limits that it keeps.
     pub searched: Vec<(u32, f64)>,
 }
 
 /// Result of a study.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FleetResult {
-    /// Outcomes by variant.
+    /// Outcomes, in the order of variants.
     pub variants: Vec<VariantOutcome>,
-    /// Share of kept limits for which hosts are counted.
+    /// Promised share of kept limits, for which hosts are counted.
     pub promise: Option<f64>,
-    /// Hosts in the searched cell.
+    /// Number of hosts in the searched cell.
     pub searched_hosts: u32,
 }
 
-/// An independent part of a study.
+/// One independent part of a study.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum FleetPart {
     /// One cell under one variant.
@@ -91,7 +92,7 @@ pub enum FleetPart {
         /// Index of the cell.
         cell: usize,
     },
-    /// The hosts that one variant needs.
+    /// The search for the number of hosts that one variant needs.
     Search {
         /// Index of the variant.
         variant: usize,
@@ -107,12 +108,13 @@ pub enum FleetPartOutcome {
     Search(HostSearch),
 }
 
-/// Result of a search for the fewest hosts of a cell.
+/// Result of a search for the smallest number of hosts of a cell.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct HostSearch {
-    /// Hosts of the cell that keep the promise; `None` if [`MAX_HOSTS_FACTOR`] times as many do not.
+    /// Number of hosts with which the cell keeps the promise; `None` if [`MAX_HOSTS_FACTOR`] times its own number do
+    /// not.
     needed: Option<u32>,
-    /// Share of kept limits by number of hosts.
+    /// Number of hosts, and the share of limits that it keeps.
     searched: Vec<(u32, f64)>,
 }
 
@@ -120,22 +122,22 @@ pub struct HostSearch {
 pub struct RunControl<'a> {
     /// Number of threads.
     pub workers: usize,
-    /// Called with the number of finished parts and of all parts.
+    /// Callback that receives the number of finished parts and the number of all parts.
     pub progress: &'a (dyn Fn(usize, usize) + Sync),
-    /// Returns true to abandon the run.
+    /// Callback that returns true to abandon the run.
     pub stop: &'a (dyn Fn() -> bool + Sync),
 }
 
-/// Multiple of the cell's hosts up to which the search goes.
+/// Largest number of hosts that a search tries, as a multiple of the cell's own number.
 const MAX_HOSTS_FACTOR: u32 = 4;
-/// Cost of a search in cells, for the estimate of progress.
+/// Cost of a search in units of simulated cells, for the estimate of progress.
 const SEARCH_CELLS: usize = 5;
 
 impl<'a> FleetStudy<'a> {
-    /// A study of a checked description. `machines` starts with the fleet's own.
+    /// A study of a checked description. `machines` starts with the fleet's own machine.
     ///
     /// # Errors
-    /// A machine that cannot be solved.
+    /// A machine has no data cache, or its caches do not divide its memory nodes evenly.
     pub fn new(
         spec: &'a FleetSpec,
         machines: &[MachineSpec],
@@ -165,7 +167,7 @@ impl<'a> FleetStudy<'a> {
         Ok(FleetStudy { spec, solvers, kinds, profiles, pods, variants })
     }
 
-    /// Numbers of hosts of the fleet's cells.
+    /// Number of hosts of each cell.
     fn hosts_by_cell(&self) -> Vec<u32> {
         let count = self.spec.hosts.div_ceil(self.spec.cell_hosts);
         (0..count).map(|cell| self.spec.hosts / count + u32::from(cell < self.spec.hosts % count)).collect()
@@ -223,15 +225,15 @@ impl<'a> FleetStudy<'a> {
         format!("{}{node}{change}", variant.policy.name())
     }
 
-    /// Every part: the cells by variant, then the searches.
+    /// Returns every part: the cells by variant, then the searches.
     pub fn parts(&self) -> Vec<FleetPart> {
         let (cells, variants) = (self.hosts_by_cell().len(), self.variants.len());
         let runs = (0..variants).flat_map(|variant| (0..cells).map(move |cell| FleetPart::Cell { variant, cell }));
         runs.chain((0..variants).map(|variant| FleetPart::Search { variant })).collect()
     }
 
-    /// Runs one part. `known` has outcomes of other parts that a search would otherwise compute again. `None` if
-    /// stopped.
+    /// Runs one part; returns `None` if stopped. `known` contains outcomes of other parts, which a search need not
+    /// compute again.
     pub fn run_part(
         &self,
         part: FleetPart,
@@ -265,12 +267,12 @@ impl<'a> FleetStudy<'a> {
         }
     }
 
-    /// The variant whose share of kept limits is promised.
+    /// Index of the variant whose share of kept limits is promised.
     fn reference(&self) -> usize {
         self.variants.iter().position(|variant| variant.policy == PlacementPolicy::Requests).unwrap_or(0)
     }
 
-    /// Runs every part in this process. `None` if stopped.
+    /// Runs every part in this process; returns `None` if stopped.
     pub fn run(&self, control: &RunControl<'_>) -> Option<FleetResult> {
         let (cells, searches): (Vec<_>, Vec<_>) =
             self.parts().into_iter().partition(|part| matches!(part, FleetPart::Cell { .. }));
@@ -288,7 +290,7 @@ impl<'a> FleetStudy<'a> {
         self.merge(&known_outcomes)
     }
 
-    /// The result of all parts; `None` if one is missing.
+    /// Combines the outcomes of all parts; returns `None` if one is missing.
     pub fn merge(&self, outcomes: &BTreeMap<FleetPart, FleetPartOutcome>) -> Option<FleetResult> {
         let cells = self.hosts_by_cell();
         let cell_outcome = |variant: usize, cell: usize| match outcomes.get(&FleetPart::Cell { variant, cell })? {
@@ -321,12 +323,12 @@ impl<'a> FleetStudy<'a> {
         Some(FleetResult { variants, promise, searched_hosts: cells[0] })
     }
 
-    /// The fewest hosts of a cell that keep the promise. `None` if stopped.
+    /// Finds the smallest number of hosts of a cell that keeps the promise; returns `None` if stopped.
     ///
-    /// Steps that double find the interval, because most searches end near the cell's own number of hosts. The share of
-    /// kept limits is nearly a concave function of the number of hosts. The answer therefore lies between the
-    /// interval's chord and the ray from zero through its lower end. The next count is between the two, and every third
-    /// one halves the interval.
+    /// Doubling steps find an interval, because most searches end near the cell's own number of hosts. The share of
+    /// kept limits is nearly a concave function of the number of hosts, so the answer lies between the interval's
+    /// chord and the ray from zero through its lower end. The next count is chosen between the two, and every third
+    /// step halves the interval.
     fn search(
         &self,
         variant: &FleetVariant,
@@ -363,7 +365,7 @@ impl<'a> FleetStudy<'a> {
             let share = outcome.limit_kept_share().unwrap_or(1.0);
             shares.insert(high, share);
             is_kept = share >= promise;
-            // A policy that leaves additional hosts empty gains nothing from still more of them.
+            // A policy that leaves additional hosts empty gains nothing from further hosts.
             if !is_kept && outcome.slowdowns == previous.slowdowns && outcome.kept_samples == previous.kept_samples {
                 break;
             }
@@ -409,7 +411,8 @@ impl FleetResult {
     }
 }
 
-/// Results of `count` independent parts, in their order. `None` if a part was stopped.
+/// Runs `count` independent parts on several threads, and returns their results in order; `None` if a part was
+/// stopped.
 fn parallel<R: Send>(workers: usize, count: usize, part: &(dyn Fn(usize) -> Option<R> + Sync)) -> Option<Vec<R>> {
     let next = AtomicUsize::new(0);
     let results: Mutex<Vec<(usize, Option<R>)>> = Mutex::new(Vec::with_capacity(count));

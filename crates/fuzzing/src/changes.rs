@@ -1,8 +1,8 @@
-//! Seeded changes to inputs, blind to what they reach: bytes, pieces, numbers, nesting.
+//! Random changes to inputs, determined by a seed: bytes, pieces, numbers and nesting change, whatever their meaning.
 
 use cachemate_core::SplitMix64;
 
-/// Values that often break readers of numbers, names and structures.
+/// Values that often break parsers of numbers, names and structures.
 const ODD_VALUES: &[&str] = &[
     "0",
     "-1",
@@ -38,7 +38,7 @@ const ODD_VALUES: &[&str] = &[
 const MAX_CHANGES: u64 = 6;
 const MAX_NESTING: u64 = 4_000;
 
-/// A changed copy of `seed`, of `at_most` bytes at most; `other` lends pieces.
+/// Returns a changed copy of `seed` with at most `max_bytes` bytes; some changes copy pieces of `other_seed`.
 pub fn mutate(generator: &mut SplitMix64, seed: &[u8], other_seed: &[u8], max_bytes: usize) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for _ in 0..=generator.draw_below(MAX_CHANGES) {
@@ -74,7 +74,7 @@ fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other_seed: &[u8
     }
 }
 
-/// Replaces one number of a text.
+/// Replaces one number in a text.
 fn insert_number(generator: &mut SplitMix64, bytes: &mut Vec<u8>, odd: &[u8]) {
     let begins = |at: &usize| bytes[*at].is_ascii_digit() && (*at == 0 || !bytes[*at - 1].is_ascii_digit());
     let numbers: Vec<usize> = (0..bytes.len()).filter(begins).collect();

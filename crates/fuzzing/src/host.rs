@@ -1,5 +1,5 @@
-//! A host whose `/proc` and sysfs are the input: files one after the other, each after a line `==> path <==`, as
-//! head(1) prints them.
+//! A host whose `/proc` and sysfs come from an input: the files follow each other, each after a line `==> path <==`,
+//! in the format of head(1).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,13 +13,13 @@ use cachemate_linux::kernel::{DirLock, Kernel};
 
 const MAX_FILES: usize = 512;
 
-/// A host that is told by an input: its files, and nothing else.
+/// A host that consists of the files in an input, and nothing else.
 pub struct InputHost {
     files: RefCell<BTreeMap<PathBuf, String>>,
 }
 
 impl InputHost {
-    /// Files out of a text: `==> PATH <==` begins one, as `head` prints several.
+    /// Parses a text in which lines `==> PATH <==` begin files, as `head` prints several files.
     pub fn new(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
         let mut files: BTreeMap<PathBuf, String> = BTreeMap::new();
@@ -39,18 +39,18 @@ impl InputHost {
         InputHost { files: RefCell::new(files) }
     }
 
-    /// Writes all files below a directory, as far as a file system has room for such names.
+    /// Writes the files below a directory; files whose names the file system rejects are left out.
     pub fn write_below(&self, dir: &Path) {
         for (path, text) in self.files.borrow().iter() {
             let file = dir.join(path.strip_prefix("/").unwrap_or(path));
             let is_created = file.parent().is_some_and(|parent| std::fs::create_dir_all(parent).is_ok());
-            // What the file system refuses is not there.
+            // A file that the file system rejects is left out.
             let _ = is_created && cachemate_files::replace(&file, text.as_bytes()).is_ok();
         }
     }
 }
 
-/// An absolute path without detours.
+/// Returns the name as a path if it is absolute and has no `.` or `..` parts.
 fn plain_path(name: &str) -> Option<PathBuf> {
     let path = PathBuf::from(name);
     let names = path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));

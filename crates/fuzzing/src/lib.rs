@@ -1,11 +1,11 @@
-//! All readers of foreign input, as functions of bytes.
+//! All parsers of untrusted input, as functions of bytes.
 //!
-//! Problem: other programs and users write the files, `/proc` and sysfs texts that are read here, and one panic, abort
-//! or endless loop ends a daemon. Method: one table of targets, each a function of bytes with a bound on its memory.
-//! Two drivers use it: a short fixed run in the ordinary tests (`tests/short_run.rs`: the corpus, and seeded changes to
-//! it), and libFuzzer, which is guided by coverage (`fuzz/`). Properties: a target reads bytes and drops the result; it
-//! changes only files in a directory of its own. Requests to the socket and to the metrics page are sent to the daemon
-//! itself (`crates/cli/tests/requests.rs`). docs/fuzzing.md lists the runs.
+//! Problem: other programs and users write the files, `/proc` and sysfs texts that cachemate reads, and one panic,
+//! abort or endless loop ends a daemon. Method: one table of targets, each a function of bytes with a bound on its
+//! memory. Two drivers use it: a short fixed run in the ordinary tests (`tests/short_run.rs`: the corpus, and seeded
+//! changes to it), and libFuzzer, which is guided by coverage (`fuzz/`). Properties: a target reads bytes and drops
+//! the result; it writes files only in a directory of its own. Requests to the socket and to the metrics page are
+//! tested against the daemon itself (`crates/cli/tests/requests.rs`). docs/fuzzing.md lists the runs.
 
 #![warn(missing_docs)]
 

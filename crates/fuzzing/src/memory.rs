@@ -1,30 +1,30 @@
-//! An allocator that counts, for test programs that state how much memory a target may take.
+//! A counting allocator for tests that limit the memory of a target.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's allocator, which also tracks the bytes in use and their maximum.
+/// The system's allocator, extended by counters of the bytes in use and of their maximum.
 pub struct CountingAllocator {
     now_bytes: AtomicUsize,
     peak_bytes: AtomicUsize,
-    /// More than this in one piece is refused, as a host refuses it that has no more.
+    /// Size above which an allocation fails, as it does on a host that has run out of memory.
     piece_at_most_bytes: usize,
 }
 
 impl CountingAllocator {
-    /// An allocator that has counted nothing yet.
+    /// An allocator whose counters are zero.
     pub const fn new(piece_at_most_bytes: usize) -> Self {
         CountingAllocator { now_bytes: AtomicUsize::new(0), peak_bytes: AtomicUsize::new(0), piece_at_most_bytes }
     }
 
-    /// Forgets the peak so far; answers with the bytes in use.
+    /// Resets the maximum to the bytes in use, and returns them.
     pub fn start(&self) -> usize {
         let now = self.now_bytes.load(Ordering::Relaxed);
         self.peak_bytes.store(now, Ordering::Relaxed);
         now
     }
 
-    /// The most bytes in use since [`CountingAllocator::start`].
+    /// Maximum number of bytes in use since [`CountingAllocator::start`].
     pub fn peak_bytes(&self) -> usize {
         self.peak_bytes.load(Ordering::Relaxed)
     }
@@ -35,14 +35,14 @@ impl CountingAllocator {
     }
 }
 
-// SAFETY: every call goes to the system's allocator as it came, or is answered with null, which an allocator may always do.
+// SAFETY: every call is passed on to the system's allocator unchanged, or returns null, as any allocator may.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() > self.piece_at_most_bytes {
             return std::ptr::null_mut();
         }
         self.add_bytes(layout.size());
-        // SAFETY: the caller keeps to the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -51,13 +51,13 @@ unsafe impl GlobalAlloc for CountingAllocator {
             return std::ptr::null_mut();
         }
         self.add_bytes(layout.size());
-        // SAFETY: the caller keeps to the contract of `alloc_zeroed`.
+        // SAFETY: the caller upholds the contract of `alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         self.now_bytes.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps to the contract of `dealloc`.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(start, layout) }
     }
 }

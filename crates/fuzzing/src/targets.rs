@@ -1,4 +1,4 @@
-//! The table: each reader of the project by the bytes that it reads.
+//! The table of fuzz targets, one for each parser of untrusted input.
 
 use std::io::{self, Cursor, Read};
 use std::path::{Path, PathBuf};
@@ -22,19 +22,21 @@ use cachemate_trace::{CmtReader, Format, ProfileFile, RunLogReader, TraceReader,
 
 use crate::host::InputHost;
 
-/// Longer inputs are truncated: no reader here keeps more of its input than it has read.
+/// Size to which inputs are truncated. Longer inputs add nothing, because no parser keeps more of its input in memory
+/// than it has read.
 pub const MAX_INPUT_BYTES: usize = 64 << 10;
 const MIB: usize = 1 << 20;
 
-/// One reader.
+/// One parser under test.
 pub struct FuzzTarget {
-    /// Name in commands, and of its directory in the corpus.
+    /// Name of the target in commands, and of its directory in the corpus.
     pub name: &'static str,
-    /// Reads an input and drops what it read.
+    /// Parses an input and drops the result.
     pub run: fn(&[u8]),
-    /// Most memory in use at once, for an input of [`MAX_INPUT_BYTES`]; the unpacker's own is not counted.
+    /// Maximum memory in use at once for an input of [`MAX_INPUT_BYTES`]; memory of the decompressor itself is not
+    /// counted.
     pub max_memory_bytes: usize,
-    /// Files of the project that are inputs as they are, beside the corpus: a directory or a file.
+    /// File or directory of the project whose files are additional inputs, beside the corpus.
     pub extra_dir: &'static str,
 }
 
@@ -42,7 +44,7 @@ const fn new_target(name: &'static str, max_memory_mib: usize, run: fn(&[u8]), c
     FuzzTarget { name, run, max_memory_bytes: max_memory_mib * MIB, extra_dir: corpus_dir }
 }
 
-/// Every reader of foreign input.
+/// All targets.
 pub const TARGETS: &[FuzzTarget] = &[
     new_target("trace", 32, trace, ""),
     new_target("profile", 32, profile, ""),
@@ -60,15 +62,15 @@ pub const TARGETS: &[FuzzTarget] = &[
     new_target("nri", 32, container_runtime, ""),
 ];
 
-/// The target of this name.
+/// Returns the target of this name.
 pub fn find_target(name: &str) -> Option<&'static FuzzTarget> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-/// The initial inputs of a target: its directory of the corpus, and files elsewhere in the project.
+/// Reads the initial inputs of a target: its directory of the corpus, and files elsewhere in the project.
 ///
 /// # Errors
-/// A file of them cannot be read.
+/// One of the files cannot be read.
 pub fn read_corpus(target: &FuzzTarget) -> io::Result<Vec<Vec<u8>>> {
     let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     let dir = crate_dir.join("corpus").join(target.name);
@@ -84,7 +86,7 @@ pub fn read_corpus(target: &FuzzTarget) -> io::Result<Vec<Vec<u8>>> {
     files.into_iter().map(cut).collect()
 }
 
-/// In order of their names; a file stands for itself.
+/// Lists the files of a directory by name; for a file, returns the file itself.
 fn list_files(path: &Path) -> io::Result<Vec<PathBuf>> {
     if path.is_file() {
         return Ok(vec![path.to_path_buf()]);
@@ -100,10 +102,10 @@ fn input(bytes: &[u8]) -> Box<dyn Read + Send> {
     Box::new(Cursor::new(bytes.to_vec()))
 }
 
-/// Number of batches that are read: a compressed input may have millions, of which only one is in memory.
+/// Maximum number of batches that are read. A compressed input may have millions, of which only one is in memory.
 const MAX_BATCHES: usize = 64;
 
-/// The first byte chooses the format; beyond the last format, name and content determine it.
+/// Reads a trace. The first byte selects the format; beyond the last format, name and content determine it.
 fn trace(bytes: &[u8]) {
     let Some((&choice, bytes)) = bytes.split_first() else { return };
     let format = Format::ALL.get(usize::from(choice)).copied();
@@ -144,7 +146,7 @@ fn machine(bytes: &[u8]) {
     }
 }
 
-/// A scenario may name a machine, but not a path, which is an input of another target.
+/// Reads a scenario. It may name a machine but not a path, because machine files are inputs of another target.
 fn scenario(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     cachemate_spec::parse_scenario("fuzzed", &text).ok();
@@ -159,8 +161,8 @@ fn matrix(bytes: &[u8]) {
     cachemate_spec::parse_percent_matrix("fuzzed", &String::from_utf8_lossy(bytes)).ok();
 }
 
-/// Lines as they are, and with the checksums that they would have: a change to a line must get past its checksum. What a
-/// journal holds is then looked up on a host that has none of it.
+/// Reads a journal's lines both as they are and with valid checksums, so that changes to a line reach the code behind
+/// the checksum. The entries are then looked up on a host that has none of their objects.
 fn journal_lines(bytes: &[u8]) {
     let path = Path::new("restore.journal");
     journal::read(path, bytes).ok();
@@ -178,7 +180,7 @@ fn journal_lines(bytes: &[u8]) {
     }
 }
 
-/// A synthetic `/proc` and sysfs, observed twice as by the daemon in its windows.
+/// Observes a synthetic `/proc` and sysfs twice, as the daemon does in its windows.
 fn host(bytes: &[u8]) {
     let fuzzed_host = InputHost::new(bytes);
     let rules = [
@@ -208,7 +210,7 @@ fn host(bytes: &[u8]) {
     }
 }
 
-/// The same as files below a directory: the reader of the topology goes by paths.
+/// Reads a synthetic sysfs from files below a directory, because the parser of the topology takes paths.
 fn sysfs_topology(bytes: &[u8]) {
     let Ok(dir) = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "." }) else {
         return;
@@ -223,7 +225,7 @@ fn sysfs_topology(bytes: &[u8]) {
     }
 }
 
-/// Texts that are read one by one.
+/// Reads texts that have parsers of their own.
 fn texts(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     events::Processor::parse(&text);
@@ -233,14 +235,14 @@ fn texts(bytes: &[u8]) {
     }
     text.parse::<cachemate_core::CpuSet>().ok();
     cachemate_core::service_of_cgroups(&text);
-    // A torn status is read again for a while: only whole ones and refusals go through here.
+    // A partially written status is read again for some time, so only complete statuses and refusals are tested here.
     if text.starts_with("refused ") || text.starts_with("turn ") && text.trim_end().ends_with(" 1") {
         let host = InputHost::new(format!("==> /a/status <==\n{text}").as_bytes());
         AgentReport::read(&host, Path::new("/a")).ok();
     }
 }
 
-/// A ring of sampled accesses as the kernel writes it.
+/// Reads a ring buffer of sampled accesses in the kernel's format.
 fn samples(bytes: &[u8]) {
     let mut read = records::RingContents::default();
     let (tail, head) = (bytes.len() as u64 / 3, bytes.len() as u64);
@@ -251,7 +253,7 @@ fn samples(bytes: &[u8]) {
     }
 }
 
-/// The container runtime's side of its plugin's socket, cut in two as a socket may.
+/// Reads the container runtime's messages to the plugin, split in two as a socket may split them.
 fn container_runtime(bytes: &[u8]) {
     let mut plugin = nri::NriPlugin::new(ServiceDirectory::default());
     let mut reader = nri::wire::MessageReader::default();

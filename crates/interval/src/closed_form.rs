@@ -1,14 +1,14 @@
-//! Programs in closed form: those for which theory gives the answer, and the neighbors used by probes.
+//! Programs whose behavior is known in closed form, for tests and as neighbors in probes.
 
 use crate::program::{ProgramPhase, SizePoint};
 
-/// Cycles of an instruction without a miss.
+/// Cycles of an instruction that does not miss.
 const BASE_CYCLES: f64 = 1.0;
-/// Cycles that a miss waits if nothing overlaps it.
+/// Cycles for which a miss stalls if no other miss overlaps it.
 const WAIT_CYCLES: f64 = 100.0;
 
-/// Builds an endless phase with the given fills per instruction by resident lines, tabulated at `sizes` equal steps up
-/// to the capacity. Misses do not overlap and wait 100 cycles each.
+/// Returns an endless phase with the given fills per instruction by resident lines, tabulated at `sizes` equal steps
+/// up to the capacity. Misses do not overlap, and each stalls for 100 cycles.
 pub fn phase_of(
     line_bytes: f64,
     capacity_lines: f64,
@@ -39,7 +39,8 @@ pub fn phase_of(
     }
 }
 
-/// Independent references to `lines` equally likely lines: with `s` resident lines, a share `s / lines` hits.
+/// Returns a phase of independent references to `lines` equally likely lines: with `s` resident lines, a share `s /
+/// lines` of the references hits.
 pub fn uniform(line_bytes: f64, capacity_lines: f64, lines: f64, references_per_instr: f64) -> ProgramPhase {
     let fills = |resident_lines: f64| references_per_instr * (1.0 - resident_lines / lines).max(0.0);
     ProgramPhase {
@@ -48,12 +49,12 @@ pub fn uniform(line_bytes: f64, capacity_lines: f64, lines: f64, references_per_
     }
 }
 
-/// A stream: no line that it brings in is reused.
+/// Returns a stream: a phase that reuses no line that it brings in.
 pub fn stream(line_bytes: f64, capacity_lines: f64, lines_per_instr: f64) -> ProgramPhase {
     phase_of(line_bytes, capacity_lines, 1, |_| lines_per_instr)
 }
 
-/// Dependent loads that cycle through `lines` lines, one load every other instruction.
+/// Returns a phase of dependent loads that cycle through `lines` lines, with one load in every other instruction.
 pub fn chase(line_bytes: f64, capacity_lines: f64, lines: f64, latency_cycles: f64) -> ProgramPhase {
     let mut phase = uniform(line_bytes, capacity_lines, lines.max(1.0), 0.5);
     for point in &mut phase.points {
@@ -63,5 +64,6 @@ pub fn chase(line_bytes: f64, capacity_lines: f64, lines: f64, latency_cycles: f
     phase
 }
 
-/// Points are spaced by the logarithm of the size, so a straight line stays straight only if they are dense.
+/// Number of steps for a straight line. Points are interpolated over the logarithm of the size, so a straight line
+/// stays straight only if its points are dense.
 const STEPS_OF_A_LINE: u32 = 256;

@@ -1,11 +1,13 @@
-//! A phase as a table over sizes of the contended cache, and the growth of its footprint that follows from its fills.
+//! Tables of a phase's rates by size of the contended cache, and the growth of its footprint, which follows from its
+//! fills.
 //!
-//! Problem: occupancies change with every step, so rates are needed at any size, and the footprint after any number of
+//! Problem: occupancies change in every step, so rates are needed at any size, and the footprint after any number of
 //! instructions. Method: points are interpolated monotonically over the logarithm of the size, and tabulated at equal
-//! steps of the capacity. A program that starts with an empty cache gains a line with every fill, and with `s` resident
-//! lines it fills at the rate at which it does alone with a cache of `s` lines. That is footprint theory: the miss rate is
-//! the footprint's derivative (Xiang et al., ASPLOS 2013). So the window in which it touches `s` lines lasts `∫ ds /
-//! fills(s)` instructions. Properties: the footprint is concave where the curve falls, and never above the capacity.
+//! steps of the capacity. A program that starts with an empty cache gains a line with every fill. With `s` resident
+//! lines, it fills at the rate that it has alone in a cache of `s` lines. This is footprint theory: the miss rate is
+//! the derivative of the footprint (Xiang et al., ASPLOS 2013). The window in which the program touches `s` lines
+//! therefore lasts `∫ ds / fills(s)` instructions. Properties: the footprint is concave where the curve falls, and
+//! never exceeds the capacity.
 
 use crate::memory::Prefetch;
 use crate::program::{ProgramPhase, SizePoint};
@@ -15,7 +17,7 @@ use crate::synthetic_trace::DistanceDistribution;
 pub const STEPS: usize = 64;
 const NODES: usize = STEPS + 1;
 
-/// Rates at one size; lines are those of the contended cache.
+/// Rates of a phase at one size; lines are those of the contended cache.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[repr(C)]
 pub struct SizeRates {
@@ -26,21 +28,21 @@ pub struct SizeRates {
     /// Demand misses and prefetched lines per instruction.
     pub fills_per_instr: f32,
     pub writebacks_per_instr: f32,
-    /// Instructions in which the program touches as many lines as this size holds.
+    /// Number of instructions in which the program touches as many lines as this size holds.
     window_instr: f32,
     spare: [f32; 2],
 }
 
-/// Stands for "never": the window of a footprint that has stopped growing.
+/// Number of instructions that represents "never": the window of a footprint that has stopped growing.
 const NEVER_INSTR: f32 = 1e30;
-/// A footprint that took this many instructions does not grow within the time that its lines stay resident.
+/// A footprint that takes this many instructions does not grow within the time for which its lines stay resident.
 const HARDLY_GROWS_INSTR: f64 = 1e13;
-/// From this share on, a footprint counts as complete.
+/// Resident share from which a footprint counts as complete.
 const ALL_OF_IT: f32 = 0.999;
 /// Fill rates below this count as zero.
 const NO_FILLS: f64 = 1e-12;
 
-/// The tables of all phases of all programs, one after another.
+/// The tables of all phases of all programs, stored one after another.
 #[derive(Clone, Debug, Default)]
 pub struct PhaseCurves {
     aided: Vec<SizeRates>,
@@ -49,9 +51,9 @@ pub struct PhaseCurves {
     lines_per_step: f32,
     steps_per_line: f32,
     throttles: Vec<bool>,
-    /// By phase: stall cycles of a miss without prefetchers.
+    /// Stall cycles of a miss without prefetchers, by phase.
     miss_price: Vec<f32>,
-    /// By phase: maximum occupancy, which lies between two steps.
+    /// Maximum occupancy by phase; the value lies between two steps.
     footprint_lines: Vec<f32>,
 }
 
@@ -96,7 +98,7 @@ impl PhaseCurves {
         number
     }
 
-    /// Rates with `lines` lines in the cache and a share `dropped` of the prefetches dropped.
+    /// Returns the rates with `lines` resident lines if a share `dropped` of the prefetches is dropped.
     #[inline]
     pub fn rates(&self, curve: u32, lines: f32, dropped: f32) -> SizeRates {
         let first = curve as usize * NODES;
@@ -111,14 +113,14 @@ impl PhaseCurves {
         interpolate(&aided, &unaided, dropped)
     }
 
-    /// Cycles with and without prefetchers at one size.
+    /// Returns the cycles per instruction at one size with and without prefetchers.
     pub fn prefetch_benefit(&self, curve: u32, lines: f32, late_share: f32) -> Prefetch {
         let cycles = |dropped: f32| self.rates(curve, lines, dropped).cycles_per_instr;
         Prefetch { aided_cycles: cycles(0.0), unaided_cycles: cycles(1.0), late_share }
     }
 
-    /// The share of the stall that demand misses cause, each at its cost without prefetchers. Late prefetched lines
-    /// cause the rest.
+    /// Returns the part of the stall that demand misses cause, each at its cost without prefetchers. Late prefetched
+    /// lines cause the remaining stall.
     #[inline]
     pub fn demand_stall_per_instr(&self, curve: u32, rates: &SizeRates) -> f32 {
         if !self.throttles[curve as usize] {
@@ -127,7 +129,7 @@ impl PhaseCurves {
         (rates.demand_per_instr * self.miss_price[curve as usize]).min(rates.stall_per_instr)
     }
 
-    /// Cycles per instruction with the whole cache and prefetchers.
+    /// Returns the cycles per instruction with the whole cache and with prefetchers.
     #[inline]
     pub fn alone_cycles_per_instr(&self, curve: u32) -> f32 {
         self.aided[curve as usize * NODES + STEPS].cycles_per_instr
@@ -140,8 +142,9 @@ impl PhaseCurves {
         interpolate(&nodes[low], &nodes[low + 1], position - low as f32)
     }
 
-    /// Lines touched in a window of this many own instructions, and how many more each further instruction touches.
-    /// `near` is the position of the previous result, from which the search starts; it is updated.
+    /// Returns the number of lines touched in a window of this many of the program's own instructions, and the number
+    /// added by each further instruction. The search starts at `near`, the position of the previous result, and
+    /// updates it.
     #[inline]
     pub fn footprint(&self, curve: u32, window_instr: f64, hint: &mut u8) -> (f32, f32) {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
@@ -164,7 +167,8 @@ impl PhaseCurves {
         if lines < max_lines { (lines, slope) } else { (max_lines, 0.0) }
     }
 
-    /// Lines touched by the end of a window before which `start` lines had been touched.
+    /// Returns the number of lines touched by the end of a window, given that `start` lines had been touched before
+    /// the window.
     #[inline]
     pub fn grow(&self, curve: u32, start: f32, window_instr: f64, hint: &mut u8) -> f32 {
         let to_start = self.window_instr(curve, start);
@@ -175,7 +179,7 @@ impl PhaseCurves {
         }
     }
 
-    /// Shares of a phase's references that hit within a given number of lines of the LRU stack.
+    /// Returns the shares of a phase's references that hit within a given number of lines of the LRU stack.
     pub fn distances(&self, curve: u32) -> DistanceDistribution {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
         let total_demand = nodes[0].demand_per_instr.max(f32::MIN_POSITIVE);
@@ -187,7 +191,8 @@ impl PhaseCurves {
         DistanceDistribution { up_to: nodes.iter().enumerate().map(bound).skip(1).collect() }
     }
 
-    /// Own instructions in which `lines` lines are touched; the inverse of [`PhaseCurves::footprint`].
+    /// Returns the number of the program's own instructions in which `lines` lines are touched; the inverse of
+    /// [`PhaseCurves::footprint`].
     pub fn window_instr(&self, curve: u32, lines: f32) -> f64 {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
         f64::from(self.interpolate(nodes, lines).window_instr).min(f64::from(NEVER_INSTR))
@@ -208,7 +213,7 @@ fn interpolate(low: &SizeRates, high: &SizeRates, share: f32) -> SizeRates {
     }
 }
 
-/// Fills in the windows by integrating over sizes, with each step's mean fill rate.
+/// Computes each step's window by integrating over sizes, with the mean fill rate of each step.
 fn grow(nodes: &mut [SizeRates], lines_per_step: f64, footprint_lines: f64) {
     let mut window = 0.0f64;
     for index in 1..nodes.len() {
@@ -225,11 +230,11 @@ fn grow(nodes: &mut [SizeRates], lines_per_step: f64, footprint_lines: f64) {
 /// The points of a phase joined to curves, with or without prefetchers.
 struct JoinedCurve {
     sizes_bytes: Vec<f64>,
-    /// Logarithms of the sizes.
+    /// Logarithms of the sizes, by point.
     logs: Vec<f64>,
-    /// By point.
+    /// Rates by point.
     rates: Vec<SizeRates>,
-    /// Rates without a cache.
+    /// Rates at size zero.
     nothing: SizeRates,
 }
 
@@ -299,8 +304,8 @@ impl JoinedCurve {
 
 type CurvePosition = (f64, f64);
 
-/// Interpolates between two points by the cubic that rises or falls only if the points do (Fritsch and Butland, SIAM
-/// 1984). Their neighbors determine its slopes at the ends.
+/// Interpolates between two points by a cubic that rises or falls only if the points do (Fritsch and Butland, SIAM
+/// 1984). The points beside the two determine the slopes at the ends.
 fn monotone(
     at: f64,
     before: Option<CurvePosition>,
@@ -362,7 +367,7 @@ mod tests {
 
     const LINES: f64 = 65_536.0;
 
-    /// Does a footprint that follows from fills equal the closed form for a linearly falling curve?
+    /// Does a footprint that is computed from fills equal the closed form for a linearly falling curve?
     #[test]
     fn the_footprint_of_a_linear_curve_is_an_exponential() {
         // fills(s) = a (1 - s / b): s(n) = b (1 - exp(-a n / b)).
@@ -394,7 +399,7 @@ mod tests {
         }
     }
 
-    /// Does the footprint of a program that fits stop growing at its full size?
+    /// Does the footprint of a program that fits the cache stop growing at its full size?
     #[test]
     fn a_footprint_that_fits_stops_growing() {
         let mut phase = closed_form::phase_of(64.0, LINES, 8, |_| 0.01);
@@ -405,7 +410,7 @@ mod tests {
         assert!((f64::from(lines) / LINES - 0.5).abs() < 0.02, "{lines}");
     }
 
-    /// Does a program whose whole footprint is resident miss nothing, wherever between two steps the footprint ends?
+    /// Does a program whose whole footprint is resident have no misses, even if the footprint ends between two steps?
     #[test]
     fn a_footprint_that_is_held_misses_nothing() {
         for lines in [100.0, 1000.0, 30_000.0, 30_719.0, 30_721.0] {

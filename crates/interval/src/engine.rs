@@ -1,10 +1,10 @@
-//! The machine's state and how it advances in time.
+//! The engine of the interval machine: its state, and how the state advances in time.
 //!
-//! Problem: hours of nominal time. Method: between two changes (of a phase, a turn or a plan), occupancies and speeds
-//! approach a steady state. They are followed in steps that begin at a fraction of the cache's turnover and grow as
-//! changes fade. Every cache has its own steps. The progress of its tasks since its last step is booked when the next
-//! step is due. Caches of a memory node share its controller, so a change of the controller's load is propagated to all
-//! of them at once. Properties: no allocation in a step; the same calls give the same bits.
+//! Problem: a run covers hours of nominal time. Method: between two changes (of a phase, a turn or a plan),
+//! occupancies and speeds approach a steady state. The engine follows them in steps that begin at a fraction of the
+//! cache's turnover and grow as the changes fade. Every cache has its own steps, and the progress of its tasks is
+//! booked at each step. All caches of a memory node share its controller, so a change of the controller's load is
+//! propagated to all of them at once. Properties: no allocation in a step; the same calls give the same bits.
 
 use cachemate_core::{CoreModel, CpuSet, MachineSpec};
 
@@ -17,39 +17,40 @@ use crate::sharing::Regions;
 use crate::smt;
 use crate::synthetic_trace::DistanceDistribution;
 
-/// Demand references of the contended cache; an index into [`TaskTotals::counts`].
+/// Index into [`TaskTotals::counts`]: demand references of the contended cache.
 pub const REFERENCES: usize = 0;
-/// Demand misses of the contended cache; an index into [`TaskTotals::counts`].
+/// Index into [`TaskTotals::counts`]: demand misses of the contended cache.
 pub const DEMAND: usize = 1;
-/// Lines brought into the contended cache, by demand or by prefetchers; an index.
+/// Index into [`TaskTotals::counts`]: lines brought into the contended cache, by demand or by prefetchers.
 pub const FILLS: usize = 2;
-/// Lines written back to memory; an index.
+/// Index into [`TaskTotals::counts`]: lines written back to memory.
 pub const WRITEBACKS: usize = 3;
-/// Cycles that wait for memory, as alone with the same occupancy; an index.
+/// Index into [`TaskTotals::counts`]: cycles spent waiting for memory, as in a solo run with the same occupancy.
 pub const STALL_CYCLES: usize = 4;
-/// Cycles in the queues of buses and controllers; an index.
+/// Index into [`TaskTotals::counts`]: cycles in the queues of buses and controllers.
 pub const QUEUE_CYCLES: usize = 5;
-/// Lines that came from another cache; an index.
+/// Index into [`TaskTotals::counts`]: lines that came from another cache.
 pub const REMOTE_HITS: usize = 6;
-/// Cycles spent on lines from another cache; an index.
+/// Index into [`TaskTotals::counts`]: cycles spent on lines from another cache.
 pub const REMOTE_CYCLES: usize = 7;
-/// Cycles that the task's instructions would have taken alone with a whole cache; an index.
+/// Index into [`TaskTotals::counts`]: cycles that the task's instructions would have taken alone with the whole
+/// cache.
 pub const ALONE_CYCLES: usize = 8;
-/// The part of [`STALL_CYCLES`] that waits for memory of another node; an index.
+/// Index into [`TaskTotals::counts`]: the part of [`STALL_CYCLES`] that is spent waiting for memory of another node.
 pub const FAR_CYCLES: usize = 9;
 const BOOKED: usize = 10;
 
-/// Stands for no cache.
+/// Cache index of a task that is on no cache.
 pub(crate) const NOWHERE: u32 = u32::MAX;
-/// Occupancies that have changed by less than this share of the capacity in a step are steady.
+/// Occupancies count as steady if none of them changes by more than this share of the capacity in a step.
 const STEADY: f32 = 1e-3;
 const STEADY_GROWTH: f64 = 6.0;
 const CHANGE_AIMED_AT: f32 = 0.04;
-/// First step after a change, in turnovers of the cache.
+/// Length of the first step after a change, in turnovers of the cache.
 const FIRST_STEP: f64 = 1.0 / 8.0;
-/// First step after the arrival of a task without lines in the cache, in turnovers.
+/// Length of the first step after the arrival of a task without lines in the cache, in turnovers.
 const FIRST_STEP_OF_NEWCOMER: f64 = 1.0 / 32.0;
-/// A smaller change of a controller's load is propagated only to the cache that causes it.
+/// Change of a controller's load below which only the cache that causes the change is updated.
 const LOAD_CHANGE_TOLD: f32 = 0.003;
 const LONGEST_STEP_NS: f64 = 1e9;
 const SHORTEST_STEP_CYCLES: f64 = 1_000.0;
@@ -57,7 +58,7 @@ const SHORTEST_STEP_CYCLES: f64 = 1_000.0;
 /// All work of a task since its arrival.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TaskTotals {
-    /// Instructions; the last one may be a fraction.
+    /// Number of instructions, with a fraction for the instruction in progress.
     pub instructions: f64,
     /// Cycles on a processor.
     pub cycles: f64,
@@ -65,7 +66,7 @@ pub struct TaskTotals {
     pub wait_cycles: f64,
     /// Context switches.
     pub switches: f64,
-    /// Events by the indices [`REFERENCES`] to [`ALONE_CYCLES`].
+    /// Events by the indices [`REFERENCES`] to [`FAR_CYCLES`].
     pub counts: [f64; BOOKED],
 }
 
@@ -73,11 +74,11 @@ pub struct TaskTotals {
 struct CompiledProgram {
     program: PhasedProgram,
     first_curve: u32,
-    /// By phase and region used: the region's position, reads and writes per instruction.
+    /// The regions used in each phase: the region's position, and reads and writes per instruction.
     regions: Vec<Vec<(usize, f64, f64)>>,
 }
 
-/// Tasks by slot, as parallel arrays.
+/// The state of all tasks by slot, as parallel arrays.
 #[derive(Default)]
 struct Slots {
     program: Vec<u32>,
@@ -85,14 +86,14 @@ struct Slots {
     left_instr: Vec<f64>,
     /// Whether the profile contains the task's first touches, and the task still has all its lines since its start.
     fresh: Vec<bool>,
-    /// Instructions until the task ends, whatever its phases; infinite = its phases decide.
+    /// Instructions until the task ends, whatever its phases; infinite if its phases decide.
     work_left_instr: Vec<f64>,
     flow: Vec<u32>,
     entry: Vec<u32>,
     ask: Vec<MemoryDemand>,
     /// Share of the task's prefetches that are dropped.
     dropped: Vec<f32>,
-    /// Extra cycles per instruction for issue slots, halved private caches and remote lines.
+    /// Extra cycles per instruction because of shared issue slots, halved private caches and remote lines.
     extra: Vec<f32>,
     per_instr: Vec<[f32; BOOKED]>,
     totals: Vec<TaskTotals>,
@@ -119,7 +120,7 @@ impl Slots {
     }
 }
 
-/// A running machine with tasks on it.
+/// The simulated machine and the tasks that run on it.
 pub struct IntervalEngine {
     /// Cycles per second of every core.
     pub hertz: f64,
@@ -131,31 +132,31 @@ pub struct IntervalEngine {
     flows: Vec<OccupancyModel>,
     package_of_flow: Vec<u32>,
     node_of_flow: Vec<usize>,
-    /// By cache: first CPU of each core that uses it.
+    /// First CPU of each core that uses the cache, by cache.
     cores_of_flow: Vec<Vec<u32>>,
-    /// By cache: its cache in the topology, which for a separated cache is the one that it was part of.
+    /// Position of each cache in the topology; for a separated cache, that of the cache from which it was separated.
     home_of_flow: Vec<usize>,
     known_caches: usize,
     /// Number of unused flows at the end of the list.
     spare_flows: usize,
     memory: MemorySystem,
-    /// Node of each process's pages: the one where it first ran (first touch).
+    /// Node of each process's pages, which is the node where the process first ran (first touch).
     memories: Vec<Option<usize>>,
     regions: Regions,
     pub(crate) turns: RunQueues,
     now: f64,
-    /// By cache: time and length of the next step.
+    /// Time and length of each cache's next step.
     due: Vec<f64>,
     step: Vec<f64>,
     /// Steps of all caches so far.
     pub steps: u64,
-    /// By cache: length in turnovers of the first step after a change; 0 = nothing has changed since its last step.
+    /// Length of each cache's first step after a change, in turnovers; 0 if nothing has changed since its last step.
     fresh: Vec<f64>,
-    /// By cache: time at which the first phase ends.
+    /// Time at which the first of a cache's current phases ends, by cache.
     ends: Vec<f64>,
-    /// By node: the controller's load when it was last propagated to all caches.
+    /// Load of each node's controller when it was last propagated to all caches.
     told_busy: Vec<f32>,
-    /// By cache: lines per cycle to and from memory.
+    /// Lines per cycle to and from memory, by cache.
     traffic: Vec<f32>,
     /// Slots whose programs have ended since this list was last emptied.
     pub(crate) ended: Vec<u32>,
@@ -168,7 +169,8 @@ pub struct IntervalEngine {
 }
 
 impl IntervalEngine {
-    /// Creates a checked machine without tasks. `None` = the machine has no data cache to share.
+    /// Creates a machine without tasks from a checked specification. Returns `None` if the machine has no data cache
+    /// that can be shared.
     pub fn new(spec: &MachineSpec, explicit: bool) -> Option<Self> {
         Self::with_spares(spec, explicit, 0)
     }
@@ -271,7 +273,8 @@ impl IntervalEngine {
         self.slots.work_left_instr[slot as usize] = instructions.max(1.0);
     }
 
-    /// Moves these CPUs of one cache to another, empty cache of the same size. False = no spare cache is left.
+    /// Moves these CPUs of one cache to another, empty cache of the same size. Returns `false` if no spare cache is
+    /// left.
     pub(crate) fn move_to_spare_cache(&mut self, cpus: &CpuSet) -> bool {
         let Some(first) = cpus.first().filter(|_| self.spare_flows > 0) else { return false };
         let old_flow = self.turns.cache_of(first) as usize;
@@ -360,23 +363,23 @@ impl IntervalEngine {
         }
     }
 
-    /// Cycles since the machine started.
+    /// Returns the cycles since the machine started.
     pub(crate) fn now_cycles(&self) -> f64 {
         self.now
     }
-    /// The totals of a task since its arrival, complete up to the last call of [`IntervalEngine::run`].
+    /// Returns the totals of a task since its arrival, complete up to the last call of [`IntervalEngine::run`].
     pub fn task_totals(&self, slot: u32) -> &TaskTotals {
         &self.slots.totals[slot as usize]
     }
-    /// The number of the task's present phase.
+    /// Returns the number of the task's present phase.
     pub(crate) fn phase(&self, slot: u32) -> u32 {
         self.slots.phase[slot as usize]
     }
-    /// The program of a task.
+    /// Returns the program of a task.
     pub(crate) fn program(&self, slot: u32) -> &PhasedProgram {
         &self.programs[self.slots.program[slot as usize] as usize].program
     }
-    /// The cache in which the task runs, by its position among the caches of the contended level.
+    /// Returns the position, among the caches of the contended level, of the cache in which the task runs.
     pub fn cache_of(&self, slot: u32) -> Option<usize> {
         let flow = self.slots.flow[slot as usize];
         (flow != NOWHERE).then(|| self.home_of_flow[flow as usize])
@@ -384,7 +387,7 @@ impl IntervalEngine {
     fn occupancy_models(&self, cache: usize) -> impl Iterator<Item = &OccupancyModel> {
         self.flows.iter().zip(&self.home_of_flow).filter(move |(_, home)| **home == cache).map(|(flow, _)| flow)
     }
-    /// Bytes that the task occupies in a cache.
+    /// Returns the bytes that the task occupies in a cache.
     pub(crate) fn occupied_bytes(&self, slot: u32, cache: usize) -> f64 {
         let lines = |flow: &OccupancyModel| -> f64 {
             (0..flow.len()).filter(|&index| flow.task[index] == slot).map(|index| f64::from(flow.lines[index])).sum()
@@ -394,7 +397,7 @@ impl IntervalEngine {
     pub(crate) fn line_bytes(&self) -> f64 {
         self.line_bytes
     }
-    /// Number of contended caches in the topology.
+    /// Returns the number of contended caches in the topology.
     pub(crate) fn caches(&self) -> usize {
         self.known_caches
     }
@@ -402,9 +405,9 @@ impl IntervalEngine {
         self.node_of_flow[cache]
     }
 
-    /// Divides a cache among domains, each given by its capacity in lines and its group. Domains that overlap belong to
-    /// one group, and `groups` holds the number of lines of each group. `of` names the domain of each task; tasks that
-    /// it omits are in the first domain.
+    /// Divides a cache among domains, each given by its capacity in lines and its group. Domains that overlap belong
+    /// to one group, and `groups` holds the number of lines of each group. `members` assigns tasks to domains; tasks
+    /// that it omits are in the first domain.
     pub fn divide(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], members: Vec<(u32, u8)>) {
         self.integrate_to_now(cache);
         let domain_of = |slot: u32| members.iter().find(|(task, _)| *task == slot).map_or(0, |member| member.1);
@@ -413,7 +416,8 @@ impl IntervalEngine {
         self.schedule_step(cache, FIRST_STEP);
     }
 
-    /// Like [`IntervalEngine::divide`], unless the cache (with those separated from it) is already divided in this way.
+    /// Like [`IntervalEngine::divide`], but does nothing if the cache (with those separated from it) is already
+    /// divided in this way.
     pub(crate) fn divide_if_changed(
         &mut self,
         cache: usize,
@@ -431,13 +435,13 @@ impl IntervalEngine {
         }
     }
 
-    /// Takes a share of a task's time for other work, until a call with 0.
+    /// Takes a share of a task's processor time for other work, until a call with a share of 0.
     pub(crate) fn steal(&mut self, slot: u32, share: f64) {
         self.slots.stolen[slot as usize] = share.clamp(0.0, 1.0) as f32;
         self.turns.changed_slots.push(slot);
     }
 
-    /// The node that holds the task's pages; `None` = the task has not run yet.
+    /// Returns the node that holds the task's pages; `None` if the task has not run yet.
     pub(crate) fn memory_node(&self, slot: u32) -> Option<usize> {
         self.memories[self.slots.memory[slot as usize] as usize]
     }
@@ -446,12 +450,12 @@ impl IntervalEngine {
         self.slots.memory[slot as usize] = self.slots.memory[sibling as usize];
     }
 
-    /// Instructions per cycle on a processor.
+    /// Returns the task's instructions per cycle on a processor.
     pub(crate) fn speed(&self, slot: u32) -> f64 {
         let ask = &self.slots.ask[slot as usize];
         if ask.cycles > 0.0 { f64::from(ask.speed()) } else { 0.0 }
     }
-    /// Lines per instruction that come from another cache at present.
+    /// Returns the lines per instruction that currently come from another cache.
     pub(crate) fn remote_per_instr(&self, slot: u32) -> f64 {
         f64::from(self.slots.per_instr[slot as usize][REMOTE_HITS])
     }
@@ -461,21 +465,22 @@ impl IntervalEngine {
         program.first_curve + self.slots.phase[slot as usize]
     }
 
-    /// Distribution of the task's references over the LRU stack in its present phase.
+    /// Returns the distribution of the task's references over the LRU stack in its present phase.
     pub(crate) fn hits_by_lines(&self, slot: u32) -> DistanceDistribution {
         self.curves.distances(self.curve_of(slot))
     }
-    /// The distance below which this share of the task's references falls; false = they miss in any cache of this size.
+    /// Returns the distance below which this share of the task's references falls; `false` if these references miss
+    /// in any cache of this size.
     pub(crate) fn distance_at(&self, slot: u32, share: f64) -> (bool, f32) {
         let hits = self.hits_by_lines(slot).value_at(share);
         (hits.is_some(), hits.map_or(self.capacity_lines(), |lines| lines as f32))
     }
-    /// Instructions in which the task touches this many lines.
+    /// Returns the number of instructions in which the task touches this many lines.
     pub(crate) fn window_of_lines(&self, slot: u32, lines: f32) -> f64 {
         self.curves.window_instr(self.curve_of(slot), lines)
     }
 
-    /// Capacity of a cache in lines.
+    /// Returns the capacity of a cache in lines.
     pub fn capacity_lines(&self) -> f32 {
         self.curves.capacity_lines()
     }
@@ -491,7 +496,7 @@ impl IntervalEngine {
         }
     }
 
-    /// Runs until a cycle, or until programs end, which `ended` then lists.
+    /// Runs until a cycle, or until programs end; `ended` then lists their slots.
     pub fn run(&mut self, until: f64) {
         self.take_turns();
         while self.ended.is_empty() {
@@ -586,7 +591,8 @@ impl IntervalEngine {
         self.due[flow] = self.now;
     }
 
-    /// Books the work of a cache's tasks since its last step, and updates its occupancies. Returns the largest change.
+    /// Books the work of a cache's tasks since the cache's last step, and updates its occupancies. Returns the
+    /// largest change.
     fn integrate_to_now(&mut self, flow: usize) -> f32 {
         let elapsed = self.now - self.flows[flow].since;
         if elapsed <= 0.0 {

@@ -70,7 +70,7 @@ fn a_program_alone_runs_as_its_profile_says() {
     assert!((engine.occupied_bytes(slot, 0) / (LINES * 64.0) - 1.0).abs() < 1e-3);
 }
 
-/// Do two programs in one cache slow each other down, but not those in the other cache?
+/// Do two programs in one cache slow each other down, without an effect on programs in another cache?
 #[test]
 fn neighbors_in_a_cache_slow_each_other() {
     let speed = |cpus: &[u32]| {
@@ -105,7 +105,8 @@ fn phases_follow_at_their_instructions() {
     assert!((instructions / 2e10 - 1.0).abs() < 1e-3, "{instructions}");
 }
 
-/// Is a task whose phase ended elsewhere in its present phase when it returns to lines of an earlier one?
+/// Is a task in its present phase when it returns to a cache with lines of an earlier phase, although that phase
+/// ended elsewhere?
 #[test]
 fn who_comes_back_to_old_lines_is_in_its_present_phase() {
     let mut engine = engine(false);
@@ -206,7 +207,7 @@ fn a_migration_costs_the_refill_and_nothing_else() {
     assert!(engine.occupied_bytes(slot, 0) > 0.9 * 40_000.0 * 64.0, "its old lines stay while nobody needs the room");
 }
 
-/// Do writers of a region in different caches slow each other down, and those in one cache not?
+/// Do writers of a region slow each other down if they run in different caches, but not if they share one cache?
 #[test]
 fn sharing_across_caches_costs_and_within_one_does_not() {
     let run = |cpus: [u32; 2]| {
@@ -230,8 +231,8 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
     assert!(split_counts.0 < 0.9 * shared_counts.0);
 }
 
-/// Does a program whose profile begins with an empty cache run as profiled, whereas one whose profile does not first
-/// misses the lines that it lacks?
+/// Does a program whose profile begins with an empty cache run as profiled, while a program with another profile
+/// first misses the lines that it lacks?
 #[test]
 fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
     let cycles = |from_empty_cache: bool| {

@@ -23,7 +23,8 @@ fn flow_with(phases: &[ProgramPhase]) -> (OccupancyModel, PhaseCurves) {
     (flow, curves)
 }
 
-/// Occupancies of programs that refer to their lines at random, from an exact fully associative LRU list.
+/// Returns the occupancies of programs that reference their lines at random, from an exact fully associative LRU
+/// list.
 fn simulated_lines(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64> {
     let total: usize = lines.iter().sum();
     let (mut stamp, mut state) = (vec![0u64; total], 88_172_645_463_325_252u64);
@@ -60,7 +61,7 @@ fn simulated_lines(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64
     shares
 }
 
-/// Do independent programs share an LRU cache as in an exact simulation?
+/// Do independent programs occupy an LRU cache as in an exact simulation?
 #[test]
 fn independent_streams_compose_as_under_exact_lru() {
     let cases: [(&[usize], &[f64]); 4] = [
@@ -107,8 +108,7 @@ fn random_replacement_settles_at_shares_of_fills() {
     assert!((f64::from(flow.lines[0]) / LINES - a / (a + b)).abs() < 0.01, "{:?}", flow.lines);
 }
 
-/// Does a task in a partition of its own have the occupancy that it would have in a cache of that size, whatever its
-/// co-runners?
+/// Does a task in its own partition have the occupancy of a cache of that size, whatever its co-runners?
 #[test]
 fn a_partition_is_a_cache_of_its_size() {
     let stream = closed_form::stream(64.0, LINES, 0.05);
@@ -151,7 +151,8 @@ fn a_refill_takes_as_long_as_the_footprint_grows() {
     }
 }
 
-/// Does a returning program find its lines that are still resident, and is it forgotten once they have been evicted?
+/// Does a returning program find those of its lines that are still resident, and is its entry removed once all of
+/// them have been evicted?
 #[test]
 fn who_left_keeps_its_lines_until_others_need_the_room() {
     let (mut flow, curves) =
@@ -190,8 +191,8 @@ fn steps_of_any_length_end_in_the_same_state() {
     assert!(ends.iter().all(|lines| (lines / ends[0] - 1.0).abs() < 0.01), "{ends:?}");
 }
 
-/// Is a user with its own partition inside the shared one confined to it, while the others have the rest and its free
-/// space?
+/// If one user's partition lies inside the shared one, is the user confined to it, while the others use the rest and
+/// the partition's free space?
 #[test]
 fn overlapping_parts_confine_and_share() {
     let stream = || closed_form::stream(64.0, LINES, 0.05);
@@ -206,7 +207,8 @@ fn overlapping_parts_confine_and_share() {
     }
 }
 
-/// Does a program with identical phases have the occupancy that it has with one phase, however short they are?
+/// Does a program with several identical phases have the same occupancy as with one phase, however short the phases
+/// are?
 #[test]
 fn phases_that_are_alike_hold_as_one() {
     let own_phase = || closed_form::uniform(64.0, LINES, 6000.0, 0.1);

@@ -1,7 +1,8 @@
-//! A second simulated machine: hours of nominal time in seconds.
+//! The interval machine: a simulator that runs hours of nominal time in seconds.
 //!
-//! Programs are profiles: phases with rates by size of the contended cache. The machine composes them by theory alone;
-//! nothing in it is fitted to co-runs. docs/simulators/interval.md states its accuracy.
+//! Programs are profiles: sequences of phases, each with its rates at several sizes of the contended cache. The
+//! machine combines profiles by theory alone; no parameter is fitted to co-runs. docs/simulators/interval.md states
+//! the accuracy.
 
 #![warn(missing_docs)]
 

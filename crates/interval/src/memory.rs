@@ -17,17 +17,18 @@
 
 use cachemate_core::{MachineSpec, PrefetcherSpec};
 
-/// Number of waiting lines that a demand read passes; lines beyond it go first (write queues have this length, and are
-/// drained when full).
+/// Number of waiting lines that a demand read may pass. Lines beyond this number are served first, because write
+/// queues have this length and are drained when full.
 const STANDING_BACK: f32 = 32.0;
 /// Lines that a controller writes between two turnarounds of the bus.
 const WRITE_BATCH: f32 = 16.0;
 /// Maximum load of a server.
 const BUSIEST: f32 = 0.9999;
-/// Maximum load that one task alone causes. It is lower, so that two such tasks still slow each other down.
+/// Maximum load that one task alone causes. It is lower than [`BUSIEST`], so that two such tasks still slow each
+/// other down.
 const BUSIEST_ALONE: f32 = 0.99;
 const MAX_ITERATIONS: u32 = 24;
-/// Tolerance of `rho`.
+/// Tolerance of the solution for `rho`.
 const CLOSE_ENOUGH: f32 = 2e-4;
 
 /// The demand of one running task on memory at its present occupancy.
@@ -39,9 +40,9 @@ pub struct MemoryDemand {
     pub waits: f32,
     /// Late prefetched lines per instruction that the task waits for one after another.
     pub late: f32,
-    /// Lines in both directions, per instruction.
+    /// Lines per instruction in both directions.
     pub lines: f32,
-    /// Lines that have priority (demand misses), per instruction.
+    /// Lines per instruction that have priority (demand misses).
     pub first: f32,
     /// Written lines per instruction.
     pub written: f32,
@@ -49,12 +50,12 @@ pub struct MemoryDemand {
     pub burst: f32,
     /// Share of elapsed time on a processor.
     pub share: f32,
-    /// Result: cycles in queues, per instruction.
+    /// Cycles per instruction spent in queues: the result of [`MemorySystem::queue`].
     pub queued: f32,
 }
 
 impl MemoryDemand {
-    /// Instructions per cycle on a processor.
+    /// Returns the instructions per cycle on a processor.
     #[inline]
     pub fn speed(&self) -> f32 {
         1.0 / (self.cycles + self.queued)
@@ -83,19 +84,19 @@ struct Waits {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct QueueServer {
     pub cycles_per_line: f32,
-    /// Share of time in which it transfers lines.
+    /// Share of time in which the server transfers lines.
     pub busy: f32,
-    /// Whether demand goes first.
+    /// Whether demand reads have priority over other lines.
     first: bool,
-    /// Share of its time that goes to demand.
+    /// Share of the server's time that is used for demand.
     demand_share: f32,
-    /// Additional cost of a written line over a read one, in lines.
+    /// Cost of a written line beyond that of a read line, in lines.
     turn_lines: f32,
-    /// Maximum number of outstanding reads; 0 = it transfers one line after another, in both directions.
+    /// Maximum number of outstanding reads; 0 if the server transfers one line after another, in both directions.
     places: f32,
     /// Number of lines that arrive at once, averaged over all lines.
     burst: f32,
-    /// The waits at its present load.
+    /// The waits at the server's present load.
     now: Waits,
 }
 
@@ -109,7 +110,7 @@ impl QueueServer {
         }
     }
 
-    /// The waits at a load of `busy`.
+    /// Returns the waits at a load of `busy`.
     #[inline]
     fn waits_at_load(&self, busy: f32) -> Waits {
         let busy = busy.min(BUSIEST);
@@ -122,19 +123,19 @@ impl QueueServer {
         Waits { demand: (passed_by + left_over * standing_wait).min(standing_wait), other: standing_wait }
     }
 
-    /// Lines of a task that use this server, per instruction.
+    /// Returns the lines per instruction with which a task uses this server.
     #[inline]
     pub fn lines(&self, ask: &MemoryDemand) -> f32 {
         if self.places > 0.0 { ask.lines - ask.written } else { ask.lines + self.turn_lines * ask.written }
     }
 
-    /// The load that the task would cause without queueing, as in its profile.
+    /// Returns the load that the task would cause without queueing, as in its profile.
     #[inline]
     fn unqueued_load(&self, ask: &MemoryDemand) -> f32 {
         (self.lines(ask) * ask.share * self.cycles_per_line / ask.cycles).min(BUSIEST_ALONE)
     }
 
-    /// Cycles per instruction that a task queues here at this load and with these waits.
+    /// Returns the cycles per instruction that a task queues here at this load and with these waits.
     #[inline]
     fn queue_wait(&self, busy: f32, waits: Waits, ask: &MemoryDemand) -> f32 {
         let others_load = match self.places > 0.0 {
@@ -144,13 +145,14 @@ impl QueueServer {
         (ask.waits * waits.demand + ask.late * waits.other) * others_load.max(0.0)
     }
 
-    /// Probability that all slots are taken.
+    /// Returns the probability that all slots are taken.
     #[inline]
     fn saturation(&self, busy: f32) -> f32 {
         libm::powf(busy, libm::sqrtf(2.0 * (self.places + 1.0)) - 1.0)
     }
 
-    /// Probability that more than `lines` lines wait if any does; it decays exponentially (heavy traffic).
+    /// Returns the probability that more than `lines` lines wait if any line does; it decays exponentially (heavy
+    /// traffic).
     #[inline]
     fn tail_probability(&self, busy: f32, lines: f32) -> f32 {
         let exponent = 2.0 * (1.0 - busy) / (busy.max(1e-3) * self.burst) * lines;
@@ -174,16 +176,16 @@ pub struct MemorySystem {
     windows: Vec<QueueServer>,
     packages_per_node: u32,
     pub latency_cycles: f32,
-    /// Additional latency of another node's memory.
+    /// Latency of another node's memory beyond that of the local node.
     pub farther_cycles: f32,
-    /// Distance of a prefetcher in lines, if it adapts to the free entries.
+    /// Prefetch distance in lines, if the prefetcher adapts to the number of free entries.
     ahead_lines: Option<f32>,
     /// Maximum number of misses that a core overlaps.
     max_overlap: f32,
 }
 
 impl MemorySystem {
-    /// The memory of a checked machine.
+    /// Builds the memory system of a checked machine.
     pub fn new(spec: &MachineSpec, line_bytes: f64) -> Self {
         let (memory, rules) = (&spec.memory, &spec.memory.scheduling);
         let bus =
@@ -217,8 +219,9 @@ impl MemorySystem {
         (package / self.packages_per_node) as usize
     }
 
-    /// The share of its prefetches that a task loses because of others, beyond the loss when alone. It is the share of
-    /// prefetches that find no free slot, or the share of the speed that later prefetches cost, whichever is larger.
+    /// Returns the share of its prefetches that a task loses because of its co-runners, beyond the loss when it runs
+    /// alone. This is the larger of the share of prefetches that find no free slot, and the share of the speed that
+    /// later prefetches cost.
     pub fn dropped_share(&self, node: usize, package: u32, ask: &MemoryDemand, prefetch: &Prefetch) -> f32 {
         let mut dropped = 0.0f32;
         let mut lose = |now: f32, alone: f32| dropped = dropped.max((now - alone) / (1.0 - alone));
@@ -238,11 +241,11 @@ impl MemorySystem {
         }
     }
 
-    /// The share of the benefit of prefetching that a task loses because its prefetches start later. A stream advances
-    /// by its prefetch distance in each memory latency. That distance is proportional to the free room, now or a moment
-    /// ago. It is the larger of two samples, between which the outstanding requests of others change (Poisson; mean of
-    /// the larger of two normal numbers). The loss is relative to the range from aided to unaided cycles, and weighted
-    /// by the share of the stall that is due to late lines.
+    /// Returns the share of the benefit of prefetching that a task loses because its prefetches start later. A stream
+    /// advances by its prefetch distance in each memory latency. That distance is proportional to the number of free
+    /// entries, which is sampled now and a moment ago; the larger sample counts. Between the samples, the outstanding
+    /// requests of others change (Poisson; mean of the larger of two normal numbers). The loss is relative to the
+    /// range from aided to unaided cycles, and weighted by the share of the stall that is due to late lines.
     fn lost_prefetch_share(
         &self,
         node: usize,
@@ -274,9 +277,9 @@ impl MemorySystem {
         if excess > 0.0 && max_excess > 0.0 { prefetch.late_share * (excess / max_excess).min(1.0) } else { 0.0 }
     }
 
-    /// Number of lines that arrive at once if the task's misses overlap: misses that are waited for once arrive
-    /// together, but not more than a core overlaps; all other lines arrive one by one. If slots are limited, lines
-    /// arrive as slots become free.
+    /// Returns the number of lines that arrive at once if the task's misses overlap. Misses that are waited for as
+    /// one stall arrive together, up to the number that a core overlaps; all other lines arrive one by one. If slots
+    /// are limited, lines arrive as slots become free.
     pub fn burst(&self, ask: &MemoryDemand) -> f32 {
         if !self.windows.is_empty() || ask.waits <= 0.0 || ask.lines <= 0.0 {
             return 1.0;
@@ -297,9 +300,9 @@ impl MemorySystem {
         self.windows.get(if self.buses.is_empty() { node } else { package as usize })
     }
 
-    /// Computes the load of a node's controller and of its packages' buses, and the waiting times there. `asks` is
-    /// called repeatedly; each time it passes the package and the demand of every task to the function that it
-    /// receives.
+    /// Computes the load of a node's controller and of its packages' buses, and the waiting times there. `asks` must
+    /// call the function that it receives once for every task, with the task's package and demand; `solve` invokes
+    /// `asks` repeatedly.
     pub fn solve(&mut self, node: usize, asks: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand))) {
         let packages = self.packages_per_node;
         let first = node as u32 * packages;
@@ -401,7 +404,8 @@ enum ServerKind {
     Window,
 }
 
-/// The load at which the tasks' traffic, slowed by this server and all others on their paths, causes exactly that load.
+/// Finds the load at which the tasks' traffic, slowed by this server and all others on their paths, causes exactly
+/// that load.
 fn solve_load(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mut MemoryDemand))) -> f32 {
     let mut traffic = |busy: f32| {
         let (mut sum, waits) = (0.0, server.waits_at_load(busy));
@@ -469,7 +473,7 @@ mod tests {
         }
     }
 
-    /// Solves as often as a machine does until it has settled.
+    /// Solves repeatedly until the loads have settled, as the machine does over its steps.
     fn solved(memory: &mut MemorySystem, asks: &mut [MemoryDemand]) {
         for _ in 0..60 {
             memory.solve(0, &mut |visit| asks.iter_mut().for_each(|ask| visit(0, ask)));
@@ -533,7 +537,7 @@ mod tests {
         }
     }
 
-    /// Are prefetches dropped only if others crowd memory?
+    /// Are prefetches dropped only if other tasks crowd memory?
     #[test]
     fn prefetches_are_dropped_in_a_crowd_only() {
         let mut memory = memory(2.0, None);
@@ -544,7 +548,8 @@ mod tests {
         assert!(memory.dropped_share(0, 0, &ask, &Prefetch::default()) > 0.3);
     }
 
-    /// With demand priority, does a miss wait as in Cobham's formula, and a late line as long as without priority?
+    /// With demand priority, does a miss wait as Cobham's formula predicts, and does a late line wait as long as
+    /// without priority?
     #[test]
     fn demand_waits_as_cobham_says() {
         let mut memory = memory(2.0, None);
@@ -575,7 +580,7 @@ mod tests {
         assert_eq!(memory.burst(&ask), 1.0);
     }
 
-    /// Is the number of reads per latency limited by the slots, and does a single slot wait as any queue?
+    /// Do the slots limit the number of reads per latency, and does a single slot behave like an ordinary queue?
     #[test]
     fn reads_on_their_way_are_limited() {
         for places in [1.0, 4.0, 12.0] {
@@ -598,7 +603,8 @@ mod tests {
         assert!((asks[0].queued / expected - 1.0).abs() < 0.03, "{} {expected}", asks[0].queued);
     }
 
-    /// Does a stream that starts later slow down by its shorter distance, and one with spare time not at all?
+    /// Does a stream whose prefetches start later slow down in proportion to its shorter distance, and a stream with
+    /// spare time not at all?
     #[test]
     fn a_stream_is_as_fast_as_it_is_ahead() {
         let mut memory = memory(64.0, None);

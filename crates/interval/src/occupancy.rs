@@ -1,27 +1,35 @@
-//! The occupancy of one cache by its users, as a state that evolves in time.
+//! Occupancy of one cache by its users, as a state that evolves in time.
 //!
-//! Problem: occupancy determines rates, and rates determine occupancy, while tasks arrive, exit, take turns and change
-//! phase. Method, least recently used: a cache holds the lines that were touched after a certain moment, the *cut-off*,
-//! which is the same for all its users (Che et al., IEEE JSAC 2002; for programs: footprint theory). The state holds
-//! each user's own progress since the cut-off; its lines are its footprint over that progress. As users advance, lines
-//! arrive; if the sum would exceed the capacity, the cut-off moves until the sum fits. Progress between the cut-off and
-//! now counts as evenly spread. Phases: lines touched since a moment grow by each access whose LRU distance is beyond
-//! them. That holds across phases, because a profile's rates are measured with the lines that earlier phases left. So
-//! the occupancy when a phase begins is the start from which the new phase's footprint grows, and it is lost as the
-//! cut-off passes the moments at which its lines were touched. Method, random replacement: every line is equally likely
-//! to be evicted, so users lose lines in proportion to their occupancy. Properties: stable for steps of any length;
-//! with steady rates the state is the equal-window solution; a newcomer's growth, and the loss of a user that left,
-//! follow without further parameters. Disjoint partitions act as separate caches. Partitions that overlap have one
-//! cut-off, except for those that would exceed their part.
+//! Problem: occupancy determines rates, and rates determine occupancy, while tasks arrive, exit, take turns and
+//! change phase.
+//!
+//! Method for LRU replacement: a cache holds the lines that were touched after a certain moment, the *cut-off*, which
+//! is the same for all its users (Che et al., IEEE JSAC 2002; for programs: footprint theory). The state holds each
+//! user's progress since the cut-off; the user's resident lines are its footprint over that progress. As users
+//! advance, lines arrive; if the sum would exceed the capacity, the cut-off moves until the sum fits. Progress
+//! between the cut-off and the present counts as evenly spread.
+//!
+//! Phases: the lines touched since a given moment grow with each access whose LRU distance exceeds their number. This
+//! holds across phases, because a profile's rates are measured with the lines that earlier phases left. The footprint
+//! of a new phase therefore grows from the occupancy at which the phase begins. That initial occupancy shrinks as the
+//! cut-off passes the moments at which its lines were touched.
+//!
+//! Method for random replacement: every line is equally likely to be evicted, so users lose lines in proportion to
+//! their occupancy.
+//!
+//! Properties: the state is stable for steps of any length. With steady rates it is the equal-window solution. The
+//! growth of a newcomer, and the decay of the lines of a user that left, follow without further parameters. Disjoint
+//! partitions act as separate caches. Partitions that overlap have one cut-off, except for users that would exceed
+//! their part.
 
 use cachemate_core::ReplacementPolicy;
 
 use crate::curve::PhaseCurves;
 
-/// The task of an entry whose lines belong to no live task.
+/// Task number of an entry whose lines belong to no live task.
 pub const NOBODY: u32 = u32::MAX;
 
-/// Users that may use the same part of a cache (one domain per way mask or set of colors).
+/// A part of a cache that a set of users may fill (one domain per way mask or set of colors).
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheDomain {
     pub capacity_lines: f32,
@@ -35,8 +43,8 @@ pub struct CacheDomain {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct PastPhase {
     curve: u32,
-    /// The lines were touched between this cycle and the end, evenly spread. None is left once the cut-off has passed
-    /// the end.
+    /// First cycle of the interval over which these lines were touched, evenly spread. None is left once the cut-off
+    /// has passed the interval's end.
     from_cycle: f64,
     until_cycle: f64,
     /// The task's instructions in the last phase between these cycles.
@@ -47,7 +55,8 @@ struct PastPhase {
 }
 
 impl PastPhase {
-    /// Lines touched before the present phase and after `cutoff`, and how many fewer they are one cycle later.
+    /// Returns the number of lines that were touched before the present phase and after `cutoff`, and how much this
+    /// number falls per cycle.
     #[inline]
     fn lines(&mut self, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
         if cutoff >= self.until_cycle {
@@ -83,11 +92,11 @@ pub const MAX_PARTS: usize = 64;
 pub struct OccupancyModel {
     random: bool,
     pub domains: Vec<CacheDomain>,
-    /// Capacity of each group of domains, which is that of all its parts together.
+    /// Capacity of each group of domains, which is the joint capacity of its parts.
     groups: Vec<f32>,
     /// The task of each entry; it stays until the lines of a task that left are evicted.
     pub task: Vec<u32>,
-    /// Whether the task runs here; false = only its lines are here.
+    /// Whether the task runs on this cache; if not, only its lines are here.
     pub is_running: Vec<bool>,
     pub curve: Vec<u32>,
     pub domain: Vec<u8>,
@@ -96,7 +105,7 @@ pub struct OccupancyModel {
     past_phases: Vec<PastPhase>,
     /// Cycle at which the user arrived without lines.
     entered: Vec<f64>,
-    /// Start of the cycles over which these instructions are spread; `until` is their end.
+    /// First cycle of the interval over which these instructions are spread; `until` is its end.
     from_cycle: Vec<f64>,
     until_cycle: Vec<f64>,
     pub lines: Vec<f32>,
@@ -107,7 +116,7 @@ pub struct OccupancyModel {
     /// Lines added by each further instruction.
     slope: Vec<f32>,
     hint: Vec<u8>,
-    /// Cycle up to which windows are advanced.
+    /// Cycle up to which the windows have been advanced.
     pub since: f64,
 }
 
@@ -226,13 +235,13 @@ impl OccupancyModel {
         }
     }
 
-    /// Maximum occupancy of the user.
+    /// Returns the maximum occupancy of the user.
     pub fn size_lines(&self, entry: usize) -> f32 {
         self.domains[usize::from(self.domain[entry])].capacity_lines
     }
 
-    /// Starts the task's next phase. Of its occupancy, the last phase touched as much as `rate` allows; the rest
-    /// belongs to earlier phases.
+    /// Starts the task's next phase. Of its occupancy, the part that `rate` allows counts as touched in the last
+    /// phase; the rest belongs to earlier phases.
     pub fn change_curve(&mut self, entry: usize, curve: u32, rate: f64, curves: &PhaseCurves) {
         let (now, old_curve) = (self.since, std::mem::replace(&mut self.curve[entry], curve));
         let from_cycle = if self.past_phases[entry].until_cycle > 0.0 {
@@ -249,8 +258,8 @@ impl OccupancyModel {
         (self.window_instr[entry], self.from_cycle[entry], self.until_cycle[entry]) = (0.0, now, now);
     }
 
-    /// Divides the cache again: capacity and group of each domain (at most 64), capacity of each group, and the domain
-    /// of each entry by its task. Lines outside their domain are lost.
+    /// Divides the cache again: by the capacity and group of each domain (at most 64), the capacity of each group,
+    /// and the domain of each task. Lines outside their task's domain are lost.
     pub fn divide(&mut self, domains: &[(f32, u8)], groups: &[f32], mut domain_of: impl FnMut(u32) -> u8) {
         let cutoff = self.domains.iter().map(|domain| domain.cutoff).fold(f64::INFINITY, f64::min);
         let domain = |&(capacity_lines, group): &(f32, u8)| CacheDomain { capacity_lines, group, cutoff };
@@ -261,7 +270,7 @@ impl OccupancyModel {
         }
     }
 
-    /// Divides an empty cache like another one.
+    /// Divides an empty cache in the same way as another cache.
     pub fn divide_as(&mut self, model: &OccupancyModel) {
         self.domains.clone_from(&model.domains);
         self.groups.clone_from(&model.groups);
@@ -272,7 +281,7 @@ impl OccupancyModel {
         self.domain[entry] = domain.min(self.domains.len() as u8 - 1);
     }
 
-    /// Drops a share of a task's lines (pages that migrated to other frames).
+    /// Drops a share of a task's lines, because its pages have migrated to other frames.
     pub fn drop_share(&mut self, entry: usize, share: f64, curves: &PhaseCurves) {
         self.lines[entry] *= (1.0 - share) as f32;
         let window = curves.window_instr(self.curve[entry], self.lines[entry]);
@@ -284,8 +293,8 @@ impl OccupancyModel {
         past_phase.rest_lines *= (1.0 - share) as f32;
     }
 
-    /// Advances to `now` at the present rates, then makes occupancies fit. Returns the largest change as a share of its
-    /// domain's capacity.
+    /// Advances to `now` at the present rates, then reduces occupancies to the capacity. Returns the largest change
+    /// as a share of its domain's capacity.
     pub fn advance(&mut self, now: f64, curves: &PhaseCurves) -> f32 {
         let elapsed = now - self.since;
         self.since = now;
@@ -362,7 +371,7 @@ impl OccupancyModel {
         at
     }
 
-    /// Total lines if the cut-off were at `cutoff`, and how many fewer they are one cycle later.
+    /// Returns the total of lines if the cut-off were at `cutoff`, and how much the total falls per cycle.
     fn sum_at(&mut self, domains: u64, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
         let (mut sum, mut loss) = (0.0, 0.0);
         for index in 0..self.task.len() {
@@ -425,7 +434,7 @@ impl OccupancyModel {
         change
     }
 
-    /// Backward Euler of `lines' = insertions - lines / capacity x all insertions`, once the domain is full.
+    /// Advances a full domain by backward Euler: `lines' = insertions - lines / capacity x all insertions`.
     fn advance_random(&mut self, elapsed: f64, curves: &PhaseCurves) -> f32 {
         let mut change = 0.0f32;
         for domain in 0..self.domains.len() {
@@ -451,7 +460,8 @@ impl OccupancyModel {
         change
     }
 
-    /// Cycles in which the present rates fill the cache, or its fastest domain, once: the natural step.
+    /// Returns the cycles in which the present rates fill the cache, or its fastest domain, once: the natural length
+    /// of a step.
     pub fn turnover_cycles(&self, curves: &PhaseCurves) -> f64 {
         let mut shortest = f64::INFINITY;
         for (number, domain) in self.domains.iter().enumerate() {
@@ -467,7 +477,7 @@ impl OccupancyModel {
         shortest
     }
 
-    /// Total resident lines.
+    /// Returns the total number of resident lines.
     pub fn occupied_lines(&self) -> f32 {
         self.lines.iter().sum()
     }

@@ -1,30 +1,30 @@
 //! Programs as sequences of phases, each described by its solo rates at several cache sizes.
 //!
-//! A profile is measured alone, recorded, or written by hand. Rates are per instruction, sizes are of the contended
-//! cache, lines are that cache's. Nothing in a profile depends on co-runners.
+//! A profile is measured in a solo run, recorded, or written manually. Rates are per instruction; sizes and lines are
+//! those of the contended cache. No figure in a profile depends on co-runners.
 
 use cachemate_core::CacheLevel;
 use serde::{Deserialize, Serialize};
 
-/// The solo rates of a phase with a given share of the contended cache.
+/// Solo rates of a phase with a given share of the contended cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SizePoint {
     /// Size of the contended cache, in bytes.
     pub size_bytes: f64,
-    /// All cycles per instruction, waits included.
+    /// Cycles per instruction, including waits.
     pub cycles_per_instr: f64,
-    /// Lines brought into the contended cache by demand.
+    /// Lines that demand accesses bring into the contended cache.
     pub demand_fills_per_instr: f64,
-    /// Lines brought by prefetchers, used or not.
+    /// Lines that prefetchers bring into the contended cache, used or not.
     #[serde(default)]
     pub prefetch_fills_per_instr: f64,
     /// Lines written back to memory, per instruction.
     #[serde(default)]
     pub writebacks_per_instr: f64,
-    /// Cycles that wait for memory. Overlapped misses count once.
+    /// Cycles spent waiting for memory; overlapped misses count once.
     pub memory_stall_cycles_per_instr: f64,
-    /// The same rates with all prefetchers off, if they were measured: the limit when memory drops all prefetches.
+    /// The same rates with all prefetchers off, if measured. They are the limit when memory drops all prefetches.
     #[serde(default)]
     #[serde(alias = "unaided")]
     pub without_prefetch: Option<UnprefetchedRates>,
@@ -34,17 +34,17 @@ pub struct SizePoint {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UnprefetchedRates {
-    /// All cycles per instruction, waits included.
+    /// Cycles per instruction, including waits.
     pub cycles_per_instr: f64,
-    /// Demand fills; without prefetchers there are no others.
+    /// Lines that demand accesses bring in; without prefetchers there are no other fills.
     pub demand_fills_per_instr: f64,
     /// Lines written back to memory.
     pub writebacks_per_instr: f64,
-    /// Cycles that wait for memory. Overlapped misses count once.
+    /// Cycles spent waiting for memory; overlapped misses count once.
     pub memory_stall_cycles_per_instr: f64,
 }
 
-/// A private cache level, for counters and traces.
+/// Rates of a private cache level, for counters and traces.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrivateLevel {
@@ -56,17 +56,17 @@ pub struct PrivateLevel {
     pub misses_per_instr: f64,
 }
 
-/// Memory that tasks of several programs or threads use together.
+/// A program's use of a memory region that several tasks share.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegionUse {
-    /// Number of the region; tasks that use the same number share it.
+    /// Number of the region; tasks with the same number share the region.
     pub region: u32,
     /// Size of the region.
     pub bytes: f64,
-    /// Accesses that miss the private caches, or would if no other task had the line.
+    /// Reads that miss the private caches, or would miss if no other task had the line.
     pub reads_per_instr: f64,
-    /// Writes, counted as the reads are.
+    /// Writes, counted in the same way as reads.
     pub writes_per_instr: f64,
 }
 
@@ -74,20 +74,20 @@ pub struct RegionUse {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProgramPhase {
-    /// `None` = it never ends.
+    /// Length of the phase; `None` if the phase never ends.
     #[serde(default)]
     pub instructions: Option<f64>,
     /// Demand references of the contended cache.
     pub references_per_instr: f64,
-    /// Ascending sizes, one or more.
+    /// Rates by size, in ascending order; at least one.
     pub points: Vec<SizePoint>,
-    /// Size of all memory that it touches; `None` = more than any cache.
+    /// Total memory that the phase touches; `None` if it exceeds any cache.
     #[serde(default)]
     pub footprint_bytes: Option<f64>,
     /// The levels between the core and the contended cache, used only for counters.
     #[serde(default)]
     pub private_levels: Vec<PrivateLevel>,
-    /// Memory that it shares with others.
+    /// Memory regions that the phase shares with other tasks.
     #[serde(default)]
     pub sharing: Vec<RegionUse>,
     /// Extra cycles per instruction if another context of the core halves its private caches.
@@ -111,7 +111,7 @@ impl Default for Demand {
     }
 }
 
-/// One thread's program.
+/// The program of one thread.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PhasedProgram {
@@ -119,7 +119,7 @@ pub struct PhasedProgram {
     pub name: String,
     /// Its phases in order, one or more.
     pub phases: Vec<ProgramPhase>,
-    /// The phase that follows the last one; `None` = the program ends.
+    /// Index of the phase that follows the last one; `None` if the program ends.
     #[serde(default)]
     pub repeats_from: Option<u32>,
     /// The program's demand for a CPU.
@@ -149,7 +149,7 @@ pub struct PhasedProgramError {
 }
 
 impl PhasedProgram {
-    /// A program of one endless phase.
+    /// Returns a program that consists of one endless phase.
     pub fn steady(name: impl Into<String>, phase: ProgramPhase) -> Self {
         PhasedProgram {
             name: name.into(),
@@ -161,7 +161,7 @@ impl PhasedProgram {
         }
     }
 
-    /// Checks whether the program can run.
+    /// Checks that the program can run.
     ///
     /// # Errors
     /// The first invalid field.

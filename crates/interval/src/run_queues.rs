@@ -1,11 +1,11 @@
-//! Run queues and turns: the CPU of each task, and the share of its time that the task gets.
+//! Run queues and turns: the CPU of each task, and the share of the CPU's time that the task gets.
 //!
-//! Method, as in common schedulers: every CPU has a queue. A task that arrives, or may not stay, goes to the least
-//! loaded CPU among those allowed, preferring CPUs near its cache. A queue that is longer than another by more than one
-//! task gives one up. Within a queue, time is divided by weight. *Averaged*: every task of a queue runs all the time at
-//! its share, and the time that sleeping tasks leave goes to the others. *Explicit*: tasks take turns of a slice. The
-//! CPUs of gangs always take explicit turns, because gangs determine which tasks run together. Properties: ties go to
-//! the lower CPU and the earlier task.
+//! Method, as in common schedulers: every CPU has a queue. A task that arrives, or is no longer allowed on its CPU,
+//! goes to the least loaded of its allowed CPUs, preferably one near its cache. If a queue has at least two tasks
+//! more than another, it gives one up. Within a queue, time is divided by weight. In *averaged* mode, every task of a
+//! queue runs all the time at its share, and the other tasks use the time that sleeping tasks leave. In *explicit*
+//! mode, tasks take turns of a slice. The CPUs of gangs always take explicit turns, because gangs determine which
+//! tasks run together. Properties: ties go to the lower CPU and the earlier task.
 
 use cachemate_core::{CpuSet, IndexSet};
 
@@ -17,26 +17,26 @@ pub struct SchedTask {
     /// Share of a CPU that the task would use, and the length of one period of running and sleeping, in cycles.
     pub demand: f64,
     pub period_cycles: f64,
-    /// The CPU in whose queue the task is; `None` = in no queue.
+    /// The CPU in whose queue the task is; `None` if the task is in no queue.
     pub cpu: Option<u32>,
-    /// Share of elapsed time on that CPU; 0 = the task waits or sleeps.
+    /// Share of elapsed time on that CPU; 0 if the task waits or sleeps.
     pub share: f32,
     asleep_until: f64,
     burst_left: f64,
-    /// Time on a CPU divided by the weight; comparable within a queue.
+    /// Time on a CPU divided by the weight, so that tasks of a queue can be compared.
     virtual_time: f64,
-    /// Whether the task is in a gang of some rotation.
+    /// Whether the task is a member of a gang.
     in_gang: bool,
     /// Whether the slot is in use.
     alive: bool,
 }
 
-/// A rotation of gangs.
+/// A rotation of gangs, which take turns on the same CPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueueRotation {
     pub cpus: CpuSet,
     pub slice_cycles: f64,
-    /// Members with their required CPUs, and the gang's number of consecutive slices.
+    /// The gangs. Each has its members with their required CPUs, and its number of consecutive slices.
     pub gangs: Vec<(Vec<(u32, Option<u32>)>, u32)>,
     now: usize,
     ends: f64,
@@ -49,7 +49,7 @@ impl QueueRotation {
         QueueRotation { cpus, slice_cycles, gangs, now: usize::MAX, ends: f64::NEG_INFINITY, is_exclusive: false }
     }
 
-    /// A rotation of one gang with these tasks.
+    /// Creates a rotation that consists of one gang with these tasks.
     pub fn single_gang(cpus: CpuSet, slice_cycles: f64, members: Vec<(u32, Option<u32>)>) -> Self {
         QueueRotation { is_exclusive: true, ..QueueRotation::new(cpus, slice_cycles, vec![(members, 1)]) }
     }
@@ -64,7 +64,7 @@ struct RunQueue {
     turn_began: f64,
 }
 
-/// Stands for the load of a CPU that has no turn for a task; more than that of any queue.
+/// Load assigned to a CPU that has no turn for a task; it exceeds the load of any queue.
 const NO_TURN_LOAD: f64 = 1e12;
 
 /// All queues of a machine.
@@ -80,7 +80,7 @@ pub struct RunQueues {
     rotations: Vec<QueueRotation>,
     /// Slots whose CPU or share has changed since this list was last emptied.
     pub changed_slots: Vec<u32>,
-    /// Queues to be recomputed, because something in them has changed.
+    /// Whether each queue has changed and must be recomputed.
     stale: Vec<bool>,
 }
 
@@ -141,7 +141,7 @@ impl RunQueues {
         self.balance();
     }
 
-    /// Sets the CPUs that the task may use; moves it if it may not stay.
+    /// Sets the CPUs that the task may use, and moves the task if its present CPU is not among them.
     pub fn allow(&mut self, slot: u32, allowed: CpuSet) {
         let task = &mut self.tasks[slot as usize];
         if task.allowed == allowed {
@@ -194,7 +194,7 @@ impl RunQueues {
         self.spread_over_seats();
     }
 
-    /// CPUs with a gang member in every turn, so that no task without a gang runs there.
+    /// Returns the CPUs with a gang member in every turn, on which no task without a gang can run.
     fn gang_only_cpus(&self) -> CpuSet {
         let full = |rotation: &&QueueRotation| {
             let seats = rotation.cpus.count() as usize;
@@ -281,8 +281,8 @@ impl RunQueues {
         self.stale[cpu as usize] = true;
     }
 
-    /// Moves tasks from queues that are longer by more than one task, as long as that evens them out. A task without a
-    /// turn on its CPU moves first.
+    /// Moves tasks from queues with at least two tasks more than another, until no move evens the lengths out. A task
+    /// without a turn on its CPU moves first.
     pub fn balance(&mut self) {
         for _ in 0..self.tasks.len() {
             let Some((slot, to)) = self.best_move() else { return };
@@ -342,7 +342,7 @@ impl RunQueues {
         self.rotations.iter().any(|rotation| rotation.cpus.contains(cpu))
     }
 
-    /// Time of the next event: a turn ends, a rotation advances, or a task wakes.
+    /// Returns the time of the next event: the end of a turn, the advance of a rotation, or the wake-up of a task.
     pub fn next_event(&self) -> f64 {
         let turns = self.queues.iter().map(|queue| queue.turn_ends);
         let rotations = self.rotations.iter().map(|rotation| rotation.ends);
@@ -357,7 +357,7 @@ impl RunQueues {
         }
     }
 
-    /// Divides time by weight, at most up to each task's demand; the rest goes to tasks that want more.
+    /// Divides the CPU's time by weight, but gives no task more than its demand; the other tasks share the remainder.
     fn average(&mut self, cpu: usize) {
         let tasks = std::mem::take(&mut self.queues[cpu].tasks);
         self.queues[cpu].turn_ends = f64::INFINITY;
@@ -380,8 +380,8 @@ impl RunQueues {
         self.queues[cpu].tasks = tasks;
     }
 
-    /// Gives the CPU to the runnable task with the least time relative to its weight, until its slice ends or a task
-    /// wakes.
+    /// Gives the CPU to the runnable task with the least time relative to its weight, until the task's slice ends or
+    /// another task wakes.
     fn next_turn(&mut self, cpu: usize, now: f64) {
         let tasks = std::mem::take(&mut self.queues[cpu].tasks);
         let elapsed = now - self.queues[cpu].turn_began;
@@ -453,7 +453,7 @@ impl RunQueues {
         }
     }
 
-    /// The contended cache of a CPU.
+    /// Returns the contended cache of a CPU.
     pub fn cache_of(&self, cpu: u32) -> u32 {
         self.cache_of_cpu[cpu as usize]
     }
@@ -462,14 +462,14 @@ impl RunQueues {
         self.cache_of_cpu[cpu as usize] = cache;
         self.changed_slots.extend(&self.queues[cpu as usize].tasks);
     }
-    /// Tasks in one CPU's queue.
+    /// Returns the tasks in one CPU's queue.
     pub fn queue(&self, cpu: u32) -> &[u32] {
         &self.queues[cpu as usize].tasks
     }
     pub fn is_online(&self, cpu: u32) -> bool {
         self.queues[cpu as usize].online
     }
-    /// Average number of slices per cycle that end on the CPU, each with a context switch.
+    /// Returns the average number of slices per cycle that end on the CPU, each with a context switch.
     pub fn switches_per_cycle(&self, slot: u32) -> f64 {
         let Some(cpu) = self.tasks[slot as usize].cpu else { return 0.0 };
         let crowded = self.queues[cpu as usize].tasks.len() > 1;

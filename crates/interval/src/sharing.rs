@@ -1,11 +1,11 @@
-//! Remote transfers: lines of a shared region that another cache has.
+//! Remote transfers: accesses to lines of a shared region that another cache holds.
 //!
-//! Method: accesses to a region's lines are random. A read finds the line changed elsewhere if another cache has
-//! written it since the reader's cache last touched it: with rates per line, the probability is `writes elsewhere /
-//! (writes elsewhere + accesses here)`. A write must invalidate the line elsewhere if another cache has touched it
-//! since the last write here: `accesses elsewhere / (accesses elsewhere + writes here)`. All rates per line contain the
-//! region's size, which cancels. Properties: users of one cache cause no transfers; a region without writes costs
-//! nothing.
+//! Method: accesses to a region's lines are random. A read finds its line modified elsewhere if another cache has
+//! written the line since the reader's cache last touched it. With rates per line, the probability is `writes
+//! elsewhere / (writes elsewhere + accesses here)`. A write must invalidate its line elsewhere if another cache has
+//! touched the line since the last write here: `accesses elsewhere / (accesses elsewhere + writes here)`. All rates
+//! per line contain the region's size, which cancels. Properties: users of one cache cause no transfers; a region
+//! without writes costs nothing.
 
 /// One cache's accesses of one region, per cycle.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -14,7 +14,7 @@ struct RegionRates {
     writes: f64,
 }
 
-/// The rates at which tasks access regions.
+/// The rates at which each cache accesses each region.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Regions {
     caches: usize,
@@ -24,7 +24,7 @@ pub struct Regions {
     rates: Vec<RegionRates>,
 }
 
-/// Remote transfers of one access, on average.
+/// Mean number of remote transfers per access.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RemoteTransfers {
     pub per_read: f64,
@@ -38,7 +38,7 @@ impl Regions {
         Regions { caches, ..Regions::default() }
     }
 
-    /// The position of a region in this table.
+    /// Returns the position of a region in this table.
     pub fn region_index(&mut self, number: u32) -> usize {
         if let Some(at) = self.numbers.iter().position(|&listed| listed == number) {
             return at;
@@ -59,7 +59,7 @@ impl Regions {
         rates.writes = (rates.writes + writes_per_cycle).max(0.0);
     }
 
-    /// The present cost of accesses from one cache. `same_package` marks the near caches.
+    /// Returns the present cost of accesses from one cache. `same_package` marks the caches of the same package.
     pub fn remote_transfers(
         &self,
         region: usize,

@@ -11,8 +11,8 @@ const BUSIEST: f32 = 0.9999;
 const BUSIEST_ALONE: f32 = 0.99;
 const HALVINGS: u32 = 14;
 
-/// Cycles per instruction that each context waits for slots. Each pair holds the cycles of an instruction without the
-/// others and the context's share of elapsed time.
+/// Computes the cycles per instruction for which each context waits for slots. Each pair of `contexts` holds the
+/// cycles of an instruction without the other contexts, and the context's share of elapsed time.
 pub fn compute_slot_waits(slot_cycles: f32, contexts: &[(f32, f32)], waits: &mut [f32]) {
     let wait_at = |busy: f32, &(cycles, share): &(f32, f32)| {
         slot_cycles / (2.0 * (1.0 - busy)) * (busy - (slot_cycles * share / cycles).min(BUSIEST_ALONE)).max(0.0)
@@ -35,7 +35,7 @@ pub fn compute_slot_waits(slot_cycles: f32, contexts: &[(f32, f32)], waits: &mut
 mod tests {
     use super::*;
 
-    /// Does a context alone never wait, and do four that could each fill the core get a quarter each?
+    /// Does a context alone never wait, and do four contexts that could each fill the core get a quarter each?
     #[test]
     fn slots_are_shared_and_never_used_twice() {
         let mut wait_cycles = [9.0; 1];

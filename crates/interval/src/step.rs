@@ -1,9 +1,10 @@
-//! One step of one cache: ending phases, speeds at the present occupancies, memory, and the time of the next step.
+//! One step of one cache: it ends phases, computes speeds at the present occupancies, queues at memory, and schedules
+//! the next step.
 
 use super::*;
 
-/// Ratio of the next step's length to that of a step in which occupancies changed by this share of the capacity: steps
-/// aim at changes of a few percent each.
+/// Returns the ratio of the next step's length to that of the last step, in which occupancies changed by this share
+/// of the capacity. Steps aim at changes of a few percent each.
 fn step_growth(change: f32) -> f64 {
     if change < STEADY { STEADY_GROWTH } else { (f64::from(CHANGE_AIMED_AT) / f64::from(change)).clamp(0.5, 2.0) }
 }
@@ -33,7 +34,7 @@ impl IntervalEngine {
         self.next_step(flow, growth, fresh);
     }
 
-    /// Schedules the next step. `growth` 0 = the state has changed, so the first step lasts `fresh` turnovers.
+    /// Schedules the next step. If `growth` is 0, the state has changed, so the first step lasts `fresh` turnovers.
     fn next_step(&mut self, flow: usize, growth: f64, fresh: f64) {
         let longest = LONGEST_STEP_NS * self.hertz / 1e9;
         if growth > 0.0 {
@@ -181,8 +182,8 @@ impl IntervalEngine {
         self.slots.extra[at] = extra;
     }
 
-    /// Extra cycles per instruction because the pages are on another node: memory waits grow in proportion to the
-    /// latency.
+    /// Returns the extra cycles per instruction if the task's pages are on another node: memory waits grow in
+    /// proportion to the latency.
     fn remote_memory_cycles(&mut self, flow: usize, at: usize) -> f32 {
         let slots = &mut self.slots;
         let is_local = self.memories[slots.memory[at] as usize].is_none_or(|node| node == self.node_of_flow[flow]);
@@ -193,7 +194,7 @@ impl IntervalEngine {
         longer
     }
 
-    /// Computes how long contexts wait for each other's issue slots.
+    /// Computes how long contexts wait for issue slots that other contexts use.
     fn share_cores(&mut self, flow: usize) {
         let per_core = self.contexts_per_core;
         let mut contexts = [(0.0f32, 0.0f32); 16];
@@ -281,7 +282,7 @@ impl IntervalEngine {
         }
     }
 
-    /// Sets present speeds, and the time at which the first phase will end.
+    /// Sets the present speeds, and the time at which the first of the tasks' phases will end.
     fn set_speeds(&mut self, flow: usize) {
         let state = &mut self.flows[flow];
         let mut ends = f64::INFINITY;
@@ -314,7 +315,7 @@ impl IntervalEngine {
         }
     }
 
-    /// Registers with the regions the rate at which a task uses them from here.
+    /// Registers with each region the rate at which a task uses the region from this cache.
     fn register_rate(&mut self, at: usize, flow: usize, rate: f64) {
         let compiled = &self.programs[self.slots.program[at] as usize];
         let phase = self.slots.phase[at] as usize;
@@ -349,7 +350,7 @@ fn cpu_load(turns: &RunQueues, slots: &Slots, cpu: u32) -> f32 {
     turns.queue(cpu).iter().map(|&slot| slots.ask[slot as usize].share).sum()
 }
 
-/// Lines per cycle between a cache's tasks and memory, at their present speeds.
+/// Returns the lines per cycle between a cache's tasks and memory, at the tasks' present speeds.
 fn memory_traffic(flow: &OccupancyModel, slots: &Slots, controller: &QueueServer) -> f32 {
     let mut sum = 0.0;
     for entry in 0..flow.len() {

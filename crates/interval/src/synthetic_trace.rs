@@ -11,8 +11,8 @@ pub struct DistanceDistribution {
 }
 
 impl DistanceDistribution {
-    /// The distance below which a share `at` of all accesses falls, interpolated linearly between bounds; `None` = the
-    /// access misses.
+    /// Returns the distance below which a share `at` of all accesses falls, interpolated linearly between bounds;
+    /// `None` if the access misses.
     pub fn value_at(&self, at: f64) -> Option<f64> {
         let next = self.up_to.partition_point(|&(_, share)| f64::from(share) <= at);
         let bound = |&(lines, share): &(f32, f32)| (f64::from(lines), f64::from(share));
@@ -27,7 +27,7 @@ impl DistanceDistribution {
 const BLOCK_WORDS: usize = 8;
 const REGION_WORDS: usize = 512;
 
-/// Slots in order of time, with a bit for each that is the last use of its address.
+/// Slots in order of time, with a bit for each slot that is the last use of its address.
 struct LastUses {
     words: Vec<u64>,
     blocks: Vec<u32>,
@@ -63,7 +63,8 @@ impl LastUses {
         self.slots += 1;
     }
 
-    /// Removes and returns the slot of the last use that has `nth` more recent ones; at least that many must exist.
+    /// Removes and returns the slot of the last use that has `nth` more recent ones. At least `nth` more recent ones
+    /// must exist.
     fn remove_nth(&mut self, mut nth: u32) -> usize {
         // Returns the last position whose count, added to those behind it, exceeds `nth`; subtracts those behind it
         // from `nth`.
@@ -94,7 +95,7 @@ impl LastUses {
     }
 }
 
-/// Returns `entries` line addresses whose LRU distances follow `distances`; beyond twice the capacity every line is
+/// Returns `entries` line addresses whose LRU distances follow `distances`; beyond twice the capacity, every line is
 /// new.
 pub fn addresses(
     distances: DistanceDistribution,
@@ -134,7 +135,7 @@ pub fn addresses(
 mod tests {
     use super::*;
 
-    /// Is the removed slot the one that a plain list yields, after any removals, over many regions?
+    /// Is the removed slot that of a plain list, after any removals, over many regions?
     #[test]
     fn slots_are_those_of_a_plain_list() {
         let slots = 3 * 64 * REGION_WORDS;
@@ -152,7 +153,7 @@ mod tests {
         }
     }
 
-    /// Does a plain LRU list recover the distances from which the addresses were made?
+    /// Does a plain LRU list measure the distances from which the addresses were generated?
     #[test]
     fn a_plain_lru_list_finds_the_distances_again() {
         let distances = DistanceDistribution { up_to: vec![(100.0, 0.5), (400.0, 0.8)] };

@@ -22,7 +22,7 @@ fn arrivals_fill_the_least_loaded_queue() {
     assert!((total - 4.0).abs() < 1e-5, "{total}");
 }
 
-/// Do weights divide a queue, and does the time that sleepers leave go to the others?
+/// Do weights divide the time of a queue, and do the other tasks get the time that sleeping tasks leave?
 #[test]
 fn time_goes_by_weight_up_to_the_demand() {
     let mut turns = turns(1, false);
@@ -82,8 +82,8 @@ fn gangs_take_turns_together() {
     assert!((shares[0] - 0.25).abs() < 0.02 && (shares[3] - 0.75).abs() < 0.02, "{shares:?}");
 }
 
-/// Does a task without a gang run beside gangs if some CPU has a turn for it, whether it arrived before them, after
-/// them, or was a member until now?
+/// Does a task without a gang run beside gangs if some CPU has a turn for it, whether it arrived before the gangs,
+/// after them, or was a member?
 #[test]
 fn who_is_in_no_gang_goes_where_it_has_a_turn() {
     let mut turns = turns(3, false);

@@ -23,7 +23,7 @@ use scheduling::SchedParams;
 /// Identity of a thread. Thread ids are reused, but id and start time together are unique within one boot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct ThreadKey {
-    /// Thread id as by gettid(2); for a process's first thread this is the process id.
+    /// Thread id as returned by gettid(2); for a process's first thread it equals the process id.
     pub tid: i32,
     /// Field 22 of `/proc/TID/stat`: clock ticks since boot.
     pub start_ticks: u64,
@@ -36,15 +36,15 @@ pub struct ThreadStat {
     pub key: ThreadKey,
     /// Parent process.
     pub parent: i32,
-    /// Command name as the kernel keeps it: 15 bytes at most.
+    /// Command name as the kernel stores it: at most 15 bytes.
     pub name: String,
-    /// `R`, `S`, `D`, `Z`, ...
+    /// State letter: `R` running, `S` sleeping, `D` uninterruptible, `Z` zombie, and so on.
     pub state: char,
-    /// From -20, the most weight, to 19.
+    /// Nice value, from -20 (highest weight) to 19.
     pub nice: i32,
-    /// `SCHED_*`: 0 other, 1 fifo, 2 rr, 3 batch, 5 idle, 6 deadline.
+    /// Scheduling class, `SCHED_*`: 0 other, 1 fifo, 2 rr, 3 batch, 5 idle, 6 deadline.
     pub policy: u32,
-    /// Priority of a real-time thread; else 0.
+    /// Priority of a real-time thread; 0 for any other thread.
     pub priority: u32,
     /// Processor on which it last ran.
     pub cpu: u32,
@@ -54,13 +54,13 @@ pub struct ThreadStat {
     pub minor_faults: u64,
     /// Page faults so far that waited for a disk.
     pub major_faults: u64,
-    /// `PF_*` of the kernel; bit 0x00200000 marks kernel threads.
+    /// The kernel's `PF_*` flags; bit 0x00200000 marks kernel threads.
     pub flags: u64,
-    /// Threads of its process; 0 = it has exited.
+    /// Number of threads in its process; 0 if the process has exited.
     pub threads: u32,
 }
 
-/// A lock on a directory by flock(2), which is held until this value is dropped.
+/// A lock on a directory by flock(2), held until this value is dropped.
 #[derive(Debug, Default)]
 pub struct DirLock {
     _file: Option<fs::File>,
@@ -69,22 +69,22 @@ pub struct DirLock {
 /// A small file that is read repeatedly: an open file if that saves time, otherwise its path.
 #[derive(Debug)]
 pub enum CachedFile {
-    /// Read by its descriptor.
+    /// An open file, read through its descriptor.
     File(fs::File),
-    /// Reopened for each read.
+    /// A path that is reopened for each read.
     Path(PathBuf),
 }
 
-/// Reads and changes a host. Errors are the kernel's own; callers add the object they concern.
+/// The calls that read and change a host. Errors are the kernel's own; callers add the name of the object.
 pub trait Kernel {
-    /// Text of a small file below the root.
+    /// Reads the text of a small file below the root.
     fn read(&self, path: &Path) -> io::Result<String>;
     /// Opens a file for repeated reads by [`Kernel::read_cached`]. An open file of a thread still belongs to that
     /// thread after its id is reused.
     fn open_cached(&self, path: &Path) -> io::Result<CachedFile> {
         Ok(CachedFile::Path(path.to_path_buf()))
     }
-    /// Reads the current text, which has a few hundred bytes at most.
+    /// Reads the current text, which is at most a few hundred bytes long.
     fn read_cached(&self, cached: &CachedFile) -> io::Result<String> {
         use std::os::unix::fs::FileExt;
         match cached {
@@ -98,15 +98,16 @@ pub trait Kernel {
     }
     /// Writes the whole text by one `write(2)`, as kernel files require; a short write is an error.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
-    /// Asks the owner of the control group with this control file to set its CPUs; false = it has none to ask here.
+    /// Asks the owner of the control group with this control file to set its CPUs. Returns false if the group has no
+    /// owner that can be asked.
     fn set_cpus_by_owner(&self, _cpus_file: &Path, _cpus: &str) -> io::Result<bool> {
         Ok(false)
     }
-    /// Creates a directory, which must not exist, in one that must.
+    /// Creates a directory. The directory must not exist, and its parent must.
     fn make_dir(&self, path: &Path) -> io::Result<()>;
-    /// Removes an empty directory. A control group counts as empty once it has no members and no groups.
+    /// Removes an empty directory. A control group counts as empty if it has no members and no child groups.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
-    /// Names in a directory, sorted.
+    /// Returns the names in a directory, sorted.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
     /// Does a file or directory exist? Its content is not read.
     fn exists(&self, path: &Path) -> io::Result<bool> {
@@ -117,8 +118,8 @@ pub trait Kernel {
             Err(error) => Err(error),
         }
     }
-    /// Takes the exclusive flock of a directory; `WouldBlock` with the holders if another process still holds it after
-    /// `patience`.
+    /// Takes the exclusive flock of a directory. If another process still holds it after `patience`, the error is
+    /// `WouldBlock` and names the holders.
     fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock>;
     /// Sets the allowed CPUs of one thread. The kernel silently drops CPUs outside its cpuset.
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()>;
@@ -131,15 +132,15 @@ pub trait Kernel {
         self.set_scheduling(tid, &SchedParams::from_policy(policy))
     }
 
-    /// Sets the fence, which must be open for any later change; `None` = there is no guardian.
+    /// Sets the fence that must be open before every later change; `None` if there is no guardian.
     fn set_fence(&self, _: Option<Arc<Fence>>) {}
 
-    /// The random id of this boot: thread ids and start times are valid in this boot only.
+    /// Returns the random id of this boot. Thread ids and start times are valid in one boot only.
     fn boot_id(&self) -> io::Result<String> {
         Ok(self.read(Path::new("/proc/sys/kernel/random/boot_id"))?.trim().to_string())
     }
-    /// The current time in clock ticks since the boot, the unit of start times (100 per second in user space, on any
-    /// host).
+    /// Returns the current time in clock ticks since boot, the unit of start times (100 per second in user space on
+    /// any host).
     fn ticks_since_boot(&self) -> io::Result<u64> {
         let path = Path::new("/proc/uptime");
         let text = self.read(path)?;
@@ -148,7 +149,7 @@ pub trait Kernel {
             .map(|seconds| (seconds * 100.0) as u64)
             .ok_or_else(|| invalid_file(path, "not the form of an uptime line"))
     }
-    /// The affinity as it was set, including offline CPUs, which `sched_getaffinity` would hide.
+    /// Returns the affinity as it was set, including offline CPUs, which `sched_getaffinity` hides.
     fn affinity(&self, tid: i32) -> io::Result<CpuSet> {
         let path = PathBuf::from(format!("/proc/{tid}/status"));
         let text = self.read(&path)?;
@@ -156,8 +157,8 @@ pub trait Kernel {
         let list = list.ok_or_else(|| invalid_file(&path, "no line 'Cpus_allowed_list:'"))?;
         list.parse().map_err(|error| invalid_file(&path, format!("Cpus_allowed_list: {error}")))
     }
-    /// Is the affinity still this one? Queried for every placed thread in every window, so a host may have a faster
-    /// way.
+    /// Does the thread still have this affinity? The check runs for every placed thread in every window, so a host
+    /// may implement it faster than by reading the mask.
     fn has_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<bool> {
         Ok(self.affinity(tid)? == *cpus)
     }
@@ -166,23 +167,25 @@ pub trait Kernel {
         let path = PathBuf::from(format!("/proc/{tid}/stat"));
         parse_stat(&self.read(&path)?).ok_or_else(|| invalid_file(&path, "not the form of a stat line"))
     }
-    /// The class of a thread; by default only as far as its stat line shows it.
+    /// Returns the scheduling class of a thread. The default implementation returns only the fields that the stat
+    /// line contains.
     fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
         let stat = self.stat(tid)?;
         Ok(SchedParams { priority: stat.priority, ..SchedParams::from_policy(stat.policy) })
     }
-    /// Threads of a process, ascending.
+    /// Returns the threads of a process, in ascending order.
     fn threads(&self, pid: i32) -> io::Result<Vec<i32>> {
         Ok(numbers(self.list(&PathBuf::from(format!("/proc/{pid}/task")))?))
     }
-    /// All processes, ascending.
+    /// Returns all processes, in ascending order.
     fn processes(&self) -> io::Result<Vec<i32>> {
         Ok(numbers(self.list(Path::new("/proc"))?))
     }
-    /// Is this still the same thread, and not yet a zombie?
+    /// Does this thread still exist, and is it not a zombie?
     ///
     /// # Errors
-    /// The query failed (no descriptor left, no memory, ...): the thread's state is unknown, and it counts as alive.
+    /// The query failed (for example, no descriptor or memory was left). The thread's state is unknown, so callers
+    /// treat the thread as alive.
     fn is_alive(&self, thread: ThreadKey) -> io::Result<bool> {
         match self.stat(thread.tid) {
             Ok(stat) => Ok(stat.key == thread && !matches!(stat.state, 'Z' | 'X')),
@@ -192,13 +195,13 @@ pub trait Kernel {
     }
 }
 
-/// Does the error mean that the thread or file no longer exists? Only `ENOENT` and `ESRCH` do; any other error leaves
-/// this open.
+/// Does the error mean that the thread or file no longer exists? Only `ENOENT` and `ESRCH` do; after any other error,
+/// the state is unknown.
 pub fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// The answer, or `None` if its object does not exist (any more).
+/// The answer, or `None` if its object does not exist.
 pub(crate) fn none_if_missing<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     match answer {
         Ok(value) => Ok(Some(value)),
@@ -207,8 +210,8 @@ pub(crate) fn none_if_missing<T>(answer: io::Result<T>) -> io::Result<Option<T>>
     }
 }
 
-/// The PID namespace of this process, by its inode: thread ids are valid in this namespace only. `None` = the kernel
-/// does not report it.
+/// The PID namespace of this process, by its inode; `None` if the kernel does not report it. Thread ids are valid
+/// only within one namespace.
 pub(crate) fn pid_namespace() -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
     fs::metadata("/proc/self/ns/pid").ok().map(|namespace| namespace.ino())
@@ -248,22 +251,21 @@ fn parse_stat(line: &str) -> Option<ThreadStat> {
     })
 }
 
-/// Descriptors that cached files leave free for everything else: the journal, a guardian, connections, restoring the
-/// host.
+/// Descriptors that cached files leave free for the journal, a guardian, connections, and restoring the host.
 const SPARE_DESCRIPTORS: u64 = 64;
 
-/// Maximum length of a kernel file: the mounts and maps of a large host have a few million bytes.
+/// Maximum size of a kernel file; the mounts and maps of a large host have a few million bytes.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// The processes that hold flocks on a file, by `/proc/locks`, for messages. Any user who may open the file for reading
-/// can hold one.
+/// The processes that hold flocks on a file, as `/proc/locks` lists them, for messages. Any user who may open the
+/// file for reading can hold such a lock.
 fn lock_holders(kernel: &dyn Kernel, file: &fs::Metadata) -> String {
     use std::os::unix::fs::MetadataExt;
     let device = file.dev();
     let file = format!("{:02x}:{:02x}:{}", rustix::fs::major(device), rustix::fs::minor(device), file.ino());
     let text = kernel.read(Path::new("/proc/locks")).unwrap_or_default();
     let holders = text.lines().filter_map(|line| {
-        // A process that waits for the lock has an arrow after the number.
+        // In the line of a process that waits for the lock, an arrow follows the number.
         let [_, "FLOCK", _, _, pid, locked, ..] = line.split_ascii_whitespace().collect::<Vec<_>>()[..] else {
             return None;
         };
@@ -280,7 +282,8 @@ fn lock_holders(kernel: &dyn Kernel, file: &fs::Metadata) -> String {
 /// Maximum number of holders in a message, because any number of processes can share a lock.
 const MAX_NAMED_HOLDERS: usize = 4;
 
-/// Are descriptors running out? A new descriptor has the lowest free number, so a high number shows it.
+/// Is the process running out of descriptors? A new descriptor gets the lowest free number, so a high number means
+/// that few are left.
 pub(crate) fn is_descriptor_scarce(file: &fs::File) -> bool {
     use std::os::fd::AsRawFd;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -289,14 +292,16 @@ pub(crate) fn is_descriptor_scarce(file: &fs::File) -> bool {
 
 /// Programs that own control groups.
 pub trait GroupOwner: std::fmt::Debug + Send + Sync {
-    /// Asks the owner of the group with this control file for these CPUs; false = there is none to ask.
+    /// Asks the owner of the group with this control file to set these CPUs. Returns false if there is no owner to
+    /// ask.
     ///
     /// # Errors
-    /// The owner refuses, or does not answer.
+    /// The owner refuses or does not answer.
     fn set_cpus(&self, host: &LinuxHost, cpus_file: &Path, cpus: &str) -> io::Result<bool>;
 }
 
-/// The host itself, or a tree that looks like one: files under `root`, scheduling calls to the running kernel.
+/// The host itself, or a tree that looks like a host. Files are read below `root`; scheduling calls go to the running
+/// kernel.
 #[derive(Clone, Debug)]
 pub struct LinuxHost {
     root: PathBuf,
@@ -305,16 +310,16 @@ pub struct LinuxHost {
 }
 
 impl LinuxHost {
-    /// `root` is `/` on a live host.
+    /// A host with this root, which is `/` on a live host.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         LinuxHost { root: root.into(), fence: Arc::default(), owners: None }
     }
-    /// Asks these owners of control groups.
+    /// The host, extended by owners of control groups that are asked before a group's file is written.
     #[must_use]
     pub fn with_owners(self, owners: impl GroupOwner + 'static) -> Self {
         LinuxHost { owners: Some(Arc::new(owners)), ..self }
     }
-    /// Checks the fence; to be called right before every change.
+    /// Checks the fence. Callers check it immediately before every change.
     fn check_fence(&self) -> io::Result<()> {
         let fence = self.fence.read().unwrap_or_else(PoisonError::into_inner);
         match &*fence {
@@ -345,7 +350,7 @@ impl LinuxHost {
 impl Kernel for LinuxHost {
     fn read(&self, path: &Path) -> io::Result<String> {
         use std::io::Read;
-        // No query of the size first, because these files have none.
+        // The size is not queried first, because these files report none.
         let mut bytes = Vec::with_capacity(2048);
         self.open(path, OFlags::RDONLY)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > MAX_FILE_BYTES {
@@ -363,7 +368,7 @@ impl Kernel for LinuxHost {
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         use std::io::Write;
         self.check_fence()?;
-        // Control files are never links: a link would be an attempt to have another file overwritten.
+        // Links are not followed, because a link here can only be an attempt to have another file overwritten.
         let mut file = self.open(path, OFlags::WRONLY | OFlags::NOFOLLOW)?;
         let written_bytes = file.write(text.as_bytes())?;
         if written_bytes == text.len() {
@@ -399,7 +404,7 @@ impl Kernel for LinuxHost {
         Ok(names)
     }
     fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock> {
-        // Closed on exec, so that a guardian or a program that we start does not keep the lock.
+        // The descriptor is closed on exec, so that a guardian or a started program does not keep the lock.
         let file = fs::File::open(self.path_below(path))?;
         let deadline = Instant::now() + patience;
         loop {
@@ -427,7 +432,7 @@ impl Kernel for LinuxHost {
         *self.fence.write().unwrap_or_else(PoisonError::into_inner) = fence;
     }
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {
-        // rustix and libc stop at 1 024 CPUs; the call itself does not.
+        // The mask is built manually, because rustix and libc stop at 1 024 CPUs and the system call does not.
         let words = cpus.iter().last().map_or(1, |last| last as usize / 64 + 1);
         let mut mask = vec![0u64; words];
         cpus.iter().for_each(|cpu| mask[cpu as usize / 64] |= 1 << (cpu % 64));
@@ -437,8 +442,8 @@ impl Kernel for LinuxHost {
         if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
     fn has_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<bool> {
-        // One call of a microsecond instead of a file of sixty lines. It hides offline CPUs, so the file decides if
-        // the two differ.
+        // The system call takes a microsecond, whereas the file has sixty lines. The call hides offline CPUs, so the
+        // file is read if the two masks differ.
         let mut mask = [0u64; 128];
         // SAFETY: the kernel writes at most the stated size into a live array; it returns the number of written bytes.
         let written_bytes =

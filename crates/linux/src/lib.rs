@@ -1,5 +1,5 @@
-//! The live machine. Nothing on the host is changed without the restore journal, and every path is below an injected
-//! root, so that tests can use artificial trees.
+//! The live host as a machine that policies can observe and change. Every change is preceded by an entry in the
+//! restore journal. All paths are below an injected root, so that tests can use artificial trees.
 #![warn(missing_docs)]
 
 pub mod act;

@@ -1,9 +1,9 @@
-//! The live host as a [`Machine`]: policies cannot tell it from the simulator.
+//! The live host as a [`Machine`], with the interface that the simulator also implements.
 //!
-//! `observe` waits for the window's end and then reads the managed threads and all counters once. `apply` brings the
-//! host to the plan: it reads the state, `cachemate_core::changes` lists the differences, and the list is executed.
-//! Unless the configuration says act, the machine only observes, and `apply` refuses every line of the plan with that
-//! reason.
+//! `observe` waits for the end of the window, then reads the managed threads and all counters once. `apply` reads the
+//! state of the host, derives the list of changes (`cachemate_core::changes`), and executes it. Unless the
+//! configuration sets `act`, the machine only observes, and `apply` refuses every line of the plan with
+//! [`OBSERVING`].
 
 mod apply;
 mod lifecycle;
@@ -44,41 +44,42 @@ use crate::sense::service_directory::ServiceDirectory;
 use crate::sense::tasks::{ManagedThread, TaskTable, ThreadUsage};
 use starts::StartPlacements;
 
-/// The reason why an observer changes nothing.
+/// The reason for refusing every change while the machine only observes.
 pub const OBSERVING: &str = "observing only: nothing is changed unless the configured mode is act";
-/// Id of recognised profiles, which no policy has requested.
+/// Id of the results that contain recognized profiles; no policy has requested them.
 const RECOGNISED: ProbeId = ProbeId(u32::MAX);
 
 /// Windows between two checks of the profile of a long-lived program.
 const LEARNING_PERIOD: u64 = 10;
 
-/// Time between two heartbeats within a window, because a window may last longer than any watchdog's timeout.
+/// Time between two heartbeats within a window, which may last longer than a watchdog's timeout.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Options of the live machine.
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
-    /// Tried in order; the first that matches a program decides.
+    /// Rules that select programs, tried in order; the first match decides.
     pub rules: Vec<ManageRule>,
-    /// Groups that are confined to some CPUs, whatever the policy decides.
+    /// Groups that are confined to certain CPUs, whatever the policy decides.
     pub cpusets: Vec<CpusetGroup>,
-    /// Whether to act; without it nothing on the host is changed.
+    /// Does the machine act? If not, it changes nothing on the host.
     pub act: bool,
     /// Directory of the restore journal.
     pub state_dir: std::path::PathBuf,
     /// The guardian, which is started before the first change.
     pub guardian: GuardianCommand,
-    /// Length of the windows until a plan sets another.
+    /// Length of the windows until a plan sets another length.
     pub first_window: Duration,
-    /// Maximum share of the time that probes may take.
+    /// Maximum share of the time for probes.
     pub probe_share: f64,
     /// Files in which programs report their work.
     pub progress: ProgressFiles,
-    /// Partitions by ways, and counters of occupancy and traffic.
+    /// The resctrl file system, which partitions caches by ways and counts occupancy and traffic; `None` if it is not
+    /// mounted.
     pub resctrl: Option<Resctrl>,
-    /// Socket of the gang scheduler, if it runs; `None` = gangs are always idle turns.
+    /// Socket of the gang scheduler; `None` if gangs always use idle turns.
     pub gang_scheduler_socket: Option<std::path::PathBuf>,
-    /// Tolerance of the kernel's cache-aware scheduling ([`crate::sense::sched_cache`]); `None` = unchanged.
+    /// Tolerance of the kernel's cache-aware scheduling ([`crate::sense::sched_cache`]); `None` leaves it unchanged.
     pub kernel_tolerance: Option<u32>,
     /// Previously recorded profiles, by command name.
     pub known_profiles: BTreeMap<String, Profile>,
@@ -90,9 +91,9 @@ pub struct LiveOptions {
     pub starts: ContainerStarts,
     /// The right to act; `None` in tests without other processes.
     pub acting: Option<Arc<ActuationLock>>,
-    /// Ends the run, at the latest a tenth of a second after it is set.
+    /// If set, ends the run within a tenth of a second.
     pub stop: Arc<AtomicBool>,
-    /// Ends the window early, with the measurements so far.
+    /// If set, ends the window early, with the measurements so far.
     pub wake: Arc<AtomicBool>,
 }
 
@@ -117,16 +118,16 @@ pub struct LiveMachine<K> {
     ways: Option<WayController>,
     colors: ColorShares,
     gangs: GangRunners<K>,
-    /// The weight that each nice value of ours stands for.
+    /// The weight that each nice value set by cachemate represents.
     weights: BTreeMap<ThreadKey, (f64, i32)>,
     placements: StartPlacements,
-    /// The changes that the last plan required, made or not.
+    /// The changes that the last plan required, whether or not they were made.
     planned_changes: Vec<Change>,
     /// Confined groups, as last read back.
     confined: Vec<CpusetGroup>,
     overrides: GroupOverrides,
     in_force: AppliedPlan,
-    /// Objects that were restored because root began to act, until they are reported.
+    /// Objects that were restored because root began to act, kept until they are reported.
     overruled: Vec<RestoredObject>,
     suspend_clock: SuspendClock,
     /// Clock ticks since the boot at the last two observations, the older one first.
@@ -140,7 +141,7 @@ pub struct LiveMachine<K> {
 }
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
-    /// A new machine; constructing it changes nothing.
+    /// A machine over this kernel. Constructing it changes nothing on the host.
     pub fn new(
         kernel: K,
         topology: Topology,
@@ -195,8 +196,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
     }
 
-    /// Sets a function to be called regularly during a window, however long it is, so that a watchdog does not take the
-    /// wait for a hang. It is not called while the machine does anything else.
+    /// Sets a function that is called regularly while a window lasts, so that a watchdog does not treat the wait as a
+    /// hang. The function is not called at any other time.
     pub fn set_heartbeat(&mut self, beat: impl FnMut() + Send + 'static) {
         self.on_heartbeat = Some(Box::new(beat));
     }
@@ -205,13 +206,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.kernel.clone()
     }
 
-    /// The processor time of this process so far.
+    /// The CPU time that this process has used so far.
     pub fn own_cpu_ns() -> u64 {
         let cpu_time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         cpu_time.tv_sec as u64 * 1_000_000_000 + cpu_time.tv_nsec as u64
     }
 
-    /// Process id of the guardian; `None` = nothing has been changed.
+    /// Process id of the guardian; `None` if nothing has been changed.
     pub fn guardian_pid(&self) -> Option<u32> {
         self.actuator.guardian_pid()
     }
@@ -226,7 +227,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         &self.confined
     }
 
-    /// Groups of the configuration that their owner, or a person, has changed since.
+    /// Groups of the configuration whose CPUs their owner or a user has changed since.
     pub fn group_overrides(&self) -> impl Iterator<Item = &GroupOverride> {
         self.overrides.all()
     }
@@ -236,9 +237,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         &self.planned_changes
     }
 
-    /// Adds the profiles of this window to those of their services' programs. Returns whether any is new. A short-lived
-    /// program is checked in every window, and a long-lived one every [`LEARNING_PERIOD`] windows, because comparing
-    /// curves takes time.
+    /// Adds the profiles of this window to the profiles of their services' programs. Returns whether any profile is
+    /// new. A short-lived program is checked in every window. A long-lived program is checked every
+    /// [`LEARNING_PERIOD`] windows, because comparing curves takes time.
     pub fn learn(&mut self, profiles: &Profiles) -> bool {
         let mut is_new = false;
         let now_ns = self.started.elapsed().as_nanos() as u64;
@@ -265,7 +266,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.tasks.all()
     }
 
-    /// The reasons why the lines of a share differ from its mask.
+    /// The reasons for which the lines of a share differ from its mask.
     pub fn explain_share(&self, active: &ActiveShare) -> Vec<String> {
         self.ways.as_ref().map(|ways| ways.explain(&*lock(&self.kernel), active)).unwrap_or_default()
     }
@@ -278,7 +279,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     fn wait_for_window_end(&mut self) -> Option<WindowEnd> {
         let due = self.window_start + self.window;
-        // If a probe took longer than its share, later windows have less time for probes.
+        // If a probe took longer than its share of the time, later windows have less time for probes.
         self.probe_credit_ns += self.window.as_nanos() as f64 * self.options.probe_share;
         self.probe_credit_ns = self.probe_credit_ns.min(self.window.as_nanos() as f64);
         let mut last_beat = Instant::now();
@@ -294,8 +295,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             if self.options.wake.swap(false, Ordering::Relaxed) {
                 return Some(WindowEnd::Interrupted);
             }
-            // Checked during the window as well, because a daemon that acts at the same time as root takes root's
-            // settings for originals.
+            // The check is repeated during the window, because two daemons that act at the same time would take each
+            // other's settings for originals.
             if self.is_overruled() {
                 return Some(WindowEnd::Interrupted);
             }
@@ -315,7 +316,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
     }
 
-    /// One step of the next probe; false = there is nothing to do.
+    /// Runs one step of the next probe; false if there is nothing to do.
     fn probe(&mut self) -> bool {
         let Some(probe) = self.probing.next() else { return false };
         let task = match probe.kind {
@@ -355,7 +356,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.probing.abandon(&probe, RefusalReason::NotSupported, &message);
             return true;
         }
-        // Stopped, because the probe decides which tasks run.
+        // The gangs are stopped, because during the probe, the probe decides which tasks run.
         let running_schedules = self.gangs.schedules();
         self.gangs.stop_all();
         let Some(placement) = self.placement(&*lock(&kernel), task) else { return true };
@@ -369,7 +370,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         true
     }
 
-    /// The reason why this host lacks an ability, if it was found at the start.
+    /// The reason for which this host lacks an ability, if the survey at the start found one.
     fn missing_ability(&self, ability: Ability) -> Option<&str> {
         match self.capabilities.abilities.get(&ability) {
             Some(Support::No { reason: why, .. }) => Some(why),
@@ -405,7 +406,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.probing.sample(probe, &subjects, one_in, remote_only, max_samples);
     }
 
-    /// The placement for a probe of this task now: on the cache that it last ran on.
+    /// The placement for a probe of this task: the cache that the task last ran on.
     fn placement(&self, kernel: &K, task: TaskId) -> Option<ProbePlacement> {
         let target = self.tasks.get(task).filter(|task| !task.is_fixed && !task.has_exited)?;
         let online = self.topology.online();
@@ -428,7 +429,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             other.task != task && !other.is_fixed && !other.has_exited && runs_here
         };
         let other_participants = self.tasks.all().into_iter().filter(is_nearby).filter_map(participant);
-        // Real-time threads cannot wait as idle tasks and stay unchanged.
+        // Real-time threads cannot wait as idle tasks, so they stay unchanged.
         let other_participants = other_participants.filter(|participant| participant.scheduling.can_wait()).collect();
         Some(ProbePlacement {
             target: participant(target)?,
@@ -453,7 +454,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             refresh_result.map_err(|error| MachineError(format!("/proc: {error}")))?;
         }
         let released = self.tasks.take_released();
-        // An object that cannot be restored now stays in the journal until the end.
+        // An object that cannot be restored here stays in the journal and is retried at the end.
         self.release(&released)?;
         let kernel = lock(&kernel);
         let new_threads: Vec<&ManagedThread> =
@@ -468,7 +469,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let is_renamed = |task: &&ManagedThread| renamed.contains(&task.task) && task.task < first_new;
         let recognizable = new_threads.iter().copied().chain(self.tasks.all().into_iter().filter(is_renamed));
         for task in recognizable {
-            // A profile that was recorded on purpose is preferred to one that was learned in passing.
+            // A profile recorded by the operator takes precedence over a profile learned from observation.
             let recorded =
                 self.options.known_profiles.get(&task.program).or_else(|| self.options.known_profiles.get(&task.name));
             if let Some(profile) = recorded.or_else(|| self.options.learned_profiles.get(&task.profile_key())) {
@@ -486,7 +487,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         restore_result.map_err(|error| MachineError(error.to_string()))
     }
 
-    /// Work done since the last observation, by the process's first thread.
+    /// Work done since the last observation, attributed to the first thread of each process.
     fn progress(&mut self) -> BTreeMap<ThreadKey, f64> {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
@@ -512,8 +513,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let progress = self.progress();
         for task in self.tasks.all() {
             let previous_usage = self.usage_before.get(&task.thread).copied();
-            // If a thread was born in this window, its whole total belongs to the window; for an older thread that was
-            // not observed before, the window's part of the total is unknown.
+            // If the thread was created in this window, its whole total belongs to the window. For an older thread
+            // without an earlier observation, the window's part of the total is unknown.
             let born_now = self.looked_ticks.0.is_some_and(|last_look| task.thread.start_ticks >= last_look);
             let count_since = |value: fn(&ThreadUsage) -> Option<u64>| {
                 let now = value(&task.usage)?;
@@ -593,8 +594,8 @@ fn counts_instructions(events: &[EventSurvey]) -> bool {
     events.iter().any(|survey| survey.event == CounterEvent::Instructions && survey.absent_because.is_none())
 }
 
-/// A poisoned lock only means that another thread panicked; the kernel behind it has no state of ours that could be
-/// inconsistent.
+/// Locks the kernel. A poisoned lock only means that another thread panicked; the kernel has no state that the panic
+/// could leave inconsistent.
 fn lock<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
     kernel.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -625,7 +626,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         self.tasks.drop_exited();
         let window = self.windows;
         self.windows += 1;
-        // Shares in colors are read first, because reading the way shares covers only those.
+        // Color shares are read first, because reading the way shares covers only the latter.
         let color_shares = self.read_color_shares();
         let places = self.read_way_shares();
         self.in_force.shares.retain(|active_share| !matches!(active_share.share.units, Units::Colors { .. }));

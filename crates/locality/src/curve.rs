@@ -1,26 +1,26 @@
 //! Miss-rate curves: misses per thousand instructions by cache size.
 //!
-//! Sizing, prediction and reporting all read a curve in the same way: it is a straight line between two measured sizes,
-//! and unknown beyond them. RapidMRC's operations are also here: the vertical shift through a measured point, and the
-//! distance between two curves (thesis 5.3.2, 5.6.1).
+//! Between two measured sizes, a curve is a straight line; beyond the measured sizes, it is unknown. Sizing,
+//! prediction and reports all use this module, so that they agree. RapidMRC's operations are also here: the vertical
+//! shift through a measured point, and the distance between two curves (thesis 5.3.2, 5.6.1).
 
 use cachemate_core::Estimate;
 
 use crate::stack::DistanceHistogram;
 
-/// The share of a curve's fall that counts as reuse; the rest is noise and first touches.
+/// Share of a curve's fall that counts as reuse; the remainder is noise and first touches.
 const FALLEN: f64 = 0.95;
-/// A curve that falls by less than this share of its height shows no reuse.
+/// Relative fall below which a curve shows no reuse.
 const FLAT: f64 = 0.05;
 
-/// Returns the rate at the plateau of a curve that falls from `first` to `last`: the smallest size at or below that
-/// rate holds all reused lines. `None` for a flat curve.
+/// Returns the miss rate of the plateau of a curve that falls from `first` to `last`. The smallest size at which the
+/// curve reaches this rate holds all reused lines. `None` for a flat curve.
 pub fn plateau_rate(first: f64, last: f64) -> Option<f64> {
     let fall = first - last;
     (fall > FLAT * first).then_some(first - FALLEN * fall)
 }
 
-/// Misses per thousand instructions by cache size in bytes; at least one point, with ascending sizes.
+/// A curve of misses per thousand instructions by cache size in bytes; it has at least one point, and sizes ascend.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MissRateCurve {
     points: Vec<(u64, f64)>,
@@ -32,7 +32,7 @@ pub enum CurveError {
     /// There are no points.
     #[error("a miss-rate curve needs at least one point")]
     Empty,
-    /// A size is not above the preceding size.
+    /// A size is not larger than the preceding size.
     #[error("curve point {at}: found {found} bytes, expected more than the {before} bytes before it")]
     Order {
         /// Index of the point, from 0.
@@ -72,16 +72,16 @@ impl MissRateCurve {
         Ok(MissRateCurve { points })
     }
 
-    /// Builds a curve from a profile's curve, without its intervals.
+    /// Builds a curve from a profile's curve, and discards the error intervals.
     ///
     /// # Errors
-    /// As [`MissRateCurve::new`].
+    /// The errors of [`MissRateCurve::new`].
     pub fn from_profile(points: &[(u64, Estimate)]) -> Result<Self, CurveError> {
         Self::new(points.iter().map(|&(size_bytes, rate)| (size_bytes, rate.value)).collect())
     }
 
-    /// Builds the curve of fully associative LRU caches from stack distances in lines. `None` without sizes or
-    /// instructions, because there is no rate per instruction then.
+    /// Builds the curve of fully associative LRU caches from stack distances in lines. `None` without sizes, or
+    /// without instructions, because a rate per instruction would then be undefined.
     pub fn from_histogram(
         histogram: &DistanceHistogram,
         instructions: u64,
@@ -106,14 +106,14 @@ impl MissRateCurve {
         &self.points
     }
 
-    /// Returns the points for a profile, each with the same half-width of its interval.
+    /// Returns the points for a profile, each with `plus_minus` as the half-width of its error interval.
     pub fn to_profile(&self, plus_minus: f64) -> Vec<(u64, Estimate)> {
         let interval = |rate: f64| Estimate { value: rate, low: (rate - plus_minus).max(0.0), high: rate + plus_minus };
         self.points.iter().map(|&(size_bytes, rate)| (size_bytes, interval(rate))).collect()
     }
 
-    /// As [`Self::to_profile`] if sizes beyond `known_bytes` were not observed: the rate there is anything from 0 to
-    /// the curve's.
+    /// Does the same as [`Self::to_profile`] if sizes beyond `known_bytes` were not observed: beyond them, the rate
+    /// lies between 0 and the curve's.
     pub fn to_profile_up_to(&self, plus_minus: f64, known_bytes: u64) -> Vec<(u64, Estimate)> {
         let mut points = self.to_profile(plus_minus);
         let last_known = points.iter().rev().find(|(size, _)| *size <= known_bytes).map(|(_, rate)| rate.high);
@@ -135,16 +135,16 @@ impl MissRateCurve {
         Some(rate_low + along * (rate_high - rate_low))
     }
 
-    /// Moves the whole curve up or down so that it passes through a measured point (thesis 5.3.2), but never below 0.
-    /// Returns the curve and the distance by which it was moved; `None` if the point lies outside the curve's sizes.
+    /// Shifts the whole curve vertically so that it passes through a measured point (thesis 5.3.2), but never below
+    /// 0. Returns the curve and the distance of the shift; `None` if the point lies outside the curve's sizes.
     pub fn shift_through(&self, size_bytes: u64, measured: f64) -> Option<(Self, f64)> {
         let offset = measured - self.ratio_at(size_bytes)?;
         let points = self.points.iter().map(|&(size, rate)| (size, (rate + offset).max(0.0))).collect();
         Some((Self::new(points).ok()?, offset))
     }
 
-    /// Returns RapidMRC's accuracy: the mean |difference| in misses per thousand instructions over this curve's sizes
-    /// (thesis 5.6.1). `None` if the other curve does not cover them.
+    /// Returns the mean absolute difference to another curve over this curve's sizes, in misses per thousand
+    /// instructions: RapidMRC's accuracy (thesis 5.6.1). `None` if the other curve does not cover these sizes.
     pub fn distance(&self, other: &Self) -> Option<f64> {
         let difference = |&(size, rate): &(u64, f64)| Some((other.ratio_at(size)? - rate).abs());
         let differences: Option<Vec<f64>> = self.points.iter().map(difference).collect();
@@ -159,18 +159,19 @@ impl MissRateCurve {
     }
 }
 
-/// The conversion of stack distances in a fully associative cache to LRU positions of a set-associative one.
+/// Conversion of stack distances in a fully associative cache to LRU positions in a set-associative cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetMapping {
-    /// Lines are spread evenly: each way is one n-th of the cache.
+    /// Lines are spread evenly over the sets: each way is one n-th of the cache.
     Even,
     /// Lines fall into sets at random: each of d lines is in the same set with probability 1 / sets (Smith 1978; Hill
-    /// and Smith 1989). As in a real cache, there are misses by conflict.
+    /// and Smith 1989). As in a real cache, there are conflict misses.
     Hashed,
 }
 
-/// Returns the accesses by LRU position 1..=ways of a cache of `sets` x `ways` lines, then its misses, for SDC, Animal
-/// and Pain. The length is ways + 1, the sum is the histogram's accesses. `None` without sets or ways.
+/// Returns the accesses by LRU position 1..=ways of a cache of `sets` x `ways` lines, followed by the misses, for
+/// SDC, Animal and Pain. The length is ways + 1, and the sum is the number of accesses in the histogram. `None`
+/// without sets or ways.
 pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding: SetMapping) -> Option<Vec<f64>> {
     if sets == 0 || ways == 0 {
         return None;
@@ -188,7 +189,8 @@ pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding
     Some(positions)
 }
 
-/// Adds `count` to positions by Binomial(distance, p), with everything beyond the last way added to the misses.
+/// Distributes `count` accesses over the positions by Binomial(distance, p), and adds the part beyond the last way to
+/// the misses.
 fn add_binomial(distance: u64, count: f64, p: f64, positions: &mut [f64]) {
     let ways = positions.len() - 1;
     let trials = distance as f64;
@@ -225,7 +227,7 @@ mod tests {
         MissRateCurve::new(points.to_vec()).unwrap()
     }
 
-    /// Is a curve read on a straight line between its points, and not at all beyond them?
+    /// Is a curve interpolated linearly between its points, and undefined beyond them?
     #[test]
     fn between_points_a_line_and_beyond_them_nothing() {
         let curve = curve(&[(100, 8.0), (300, 4.0), (400, 4.0)]);
@@ -236,7 +238,7 @@ mod tests {
         assert_eq!(curve.gain(), 4.0);
     }
 
-    /// Are impossible curves refused with the invalid point?
+    /// Are impossible curves rejected, and does the error name the invalid point?
     #[test]
     fn impossible_curves_are_refused() {
         assert_eq!(MissRateCurve::new(vec![]), Err(CurveError::Empty));

@@ -1,7 +1,8 @@
-//! Cache use of programs: exact and sampled miss-rate curves, cache simulation, statistical models and profilers.
+//! Algorithms that measure how programs use caches: exact and sampled miss-rate curves, cache simulation, statistical
+//! models and profilers.
 //!
-//! Pure algorithms: no I/O, no clock, the same bits for the same input and seed. Addresses are *line* addresses (byte
-//! address / line size) unless a name says otherwise.
+//! All algorithms are pure: no I/O, no clock, and the same bits for the same input and seed. Addresses are *line*
+//! addresses (byte address / line size) unless a name says otherwise.
 
 #![warn(missing_docs)]
 

@@ -25,12 +25,12 @@ use std::collections::VecDeque;
 
 use cachemate_core::PhaseParameters;
 
-/// The result for one more interval.
+/// The detector's result for one more interval.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PhaseEvent {
     /// The phase continues.
     Steady,
-    /// The signal differs, but not (yet) enough for a phase change.
+    /// The signal differs from the history, but not (yet) enough for a phase change.
     Drifting,
     /// A phase change, reported once, in the first interval that differs enough. The transition began at interval
     /// `since`, counted from 0.
@@ -44,7 +44,7 @@ pub enum PhaseEvent {
     Settled,
 }
 
-/// A detector of phase changes, interval by interval.
+/// An online detector of phase changes, which gets one signal per interval.
 #[derive(Clone, Debug)]
 pub struct PhaseDetector {
     parameters: PhaseParameters,
@@ -54,14 +54,15 @@ pub struct PhaseDetector {
     transition: Option<(usize, Option<usize>)>,
 }
 
-/// Returns the largest difference of an entry; if only one signal has an entry, the other's counts as 0.
+/// Returns the largest difference between corresponding entries; an entry that only one signal has is compared with
+/// 0.
 pub fn signal_difference(a: &[f64], b: &[f64]) -> f64 {
     let entry = |values: &[f64], index: usize| values.get(index).copied().unwrap_or(0.0);
     (0..a.len().max(b.len())).map(|index| (entry(a, index) - entry(b, index)).abs()).fold(0.0, f64::max)
 }
 
 impl PhaseDetector {
-    /// Builds the detector; a history of 0 counts as 1.
+    /// Creates a detector; a history of 0 counts as 1.
     pub fn new(parameters: PhaseParameters) -> Self {
         PhaseDetector { parameters, recent: VecDeque::new(), intervals: 0, transition: None }
     }
@@ -106,14 +107,15 @@ impl PhaseDetector {
         event
     }
 
-    /// Forgets the history, so that the next interval is not compared with earlier ones. Used for a change that is
-    /// known not to be the program's own (a new allocation under a miss-rate signal).
+    /// Discards the history, so that the next interval is not compared with earlier ones. Call this after a change
+    /// that the program did not cause, such as a new allocation under a miss-rate signal.
     pub fn forget(&mut self) {
         self.recent.clear();
         self.transition = None;
     }
 
-    /// Is the signal further from each interval of the history than these are from each other, and than the threshold?
+    /// Is the signal's distance from each interval of the history above the threshold, and above all distances among
+    /// these intervals?
     fn is_outlier(&self, signal: &[f64]) -> bool {
         let max_difference = |a: &Vec<f64>| self.recent.iter().map(|b| signal_difference(a, b)).fold(0.0, f64::max);
         let spread = self.recent.iter().map(max_difference).fold(0.0, f64::max);
@@ -143,14 +145,14 @@ fn mean<'a>(signals: impl ExactSizeIterator<Item = &'a [f64]>) -> Vec<f64> {
     sum
 }
 
-/// A phase of a finished run.
+/// A phase found in a finished run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DetectedPhase {
-    /// The phase's first interval.
+    /// Index of the phase's first interval.
     pub start: usize,
-    /// The first interval after the transition into the phase; equal to `end` if it never settled.
+    /// Index of the first interval after the transition into the phase; equal to `end` if the phase never settled.
     pub settled: usize,
-    /// The interval after the phase's last one.
+    /// Index of the interval after the phase's last one.
     pub end: usize,
     /// Kind of the phase, which recurring phases share; counted from 0 by first occurrence.
     pub kind: usize,
@@ -158,8 +160,8 @@ pub struct DetectedPhase {
     pub signal: Vec<f64>,
 }
 
-/// Returns all phases of a finished run, in order and without gaps. A phase has the kind of the nearest earlier one
-/// within the threshold.
+/// Returns all phases of a finished run, in order and without gaps. A phase gets the kind of the nearest earlier
+/// phase within the threshold, or a new kind if there is none.
 pub fn phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<DetectedPhase> {
     let mut detector = PhaseDetector::new(parameters);
     let mut edges = vec![(0, 0)];
@@ -218,7 +220,7 @@ mod tests {
         assert!((phases[1].signal[0] - 12.0).abs() < 1e-9);
     }
 
-    /// Is a change just below the threshold not reported as a phase, and one just above it reported?
+    /// Is a change just below the threshold ignored, and a change just above it reported?
     #[test]
     fn the_threshold_is_three_misses_per_thousand_instructions() {
         let step = |new_rate: f64| run(&[vec![1.0; 6], vec![new_rate; 6]].concat()).len();
@@ -288,8 +290,8 @@ mod tests {
         }
     }
 
-    /// A program with one true phase change (at interval 12) on an LRU cache whose size changes at interval 6. Returns
-    /// its misses per thousand instructions and its locality signature, by interval.
+    /// Simulates a program with one true phase change (at interval 12) on an LRU cache whose size changes at interval
+    /// 6. Returns the misses per thousand instructions and the locality signature of each interval.
     fn program_with_a_new_allocation() -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
         let (mut random, mut sampler) = (SplitMix64::new(4), ReuseSampler::new(20, 9));
         let (mut rates, mut signatures, mut stored_lines): (Vec<_>, Vec<_>, Vec<u64>) = Default::default();
@@ -313,8 +315,8 @@ mod tests {
         (rates, signatures)
     }
 
-    /// Does the detector by miss rate report a new allocation as a phase, while the one by signature reports only the
-    /// program's own change?
+    /// Does the detector by miss rate report a new allocation as a phase, while the detector by signature reports
+    /// only the program's own change?
     #[test]
     fn the_signature_does_not_see_the_allocation() {
         let (rates, signatures) = program_with_a_new_allocation();

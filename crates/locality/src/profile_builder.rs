@@ -1,10 +1,12 @@
-//! From the accesses of one program to its profile: the complete input of schemes and predictors, in one pass.
+//! A builder that computes a program's profile, the input of schemes and predictors, from the program's accesses in
+//! one pass.
 //!
-//! Problem: curve, stack positions, reuse times, intervals, phases and class of a program are all computed from the
-//! same stream, which may be far larger than memory. Method: each batch is passed to the exact stack-distance engine,
-//! to an exact simulation of the cache, and to a sampler of reuse times, cut at interval ends. Properties: memory in
-//! proportion to the distinct lines and to the number of intervals; the result does not depend on how the stream is cut
-//! into batches; rates per instruction use recorded instruction counts, and are missing without them.
+//! Problem: the curve, stack positions, reuse times, intervals, phases and class of a program are all computed from
+//! the same stream, which may be far larger than memory. Method: each batch is passed to the exact stack-distance
+//! engine, to an exact simulation of the cache, and to a sampler of reuse times; batches are cut at the ends of
+//! intervals. Properties: memory is proportional to the number of distinct lines and of intervals. The result does
+//! not depend on how the stream is cut into batches. Rates per instruction use recorded instruction counts, and are
+//! missing without them.
 
 use cachemate_core::{
     CacheLevel, Estimate, Fact, FactSource, LocalityFacts, PhaseParameters, Profile, RateFacts, SuperSetCount,
@@ -22,7 +24,7 @@ use crate::stack::{DistanceHistogram, StackDistances, StackError};
 /// An access that reaches the profiled cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ProgramAccess {
-    /// Byte address / line size; lines of different address spaces must differ.
+    /// Line number (byte address / line size). Lines of different address spaces must have different numbers.
     pub line: u64,
     /// Instructions that the thread executed since its preceding access, including the one that makes this access.
     pub instructions: u64,
@@ -41,33 +43,33 @@ pub struct ProfileSettings {
     pub size_bytes: u64,
     /// Number of lines in one set.
     pub ways: u32,
-    /// Number of equal slices, chosen by a hash of the line address; 1 means not sliced.
+    /// Number of equal slices, selected by a hash of the line address; 1 if the cache is not sliced.
     pub slices: u32,
     /// Size of a line in bytes; a power of two.
     pub line_bytes: u64,
-    /// Points of the curve; the cache's own size is always added.
+    /// Sizes at which the curve is computed; the cache's own size is always added.
     pub curve_sizes_bytes: Vec<u64>,
     /// Whether the recording has instruction counts.
     pub instructions_known: bool,
     /// Length of an interval, with its unit.
     pub interval: IntervalLength,
-    /// One access in this many is watched for its reuse time.
+    /// Sampling rate of reuse times: one access in this many is watched.
     pub reuse_one_in: u32,
-    /// Seed of the choice of the accesses that are watched for their reuse times.
+    /// Seed for the random choice of watched accesses.
     pub seed: u64,
-    /// Number of groups of cache sets whose activity is counted; 0 means none.
+    /// Number of groups of cache sets whose activity is counted; 0 counts none.
     pub super_sets: u32,
     /// Grouping of cache sets into super sets.
     pub grouping: Grouping,
-    /// Parameters by which a signature counts as another phase.
+    /// Parameters that decide whether a signature belongs to another phase.
     pub phases: PhaseParameters,
     /// Boundaries between the animal classes.
     pub animals: AnimalThresholds,
 }
 
 impl ProfileSettings {
-    /// Settings for an unsliced cache: 16 points of the curve, intervals of 10^9 instructions (thesis 5.6.2), one
-    /// access in 64 watched, 64 super sets of low bits.
+    /// Returns settings for an unsliced cache: 16 points of the curve, intervals of 10^9 instructions (thesis 5.6.2),
+    /// one access in 64 watched, 64 super sets of low bits.
     pub fn new(level: CacheLevel, size_bytes: u64, ways: u32, line_bytes: u64) -> Self {
         ProfileSettings {
             level,
@@ -104,15 +106,16 @@ pub enum ProfileError {
 pub struct ProfiledInterval {
     /// The interval's instructions, accesses and misses.
     pub interval: RunInterval,
-    /// Signature of the reuse times that were sampled in the interval; `None` without instructions or samples.
+    /// Locality signature from the reuse times that were sampled in the interval; `None` without instructions or
+    /// samples.
     pub signature: Option<Vec<f64>>,
-    /// Number of samples behind the signature.
+    /// Number of samples from which the signature was computed.
     pub samples: f64,
     /// Accesses and misses by super set; empty if none were requested.
     pub super_sets: Vec<SuperSetCount>,
 }
 
-/// A program's profile, with results that require a whole recording.
+/// A program's profile, and further results that require a complete recording.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProgramProfile {
     /// The input of policies and predictors.
@@ -133,7 +136,7 @@ pub struct ProgramProfile {
     pub reuse: ReuseTimes,
     /// Numbers of accesses by LRU position in the sets of the cache.
     pub positions: PositionProfile,
-    /// (bytes, misses per access) of fully associative LRU caches; exact. Empty without accesses.
+    /// Points (bytes, misses per access) for fully associative LRU caches; exact. Empty without accesses.
     pub miss_ratios: Vec<(u64, f64)>,
     /// Intervals in order of time; the last one may be shorter than the others.
     pub intervals: Vec<ProfiledInterval>,
@@ -168,10 +171,10 @@ pub struct ProfileBuilder {
 }
 
 impl ProfileBuilder {
-    /// Builds an empty profile builder.
+    /// Creates a builder without accesses.
     ///
     /// # Errors
-    /// An impossible cache, with the invalid field.
+    /// An impossible cache; the error names the invalid field.
     pub fn new(settings: ProfileSettings) -> Result<Self, ProfileError> {
         let shape =
             CacheGeometry::from_bytes(settings.size_bytes, settings.line_bytes, settings.ways, settings.slices)?;
@@ -256,11 +259,11 @@ impl ProfileBuilder {
         self.reuse.merge(&sampled);
     }
 
-    /// Returns the profile. `instructions` is the count of the whole run, if the recording has a more complete one than
-    /// the sum of the accesses (which lacks instructions after a thread's last access).
+    /// Returns the profile. `instructions` is the count of the whole run, if the recording has one. It is more
+    /// complete than the sum over the accesses, which lacks the instructions after a thread's last access.
     ///
     /// # Errors
-    /// As [`ProfileBuilder::push`].
+    /// The errors of [`ProfileBuilder::push`].
     pub fn finish(mut self, instructions: Option<u64>) -> Result<ProgramProfile, ProfileError> {
         if self.counter.accesses() > 0 {
             self.end_interval();
@@ -336,8 +339,8 @@ fn sum_super_sets(intervals: &[ProfiledInterval]) -> Vec<SuperSetCount> {
     sum
 }
 
-/// Finds phases by locality signature. A signature comes from samples, so the threshold is never below four standard
-/// errors of an entry (at most √(1/4n) of the references), so that sampling noise is not reported as a phase.
+/// Finds phases by locality signature. Signatures come from samples, so the threshold is never below four standard
+/// errors of an entry (at most √(1/4n) of the references); otherwise, sampling noise would be reported as a phase.
 fn find_phases(intervals: &[ProfiledInterval], parameters: PhaseParameters) -> Vec<DetectedPhase> {
     let signatures: Option<Vec<Vec<f64>>> = intervals.iter().map(|interval| interval.signature.clone()).collect();
     let Some(signatures) = signatures.filter(|signatures| !signatures.is_empty()) else { return Vec::new() };
@@ -349,7 +352,7 @@ fn find_phases(intervals: &[ProfiledInterval], parameters: PhaseParameters) -> V
     phases(&signatures, PhaseParameters { threshold: parameters.threshold.max(4.0 * mean_error), ..parameters })
 }
 
-/// A fact from a whole recording.
+/// Wraps a value that was computed from a complete recording, and is therefore exact.
 fn exact_fact<T>(value: T) -> Fact<T> {
     Fact::new(value, FactSource::ExactTrace, 0)
 }
@@ -378,7 +381,7 @@ mod tests {
         accesses.chunks(batch).for_each(|batch| builder.push(batch).unwrap());
         builder.finish(None).unwrap()
     }
-    /// A stream: half of the run in 100 lines, half in a cycle of 400.
+    /// Returns a stream of which the first half stays in 100 lines, and the second half cycles through 400.
     fn two_phases() -> Vec<u64> {
         let mut random = SplitMix64::new(3);
         let first: Vec<u64> = (0..100_000).map(|_| random.draw_below(100)).collect();
@@ -441,7 +444,7 @@ mod tests {
         assert!(profile.locality.reuse_times.is_some() && built.miss_ratios.len() == 16 && built.phases.is_empty());
     }
 
-    /// Is an impossible cache refused with the field's name?
+    /// Is an impossible cache rejected with the field's name?
     #[test]
     fn an_impossible_cache_is_refused() {
         let error = ProfileBuilder::new(ProfileSettings { ways: 0, ..settings() }).err().unwrap();

@@ -1,17 +1,17 @@
-//! Reuse times of sampled accesses, and a sampler that obtains them from a stream.
+//! Reuse times of sampled accesses, and a sampler that measures them in a stream.
 //!
 //! The models of a shared cache (StatCache, StatStack, StatCC) need one property of a program: the number of accesses
-//! before it touches a line again. This number depends neither on the cache nor on co-runners, and a few thousand
-//! watched accesses give its distribution (Berg and Hagersten 2004; papers BS 1).
+//! between two touches of a line. This number depends neither on the cache nor on co-runners, and a few thousand
+//! watched accesses suffice to estimate its distribution (Berg and Hagersten 2004; papers BS 1).
 //!
-//! Times are stored in log-spaced buckets: exact below 16, then 16 buckets per doubling, so that a bucket's middle is
-//! within 3.2 % of every time in it, and any stream fits into a thousand numbers.
+//! Times are stored in log-spaced buckets: exact below 16, then 16 buckets per doubling. The midpoint of a bucket is
+//! therefore within 3.2 % of every time in the bucket, and a thousand numbers suffice for a stream of any length.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{ReuseSample, SplitMix64};
 
-/// Times below this have a bucket each; from here on, there are this many buckets per doubling.
+/// Time below which each time has its own bucket; beyond it, the number of buckets per doubling.
 const PER_DOUBLING: u64 = 16;
 const PER_DOUBLING_LOG2: u32 = PER_DOUBLING.trailing_zeros();
 
@@ -35,7 +35,7 @@ fn bounds(bucket: usize) -> (u64, u64) {
     (low, low + ((1 << doublings) - 1))
 }
 
-/// Reuse times that fell into one bucket.
+/// The reuse times in one bucket.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ReuseBucket {
     /// Shortest time of the bucket, in accesses between the two touches.
@@ -53,8 +53,9 @@ impl ReuseBucket {
     }
 }
 
-/// The distribution of reuse times: accesses between two touches of a line (an immediate repeat is 0), and the number
-/// of samples that were never touched again. The latter count as misses in every model (BS 1).
+/// Distribution of reuse times, and the number of samples that were never touched again. A reuse time is the number
+/// of accesses between two touches of a line (0 for an immediate repeat). Samples never touched again count as misses
+/// in every model (BS 1).
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ReuseTimes {
     weights: Vec<f64>,
@@ -62,13 +63,13 @@ pub struct ReuseTimes {
 }
 
 impl ReuseTimes {
-    /// Builds a distribution without samples.
+    /// Creates a distribution without samples.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Reads the form that profiles hold: fraction by upper bound, with `None` for never. `None` if it is empty, or if
-    /// a weight is negative or not a number.
+    /// Parses a profile's list of (upper bound, fraction), in which `None` is the bound of samples never touched
+    /// again. Returns `None` if the list is empty, or if a weight is negative or not a number.
     pub fn from_profile(profile: &[(Option<u64>, f64)]) -> Option<Self> {
         let mut times = Self::new();
         let mut above = 0;
@@ -87,8 +88,8 @@ impl ReuseTimes {
         (times.samples() > 0.0).then_some(times)
     }
 
-    /// Returns the form that profiles hold: (upper bound in accesses, fraction), ascending, then never (`None`);
-    /// buckets without weight are left out. `None` without samples.
+    /// Returns the list for a profile: (upper bound in accesses, fraction), ascending; the last bound is `None`, for
+    /// samples never touched again. Buckets without weight are left out. `None` without samples.
     pub fn to_profile(&self) -> Option<Vec<(Option<u64>, f64)>> {
         let samples = self.samples();
         if samples <= 0.0 {
@@ -99,8 +100,8 @@ impl ReuseTimes {
         Some(profile)
     }
 
-    /// Builds the distribution from watched locations as reported by a machine. A time that the machine could not count
-    /// in accesses is converted by the task's own rate if that is known, and left out otherwise.
+    /// Builds the distribution from the watched locations that a machine reported. A time that was not counted in
+    /// accesses is converted by the task's access rate; if that rate is unknown, the sample is left out.
     pub fn from_samples(samples: &[ReuseSample], accesses_per_ns: Option<f64>) -> Self {
         let mut times = Self::new();
         for sample in samples {
@@ -115,8 +116,8 @@ impl ReuseTimes {
         times
     }
 
-    /// Returns the distribution behind a cache that passes this share of the accesses on: the shortest times are its
-    /// hits, and the others shrink by the share.
+    /// Returns the distribution behind a cache that passes on the share `passing` of the accesses. The shortest times
+    /// are the hits of that cache, and all other times shrink by this factor.
     #[must_use]
     pub fn filtered_by_cache(&self, passing: f64) -> Self {
         if !(0.0..1.0).contains(&passing) {
@@ -135,7 +136,7 @@ impl ReuseTimes {
         behind
     }
 
-    /// Adds one sample; `None` means never touched again before the watch ended.
+    /// Adds one sample; `None` means that the line was not touched again before the watch ended.
     pub fn add(&mut self, time: Option<u64>) {
         self.add_weighted(time, 1.0);
     }
@@ -186,8 +187,8 @@ impl ReuseTimes {
     }
 }
 
-/// Size of the counters in front of the open watches, as a power of two: most lines are not watched, and a single read
-/// shows this.
+/// Size of the table of counters in front of the open watches, as a power of two. Most lines are not watched, and a
+/// single read of this table shows that.
 const FILTER_BITS: u32 = 16;
 
 fn filter_slot(line: u64) -> usize {
@@ -196,14 +197,15 @@ fn filter_slot(line: u64) -> usize {
 
 /// Watches sampled accesses of one stream until their line is touched again, as watch points would.
 ///
-/// The watched accesses are chosen by a geometric distance with the given mean, so that no period of the program can
-/// hide from it; the same seed gives the same choice. Memory is proportional to the number of open watches.
+/// The distances between watched accesses are geometrically distributed with the given mean, so that sampling cannot
+/// lock to a period of the program. The same seed selects the same accesses. Memory is proportional to the number of
+/// open watches.
 pub struct ReuseSampler {
     one_in: u32,
     random: SplitMix64,
     until_next: u64,
     now: u64,
-    /// Watched lines, and when their watches began.
+    /// Watched lines, with the time at which each watch began.
     open: BTreeMap<u64, u64>,
     /// Open watches by the line's hash.
     filter: Vec<u32>,
@@ -245,12 +247,12 @@ impl ReuseSampler {
         self.now += 1;
     }
 
-    /// Returns the samples that ended since the last call; open watches continue.
+    /// Returns the samples that were completed since the last call; open watches continue.
     pub fn drain(&mut self) -> ReuseTimes {
         std::mem::take(&mut self.reuse_times)
     }
 
-    /// Returns all samples that were not drained; open watches count as samples never touched again.
+    /// Returns all samples since the last call of [`Self::drain`]; open watches count as samples never touched again.
     pub fn finish(mut self) -> ReuseTimes {
         self.reuse_times.add_weighted(None, self.open.len() as f64);
         self.reuse_times
@@ -342,7 +344,7 @@ mod tests {
         assert!(dated.buckets().any(|bucket| bucket.low == 10));
     }
 
-    /// Is a profile with an impossible weight refused rather than averaged in?
+    /// Is a profile with an impossible weight rejected rather than averaged?
     #[test]
     fn impossible_weights_are_refused() {
         assert_eq!(ReuseTimes::from_profile(&[(Some(3), -0.1), (None, 1.0)]), None);

@@ -1,11 +1,12 @@
-//! Vector instructions, chosen at run time.
+//! Vector operations, with the instruction set chosen at run time.
 //!
-//! Compilers do not vectorize "add one to the first n of 32 counters" or "move to the front of 16 ways" by themselves,
-//! so these few operations are written three times behind one trait: AVX-512, AVX2 and portable. A loop that uses them
-//! is an `#[inline(always)]` function generic over [`Lanes`], called through [`dispatch!`], which compiles it once per
-//! instruction set. All three give the same bits; tests run every one that the processor has.
+//! Compilers do not vectorize "add one to the first n of 32 counters" or "move to the front of 16 ways" by
+//! themselves. Each of these few operations is therefore written three times behind one trait: for AVX-512, for AVX2,
+//! and portably. A loop that uses them is an `#[inline(always)]` function generic over [`Lanes`], called through
+//! [`dispatch!`], which compiles it once per instruction set. All three give the same bits; tests run each one that
+//! the processor supports.
 
-/// An instruction set that this processor has (a value can be obtained only by detection).
+/// An instruction set that this processor supports. A value can be obtained only by detection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Simd(pub(crate) SimdLevel);
 
@@ -24,7 +25,7 @@ impl Simd {
         Simd::available()[0]
     }
 
-    /// Returns all instruction sets of this processor, widest first, portable last.
+    /// Returns all instruction sets of this processor, from the widest to the portable one.
     pub fn available() -> Vec<Simd> {
         let mut levels = Vec::with_capacity(3);
         #[cfg(target_arch = "x86_64")]
@@ -49,7 +50,7 @@ impl Simd {
         levels
     }
 
-    /// Returns `avx512`, `avx2` or `portable`.
+    /// Returns the name: `avx512`, `avx2` or `portable`.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -82,20 +83,20 @@ pub(crate) trait Lanes {
     unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32;
     /// Returns a mask: bit i is set if lane i of the first eight equals `tag`.
     unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32;
-    /// Finds `tag` in the lanes named by `ways` (a run of low bits), moves it to lane 0 and those before it up by one.
-    /// If it is not found, puts it into lane 0 and moves all up. Adds one to the matching lane of `hits`; returns
-    /// whether one matched.
+    /// Searches for `tag` in the lanes selected by the mask `ways` (a run of low bits). If found, moves it to lane 0
+    /// and the lanes before it up by one; otherwise, inserts it at lane 0 and moves all lanes up. Adds one to the
+    /// matching lane of `hits`; returns whether a lane matched.
     unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut Self::Hits) -> bool;
     /// Counts by lane, in registers if the instruction set has any.
     type Hits: Copy;
     unsafe fn empty_hits() -> Self::Hits;
     unsafe fn count_by_lane(hits: Self::Hits) -> [u32; 16];
-    /// Appends to `kept`, from `kept_len` on, the lines whose `scatter(line ^ salt) >> 40` is below `threshold` (1 to
-    /// 2^24), and returns the new length. `kept` has room for all.
+    /// Appends to `retained`, from `kept_len` on, the lines whose `scatter(line ^ salt) >> 40` is below `threshold` (1 to
+    /// 2^24), and returns the new length. `retained` must have room for all lines.
     unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], kept_len: usize) -> usize;
 }
 
-/// Runs `$body::<L>($args)` with the lanes of `$simd`.
+/// Calls `$body::<L>($args)` with the implementation `L` of `Lanes` that `$simd` selects.
 macro_rules! dispatch {
     ($simd:expr, $body:ident ( $($arg:ident : $type:ty),* ) $(-> $out:ty)?) => {{
         #[cfg(target_arch = "x86_64")]
@@ -169,8 +170,8 @@ static ABOVE: [u32; 32] = {
     above
 };
 
-/// Moves `tag` to lane 0; returns the lane in which it was found as a bit, or 0 if it was not found. There is no early
-/// exit, because the lane cannot be predicted.
+/// Moves `tag` to lane 0. Returns a mask with the bit of the lane in which the tag was found, or 0 if it was not
+/// found. There is no early exit, because the lane cannot be predicted.
 #[cfg(any(test, not(target_arch = "x86_64")))]
 fn move_tag_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
     let previous_lanes = lanes.0;
@@ -339,7 +340,7 @@ mod x86 {
         }
     }
 
-    /// As [`super::move_tag_to_front`], four lanes at a time.
+    /// Does the same as [`super::move_tag_to_front`], four lanes at a time.
     #[inline(always)]
     pub(super) unsafe fn to_front_sse2(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
         // SAFETY: every x86-64 has SSE2; the lanes are aligned to 64 bytes, and the window into `ABOVE` begins at 0

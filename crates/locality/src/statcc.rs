@@ -40,8 +40,8 @@ fn total_rate(programs: &[ReuseAtRate<'_>]) -> Option<f64> {
     (!programs.is_empty() && programs.iter().all(sound)).then(|| programs.iter().map(|(_, rate)| rate).sum())
 }
 
-/// Solves random replacement at fixed access rates. `None` without programs or lines, or if one has no samples or no
-/// positive rate.
+/// Solves random replacement at fixed access rates. Returns `None` without programs or lines, or if a program has no
+/// samples or no positive rate.
 pub fn random_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMissRatios> {
     let group_rate = total_rate(programs)?;
     let parts: Vec<CacheSharer<'_>> = programs
@@ -53,7 +53,7 @@ pub fn random_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<Share
     Some(SharedMissRatios { miss_ratios: parts.iter().map(of_one).collect(), group_miss_ratio })
 }
 
-/// Solves LRU at fixed access rates. `None` as for [`random_at_rates`].
+/// Solves LRU at fixed access rates. Returns `None` in the same cases as [`random_at_rates`].
 pub fn lru_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMissRatios> {
     total_rate(programs)?;
     let models: Vec<StackModel> = programs.iter().map(|(reuse, _)| StackModel::new(reuse)).collect::<Option<_>>()?;
@@ -61,11 +61,12 @@ pub fn lru_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMi
     (lines > 0).then(|| lru_shared(&models, &[], &rates, lines))
 }
 
-/// Miss ratio by lines of cache that a program has to itself, ascending; if empty, only the model's is used.
+/// Pairs of (lines of cache that a program has to itself, miss ratio), ascending; if empty, only the model is used.
 pub type MeasuredMissRatios<'a> = &'a [(f64, f64)];
 
-/// Returns the measured miss ratio. Between two measured sizes, it has the shape of the model's (a straight line if the
-/// model has no difference); with no lines at all, every access misses, and beyond the largest size, nothing changes.
+/// Returns the measured miss ratio. Between two measured sizes, it is interpolated in the shape of the model's curve
+/// (linearly if the model's curve is flat there). Without lines, every access misses; beyond the largest size, the
+/// ratio is constant.
 fn measured_or_modeled(measured: MeasuredMissRatios<'_>, model: &StackModel, lines: f64) -> f64 {
     let next = measured.partition_point(|&(size, _)| size < lines);
     let (low, ratio_low) = next.checked_sub(1).map_or((0.0, 1.0), |index| measured[index]);
@@ -79,8 +80,8 @@ fn measured_or_modeled(measured: MeasuredMissRatios<'_>, model: &StackModel, lin
     ratio_low + along.clamp(0.0, 1.0) * (ratio_high - ratio_low)
 }
 
-/// Returns the miss ratios under LRU. A program beside others holds the lines that it touched within the time that
-/// fills the cache, and misses as it would alone with that number of lines.
+/// Returns the miss ratios under LRU. Each program holds the lines that it touched within the time in which the
+/// programs fill the cache, and misses as it would alone with that number of lines.
 fn lru_shared(
     models: &[StackModel],
     measured: &[MeasuredMissRatios<'_>],
@@ -110,7 +111,8 @@ fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64>
         return Some(model.accesses_to_touch(lines)? / rates[0]);
     }
     let touched = |time: f64| models.iter().zip(rates).map(|(model, rate)| model.lines_in(time * rate)).sum::<f64>();
-    // Alone, each would take at least as long, so the fastest bounds the result; without one, double until sufficient.
+    // // A program alone takes at least as long, so the fastest program bounds the result; without a bound, double
+    // until sufficient.
     let alone = |(model, rate): (&StackModel, &f64)| Some(model.accesses_to_touch(lines)? / rate);
     let fastest = models.iter().zip(rates).filter_map(alone).min_by(f64::total_cmp);
     let all_they_have = models.iter().map(|model| model.max_lines()).sum::<f64>();
@@ -127,12 +129,12 @@ pub struct CoRunner<'a> {
     /// Reuse times of the program's accesses to the shared cache, sampled while it ran alone.
     pub reuse: &'a ReuseTimes,
     /// Measured solo miss ratios on an LRU cache. StatStack assumes one phase, and misjudges a program that has
-    /// several. Its footprint then still determines how much of the cache the program holds, and this curve determines
-    /// how much it misses there (the natural partition of Xiang, Ding, Luo and Bao 2013).
+    /// several phases. The program's footprint then still determines how much of the cache it holds, and this curve
+    /// determines how much it misses there (the natural partition of Xiang, Ding, Luo and Bao 2013).
     pub measured: MeasuredMissRatios<'a>,
     /// Accesses to the shared cache per instruction.
     pub refs_per_instr: f64,
-    /// Cycles per instruction if no access missed the shared cache.
+    /// Cycles per instruction without misses of the shared cache.
     pub base_cycles_per_instr: f64,
     /// Cost of one miss: latency beyond a hit, divided by the number of misses that overlap.
     pub miss_cycles: f64,
@@ -144,16 +146,16 @@ impl CoRunner<'_> {
     }
 }
 
-/// Result for a set of programs on one cache.
+/// The estimated miss ratios and speeds of programs that share one cache.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CoRunEstimate {
     /// Miss ratios on the shared cache at these speeds.
     pub shared: SharedMissRatios,
     /// Cycles per instruction of each program, in the order given.
     pub cycles_per_instr: Vec<f64>,
-    /// Run time beside the others over solo run time, minus one, of each program.
+    /// Slowdown of each program: run time beside the others over solo run time, minus one.
     pub degradation: Vec<f64>,
-    /// Largest relative change of a CPI in the last step; below 1e-9 unless the iteration had not converged.
+    /// Largest relative change of a CPI in the last step; 1e-9 or more means that the iteration did not converge.
     pub unsettled: f64,
 }
 
@@ -212,8 +214,8 @@ pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: Replacem
     None
 }
 
-/// Returns the cycles per instruction of each program while together they fill an empty cache: a first touch misses,
-/// others hit.
+/// Returns the cycles per instruction of each program while the programs together fill an empty cache, when first
+/// touches miss and all other accesses hit.
 fn filling_cycles_per_instr(programs: &[CoRunner<'_>], models: &[StackModel], lines: f64) -> Vec<f64> {
     let cycles = |at: usize, accesses: f64| {
         accesses * programs[at].base_cycles_per_instr / programs[at].refs_per_instr
@@ -252,7 +254,7 @@ mod tests {
     use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
-    /// Endless lines of one synthetic program.
+    /// The endless access stream of a synthetic program.
     #[derive(Clone)]
     enum AccessPattern {
         Cycle(u64),
@@ -312,8 +314,8 @@ mod tests {
         }
     }
 
-    /// Runs programs side by side: each access takes `hit` cycles, a miss `miss` more. Returns miss ratios and CPIs
-    /// after warming up.
+    /// Simulates programs side by side: a hit takes `hit` cycles, and a miss `miss` cycles more. Returns the miss
+    /// ratios and CPIs after a warm-up.
     fn simulate(patterns: &[AccessPattern], cycles: &[(f64, f64)], mut cache: OracleCache) -> (Vec<f64>, Vec<f64>) {
         let n = patterns.len();
         let mut programs: Vec<SyntheticProgram> =
@@ -412,8 +414,8 @@ mod tests {
             prop_assert!((random.group_miss_ratio - expected).abs() < 1e-9);
         }
 
-        /// Does renaming programs rename the result, does a co-runner never help, and is the group's ratio the weighted
-        /// mean?
+        /// Does reordering the programs reorder the result, does a co-runner never help, and is the group's ratio the
+        /// weighted mean?
         #[test]
         fn order_does_not_matter_and_company_never_helps(
             a in any_reuse(), b in any_reuse(), lines in 1u64..3000, rate in 0.01f64..10.0,
@@ -431,7 +433,7 @@ mod tests {
         }
     }
 
-    /// Is a measured curve matched at its points, and read between them in the shape of the model?
+    /// Does interpolation reproduce a measured curve at its points, and follow the shape of the model between them?
     #[test]
     fn a_measured_curve_is_read_between_its_points() {
         let measured = [(100.0, 0.5), (200.0, 0.1)];
@@ -444,7 +446,7 @@ mod tests {
         }
     }
 
-    /// Is a program without samples, or without accesses, refused rather than guessed?
+    /// Is there no result for a program without samples or without accesses?
     #[test]
     fn absent_evidence_gives_no_answer() {
         let (no_reuse, mut one_reuse) = (ReuseTimes::new(), ReuseTimes::new());

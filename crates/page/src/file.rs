@@ -1,6 +1,6 @@
 //! The page as one file, and the content security policy under which it runs.
 //!
-//! The modules are plain files that a browser could load individually. Here they are concatenated into one script:
+//! The modules are plain files that a browser could load individually. This module concatenates them into one script:
 //! their imports refer only to each other, and no two of them define the same name (a test checks both).
 
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::RecordedRun;
 
-/// Modules in the order of their dependencies.
+/// JavaScript modules of the page; each follows the modules that it imports.
 pub(crate) const MODULES: &[(&str, &str)] = &[
     ("text.js", include_str!("../assets/text.js")),
     ("store.js", include_str!("../assets/store.js")),
@@ -54,7 +54,7 @@ fn script() -> String {
     combined_script
 }
 
-/// The classic script comes first, because uPlot defines one global name.
+/// All scripts of the page. The classic script comes first, because it defines uPlot's global name.
 fn scripts() -> [String; 2] {
     [format!("/*! uPlot 1.6.32\n{CHARTS_LICENSE}*/\n{CHARTS}"), script()]
 }
@@ -74,13 +74,13 @@ pub fn content_policy() -> String {
     )
 }
 
-/// The page: with a recording inside, or a live one without.
+/// Renders the page: with a recording inside, or without one for a live run.
 ///
 /// # Errors
-/// A number that JSON cannot represent.
+/// The recording contains a number that JSON cannot represent.
 pub fn html(recording: Option<&RecordedRun>) -> serde_json::Result<String> {
-    // A page that is opened as a file has no headers, so it contains the policy as well (frame-ancestors works only in
-    // headers).
+    // The page contains the policy as well, because a page that is opened as a file has no headers (frame-ancestors
+    // works only in headers).
     let policy = content_policy().replace("; frame-ancestors 'none'", "").replace('&', "&amp;").replace('"', "&quot;");
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -101,12 +101,13 @@ pub fn html(recording: Option<&RecordedRun>) -> serde_json::Result<String> {
     Ok(page)
 }
 
-/// JSON in which every text is safe to show.
+/// Serializes a value as JSON that is safe inside the page.
 pub(crate) fn data(value: &impl serde::Serialize) -> serde_json::Result<EscapedText> {
     Ok(EscapedText::embedded_json(&serde_json::to_string(value)?))
 }
 
-/// The same compressed, in letters: windows repeat themselves, and an hour of them has tens of megabytes.
+/// Serializes a value as compressed JSON in Base64 text. Windows repeat each other, and an hour of them has tens of
+/// megabytes.
 fn packed(value: &impl serde::Serialize) -> serde_json::Result<String> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::new(6));
     encoder.write_all(data(value)?.as_str().as_bytes()).map_err(serde_json::Error::io)?;

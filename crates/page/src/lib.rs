@@ -1,4 +1,4 @@
-//! A run as an HTML page.
+//! The dashboard: a run as an HTML page.
 //!
 //! Problem: some users prefer a picture to tables and want to see the programs of each cache, and the reasons for their
 //! placement, during a run and afterward. Method: one function, [`SnapshotBuilder::snapshot`], turns each iteration of
@@ -22,12 +22,12 @@ pub use snapshot_builder::{DaemonState, SnapshotBuilder, slim};
 use cachemate_pipeline::OfflineProfiler;
 use cachemate_trace::{RunLogReader, TraceError};
 
-/// A recording in the page's form.
+/// A recorded run, in the page's format.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RecordedRun {
     /// The constant properties of the run.
     pub head: PageHeader,
-    /// One for each window.
+    /// One snapshot for each window.
     pub snapshots: Vec<Snapshot>,
 }
 

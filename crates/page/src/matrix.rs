@@ -1,4 +1,4 @@
-//! Pairwise slowdowns: forecast for every two programs alone on one cache, and measured while both ran on one.
+//! Pairwise slowdowns: forecast for every two programs alone on one cache, and measured while both ran on one cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,29 +9,29 @@ use crate::snapshot::{MatrixSnapshot, ProgramSnapshot};
 
 /// Maximum number of rows and columns; a larger matrix is unreadable.
 const MAX_PROGRAMS: usize = 16;
-/// Windows between forecasts, because facts change little from one to the next.
+/// Windows between two forecasts, because profiles change little from one window to the next.
 const WINDOWS_BETWEEN: u64 = 8;
 
-/// Sum and number of measured slowdowns.
+/// Sum and number of the measured slowdowns of one pair.
 #[derive(Clone, Copy, Default)]
 struct SlowdownMean {
     sum: f64,
     windows: u32,
 }
 
-/// Maintains both matrices.
+/// The forecast and the measured matrix.
 #[derive(Default)]
 pub struct Matrices {
     measured: BTreeMap<(u32, u32), SlowdownMean>,
-    /// CPU seconds so far, by which the programs of the matrix are selected.
+    /// CPU seconds of each program so far, by which the matrix selects its programs.
     ran_s: BTreeMap<u32, f64>,
     last: Option<MatrixSnapshot>,
     made_in: Option<u64>,
 }
 
 impl Matrices {
-    /// Observes one window; `busiest` is the profile that represents each program. Returns the matrices if they
-    /// changed.
+    /// Updates the matrices with one window, and returns them if they changed. `busiest` is the profile that
+    /// represents each program.
     pub fn observe(
         &mut self,
         window: u64,
@@ -94,7 +94,8 @@ impl Matrices {
         }
     }
 
-    /// Programs with a forecast or a measurement first, then those that ran most; in order of arrival.
+    /// Selects programs with a forecast or a measurement first, then those that ran most. Returns them in order of
+    /// arrival.
     fn members(&self, programs: &[ProgramSnapshot], busiest: &BTreeMap<u32, &Profile>) -> Vec<u32> {
         let has_speed = |program: &ProgramSnapshot| {
             let forecast = busiest.get(&program.program).is_some_and(|profile| {
@@ -112,7 +113,7 @@ impl Matrices {
     }
 }
 
-/// Forecasts for each pair alone on two CPUs of one cache.
+/// Forecasts the slowdowns of each pair alone on two CPUs of one cache.
 fn forecasts(
     members: &[u32],
     busiest: &BTreeMap<u32, &Profile>,

@@ -1,22 +1,22 @@
-//! The page's only JSON format: a header, and one snapshot per window.
+//! The page's only JSON format: a header, then one snapshot per window.
 //!
-//! Missing values are omitted, never zero. Texts are printable; the page inserts them as text nodes. Only snapshots in
-//! which they changed contain `curves` and `matrix`.
+//! Missing values are omitted, never zero. All texts are printable, and the page inserts them as text nodes. A
+//! snapshot contains `curves` and `matrix` only if they changed.
 
 use serde::Serialize;
 
 /// The constant properties of a run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PageHeader {
-    /// Version of the format; the page rejects others.
+    /// Version of the format; the page rejects other versions.
     pub shape: u32,
-    /// Version of the program that made it.
+    /// Version of the cachemate that wrote the header.
     pub version: String,
     /// Source of the run: `live`, or the recording's name.
     pub source: String,
-    /// Distinguishes runs of the same source.
+    /// Identifier that distinguishes runs from the same source.
     pub run: String,
-    /// The policy that decides.
+    /// Name of the policy that decides.
     pub policy: String,
     /// The policy's parameters, as given.
     pub parameters: String,
@@ -26,10 +26,10 @@ pub struct PageHeader {
     pub cpus: u32,
     /// The contended caches.
     pub caches: Vec<CacheHeader>,
-    /// Ground truth of the simulated machine; missing for hosts.
+    /// Ground truth of a simulated machine; missing for hosts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truth: Option<GroundTruth>,
-    /// The reason for which the recording has no proper end.
+    /// The reason for which the recording ends prematurely.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cut_off: Option<String>,
 }
@@ -57,21 +57,21 @@ pub struct CacheHeader {
     pub colors: Option<u32>,
 }
 
-/// A simulated machine's ground truth about the whole run.
+/// Ground truth of a simulated machine over the whole run.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GroundTruth {
-    /// Its file or machine.
+    /// File or machine from which the ground truth was read.
     pub source: String,
     /// Figures of each program that ran.
     pub programs: Vec<ProgramTruth>,
-    /// Lines of the second program that the first one evicted from the contended caches.
+    /// Evictions in the contended caches: evicting program, evicted program, and number of lines.
     pub evicted: Vec<(u32, u32, u64)>,
 }
 
-/// Simulated figures of a program.
+/// Ground truth of one program.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ProgramTruth {
-    /// As in [`ProgramSnapshot::program`].
+    /// The program's number, as in [`ProgramSnapshot::program`].
     pub program: u32,
     /// Instructions per cycle over the measured part of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,59 +79,59 @@ pub struct ProgramTruth {
     /// Misses of the contended cache per thousand instructions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mpki: Option<f64>,
-    /// Share of those misses on lines that other programs evicted.
+    /// Share of these misses on lines that other programs had evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evicted_by_others_share: Option<f64>,
 }
 
-/// One window.
+/// The state of the run after one window.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Snapshot {
-    /// Its number.
+    /// Number of the window.
     pub window: u64,
-    /// Its end, counted from the run's first window.
+    /// End of the window, counted from the start of the run's first window.
     pub at_s: f64,
-    /// Its length.
+    /// Length of the window.
     pub duration_s: f64,
-    /// Services, those with the largest loss first.
+    /// Services, ordered by loss, largest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<ServiceSnapshot>,
     /// Live programs, in order of arrival.
     pub programs: Vec<ProgramSnapshot>,
-    /// The contended caches for which something was counted or forecast.
+    /// Contended caches for which a miss ratio was measured or forecast.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub caches: Vec<CacheSnapshot>,
-    /// Reasons that were not given in the previous window.
+    /// Reasons that the previous window did not give.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub decisions: Vec<DecisionSnapshot>,
-    /// Does the plan change places, turns or shares?
+    /// Does the window's plan change places, turns or shares?
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub plan_changed: bool,
-    /// Gangs in force.
+    /// Gangs that are in force.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gangs: Vec<GangSnapshot>,
-    /// Shares of caches in force.
+    /// Shares of caches that are in force.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<ShareSnapshot>,
-    /// Results of probes.
+    /// Results of probes that ended in this window.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<ProbeSnapshot>,
-    /// Time that the changes of the window took.
+    /// Time that the window's changes to the host took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changes_s: Option<f64>,
-    /// Items that the host refused, one sentence each.
+    /// Changes that the host refused, one sentence each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
-    /// Items that another process changed, one sentence each.
+    /// Settings that another process changed, one sentence each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub overridden: Vec<String>,
-    /// Items that are in progress, one sentence each.
+    /// Changes that are still in progress, one sentence each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pending: Vec<String>,
-    /// Objects of the restore journal; missing in recordings, which do not contain it.
+    /// Entries of the restore journal; missing in recordings, which do not contain the journal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub journal: Option<Vec<JournalLine>>,
-    /// The daemon itself; missing in recordings.
+    /// State of the daemon; missing in recordings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub daemon: Option<DaemonSnapshot>,
     /// Curves that are new or have changed.
@@ -142,27 +142,27 @@ pub struct Snapshot {
     pub matrix: Option<MatrixSnapshot>,
 }
 
-/// One service, with its loss and the causes of it.
+/// One service, with its loss and the causes of that loss.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ServiceSnapshot {
-    /// Kind, such as `unit` or `pod`.
+    /// Kind of the service, such as `unit` or `pod`.
     pub kind: &'static str,
-    /// Name; printable.
+    /// Name of the service; printable.
     pub name: String,
-    /// Number of its threads.
+    /// Number of the service's threads.
     pub tasks: u32,
-    /// CPU time over elapsed time.
+    /// CPU time divided by elapsed time.
     pub cpu_share: f64,
-    /// Run time over solo run time, minus one.
+    /// Run time divided by solo run time, minus one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowdown: Option<EstimateRange>,
-    /// Source of the slowdown.
+    /// Method by which the slowdown was determined.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<&'static str>,
     /// Losses by cause, the largest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slowed_by: Vec<ServiceLossSnapshot>,
-    /// The reason for which the slowdown is unknown, or no cause is named.
+    /// The reason for which the slowdown is unknown, or for which no cause is named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -170,13 +170,13 @@ pub struct ServiceSnapshot {
 /// The loss that one service causes to another.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ServiceLossSnapshot {
-    /// Name of the cause; printable.
+    /// Name of the service that causes the loss; printable.
     pub service: String,
-    /// Run time that it adds.
+    /// Run time that the cause adds, as a share of the solo run time.
     pub loss: EstimateRange,
     /// `measured`, `attributed` or `forecast`.
     pub source: &'static str,
-    /// The same by profiles alone.
+    /// The same loss as profiles alone forecast it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast: Option<f64>,
 }
@@ -186,28 +186,27 @@ pub struct ServiceLossSnapshot {
 pub struct ProgramSnapshot {
     /// Number of the process within the run; not the kernel's id.
     pub program: u32,
-    /// Name; printable.
+    /// Name of the program; printable.
     pub name: String,
-    /// Its service, as `kind/name`; printable.
+    /// The program's service, as `kind/name`; printable.
     pub service: String,
     /// The kernel's process id, if the daemon reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
-    /// Number of its threads.
+    /// Number of the program's threads.
     pub threads: u32,
-    /// Is it only observed, and never moved?
+    /// Is the program only observed and never moved?
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub observed_only: bool,
-    /// Pairs of a cache and the number of threads that ran mostly on its CPUs. Threads that did not run are not
-    /// counted.
+    /// Pairs of a cache and the number of threads that ran mostly on its CPUs; idle threads are not counted.
     pub places: Vec<(u32, u32)>,
-    /// CPU time over elapsed time.
+    /// CPU time divided by elapsed time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_share: Option<f64>,
-    /// Work per second, of `speed_unit`.
+    /// Work per second, in units of `speed_unit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speed_per_s: Option<f64>,
-    /// The counted work.
+    /// Unit of work that `speed_per_s` and `min_rate` count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speed_unit: Option<&'static str>,
     /// Instructions per cycle while on CPU.
@@ -216,19 +215,19 @@ pub struct ProgramSnapshot {
     /// Misses of the contended cache per thousand instructions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mpki: Option<f64>,
-    /// Measured run time over solo run time, minus one; mean over threads, weighted by time.
+    /// Measured run time divided by solo run time, minus one; mean over threads, weighted by CPU time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowdown: Option<f64>,
-    /// The same as the reference predictor forecasts it under the plan.
+    /// Slowdown under the plan, as the reference predictor forecasts it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast_slowdown: Option<EstimateRange>,
-    /// Share of a probe's lines that it evicts.
+    /// Share of a probe's lines that the program evicts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intensity: Option<f64>,
-    /// Slowdown beside a full stream.
+    /// Slowdown of the program beside a full-rate stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sensitivity: Option<f64>,
-    /// CPUs that the plan in force allows, if it names any.
+    /// CPUs that the plan in force allows; missing if the plan sets none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed: Option<String>,
     /// Maximum slowdown that the operator's rule sets.
@@ -237,17 +236,17 @@ pub struct ProgramSnapshot {
     /// Minimum work per second that the operator promises, in `speed_unit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_rate: Option<f64>,
-    /// States of its promises, each with its sentence.
+    /// Promises to the program, with their states.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub promises: Vec<PromiseSnapshot>,
 }
 
-/// A promise to a program and its state.
+/// The state of a promise to a program.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PromiseSnapshot {
-    /// State, such as `at risk`.
+    /// State of the promise, such as `at risk`.
     pub state: &'static str,
-    /// The state, the measurement and the promise, worded as on every front end.
+    /// Sentence about the state, the measurement and the promise, with the same wording in every front end.
     pub text: String,
 }
 
@@ -262,15 +261,15 @@ pub struct EstimateRange {
     pub high: f64,
 }
 
-/// Ratio of misses to references of one cache.
+/// Miss ratio of one contended cache.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CacheSnapshot {
-    /// As in [`CacheHeader::cache`].
+    /// The cache's index, as in [`CacheHeader::cache`].
     pub cache: u32,
-    /// Counted ratio.
+    /// Measured misses divided by references.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub miss_ratio: Option<f64>,
-    /// Ratio that this window forecasts for the next one.
+    /// Miss ratio that the daemon forecasts in this window for the next one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast_miss_ratio: Option<f64>,
 }
@@ -278,13 +277,13 @@ pub struct CacheSnapshot {
 /// One reason as a sentence, as `explain` prints it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct DecisionSnapshot {
-    /// Kind, such as `rolled-back`.
+    /// Kind of the reason, such as `rolled-back`.
     pub kind: &'static str,
     /// Programs that the reason names.
     pub programs: Vec<u32>,
     /// The sentence; printable.
     pub text: String,
-    /// Its figures, whose names end in units.
+    /// Figures of the reason; their names end in units.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub numbers: Vec<(String, f64)>,
 }
@@ -292,31 +291,31 @@ pub struct DecisionSnapshot {
 /// Programs that take turns on some CPUs.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct GangSnapshot {
-    /// CPUs, such as `0-3`.
+    /// CPUs on which the gangs take turns, such as `0-3`.
     pub cpus: String,
-    /// Length of one slice.
+    /// Length of one turn's slice.
     pub slice_s: f64,
     /// Programs of each gang, in the order of their turns.
     pub turns: Vec<Vec<u32>>,
 }
 
-/// A share of a cache.
+/// A share of a cache that a group of programs uses.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ShareSnapshot {
     /// Number of the group.
     pub group: u32,
-    /// Its cache; if the unit is colors, it stands for all caches of that level.
+    /// Index of the cache; if the unit is `colors`, the share is of every cache at that level.
     pub cache: u32,
-    /// `ways` or `colors`.
+    /// Unit of the share: `ways` or `colors`.
     pub unit: &'static str,
-    /// Indices of the share's units, such as `0-3`.
+    /// Indices of the ways or colors in the share, such as `0-3`.
     pub indices: String,
-    /// Number of units of the cache.
+    /// Number of ways or colors of the whole cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit_count: Option<u32>,
-    /// Its members.
+    /// Programs that are confined to the share.
     pub programs: Vec<u32>,
-    /// Measured occupancy.
+    /// Measured occupancy of the group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub occupancy_bytes: Option<u64>,
     /// Share of the members' pages that are in allowed colors.
@@ -324,66 +323,66 @@ pub struct ShareSnapshot {
     pub allowed_page_share: Option<f64>,
 }
 
-/// One result of a probe.
+/// Result of one probe.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ProbeSnapshot {
     /// Kind of probe, for display.
     pub kind: &'static str,
-    /// CPU time of the probe.
+    /// CPU time that the probe used.
     pub cost_s: f64,
     /// The probed program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub program: Option<u32>,
 }
 
-/// One original in the restore journal.
+/// One entry of the restore journal.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct JournalLine {
-    /// The object, such as `affinity of gzip(1234)`.
+    /// The changed object, such as `affinity of gzip(1234)`.
     pub object: String,
-    /// The value that will be restored.
+    /// Original value that cachemate will restore.
     pub original: String,
 }
 
 /// The daemon's own state.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct DaemonSnapshot {
-    /// Does it change the host? If not, it only observes.
+    /// Does the daemon change the host? If not, it only observes.
     pub acting: bool,
-    /// Its process id.
+    /// Process id of the daemon.
     pub pid: u32,
     /// Level of the host's capabilities, as `cachemate doctor` reports it.
     pub level: u32,
-    /// Share of one CPU, since the start.
+    /// CPU time of the daemon divided by elapsed time, since its start.
     pub cpu_share: f64,
-    /// The reason for which the last reload failed.
+    /// The reason for which the last reload of the configuration failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_error: Option<String>,
 }
 
-/// Misses by cache size of one program.
+/// One program's misses by cache size.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CurveSnapshot {
-    /// As in [`ProgramSnapshot::program`].
+    /// The program's number, as in [`ProgramSnapshot::program`].
     pub program: u32,
     /// Level, such as `L3`.
     pub level: String,
-    /// The source of its measurement.
+    /// Method by which the curve was measured.
     pub source: String,
-    /// Bytes, misses per thousand instructions, lower and upper end.
+    /// Points of the curve: bytes, misses per thousand instructions, and the lower and upper end of their interval.
     pub points: Vec<(u64, f64, f64, f64)>,
 }
 
-/// Slowdowns of the row's program beside the column's: forecast for the two alone on one cache, and measured in the
-/// windows in which both ran on one cache, whichever other programs ran there.
+/// Slowdowns of the row's program beside the column's. Forecasts are for the two alone on one cache; measurements
+/// come from windows in which both ran on one cache, whichever other programs ran there.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct MatrixSnapshot {
     /// Programs in the order of rows and columns.
     pub programs: Vec<u32>,
-    /// Forecasts of the reference predictor.
+    /// Forecasts of the reference predictor, by row and column.
     pub forecast: Vec<Vec<Option<f64>>>,
-    /// Means over the windows so far.
+    /// Mean measured slowdowns so far, by row and column.
     pub measured: Vec<Vec<Option<f64>>>,
-    /// Numbers of windows in the means.
+    /// Number of windows in each mean, by row and column.
     pub windows: Vec<Vec<u32>>,
 }

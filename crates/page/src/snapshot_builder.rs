@@ -23,21 +23,21 @@ use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
 const MAX_POINTS: usize = 32;
 /// Maximum number of services that are shown; those with the largest loss come first.
 const MAX_SERVICES: usize = 32;
-/// Maximum number of causes of each service's loss that are shown.
+/// Maximum number of causes that are shown for each service's loss.
 const MAX_LOSSES: usize = 8;
 
-/// State that only a daemon has.
+/// State that a live daemon adds to a snapshot; recordings do not contain it.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct DaemonState {
-    /// The kernel's process ids.
+    /// The kernel's process ids, by task.
     pub pids: BTreeMap<TaskId, i32>,
-    /// Objects of the restore journal.
+    /// Entries of the restore journal.
     pub journal: Vec<JournalLine>,
     /// The daemon's own state.
     pub daemon: DaemonSnapshot,
 }
 
-/// Turns records into snapshots, in sequence.
+/// Turns the records of a run into snapshots, in order.
 pub struct SnapshotBuilder {
     header: RunHeader,
     tracker: WindowTracker,
@@ -47,31 +47,31 @@ pub struct SnapshotBuilder {
     curves: BTreeMap<u32, CurveSnapshot>,
 }
 
-/// One process of a window.
+/// The threads of one process in a window.
 struct ProgramThreads<'v, 'r> {
     id: u32,
     threads: Vec<&'v TaskView<'r>>,
 }
 
 impl<'r> ProgramThreads<'_, 'r> {
-    /// The thread that ran most, among those with this metric.
+    /// The metric of the thread that ran most, among threads that have the metric.
     fn busiest<T>(&self, metric: impl Fn(&TaskView<'r>) -> Option<T>) -> Option<T> {
         let mut threads = self.threads.clone();
         threads.sort_by_key(|task| std::cmp::Reverse(task.sample.ran_ns()));
         threads.into_iter().find_map(metric)
     }
 
-    /// The sum over the threads with this metric; `None` if there are none.
+    /// Sum of the metric over the threads that have it; `None` if no thread does.
     fn sum(&self, metric: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
         self.threads.iter().filter_map(|task| metric(task)).reduce(|sum, value| sum + value)
     }
 
-    /// Profile of the thread that ran most, among those with a curve of misses.
+    /// Profile of the thread that ran most, among threads whose profile has a miss curve.
     fn profile_with_curve(&self) -> Option<&'r Profile> {
         self.busiest(|task| task.profile.filter(|profile| profile.misses_per_kilo_instr().is_some()))
     }
 
-    /// The mean over threads, weighted by the time that each ran.
+    /// Mean of the metric over threads, weighted by CPU time.
     fn mean(&self, metric: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
         let weight = |task: &TaskView<'_>| task.sample.ran_ns().max(1) as f64;
         let total = self.sum(|task| metric(task).map(|_| weight(task)))?;
@@ -79,7 +79,8 @@ impl<'r> ProgramThreads<'_, 'r> {
     }
 }
 
-/// A copy of the record without the long lists of probe evidence, which no snapshot shows, so that copying is cheap.
+/// Copies a record without its long lists of probe evidence. Snapshots do not show them, and copying them is
+/// expensive.
 pub fn slim(record: &WindowRecord) -> WindowRecord {
     let WindowRecord {
         observation: seen,
@@ -326,7 +327,7 @@ impl SnapshotBuilder {
         }
     }
 
-    /// Curves that differ from the last ones sent.
+    /// Curves that changed since they were last sent.
     fn new_curves(&mut self, busiest: &BTreeMap<u32, &Profile>, programs: &[ProgramSnapshot]) -> Vec<CurveSnapshot> {
         self.curves.retain(|program, _| programs.iter().any(|live_program| live_program.program == *program));
         let mut new_curves = Vec::new();
@@ -391,7 +392,7 @@ fn cache_head(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
     }
 }
 
-/// `gzip`, or `gzip(1234)` if the kernel's process id is known.
+/// Names of tasks: `gzip`, or `gzip(1234)` if the kernel's process id is known.
 fn names(record: &WindowRecord, daemon_state: Option<&DaemonState>) -> TaskNames {
     let name = |task: &TaskSample| match daemon_state.and_then(|daemon_state| daemon_state.pids.get(&task.task)) {
         Some(pid) => format!("{}({pid})", printable(&task.name)),
@@ -400,7 +401,7 @@ fn names(record: &WindowRecord, daemon_state: Option<&DaemonState>) -> TaskNames
     record.observation.tasks.iter().map(|task| (task.task, name(task))).collect()
 }
 
-/// The processes of tasks, each once.
+/// Processes of the tasks, each listed once.
 fn processes(record: &WindowRecord, tasks: &[TaskId]) -> Vec<u32> {
     let mut programs: Vec<u32> = Vec::new();
     for task in tasks {
@@ -476,7 +477,7 @@ fn kind_text(kind: ReasonKind) -> &'static str {
     }
 }
 
-/// The name of the source in files.
+/// Name of a fact's source, as files spell it.
 fn source_text(source: cachemate_core::FactSource) -> String {
     let value = serde_json::to_value(source).ok();
     value.and_then(|value| value.as_str().map(str::to_string)).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! One window in the figures and wording of every front end.
+//! Figures and wording of one window, common to all front ends.
 //!
 //! Problem: `status`, `top`, `explain`, the metrics and the dashboard show the same window; if each computed its own
 //! figures and sentences, they would differ. Method: [`WindowTracker`] turns a record into a [`WindowView`], and the
@@ -20,24 +20,24 @@ use cachemate_report::text::printable;
 /// Printable names of tasks, in the form that a front end uses in sentences.
 pub type TaskNames = BTreeMap<TaskId, String>;
 
-/// A live task in a window.
+/// A live task in one window.
 #[derive(Clone, Debug)]
 pub struct TaskView<'a> {
-    /// Its readings.
+    /// Readings of the task.
     pub sample: &'a TaskSample,
-    /// Its profile, if there is one.
+    /// Profile of the task, if there is one.
     pub profile: Option<&'a Profile>,
-    /// CPU time over the length of the window.
+    /// CPU time divided by the length of the window.
     pub cpu_share: Option<f64>,
     /// Instructions per cycle while on CPU.
     pub instr_per_cycle: Option<f64>,
-    /// Instructions, and misses of the contended cache.
+    /// Pair of instructions and misses of the contended cache.
     pub misses_of_instructions: Option<(f64, f64)>,
-    /// Work per second, by its best measure.
+    /// Work per second, by the best available metric.
     pub work_per_second: Option<(WorkMetric, f64)>,
-    /// Measured run time over solo run time, minus one.
+    /// Measured run time divided by solo run time, minus one.
     pub slowdown: Option<f64>,
-    /// The same, as forecast under the plan for the next window.
+    /// Slowdown that was forecast for the next window under its plan.
     pub forecast_slowdown: Option<Estimate>,
     /// CPUs that the plan in force allows, if it names any.
     pub allowed: Option<&'a CpuSet>,
@@ -50,23 +50,23 @@ impl TaskView<'_> {
     }
 }
 
-/// A reason as a sentence.
+/// A reason in the form of a sentence.
 #[derive(Clone, Debug)]
 pub struct RenderedReason<'a> {
     /// The reason, with its kind, tasks and numbers.
     pub reason: &'a Reason,
-    /// Printable text, with names in place of the tasks.
+    /// Printable text in which names replace the tasks' ids.
     pub text: String,
-    /// Was it missing in the last window that had reasons?
+    /// Was the reason absent from the last window that had reasons?
     pub is_new: bool,
 }
 
-/// A window.
+/// One window in the form that front ends format.
 #[derive(Clone, Debug)]
 pub struct WindowView<'a> {
     /// Live tasks, in order of arrival.
     pub tasks: Vec<TaskView<'a>>,
-    /// Services, those with the largest loss first.
+    /// Services, ordered by loss, largest first.
     pub services: Vec<ServiceReport>,
     /// Reasons of the decision.
     pub reasons: Vec<RenderedReason<'a>>,
@@ -78,7 +78,7 @@ pub struct WindowView<'a> {
     pub pending: Vec<String>,
 }
 
-/// Turns records into views, in sequence.
+/// Turns the records of a run into views, in order.
 #[derive(Default)]
 pub struct WindowTracker {
     /// The predictor; `None` if losses between services are not forecast.
@@ -89,12 +89,12 @@ pub struct WindowTracker {
 }
 
 impl WindowTracker {
-    /// A tracker that forecasts pairs of programs with the run's predictor.
+    /// A tracker that uses the run's predictor to forecast pairs of programs.
     pub fn new(predictor: PredictorConfig) -> Self {
         WindowTracker { predictor: Some(predictor), ..WindowTracker::default() }
     }
 
-    /// Observes one iteration of the loop.
+    /// Returns the view of one iteration of the loop.
     pub fn observe<'a>(
         &mut self,
         record: &'a WindowRecord,
@@ -153,7 +153,7 @@ impl WindowTracker {
 
     fn reasons<'a>(&mut self, reasons: &'a [Reason], names: &TaskNames) -> Vec<RenderedReason<'a>> {
         let render = |reason: &'a Reason| {
-            // The text of a recording may come from an untrusted source as well.
+            // The text of a recording may come from an untrusted source.
             let escaped = Reason { text: printable(&reason.text), tasks: reason.tasks.clone(), ..Reason::default() };
             let text = escaped.render(|task| names.get(&task).map_or("?", String::as_str));
             RenderedReason { reason, is_new: !self.last_texts.contains(&text), text }
@@ -184,7 +184,7 @@ fn pending_text(pending: &PendingItem, names: &TaskNames) -> String {
     format!("{}: {}{total_text}", item_text(&pending.item, names), pending.done)
 }
 
-/// An item of the plan, as text for users.
+/// Describes an item of the plan for users.
 fn item_text(item: &PlanItem, names: &TaskNames) -> String {
     let name = |task: &TaskId| names.get(task).cloned().unwrap_or_else(|| format!("task {}", task.0));
     match item {

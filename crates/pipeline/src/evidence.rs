@@ -1,20 +1,20 @@
-//! Evidence that is requested and unavailable, reported once and by name.
+//! Reports of evidence that a policy or profiler requests and the machine does not provide.
 
 use std::fmt;
 
 use cachemate_core::{Ability, Capabilities, EvidenceKind, Profiler, Support};
 use cachemate_policy::policies::{self, RequiredEvidence};
 
-/// Evidence that a policy or a profiler does without on this machine.
+/// Evidence that a policy or a profiler requests and this machine does not provide.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnavailableEvidence {
-    /// `policy 'casc'`, or `profiler 'counters'`.
+    /// The policy or profiler that requests the evidence, such as `policy 'casc'` or `profiler 'counters'`.
     pub consumer: String,
-    /// The missing evidence; for a policy, any one of these would suffice.
+    /// The missing kinds of evidence; for a policy, any one of them would suffice.
     pub evidence: Vec<EvidenceKind>,
-    /// The machine's reason.
+    /// The machine's reason for not providing the evidence.
     pub why: String,
-    /// A remedy, if the machine knows one.
+    /// A remedy; `None` if the machine knows none.
     pub remedy: Option<String>,
 }
 
@@ -26,8 +26,8 @@ impl fmt::Display for UnavailableEvidence {
     }
 }
 
-/// Evidence that a policy and profilers request and a machine does not provide. A policy may name several kinds of
-/// which one suffices. Profilers are named only if the policy could use their results.
+/// Returns the evidence that a policy and profilers request and a machine does not provide. If a policy lists several
+/// kinds, any one of them suffices. A profiler is listed only if the policy could use its results.
 pub fn missing_evidence(
     policy: &str,
     profilers: &[Box<dyn Profiler>],
@@ -59,7 +59,8 @@ pub fn missing_evidence(
     of_policy.chain(of_profilers).collect()
 }
 
-/// The reason why a machine does not provide this evidence; `None` if it does.
+/// Returns the reason why a machine does not provide this evidence, and a remedy if there is one; `None` if the
+/// machine provides it.
 fn refusal(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(String, Option<String>)> {
     let ability = match kind {
         EvidenceKind::TaskCounters | EvidenceKind::StallCounters => Ability::CountPerTask,
@@ -99,7 +100,7 @@ mod tests {
     use cachemate_core::test_support::capabilities;
     use cachemate_locality::profilers::{CountersProfiler, PcmrProfiler};
 
-    /// Is a policy without its evidence named with the machine's reason, and one with sufficient evidence not?
+    /// Is a policy without evidence reported with the machine's reason, and a policy with sufficient evidence not?
     #[test]
     fn unavailable_evidence_is_named() {
         let mut machine = capabilities(&[Ability::CountPerTask]);

@@ -1,4 +1,4 @@
-//! Forecasts of the reference predictor alone, for tasks that are known from profiles and have not run yet.
+//! Forecasts by the reference predictor for tasks that have profiles but have not run yet.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use cachemate_core::{
 };
 use cachemate_policy::reference_predictor::ReferencePredictor;
 
-/// Forecasts of two programs alone on two CPUs of one cache: the slowdown of each; `None` = no cache has two CPUs, or the
-/// profiles do not tell.
+/// Forecasts the slowdown of each of two programs that run alone on two CPUs of one cache. `None` if no cache has two
+/// CPUs, or if the profiles do not suffice.
 pub fn pair_forecast(
     topology: &Topology,
     config: &PredictorConfig,
@@ -27,7 +27,7 @@ pub fn pair_forecast(
     [TaskId(0), TaskId(1)].map(|task| forecast.tasks.get(&task)?.degradation)
 }
 
-/// Forecast for the tasks of the profiles under a plan, on a machine that partitions no cache.
+/// Forecasts the effect of a plan on the tasks of these profiles, on a machine that partitions no cache.
 pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorConfig, plan: &Plan) -> Forecast {
     let predictor = ReferencePredictor { miss_penalty_cycles: config.miss_penalty_cycles };
     let capabilities =

@@ -1,11 +1,11 @@
-//! Everything between a machine and a plan, built in one place for every machine.
+//! Pipelines: the profilers, predictor, policy and verifier between a machine's observations and its plans.
 //!
 //! Problem: the same decision code has to run on a live host, on simulated machines and on recordings, and the replay
-//! of a recording has to repeat its decisions. Method: everything is built from one [`PipelineConfig`], which the
-//! header of every run log contains: profilers in order, the reference predictor, the policy, and the verifier around it.
-//! Properties: equal configurations and observations give equal decisions; no other crate builds profilers or wraps
-//! policies (tidy checks it); evidence that a policy or profiler needs and the machine does not provide is reported
-//! before the first window.
+//! of a recording has to repeat its decisions. Method: a pipeline is built from one [`PipelineConfig`], which is
+//! stored in the header of every run log. The configuration lists the profilers in order, the reference predictor,
+//! the policy, and the verifier around the policy. Properties: equal configurations and observations give equal
+//! decisions; no other crate builds profilers or wraps policies (tidy checks it); evidence that a policy or profiler
+//! needs and the machine does not provide is reported before the first window.
 
 #![warn(missing_docs)]
 
@@ -33,13 +33,13 @@ pub use standard::{
     with_size_sweeps,
 };
 
-/// The policy of a pipeline under its verifier, with or without the guard.
+/// The policy of a pipeline inside its verifier, with or without the guard.
 pub type VerifiedPolicy = Verifier<Box<dyn Policy>>;
 
-/// A loop over some machine, as pipelines start it.
+/// The control loop that a [`Pipeline`] starts on a machine.
 pub type PipelineLoop<M> = ControlLoop<M, VerifiedPolicy>;
 
-/// Profilers over recorded observations, for studies of a single method.
+/// Profilers that run over recorded observations without a policy, for studies of a single method.
 #[derive(Default)]
 pub struct OfflineProfiler {
     profilers: Vec<Box<dyn Profiler>>,
@@ -49,12 +49,12 @@ pub struct OfflineProfiler {
 }
 
 impl OfflineProfiler {
-    /// Without observations so far.
+    /// Builds the profilers of these configurations, before any observation.
     pub fn new(configs: &[ProfilerConfig]) -> Self {
         OfflineProfiler { profilers: configs.iter().map(profilers::build).collect(), ..OfflineProfiler::default() }
     }
 
-    /// The profiles that a pipeline's policy saw.
+    /// Builds the same profilers as a pipeline, so that they return the profiles that its policy saw.
     pub fn from_pipeline(config: &PipelineConfig) -> Self {
         OfflineProfiler {
             recall: policies::profile_recall_by_name(&config.policy.name),
@@ -62,61 +62,61 @@ impl OfflineProfiler {
         }
     }
 
-    /// Takes in one more window, and returns the profiles after it.
+    /// Passes one more window to the profilers, and returns the updated profiles.
     pub fn update(&mut self, observation: &Observation) -> &Profiles {
         self.profilers.iter_mut().for_each(|profiler| profiler.update(observation, &mut self.measured));
         self.recalled = self.recall.as_mut().and_then(|recall| recall.recall(observation, &self.measured));
         self.profiles()
     }
 
-    /// The present profiles.
+    /// Returns the profiles after the last window.
     pub fn profiles(&self) -> &Profiles {
         self.recalled.as_ref().unwrap_or(&self.measured)
     }
 }
 
-/// Replaces the policy of a running loop, with the recall that it takes.
+/// Replaces the policy of a running loop, and sets the phase recall that the new policy requests.
 pub fn replace_policy<M>(live: &mut PipelineLoop<M>, name: String, policy: VerifiedPolicy) {
     live.recall = policies::profile_recall_by_name(&name);
     (live.policy, live.policy_name) = (policy, name);
 }
 
-/// Everything between a machine and a plan, ready to start.
+/// A pipeline that is built and ready to start on a machine.
 pub struct Pipeline {
     config: PipelineConfig,
     decider: VerifiedPolicy,
     profilers: Vec<Box<dyn Profiler>>,
 }
 
-/// A policy under its verifier, for a pipeline that continues while its policy is replaced.
+/// Wraps a policy in its verifier, for a running pipeline whose policy is to be replaced.
 pub fn verify(policy: Box<dyn Policy>, guard: Option<GuardConfig>) -> VerifiedPolicy {
     Verifier::new(policy, guard)
 }
 
 impl Pipeline {
-    /// Builds everything that the configuration names.
+    /// Builds the profilers, predictor, policy and verifier that the configuration names.
     ///
     /// # Errors
-    /// A policy that is not in the registry, or parameters that it does not take.
+    /// A policy that is not in the registry, or parameters that the policy does not accept.
     pub fn build(config: PipelineConfig) -> Result<Self, PolicyError> {
         let PolicyConfig { name, parameters, seed } = &config.policy;
         let policy = policies::build(name, parameters, *seed)?;
         Ok(Self::with_policy(config, policy))
     }
 
-    /// The same around a policy that is not in the registry, such as an experiment's own.
+    /// Builds a pipeline around a policy that is not in the registry, such as an experiment's own.
     pub fn with_policy(config: PipelineConfig, policy: Box<dyn Policy>) -> Self {
         let decider = verify(policy, config.guard);
         let profilers = config.profilers.iter().map(profilers::build).collect();
         Pipeline { config, decider, profilers }
     }
 
-    /// The configuration that it was built from.
+    /// Returns the configuration from which the pipeline was built.
     pub fn config(&self) -> &PipelineConfig {
         &self.config
     }
 
-    /// First line of a run log on this machine.
+    /// Returns the header, which is the first line of a run log, for a run on this machine.
     pub fn header(&self, machine: &impl Machine) -> RunHeader {
         RunHeader {
             format: RUN_LOG_VERSION,
@@ -126,12 +126,12 @@ impl Pipeline {
         }
     }
 
-    /// Evidence that the policy and the profilers request and this machine cannot provide, with remedies.
+    /// Returns the evidence that the policy and the profilers request and this machine cannot provide, with remedies.
     pub fn missing_evidence(&self, machine: &impl Machine) -> Vec<UnavailableEvidence> {
         missing_evidence(&self.config.policy.name, &self.profilers, machine.capabilities())
     }
 
-    /// A loop at its start.
+    /// Starts a control loop on this machine, before its first window.
     pub fn start<M: Machine>(self, machine: M) -> PipelineLoop<M> {
         let Pipeline { config, decider, profilers } = self;
         let predictor = Box::new(ReferencePredictor { miss_penalty_cycles: config.predictor.miss_penalty_cycles });
@@ -142,10 +142,11 @@ impl Pipeline {
         fresh
     }
 
-    /// Runs to the machine's end; `each` gets every record and ends the run with `false`. Returns the machine.
+    /// Runs until the machine ends, or until `each`, which receives every record, returns `false`. Returns the
+    /// machine.
     ///
     /// # Errors
-    /// As [`ControlLoop::step`].
+    /// The errors of [`ControlLoop::step`].
     pub fn run<M: Machine>(
         self,
         machine: M,

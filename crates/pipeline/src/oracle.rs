@@ -1,8 +1,8 @@
-//! Profiles that an experiment knows in advance, assigned to tasks in order of arrival.
+//! A profiler that assigns profiles known in advance to tasks, in order of arrival.
 
 use cachemate_core::{EvidenceKind, Facts, Observation, Profile, Profiler, Profiles, TaskId};
 
-/// Fills facts that were not measured, from the profiles in the run's header.
+/// Fills in facts that were not measured, from the profiles in the run's header.
 pub(crate) struct OracleProfiler {
     profiles: Vec<Profile>,
     /// Tasks in order of arrival.
@@ -10,7 +10,7 @@ pub(crate) struct OracleProfiler {
 }
 
 impl OracleProfiler {
-    /// One profile for each of the first tasks.
+    /// Creates a profiler that assigns the first profile to the first task, the second to the second, and so on.
     pub(crate) fn new(profiles: Vec<Profile>) -> Self {
         OracleProfiler { profiles, arrived: Vec::new() }
     }

@@ -1,4 +1,4 @@
-//! Profilers from their configurations: the only place that builds them.
+//! Construction of profilers from their configurations; no other code builds profilers.
 
 use cachemate_core::{Profiler, ProfilerConfig};
 use cachemate_locality::profilers::{

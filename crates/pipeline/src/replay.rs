@@ -1,11 +1,11 @@
-//! Replay: a recorded run as a machine, and a policy run over it.
+//! Replay: a recorded run as a machine, and a policy that decides again on its observations.
 //!
-//! Problem: decisions have to be explained and checked after the fact, and a policy that was not in charge must not be
-//! credited with results under another's plans. Method: [`Replay`] returns the recorded observations and answers a plan
-//! with the recorded state if it equals the recorded plan, and with [`RefusalReason::NotRecorded`] otherwise;
-//! [`replay`] drives the control loop over it. Properties: the same policy must make the same decisions, and the first
-//! difference is named; for another policy only forecasts are scored: each is made under the plan that was really in
-//! force, so that it can be compared with the next recorded window.
+//! Problem: decisions have to be explained and checked after a run, and a policy that was not in charge must not be
+//! credited with the effects of another policy's plans. Method: [`Replay`] returns the recorded observations. It
+//! accepts a plan that equals the recorded one, and refuses any other plan with [`RefusalReason::NotRecorded`].
+//! [`replay`] drives the control loop over it. Properties: the recorded policy must repeat its decisions, and the
+//! first difference is reported. For another policy, only forecasts are scored: each forecast is made under the plan
+//! that was in force, so that the next recorded window shows its error.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,21 +19,22 @@ use cachemate_trace::{RunLogReader, TraceError};
 
 use crate::Pipeline;
 
-/// A recorded run as a [`Machine`].
+/// A [`Machine`] that returns the observations of a recorded run.
 pub struct Replay {
     log: RunLogReader,
     header: RunHeader,
-    /// The record of the last observation.
+    /// The record from which the last observation was taken.
     current: Rc<RefCell<Option<WindowRecord>>>,
 }
 
 impl Replay {
-    /// A machine that goes through the log once.
+    /// Creates a machine that reads the log once, from its first window to its last.
     pub fn new(log: RunLogReader) -> Self {
         Replay { header: log.header().clone(), log, current: Rc::default() }
     }
 
-    /// The recording's header: policy, parameters, seed. CPUs are online as in the last window.
+    /// Returns the recording's header: policy, parameters, seed. The CPUs that are online are those of the last
+    /// window.
     pub fn header(&self) -> &RunHeader {
         &self.header
     }
@@ -68,7 +69,7 @@ impl Machine for Replay {
     }
 }
 
-/// The first part in which two plans differ, as text.
+/// Describes the first part in which two plans differ.
 fn first_difference(recorded: &Plan, replayed: &Plan) -> String {
     let parts = [
         ("allowed", format!("{:?}", recorded.affinity), format!("{:?}", replayed.affinity)),
@@ -88,32 +89,33 @@ fn first_difference(recorded: &Plan, replayed: &Plan) -> String {
 /// One window of a replay.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ReplayedWindow {
-    /// Its number in the recorded run.
+    /// Number of the window in the recorded run.
     pub window: u64,
-    /// The policy's present decision.
+    /// The decision that the policy made in the replay.
     pub decision: Decision,
-    /// Its difference from the recorded plan; with the recorded policy, also in reasons and forecast.
+    /// Difference between the decision and the recorded plan; with the recorded policy, reasons and forecasts are
+    /// compared too.
     pub plan_difference: Option<String>,
-    /// Error of the forecast for this window, made in the window before under the plan recorded there.
+    /// Errors of the forecast for this window, which was made one window earlier under the plan recorded there.
     pub forecast_missed_instr_per_cycle: Vec<ForecastError>,
 }
 
 /// The reason why a replay stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// The log cannot be read, or not to its end.
+    /// The log cannot be read, or is incomplete.
     #[error(transparent)]
     Log(#[from] TraceError),
     /// The loop rejected a plan, or the log ended early.
     #[error(transparent)]
     Loop(#[from] cachemate_core::ControlLoopError),
-    /// There is no such policy, or it does not take the recorded parameters.
+    /// The recorded policy is not in the registry, or does not accept the recorded parameters.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The same pipeline decided differently: it is not pure, or it has changed.
+    /// The same pipeline decided differently, because it is not pure or its code has changed since the recording.
     #[error("window {window}: the policy '{policy}' decides differently than recorded: {difference}")]
     Differs {
-        /// The first different window.
+        /// The first window whose decisions differ.
         window: u64,
         /// The policy's name.
         policy: String,
@@ -122,12 +124,12 @@ pub enum ReplayError {
     },
 }
 
-/// Replays a recorded run window by window, and passes each to `each`: with the pipeline in its header, or with
-/// `other`'s policy in that pipeline. With the recorded policy, the first plan, reason or forecast that differs ends
-/// the replay. Returns the number of windows.
+/// Replays a recorded run, and passes each window to `each`. The pipeline is that of the log's header, with the
+/// policy replaced by `other` if given. With the recorded policy, the first plan, reason or forecast that differs
+/// ends the replay. Returns the number of windows.
 ///
 /// # Errors
-/// [`ReplayError`]; earlier windows have been passed on.
+/// [`ReplayError`]; the windows before the error have been passed to `each`.
 pub fn replay(
     log: RunLogReader,
     other_policy: Option<PolicyConfig>,
@@ -176,7 +178,7 @@ fn decide_again<P: Policy>(
     Ok(windows)
 }
 
-/// The difference between two decisions: in the plan or, `in_full`, in reasons or forecast.
+/// Describes the difference between two decisions: in the plan or, with `in_full`, also in reasons and forecast.
 fn difference(recorded: &WindowRecord, now: &WindowRecord, in_full: bool) -> Option<String> {
     if recorded.decision.plan != now.decision.plan {
         return Some(first_difference(&recorded.decision.plan, &now.decision.plan));

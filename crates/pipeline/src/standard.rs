@@ -1,4 +1,4 @@
-//! The standard pipeline of a machine: every profiler that applies to its last level.
+//! The standard pipeline of a machine: all profilers that apply to the machine's last-level cache.
 
 use cachemate_core::{
     CacheLevel, Capabilities, CoRunRowParameters, GuardConfig, MachineSpec, PartitionSupport, PhaseParameters,
@@ -10,20 +10,21 @@ use cachemate_core::{
 pub struct StandardPipeline {
     /// The policy that decides.
     pub policy: PolicyConfig,
-    /// `None` = off.
+    /// Configuration of the verifier's guard; `None` disables the guard.
     pub guard: Option<GuardConfig>,
-    /// Readings of counters are averaged once they cover so many instructions: about a second's worth at a low rate, in
-    /// the machine's own scale of time.
+    /// Number of instructions over which counter readings are averaged: about one second of work at a low rate, in
+    /// the machine's own time scale.
     pub counted_instructions: f64,
-    /// Cost of a miss, and its source.
+    /// Cost of a miss, and the source of this figure.
     pub predictor: PredictorConfig,
-    /// Watch points cover instruction fetches as well as data: simulated ones do, those of processors do not.
+    /// Whether watch points cover instruction fetches as well as data. On simulated machines they do; on processors
+    /// they do not.
     pub watches_code: bool,
-    /// Window until the policy's first plan.
+    /// Length of the windows until the policy's first plan.
     pub first_window: WindowLength,
 }
 
-/// Cost of a miss of the last level on a described machine: memory's latency beyond a hit.
+/// Returns the cost of a last-level miss on a described machine: the latency of memory beyond that of a hit.
 pub fn miss_penalty_of_machine(spec: &MachineSpec) -> PredictorConfig {
     let hit_cycles = spec.last_level().map_or(0, |cache| cache.latency_cycles);
     let beyond = spec.memory.local_latency_cycles.saturating_sub(hit_cycles);
@@ -41,7 +42,7 @@ pub const CYCLE_COUNTED_INSTRUCTIONS: f64 = 1e6;
 pub const INTERVAL_COUNTED_INSTRUCTIONS: f64 = 1e8;
 
 impl StandardPipeline {
-    /// Common settings of all simulated machines.
+    /// Returns the settings that all simulated machines have in common.
     pub fn for_simulation(policy: PolicyConfig, guarded: bool, spec: &MachineSpec, counted_instructions: f64) -> Self {
         StandardPipeline {
             policy,
@@ -53,8 +54,9 @@ impl StandardPipeline {
         }
     }
 
-    /// Phases first, because they drop older evidence; stored profiles last, because they fill facts that were not
-    /// measured. Profilers without evidence on this machine are left out only if they would cost something.
+    /// Builds the pipeline for a machine. Phase detection comes first, because it discards older evidence; stored
+    /// profiles come last, because they fill in facts that were not measured. Profilers without evidence on this
+    /// machine are left out only if they would cost something.
     pub fn for_machine(self, topology: &Topology, capabilities: &Capabilities) -> PipelineConfig {
         let last = topology.last_level_caches().next();
         let level = last.map_or(CacheLevel::L2, |cache| cache.level);
@@ -99,8 +101,9 @@ impl StandardPipeline {
     }
 }
 
-/// The pipeline with curves of misses from the sizes of tasks' shares, for hosts, which have no exact curves. They come
-/// before the stored profiles, which fill facts that were not measured.
+/// Adds miss-rate curves that are measured by varying the sizes of tasks' shares. Hosts need this because they
+/// provide no exact curves. The profiler comes before the stored profiles, which fill in facts that were not
+/// measured.
 pub fn with_size_sweeps(mut config: PipelineConfig, min_instructions: f64) -> PipelineConfig {
     let stalls = |profiler: &ProfilerConfig| match profiler {
         ProfilerConfig::Stalls { cache } => Some(*cache),

@@ -9,11 +9,13 @@ use cachemate_sim::results::RunResults;
 use rayon::prelude::*;
 
 const SCALE: u64 = 5_000;
-/// Windows, slices and probes are divided by the scale: sixteen seconds of the machine's own time.
+/// Length of the run at this scale, in cycles. The scale divides windows, slices and probes, so this is sixteen
+/// seconds of the machine's own time.
 const CYCLES: u64 = 10_000_000;
 const MAX_LOSS: f64 = 0.01;
 
-/// Programs that fit their own caches, one for each core: no placement makes them contend.
+/// Builds a machine with one program per core, each of which fits its own caches, so that no placement causes
+/// contention.
 fn machine() -> SimMachine {
     let spec = cachemate_spec::load_machine("xeon-x5365-4").expect("a shipped machine");
     let program = |index: u64| {
@@ -50,8 +52,8 @@ fn run(policy: &str, guarded: bool) -> RunResults {
     pipeline.run(machine, |_, _| true).expect("the run ends").results()
 }
 
-/// Does no task lose more than one percent of its instructions under any unguarded policy, except those that harm by
-/// design?
+/// Does no task lose more than one percent of its instructions under any unguarded policy, except policies that are
+/// harmful by design?
 ///
 /// Cost: 38 s of CPU, because every policy of the registry runs the same four programs.
 #[test]

@@ -1,4 +1,4 @@
-//! Does a sweep over a few way masks give the curve of closed form?
+//! Does a sweep over a few way masks yield the curve that closed-form theory predicts?
 
 use cachemate_core::{
     Access, AccessSource, BatchEnd, CacheLevel, Machine, PolicyConfig, Profiler, Profiles, SplitMix64, TaskId,
@@ -8,10 +8,10 @@ use cachemate_locality::profilers::SizeSweepProfiler;
 use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 
-/// Two of them are long against the time in which grown ways are filled.
+/// Length of a window. Two windows are long relative to the time in which added ways are filled.
 const WINDOW_NS: u64 = 4_000_000;
 const STEP_NS: u64 = 20_000_000;
-/// Loads of one line out of so many, all equally likely.
+/// Number of lines from which the uniform program loads, all with equal probability.
 const LINES: u64 = 4 << 14;
 const INSTRUCTIONS_OF_A_LOAD: u32 = 10;
 
@@ -36,7 +36,8 @@ impl AccessSource for StreamLoads {
     }
 }
 
-/// The curve of the first of two programs, which has 2, then 4, then 6 of 16 ways; the other one has the rest.
+/// Returns the curve of the first of two programs, which is given 2, then 4, then 6 of 16 ways; the other program has
+/// the rest.
 fn swept() -> Vec<(u64, f64)> {
     // As many counters as events, so that none is multiplexed.
     let spec = cachemate_spec::load_machine("lab-vm?counters.count=64").expect("a shipped machine");
@@ -73,8 +74,9 @@ fn swept() -> Vec<(u64, f64)> {
     curve.iter().map(|(bytes, rate)| (*bytes, rate.value)).collect()
 }
 
-/// Misses for each thousand instructions with so many ways. Each page of 4 KiB lies in one of 128 places of the cache
-/// at random, so a place has a binomial number of pages, of which as many are resident as the share has ways.
+/// Returns the expected misses per thousand instructions with this number of ways. Each page of 4 KiB falls at random
+/// into one of 128 groups of sets, so the number of pages per group is binomial. Of these pages, as many are resident
+/// as the share has ways.
 fn closed_form(ways: f64) -> f64 {
     let (pages, places) = (LINES as f64 / 64.0, 128.0_f64);
     let odds = 1.0 / (places - 1.0);
@@ -88,7 +90,7 @@ fn closed_form(ways: f64) -> f64 {
     1000.0 / f64::from(INSTRUCTIONS_OF_A_LOAD) * (1.0 - expected_held * places / pages)
 }
 
-/// Do three masks, each for five windows, give the share of lines that do not fit the ways?
+/// Do three masks, each in force for five windows, yield the share of lines that do not fit the ways?
 ///
 /// Cost: 5 s of CPU, because fifteen windows are simulated access by access.
 #[test]

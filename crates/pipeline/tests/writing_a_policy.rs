@@ -1,4 +1,5 @@
-//! Is the code in `docs/writing-a-policy.md`, word for word, a valid policy that does on the simulator what the page says?
+//! Is the code in `docs/writing-a-policy.md` identical to this file's, a valid policy, and effective on the simulator
+//! as the page says?
 
 use std::collections::BTreeMap;
 
@@ -65,7 +66,7 @@ fn blocks(page: &str, language: &str) -> Vec<String> {
     parts.map(|rest| rest.split("```").next().unwrap_or_default().to_string()).collect()
 }
 
-/// Is the page's code this file's code?
+/// Is the code on the page identical to the code in this file?
 #[test]
 fn the_page_shows_the_code_that_is_tested() {
     let own = root("crates/pipeline/tests/writing_a_policy.rs");

@@ -22,7 +22,7 @@ pub struct RuleViolation {
     pub seed: u64,
     /// The window, from 0, in which it was violated.
     pub window: usize,
-    /// Actual and expected values.
+    /// Description of the actual and the expected values.
     pub what: String,
 }
 
@@ -186,7 +186,7 @@ impl ObservationScript {
         Ok(())
     }
 
-    /// Records the run through the loop and JSON, and checks that a fresh policy makes the same decisions from the
+    /// Records the run through the loop and as JSON, and checks that a fresh policy makes the same decisions from the
     /// record.
     fn check_replay(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
         let record = |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, RuleViolation> {
@@ -211,7 +211,7 @@ impl ObservationScript {
     }
 }
 
-/// A profiler that uses recognized recordings only.
+/// A profiler that uses only the stored profiles of recognized recordings.
 struct RecognizedProfiler;
 
 impl Profiler for RecognizedProfiler {
@@ -281,7 +281,8 @@ fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSample {
     }
 }
 
-/// Sampled remote accesses of the tasks, in answer to one of a policy's first probes.
+/// Returns sampled remote accesses of the tasks, as the result of a probe; `None` in some cases, so that the evidence
+/// has gaps.
 fn samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResult> {
     if tasks.is_empty() || generator.draw_below(2) == 0 {
         return None;

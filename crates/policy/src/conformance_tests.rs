@@ -1,11 +1,11 @@
-//! Tests whether the harness detects policies that break the rules.
+//! Tests that the conformance harness detects policies that break its rules.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use super::*;
 
-/// A policy from a function.
+/// A policy that is implemented by a function.
 struct FnPolicy<F>(F);
 
 impl<F: FnMut(&View<'_>, &mut Plan)> Policy for FnPolicy<F> {

@@ -1,4 +1,5 @@
-//! The part that DI and DIO have in common: from a view to bins and weights, and from the assignment to a plan (CA 4).
+//! The common part of the policies DI and DIO: it turns a view into bins and weights, and an assignment into a plan
+//! (CA 4).
 //!
 //! A priority adds (priority - 1) mean miss rates to a task's weight. The task is therefore placed earlier, two such
 //! tasks go to different caches, and each gets quieter co-runners, while the method and its bounds stay the same. A
@@ -46,14 +47,14 @@ pub enum BalancedRate {
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
-    /// CA 4.2: no more often than every 10^9 cycles.
+    /// Shortest time between decisions, in cycles (CA 4.2: 10^9).
     pub window_cycles: u64,
     pub form: BalancingForm,
     /// Tasks move only if that evens out the sums by more than this share of their mean.
     pub worth_moving: f64,
-    /// For the distributed form: rounds of meetings in a window.
+    /// Number of rounds in which pairs of caches exchange tasks in a window; for the distributed form only.
     pub rounds_per_window: u32,
-    /// Whether operators' priorities count.
+    /// Whether operators' priorities change the weights.
     pub priorities: bool,
     /// The cache size at which recorded rates are read.
     pub recorded_on: RecordedCache,
@@ -96,7 +97,7 @@ pub struct IntensityBalancer {
     round: u64,
 }
 
-/// A task that needs a CPU, and the bin whose CPUs it had before.
+/// A task that needs a CPU, and the bin to which the task's previous CPUs belong.
 struct SeatedTask {
     task: TaskId,
     task_load: TaskLoad,
@@ -115,7 +116,7 @@ impl IntensityBalancer {
     }
 
     /// Decides for a window. `rate` returns a task's miss rate, in the same unit for all tasks. A task for which it
-    /// returns `None` stays in place and counts as the mean.
+    /// returns `None` is not moved, and counts with the mean rate.
     pub fn decide(&mut self, view: &View<'_>, rate: impl Fn(TaskId) -> Option<f64>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
         let present_tasks: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();

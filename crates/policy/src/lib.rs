@@ -1,16 +1,16 @@
-//! Decisions about shared caches: schemes that predict mutual slowdowns, solvers that turn the slowdowns into an
-//! assignment, and policies that decide in every window.
+//! Decisions about shared caches: schemes that predict mutual slowdowns, solvers that find an assignment with a small
+//! total slowdown, and policies that decide in every window.
 //!
-//! The whole crate is pure: no I/O, no clock, seeded generators only; the same input gives the same bits.
-//! - [`schemes`]: from profiles to mutual slowdowns, or to weights for a matching.
-//! - [`solvers`]: from slowdowns and CPUs to the best, worst and random assignment.
-//! - [`placement`]: schemes and solvers combined on a machine's topology, with the reasons as text.
+//! The whole crate is pure: no I/O, no clock, and only seeded generators, so the same input gives the same bits.
+//! - [`schemes`]: compute mutual slowdowns, or weights for a matching, from profiles.
+//! - [`solvers`]: find the best, worst and random assignments of programs to CPUs.
+//! - [`placement`]: applies schemes and solvers to a machine's topology, and states the reasons as text.
 //! - [`partition`]: units of a cache, the programs' demand for them, and their allocation.
-//! - [`clustering`]: threads that share data, and the chip of each cluster.
-//! - [`work_metric`]: speed of a task by reported work, instructions or a proxy.
-//! - [`solo_speeds`]: slowdowns relative to the solo speed.
-//! - [`service_losses`]: which services slow each other down.
-//! - [`verifier`]: measures the effect of plan changes, and rolls back those that made programs slower.
+//! - [`clustering`]: groups threads that share data, and assigns each cluster a chip.
+//! - [`work_metric`]: measures a task's speed by reported work, instructions or a proxy.
+//! - [`solo_speeds`]: estimates slowdowns relative to the solo speed.
+//! - [`service_losses`]: finds the services that slow each other down.
+//! - [`verifier`]: measures the effect of plan changes, and rolls back changes that made programs slower.
 //! - [`policies`]: one file per policy, and the registry by name.
 
 #![warn(missing_docs)]

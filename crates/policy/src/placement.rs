@@ -1,11 +1,12 @@
-//! Placement of programs on a machine by pairwise slowdowns: its expected cost, that of the best, the worst and a
-//! random placement, and the reasons as text.
+//! Placement of programs on a machine by pairwise slowdowns, with the cost of the best, the worst and a random
+//! placement, and the reasons as text.
 //!
-//! Problem: solvers count the CPUs of each cache, but users want named CPUs and reasons. Method: the online CPUs of
-//! every last-level cache take programs (one per core while the programs fit on the cores, so that no two programs
-//! share a core needlessly), and the solver's seating is translated into CPUs. The reason for a program's placement is
-//! the comparison that decided it, between the neighbor that it avoids and its actual one. Properties: programs are
-//! identified by position, ties go to the earlier one; the reasons contain the numbers that decided.
+//! Problem: solvers count the CPUs of each cache, but users want named CPUs and reasons. Method: programs are placed
+//! on the online CPUs of every last-level cache. While the programs fit on the cores, each core takes one program, so
+//! that no two programs share a core needlessly. The solver's assignment is then translated into CPUs. The reason for
+//! a program's placement is the comparison that decided it: the cost beside the neighbor that the program avoids, and
+//! beside its actual neighbor. Properties: programs are identified by position, and ties go to the earlier program;
+//! the reasons contain the numbers that decided.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ use crate::solvers::{self, Seating, Seats, SolverMethod};
 /// CPUs that share a last-level cache, those of different cores first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CacheSeats {
-    /// The shared cache; `None` for a CPU that has none, as far as known.
+    /// The shared cache; `None` if the CPU has no known shared cache.
     pub cache: Option<CacheId>,
     /// CPUs that take programs.
     pub cpus: Vec<CpuId>,
@@ -140,9 +141,9 @@ pub struct Placement {
     pub worst: PlacementCost,
     /// Exact mean over all assignments with even loads.
     pub random: PlacementCost,
-    /// 5 % of a seeded sample of random assignments lie below this.
+    /// Lower 5 % quantile of the costs in a seeded sample of random assignments.
     pub random_low_5_percent: PlacementCost,
-    /// 5 % of the same sample lie above this.
+    /// Upper 5 % quantile of the costs in the same sample.
     pub random_high_5_percent: PlacementCost,
     /// The solver's method.
     pub method: SolverMethod,

@@ -8,7 +8,7 @@ use cachemate_core::{Reason, ReasonKind, TaskId};
 use crate::matrix::{CostKind, PairCosts};
 use crate::solvers::Seating;
 
-/// Slowdowns below this are not given as reasons.
+/// Slowdown below which a co-runner is not stated as a reason.
 const NOTICEABLE: f64 = 0.005;
 
 /// Returns one reason for every program, in the order of programs, and a second one if the program takes turns on a

@@ -18,15 +18,15 @@ const EFFECTS: [f64; 2] = [0.2, 5.0];
 /// Smallest number of blocks for an adoption: without an effect, this many have the same sign one time in thirty-two,
 /// whatever their noise, and one given sign one time in sixty-four.
 pub const MIN_BLOCKS: usize = 6;
-/// Two-sided one in twenty: one in forty each way.
+/// Bayes factor that decides: a two-sided error of one in twenty, which is one in forty each way.
 const SURE: f64 = 20.0;
 
 /// The result of the blocks so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SequentialVerdict {
-    /// Faster, and not by chance.
+    /// The new plan is faster, with statistical significance.
     Faster,
-    /// Slower, and not by chance.
+    /// The new plan is slower, with statistical significance.
     Slower,
     /// The gain is smaller than the required one.
     Negligible,

@@ -10,7 +10,7 @@ use cachemate_core::{CounterEvent, Observation, ProbeEvidence, Profile, TaskId, 
 pub struct SoloSpeeds(BTreeMap<TaskId, (WorkMetric, f64)>);
 
 impl SoloSpeeds {
-    /// Records a window's answers, and forgets exited tasks.
+    /// Records the probe results of a window, and removes tasks that have exited.
     pub fn observe(&mut self, observation: &Observation) {
         for answer in &observation.probe_results {
             if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_event: rate_of, .. } =
@@ -25,8 +25,8 @@ impl SoloSpeeds {
         }
     }
 
-    /// Returns the run time over the solo run time, minus one: by the work that the probe counted, in the same unit;
-    /// otherwise by instructions per cycle, if the profile has the solo value.
+    /// Returns a task's run time over its solo run time, minus one. The work that the probe counted is compared in
+    /// the same unit; without it, instructions per cycle are compared if the profile has the solo value.
     pub fn slowdown(&self, task: &TaskSample, elapsed_ns: u64, profile: &Profile) -> Option<f64> {
         let ran_ns = task.ran_ns();
         let by_work = self.0.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, alone)| {

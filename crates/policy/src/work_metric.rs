@@ -63,8 +63,8 @@ pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (W
     })
 }
 
-/// Returns the measure of a task's promised rate: the work that the task reports; `None` if another thread of its
-/// process reports for it; otherwise instructions.
+/// Returns the measure of a task's promised rate. This is reported work if the task reports any, and otherwise
+/// instructions. `None` if another thread of the task's process reports work on its behalf.
 pub fn promised_work(task: &TaskSample, samples: &[TaskSample]) -> Option<WorkMetric> {
     let mut siblings = samples.iter().filter(|sibling| sibling.process == task.process && !sibling.exited);
     match task.progress {

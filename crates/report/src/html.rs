@@ -1,6 +1,6 @@
-//! The whole study as one HTML file that loads nothing, in light and dark, readable on a phone.
+//! The whole study as one HTML file that loads nothing, has a light and a dark mode, and is readable on a phone.
 //!
-//! The matrix of slowdowns comes first, then the plan and its reasons, then their basis (classes, curves, method).
+//! The matrix of slowdowns comes first, then the plan and its reasons, then the evidence (classes, curves, method).
 
 use maud::{Markup, html};
 
@@ -18,7 +18,7 @@ pub struct StudyPage {
     pub lead: String,
     /// The machine of the study.
     pub machine: String,
-    /// Its contended cache.
+    /// The machine's contended cache.
     pub cache: CacheSummary,
     /// The programs of the study, in the order given.
     pub programs: Vec<ProgramSummary>,
@@ -33,7 +33,7 @@ pub struct StudyPage {
 }
 
 impl CostTable {
-    /// The matrix as a heat map.
+    /// The matrix of slowdowns as a heat map.
     pub fn heat_map(&self) -> HeatMap {
         let percent = self.unit == "percent";
         HeatMap {
@@ -109,7 +109,7 @@ impl StudyPage {
         }
     }
 
-    /// Points of one program: MPKI if there are instruction counts, otherwise miss ratios in percent.
+    /// Points of one program: misses per thousand instructions if `mpki` is set, otherwise miss ratios in percent.
     fn series(&self, index: usize, mpki: bool) -> Series {
         let name = &self.programs[index].name;
         let points = self.curves[index].iter().filter_map(|point| {
@@ -192,7 +192,7 @@ impl StudyPage {
     }
 }
 
-/// A linear axis, or a logarithmic one if one program would flatten all others.
+/// Returns a linear axis, or a logarithmic one if the largest program would otherwise flatten all others.
 fn spread_axis(label: &str, series: &[Series]) -> Axis {
     let peak = |single: &Series| single.points.iter().map(|point| point.y).fold(0.0, f64::max);
     let mut peaks: Vec<f64> = series.iter().map(peak).collect();
@@ -216,7 +216,7 @@ fn render_cost(value: Option<f64>, unit: &str) -> String {
     }
 }
 
-/// Class of a bar, which gives it a color by the size of the loss. Other units have no color scale.
+/// Class of a bar, which selects a color by the size of the loss. Only percentages have a color scale.
 fn severity(value: Option<f64>, unit: &str) -> &'static str {
     match value {
         Some(value) if unit == "percent" && value >= 20.0 => "high",

@@ -1,4 +1,5 @@
-//! The common frame of all HTML pages: one file that loads nothing, in light and dark, also for narrow windows.
+//! The common frame of all HTML pages: one file that loads nothing, has a light and a dark mode, and fits narrow
+//! windows.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -7,8 +8,9 @@ use crate::text::EscapedText;
 
 const PAGE_STYLE: &str = include_str!("page.css");
 
-/// A complete page around its main part. Text can reach it only through [`Markup`], which escapes markup, or a
-/// [`crate::figure::Drawing`], which does the same; characters that change the direction of writing are escaped here.
+/// Renders a complete page around its main part. Text reaches the page only through [`Markup`] or
+/// [`crate::figure::Drawing`], which both escape it; this function also escapes characters that change the direction
+/// of writing.
 pub fn render_page(title: &str, main: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
@@ -26,7 +28,7 @@ pub fn render_page(title: &str, main: &Markup) -> String {
     EscapedText::page(&page.into_string()).as_str().to_string()
 }
 
-/// A wide part, such as a table, that scrolls separately, with the keyboard as well.
+/// Wraps a wide part, such as a table, in a box that scrolls separately, also by keyboard.
 pub fn scroll_box(label: &str, content: &Markup) -> Markup {
     html! { div.scroll tabindex="0" role="region" aria-label=(label) { (content) } }
 }

@@ -1,4 +1,4 @@
-//! The page of a lab run: each figure of the guest or of cachemate beside that of the model, with its target.
+//! The page of a lab run: each figure that the guest or cachemate reports beside the model's figure, with its target.
 
 use maud::{Markup, html};
 use serde::{Deserialize, Serialize};
@@ -10,21 +10,21 @@ use crate::text::counted_text;
 /// The results of a lab run, as the lab's scripts write them (`result.json`).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LabResult {
-    /// Was anything run? If not, `reason` says why.
+    /// Was any scenario run? If not, `reason` gives the cause.
     pub ran: bool,
-    /// The reason for which nothing was run.
+    /// Reason for which no scenario was run.
     #[serde(default)]
     pub reason: Option<String>,
-    /// The guest's kernel.
+    /// Version of the guest's kernel.
     #[serde(default)]
     pub kernel: Option<String>,
-    /// Commit of the scripts; `None` if they are not a checkout.
+    /// Git commit of the lab's scripts; `None` if they are not in a Git checkout.
     #[serde(default)]
     pub commit: Option<String>,
-    /// All figures.
+    /// All figures of the run.
     #[serde(default)]
     pub lines: Vec<LabLine>,
-    /// Time of the run on the host.
+    /// Elapsed time of the run on the host.
     #[serde(default)]
     pub seconds: Option<f64>,
 }
@@ -36,7 +36,7 @@ pub struct LabLine {
     pub id: String,
     /// Description of the figure.
     pub title: String,
-    /// Does it meet its target? `None` if it has none, or was not measured.
+    /// Does the figure meet its target? `None` if it has no target, or was not measured.
     pub passed: Option<bool>,
     /// The figure reported by cachemate, by the guest, or by a closed form.
     pub reported: String,
@@ -51,7 +51,7 @@ impl LabLine {
         self.id.split('.').next().unwrap_or(&self.id)
     }
 
-    /// Both figures, if they are single numbers greater than 0.
+    /// Reported and modeled figure, if both are single numbers greater than 0.
     fn pair(&self) -> Option<(f64, f64)> {
         let number = |text: &str| text.trim().parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0);
         Some((number(&self.reported)?, number(&self.modeled)?))

@@ -1,8 +1,7 @@
-//! From results to output for users and scripts: JSON objects, text tables, terminal pictures, SVG figures, an HTML
-//! page.
+//! Renders results for users and scripts: JSON objects, text tables, terminal pictures, SVG figures, and HTML pages.
 //!
-//! Everything here is pure: data in, text out. It adds nothing that is not in the data, and missing values remain
-//! visible (`–` in text, `null` in JSON). [`figure`] is general: it also draws the papers' figures.
+//! All functions are pure: data in, text out. They add nothing to the data, and show a missing value as missing (`–`
+//! in text, `null` in JSON). [`figure`] does not depend on the other modules, and also draws the papers' figures.
 
 #![warn(missing_docs)]
 

@@ -1,6 +1,6 @@
-//! Results of the commands as data: the JSON objects on which scripts rely, and from which tables and pages are made.
+//! Results of the commands as data: the JSON objects that scripts read, and the source of tables and pages.
 //!
-//! Field names are a promise (docs/json.md, verified by a test of the command): fields are added, but never renamed. A
+//! Field names are stable (docs/json.md, verified by a test of the command): fields are added, but never renamed. A
 //! missing value is `null`, never zero.
 
 use cachemate_core::{CacheLevel, Topology};
@@ -11,7 +11,7 @@ use serde::Serialize;
 pub struct CurvePoint {
     /// Size of a fully associative cache.
     pub bytes: u64,
-    /// Misses over accesses in the file.
+    /// Misses divided by accesses.
     pub miss_ratio: f64,
     /// Misses per thousand instructions; `None` if the recording has no instruction counts.
     pub mpki: Option<f64>,
@@ -24,11 +24,11 @@ pub struct CurvePoint {
 pub struct CurveCounts {
     /// Records in the file.
     pub accesses: u64,
-    /// Data accesses of the program before filtering; `None` if the file does not contain it.
+    /// Data accesses of the program before filtering; `None` if the file does not contain this count.
     pub program_accesses: Option<u64>,
-    /// Instructions in the recorded window; `None` if the file does not contain it.
+    /// Instructions in the recorded window; `None` if the file does not contain this count.
     pub instructions: Option<u64>,
-    /// First touches of a line; `None` for a sample, which does not include all of them.
+    /// First accesses to a line; `None` for a sampled curve, which does not follow every line.
     pub cold: Option<u64>,
     /// Points in ascending order of size.
     pub curve: Vec<CurvePoint>,
@@ -43,18 +43,18 @@ pub struct SamplingSummary {
     pub accesses: u64,
     /// Distinct lines that were followed.
     pub lines: u64,
-    /// Largest `miss_ratio_error` of the curve; `None` if a point has none.
+    /// Largest `miss_ratio_error` of the curve; `None` if a point has no error.
     pub error: Option<f64>,
 }
 
-/// One part of a recording with `--by`.
+/// One part of a recording that `--by` splits.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct MrcPart {
-    /// The process, by its number in the recording; `None` for all of them.
+    /// The process, by its number in the recording; `None` for all processes.
     pub process: Option<u32>,
     /// The thread, by its number in the recording; `None` for all threads of the process.
     pub thread: Option<u32>,
-    /// Counts with a separate cache for this part.
+    /// Counts of this part, simulated with a separate cache.
     #[serde(flatten)]
     pub counted: CurveCounts,
 }
@@ -66,7 +66,7 @@ pub struct MrcResult {
     pub file: String,
     /// Line size in bytes.
     pub line_bytes: u32,
-    /// All processes and threads together.
+    /// Counts of all processes and threads together.
     #[serde(flatten)]
     pub all: CurveCounts,
     /// The sampling of the curve; `None` if every access was followed.
@@ -88,22 +88,23 @@ pub struct CachesimResult {
     pub line_bytes: u32,
     /// `lru`, `plru` or `random`.
     pub replacement: String,
-    /// Records in the file; with `--l1`, all of them rather than only those that reach the cache.
+    /// Records in the file. With `--l1`, this includes the records that hit the L1 and never reach the simulated
+    /// cache.
     pub accesses: u64,
     /// Misses of the simulated cache.
     pub misses: u64,
-    /// Misses over accesses; `None` without accesses.
+    /// Misses divided by accesses; `None` without accesses.
     pub miss_ratio: Option<f64>,
     /// Misses per thousand instructions; `None` if the file has no instruction counts.
     pub mpki: Option<f64>,
-    /// Misses of the L1 in front, with `--l1`.
+    /// With `--l1`: misses of the L1 in front of the simulated cache.
     pub l1_misses: Option<u64>,
 }
 
 /// Summary of one program for predictions and plans.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct ProgramSummary {
-    /// Name, from the profile or the recording.
+    /// Name of the program, from its profile or recording.
     pub name: String,
     /// The recorded command.
     pub command: Option<String>,
@@ -113,20 +114,20 @@ pub struct ProgramSummary {
     pub instructions: Option<u64>,
     /// Accesses that reach the shared cache, per thousand instructions; `None` if unknown.
     pub accesses_per_kilo_instr: Option<f64>,
-    /// Misses per thousand instructions, alone on the whole cache.
+    /// Misses per thousand instructions when the program has the whole cache to itself.
     pub solo_mpki: Option<f64>,
-    /// Misses per thousand instructions, alone on half of its ways.
+    /// Misses per thousand instructions when the program runs alone with half of the ways.
     pub half_cache_mpki: Option<f64>,
-    /// Share of its hits that it loses with half of the ways, a measure of its sensitivity.
+    /// Share of the program's hits that it loses with half of the ways; measures its sensitivity.
     pub lost_hits_share: Option<f64>,
 }
 
-/// The cache that is shared.
+/// The contended cache of a machine.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct CacheSummary {
     /// Level, such as `L2` or `L3`.
     pub level: String,
-    /// Size of all slices together.
+    /// Total size of all slices of one cache.
     pub size_bytes: u64,
     /// Lines per set.
     pub ways: u32,
@@ -134,28 +135,28 @@ pub struct CacheSummary {
     pub line_bytes: u32,
     /// Number of such caches in the machine.
     pub instances: u32,
-    /// CPUs that share one of them.
+    /// Number of CPUs that share one such cache.
     pub cpus_each: u32,
 }
 
-/// Pairwise costs: the row's program is slowed down by the column's.
+/// Pairwise costs: how much the column's program slows down the row's program.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct CostTable {
-    /// The model that predicts it.
+    /// The model that predicts the costs.
     pub model: String,
-    /// `percent` of the solo run time lost, or a `weight` without a unit.
+    /// Unit of the costs: `percent` of the solo run time, or `weight`, which has no unit.
     pub unit: String,
     /// Names of the programs, in the order of rows and of columns.
     pub names: Vec<String>,
     /// `values[row][column]`: slowdown of the row's program beside the column's; `None` if unknown.
     pub values: Vec<Vec<Option<f64>>>,
-    /// Lower ends of the 90 % intervals; `None` if the model has no intervals.
+    /// Lower ends of the 90 % intervals, by row and column; `None` if the model has no intervals.
     pub low: Option<Vec<Vec<Option<f64>>>>,
-    /// Upper ends.
+    /// Upper ends of the 90 % intervals, by row and column; `None` if the model has no intervals.
     pub high: Option<Vec<Vec<Option<f64>>>>,
 }
 
-/// Ends of an interval in percent.
+/// An interval in percent.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct PercentRange {
     /// Lower end.
@@ -164,29 +165,29 @@ pub struct PercentRange {
     pub high_percent: f64,
 }
 
-/// Effect of a group on one of its members.
+/// Forecast for one member of a group of programs on one cache.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GroupMember {
     /// Name, as in [`ProgramSummary::name`].
     pub name: String,
     /// Misses per thousand instructions, alone on the cache; `None` if unknown.
     pub solo_mpki: Option<f64>,
-    /// Beside the others: misses over accesses; `None` if the scheme does not predict it.
+    /// Misses divided by accesses beside the other members; `None` if the scheme does not predict it.
     pub miss_ratio: Option<f64>,
-    /// Beside the others: misses per thousand instructions; `None` if the scheme does not predict it.
+    /// Misses per thousand instructions beside the other members; `None` if the scheme does not predict it.
     pub mpki: Option<f64>,
-    /// Share of its solo run time that it loses.
+    /// Run time that the member gains beside the others, in percent of its solo run time.
     pub slowdown_percent: Option<f64>,
-    /// Its 90 % interval; `None` if the model has none.
+    /// The 90 % interval of the slowdown; `None` if the model has none.
     pub slowdown_interval: Option<PercentRange>,
 }
 
-/// All programs together on one cache.
+/// Forecast for all programs together on one cache.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GroupForecast {
     /// The scheme that computes the figures.
     pub method: String,
-    /// Misses over accesses of all members together; `None` if the scheme does not predict it.
+    /// Misses divided by accesses of all members together; `None` if the scheme does not predict it.
     pub miss_ratio: Option<f64>,
     /// Members in the order of the programs.
     pub members: Vec<GroupMember>,
@@ -197,15 +198,16 @@ pub struct GroupForecast {
 pub struct PredictResult {
     /// The machine of the prediction.
     pub machine: String,
-    /// Its contended cache.
+    /// The machine's contended cache.
     pub cache: CacheSummary,
     /// Programs in the order given.
     pub programs: Vec<ProgramSummary>,
-    /// Pairwise costs.
+    /// Pairwise slowdowns.
     pub matrix: CostTable,
-    /// Source of each program's cycles and overlap; `None` if the model uses none.
+    /// Source of each program's cycles and overlap of misses; `None` if the model uses neither.
     pub timing: Option<Vec<String>>,
-    /// Forecast for all programs together; `None` for fewer than two programs, or without evidence.
+    /// Forecast for all programs together; `None` if there are fewer than two programs, or the evidence does not
+    /// suffice.
     pub group: Option<GroupForecast>,
 }
 
@@ -214,31 +216,31 @@ pub struct PredictResult {
 pub struct PlacementRow {
     /// Name, as in [`ProgramSummary::name`].
     pub name: String,
-    /// Its CPU; programs on the same CPU take turns.
+    /// The program's CPU; programs on the same CPU take turns.
     pub cpu: Option<u32>,
     /// Expected slowdown, in the unit of the scheme; `None` if it is unknown.
     pub slowdown: Option<f64>,
-    /// The reason, as text.
+    /// Reason for the placement, as text.
     pub reason: String,
 }
 
 /// One cache in a plan.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct CacheAssignment {
-    /// Name, such as `L2 #0`.
+    /// Name of the cache, such as `L2 #0`.
     pub cache: String,
-    /// CPUs in the kernel's list form.
+    /// CPUs of the cache, in the kernel's list form.
     pub cpus: String,
-    /// The programs on its CPUs.
+    /// Programs on the CPUs of the cache.
     pub programs: Vec<PlacementRow>,
 }
 
-/// Mean expected cost of the programs, for the plan and for the alternatives to it.
+/// Mean expected cost per program, for the plan and its alternatives.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Alternatives {
-    /// Mean for this plan.
+    /// Mean for this plan; `None` if unknown.
     pub plan: Option<f64>,
-    /// Mean for the best assignment; `None` if unknown.
+    /// Mean for the best assignment that was found; `None` if unknown.
     pub best: Option<f64>,
     /// Mean for the worst assignment; `None` if unknown.
     pub worst: Option<f64>,
@@ -251,45 +253,45 @@ pub struct Alternatives {
 pub struct PlanResult {
     /// The machine that the plan is for.
     pub machine: String,
-    /// The model from which the plan is made.
+    /// The model on which the plan is based.
     pub model: String,
     /// Unit of the numbers below: `percent` or `weight`.
     pub unit: String,
-    /// Method by which the plan was found: `matching`, `dynamic-programming`, ...
+    /// Solver that found the plan: `matching`, `dynamic-programming`, ...
     pub solver: String,
     /// Is the plan proved optimal under this scheme?
     pub optimal: bool,
-    /// Upper bound of the distance from the optimum, if the plan is not known to be optimal.
+    /// Upper bound of the distance from the optimum, if the plan is not proved optimal.
     pub gap: Option<f64>,
     /// The caches, each with the programs on its CPUs.
     pub caches: Vec<CacheAssignment>,
-    /// This plan and the alternatives to it.
+    /// Expected costs of this plan and its alternatives.
     pub expected: Alternatives,
 }
 
 /// One CPU in `cachemate topology --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CpuRow {
-    /// The number that the operating system gives it.
+    /// Number of the CPU in the operating system.
     pub cpu: u32,
-    /// The core to which it belongs; dense, counted over the whole machine.
+    /// Number of the CPU's core, counted from 0 over the whole machine.
     pub core: u32,
-    /// The chip or socket to which it belongs; dense.
+    /// Number of the CPU's chip or socket, counted from 0.
     pub package: u32,
-    /// Its nearest memory node.
+    /// Nearest memory node of the CPU.
     pub memory_node: u32,
-    /// Can tasks run on it?
+    /// Is the CPU online?
     pub online: bool,
 }
 
 /// One cache in `cachemate topology --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CacheRow {
-    /// Index within the machine; not the kernel's id.
+    /// Index of the cache within the machine; differs from the kernel's id.
     pub cache: u32,
     /// Level: `L1d`, `L1i`, `L2`, ...
     pub level: String,
-    /// CPUs in the kernel's list form.
+    /// CPUs that share the cache, in the kernel's list form.
     pub cpus: String,
     /// Size of all slices together; `None` if the machine does not report it.
     pub size_bytes: Option<u64>,
@@ -297,14 +299,14 @@ pub struct CacheRow {
     pub ways: Option<u32>,
     /// Line size in bytes; `None` if the machine does not report it.
     pub line_bytes: Option<u32>,
-    /// Is it the contended cache?
+    /// Is the cache a contended one, at the last level?
     pub last_level: bool,
 }
 
 /// `cachemate topology --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct TopologyResult {
-    /// A machine's name, or the directory that represents the host.
+    /// Name of a machine, or the directory from which the host was read.
     pub source: String,
     /// Every CPU, online or not.
     pub cpus: Vec<CpuRow>,

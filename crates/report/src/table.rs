@@ -1,5 +1,5 @@
-//! Plain text tables: columns as wide as their content, without any decoration that would confuse `awk`. A cell keeps
-//! its position whatever its text.
+//! Plain text tables. Columns are as wide as their content, have no decoration that would confuse `awk`, and keep
+//! every cell at its position, whatever text it contains.
 
 use crate::text::EscapedText;
 
@@ -20,7 +20,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table without rows. `header` gives the name of each column, and the alignment of its cells.
+    /// An empty table. `header` gives the name of each column and the alignment of its cells.
     pub fn new(header: &[(&str, Align)]) -> Self {
         let cell = |name: &str| EscapedText::line(name).to_string();
         Table { header: header.iter().map(|(name, align)| (cell(name), *align)).collect(), rows: Vec::new() }
@@ -40,7 +40,7 @@ impl Table {
         self.rows.is_empty()
     }
 
-    /// The table, one line per row, each terminated by a newline, without trailing blanks.
+    /// Renders the table: one line per row, each terminated by a newline, without trailing blanks.
     pub fn text(&self) -> String {
         let names: Vec<String> = self.header.iter().map(|(name, _)| name.clone()).collect();
         let lines = || std::iter::once(&names).chain(&self.rows);
@@ -57,8 +57,8 @@ impl Table {
     }
 }
 
-/// Columns that a text takes in a terminal, without escape sequences. Each character counts as one column, because the
-/// names of programs and the numbers in these tables contain no wide or combining characters.
+/// Number of terminal columns of a text, without its escape sequences. Each character counts as one column, because
+/// program names and numbers in these tables contain no wide or combining characters.
 pub(crate) fn width(text: &str) -> usize {
     let mut columns = 0;
     let mut escape = false;
@@ -73,7 +73,7 @@ pub(crate) fn width(text: &str) -> usize {
     columns
 }
 
-/// The text, padded with blanks to `to` columns.
+/// Pads a text with blanks to `to` columns.
 pub(crate) fn pad(text: &str, columns: usize, align: Align) -> String {
     let blanks = " ".repeat(columns.saturating_sub(width(text)));
     match align {

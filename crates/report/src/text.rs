@@ -1,4 +1,4 @@
-//! Numbers and text for display.
+//! Formats numbers and text for display.
 
 /// Bytes with the largest of K, M, G (powers of 1024) that keeps at most three decimals exact: `64K`, `1.5M`, `100`. A size
 /// that would need four digits and decimals is rounded in the next larger unit: `1.41M`.
@@ -14,7 +14,8 @@ pub fn size_text(bytes: u64) -> String {
             return format!("{}{unit}", trim_lines(format!("{:.3}", whole as f64 + (eighths >> shift) as f64 / 8.0)));
         }
     }
-    // Not a multiple of an eighth: two decimals in the largest unit, so that columns stay narrow.
+    // The size is not a multiple of an eighth, so it gets two decimals in the largest unit, which keeps columns
+    // narrow.
     for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
         if bytes >> shift > 0 {
             return format!("{:.2}{unit}", bytes as f64 / (1u64 << shift) as f64);
@@ -23,8 +24,8 @@ pub fn size_text(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// A count in groups of three digits: `1,234,567`. The separator is ASCII and not a blank, so that a field stays one
-/// word in a pipe.
+/// A count in groups of three digits: `1,234,567`. The separator is a comma rather than a blank, so that a field
+/// remains one word for tools that read the output.
 pub fn count_text(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -37,7 +38,7 @@ pub fn count_text(count: u64) -> String {
     text
 }
 
-/// A count with its noun: `1 package`, `2 packages`, `1,234 phases`. The plural of `one` is formed with an s.
+/// A count with its noun: `1 package`, `2 packages`, `1,234 phases`. The plural is `singular` with an s.
 pub fn counted_text(count: u64, singular: &str) -> String {
     format!("{} {singular}{}", count_text(count), if count == 1 { "" } else { "s" })
 }
@@ -49,8 +50,8 @@ pub fn percent_text(fraction: f64, decimals: usize) -> String {
     format!("{} %", format_fixed(zero, decimals))
 }
 
-/// A number with this number of decimals. A number of more than nine digits is written as a power of ten, because three
-/// hundred digits are unreadable.
+/// A number with this number of decimals. A number of more than nine digits is written as a power of ten, because
+/// hundreds of digits are unreadable.
 pub fn format_fixed(value: f64, decimals: usize) -> String {
     match value {
         _ if !value.is_finite() => "–".to_string(),
@@ -59,7 +60,7 @@ pub fn format_fixed(value: f64, decimals: usize) -> String {
     }
 }
 
-/// A foreign text, above all a program's name, made safe for a terminal, a table's row or a line of a log. All
+/// Makes an untrusted text, such as a program's name, safe for a terminal, a table's row or a log's line. All
 /// characters without a visible glyph are escaped: control characters, line ends, and marks that change the direction
 /// of writing. A backslash is doubled, so that an escape cannot be forged.
 pub fn printable(text: &str) -> String {
@@ -67,8 +68,9 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_debug().to_string() }).collect()
 }
 
-/// Text that cannot affect its reader's terminal: no escape sequence, no control character, no mark that changes the
-/// direction of writing or has no width. Every writer of the command accepts only this type.
+/// Text that cannot affect the reader's terminal. It contains no escape sequence, no control character, and no mark
+/// that has no width or changes the direction of writing. Every function of the command that writes output accepts
+/// only this type.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct EscapedText(String);
 
@@ -93,19 +95,19 @@ impl EscapedText {
         EscapedText(escaped + remaining_text)
     }
 
-    /// One line, such as a message of a log, in which line ends are escaped as well.
+    /// One line, such as a log message; line ends in it are escaped as well.
     pub fn line(text: &str) -> Self {
         let EscapedText(output) = EscapedText::output(text);
         EscapedText(output.replace('\n', "\\n"))
     }
 
-    /// Text or markup of a page, in which terminal colors are escaped as well, because they have no effect there.
+    /// Text or markup of a page; terminal colors in it are escaped as well, because they have no effect there.
     pub fn page(text: &str) -> Self {
         let escape = |c: char| if is_acting(c) { c.escape_unicode().to_string() } else { c.to_string() };
         EscapedText(text.chars().map(escape).collect())
     }
 
-    /// JSON inside a page: no text in it can end its element or act on the order of what is shown.
+    /// JSON inside a page: no text in it can end the enclosing element or change the order of the displayed text.
     pub fn embedded_json(json: &str) -> Self {
         let escape = |c: char| match c {
             '<' => "\\u003c".to_string(),
@@ -115,7 +117,7 @@ impl EscapedText {
         EscapedText(json.chars().map(escape).collect())
     }
 
-    /// JSON of the same value, in which the active characters of strings are escaped as JSON escapes.
+    /// JSON of the same value, in which control and direction characters of strings are replaced by JSON escapes.
     pub fn json(text: &str) -> Self {
         let mut escaped = String::with_capacity(text.len());
         for c in text.chars() {
@@ -139,7 +141,7 @@ impl std::fmt::Display for EscapedText {
     }
 }
 
-/// Does a character affect a terminal, or the order or number of the characters beside it?
+/// Can a character affect a terminal, or the order or number of the characters beside it?
 fn is_acting(c: char) -> bool {
     let is_invisible = matches!(c,
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'

@@ -1,7 +1,7 @@
 //! Comparison of policies on one machine, from profiles: the result as data, and as one HTML page.
 //!
-//! The table comes first, then the same timelines for each policy on the same scales: slowdowns, occupancies, memory,
-//! locations, and decisions with their reasons.
+//! The table comes first. The same timelines follow for each policy on the same scales: slowdowns, occupancies,
+//! memory, locations, and decisions with their reasons.
 
 use maud::{Markup, html};
 use serde::Serialize;
@@ -16,74 +16,74 @@ use crate::text::{number, percent_text, value_or_dash};
 pub struct WhatIfResult {
     /// The simulated machine.
     pub machine: String,
-    /// Its contended cache.
+    /// The machine's contended cache.
     pub cache: CacheSummary,
-    /// Nominal length.
+    /// Nominal length of the run, in hours.
     pub hours: f64,
     /// Seed of all random draws in the runs.
     pub seed: u64,
-    /// Policies in the order given, each with the same machine, programs and seed.
+    /// Outcomes of the policies in the order given; all policies run with the same machine, programs and seed.
     pub policies: Vec<PolicyOutcome>,
 }
 
-/// Outcome under one policy.
+/// Outcome of a run under one policy.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PolicyOutcome {
     /// The policy, as given on the command line.
     pub policy: String,
-    /// Did the run complete? If not, the user stopped it, and everything until then is counted.
+    /// Did the run complete? If not, the user stopped it, and the figures cover the time before the stop.
     pub complete: bool,
     /// Number of windows that the policy observed.
     pub windows: u64,
-    /// Mean over programs of the time over the time alone on a separate CPU and cache.
+    /// Mean over programs of the slowdown: run time divided by the run time alone on a separate CPU and cache.
     pub mean_slowdown: Option<f64>,
-    /// The largest slowdown of a program; `None` if no program has one.
+    /// Largest slowdown of any program; `None` if no program has a slowdown.
     pub worst_slowdown: Option<f64>,
-    /// Sum of the slowdowns' inverses.
+    /// Sum of the inverse slowdowns of all programs.
     pub weighted_speedup: Option<f64>,
     /// Instructions per second of all programs together, over the whole run.
     pub instructions_per_second: f64,
     /// Memory traffic of all nodes together, in both directions.
     pub memory_bytes_per_second: f64,
-    /// Plans that changed a placement, a partition or a time share.
+    /// Plans per hour that changed a placement, a partition or a time share.
     pub changes_per_hour: f64,
-    /// Machine time that probes and page moves took.
+    /// Machine time that probes and page moves consumed.
     pub overhead_seconds: f64,
     /// Programs in the order given; the second copy of a name is `name 2`.
     pub programs: Vec<ProgramOutcome>,
-    /// Values over time.
+    /// Figures over time.
     pub series: TimeSeries,
     /// Plans that changed something, in order of time.
     pub decisions: Vec<ReportedDecision>,
 }
 
-/// One program under one policy.
+/// Outcome of one program under one policy.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ProgramOutcome {
     /// Its name; the second copy of a name is `name 2`.
     pub name: String,
-    /// Time over the time alone on a separate CPU and cache; `None` if no instruction was executed.
+    /// Run time divided by the run time alone on a separate CPU and cache; `None` if no instruction was executed.
     pub slowdown: Option<f64>,
-    /// The same for its time on CPU only, which reflects caches and memory.
+    /// The same ratio for time on CPU only, which reflects caches and memory but no waits for a CPU.
     pub slowdown_on_cpu: Option<f64>,
-    /// Instructions per cycle on CPU; `None` if it never ran.
+    /// Instructions per cycle on CPU; `None` if the program never ran.
     pub instr_per_cycle: Option<f64>,
     /// Misses of the contended cache per thousand instructions; `None` if no instruction was executed.
     pub mpki: Option<f64>,
 }
 
-/// Values over time, by program in the order of `programs`; each is for the interval that ends at its time.
+/// Values over time, by program in the order of `programs`. Each value covers the interval that ends at its time.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct TimeSeries {
     /// End of each interval, from the start of the run.
     pub seconds: Vec<f64>,
     /// Slowdown by program and interval; `None` if the program did not run in it.
     pub slowdown: Vec<Vec<Option<f64>>>,
-    /// Mean bytes occupied in all contended caches, by program and interval; `None` if not observed in it.
+    /// Mean bytes that the program occupied in all contended caches, by program and interval; `None` if not observed.
     pub occupancy_bytes: Vec<Vec<Option<f64>>>,
-    /// The contended cache on which it mostly ran.
+    /// Contended cache on whose CPUs the program ran most, by program and interval.
     pub cache: Vec<Vec<Option<u32>>>,
-    /// Utilization by memory node.
+    /// Utilization of memory, by memory node and interval.
     pub memory_busy_share: Vec<Vec<f64>>,
 }
 
@@ -92,13 +92,13 @@ pub struct TimeSeries {
 pub struct ReportedDecision {
     /// Time of the decision, from the start of the run.
     pub seconds: f64,
-    /// The first reasons, with their programs.
+    /// The plan's first reasons, with their programs.
     pub reason: String,
 }
 
 /// Maximum number of decisions that the page lists.
 const MAX_DECISIONS: usize = 40;
-/// Maximum number of programs that are drawn individually; beyond it, the most slowed ones.
+/// Maximum number of programs drawn individually; if there are more, those that were slowed most are drawn.
 const MAX_LINES: usize = 12;
 
 impl WhatIfResult {
@@ -172,7 +172,7 @@ impl WhatIfResult {
         }
     }
 
-    /// The difference of each program under each policy from the first policy, and the policies' means over time on one
+    /// For each program, the difference of each policy from the first one, and the policies' means over time on one
     /// axis.
     fn differences_section(&self) -> Markup {
         let Some((first, others)) =
@@ -242,7 +242,7 @@ impl WhatIfResult {
         }
     }
 
-    /// Programs that are drawn: all, or those that any policy slows down most, in their order.
+    /// Programs to draw, in their order: all of them, or those that some policy slows down most.
     fn drawn_programs(&self) -> Vec<usize> {
         let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
         let worst = |index: usize| {
@@ -346,8 +346,8 @@ impl WhatIfResult {
 /// Values that exceed the 95th percentile by this factor are cut off.
 const OUTLIER: f64 = 2.0;
 
-/// An axis from the smallest to the largest value, and the largest value if it is cut off: one outlier would otherwise
-/// flatten every line.
+/// Returns an axis from the smallest to the largest value, and the largest value if it is cut off. One outlier would
+/// otherwise flatten every line.
 fn fitted_axis(label: &str, mut values: Vec<f64>) -> (Axis, Option<f64>) {
     values.retain(|value| value.is_finite());
     values.sort_by(f64::total_cmp);

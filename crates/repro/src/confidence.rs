@@ -1,37 +1,38 @@
-//! Whether the seeds so far decide a result: Student's interval over the seeds, compared with the target.
+//! Decides whether the seeds so far determine a verdict, by comparing Student's interval over the seeds with the
+//! target.
 
 use serde::Serialize;
 
-/// Minimum number of seeds of a line, if seeds are added until it is decided.
+/// Minimum number of seeds of a line if seeds are added until it is decided.
 pub const MIN_SEEDS: usize = 2;
-/// Maximum number of seeds; a line that needs more stays undecided.
+/// Maximum number of seeds of a line; a line that needs more remains undecided.
 pub const MAX_SEEDS: usize = 40;
-/// Largest number of seeds to which the extrapolation extends.
+/// Maximum number of seeds that the extrapolation reports.
 const MAX_EXTRAPOLATED: usize = 10_000;
 
-/// The 97.5 % quantile of Student's t by degrees of freedom, from 1 on.
+/// The 97.5 % quantiles of Student's t, by degrees of freedom from 1.
 const STUDENT: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
 
-/// The 95 % interval of a mean over seeds, and whether it lies on one side of the target.
+/// The 95 % interval of a mean over seeds, compared with the bounds of the target.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct LineConfidence {
-    /// Lower end.
+    /// Lower end of the interval.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the interval.
     pub high: f64,
-    /// Whether no bound of the target lies within the interval.
+    /// Does no bound of the target lie within the interval?
     pub is_decided: bool,
-    /// Seeds that would decide the line if mean and spread stayed the same; `None` if it is decided, or if ten thousand
-    /// seeds would not suffice.
+    /// Number of seeds that would decide the line if mean and spread stayed the same. `None` if the line is decided,
+    /// or if even ten thousand seeds would not suffice.
     pub seeds_to_decide: Option<usize>,
 }
 
 impl LineConfidence {
-    /// Computes the interval; `None` for fewer than two values, or for values that are not numbers. `bounds` are those
-    /// of the target.
+    /// Computes the interval; `None` for fewer than two values, or if a value is not a number. `bounds` are the
+    /// bounds of the target.
     pub fn estimate(values: &[f64], bounds: &[f64]) -> Option<Self> {
         let count = values.len();
         if count < MIN_SEEDS || values.iter().any(|value| !value.is_finite()) {
@@ -49,7 +50,7 @@ impl LineConfidence {
         Some(LineConfidence { low: mean - half, high: mean + half, is_decided, seeds_to_decide })
     }
 
-    /// The number of seeds for the next run of the line; at most twice the present number.
+    /// Number of seeds for the next run of the line; at most twice the present number, `seeds`.
     pub fn next_seeds(&self, seeds: usize) -> usize {
         self.seeds_to_decide.unwrap_or(usize::MAX).min(2 * seeds).max(seeds + 1)
     }
@@ -57,7 +58,7 @@ impl LineConfidence {
 
 fn half_width(spread: f64, seeds: usize) -> f64 {
     let degrees = seeds - 1;
-    // Beyond the table: Abramowitz and Stegun 26.7.5, two terms.
+    // Beyond the table, the quantile is approximated by Abramowitz and Stegun 26.7.5, with two terms.
     let (normal, n) = (1.959_964_f64, degrees as f64);
     let second = 5.0 * normal.powi(5) + 16.0 * normal.powi(3) + 3.0 * normal;
     let expansion = || normal + (normal.powi(3) + normal) / (4.0 * n) + second / (96.0 * n * n);

@@ -1,7 +1,7 @@
-//! Measured slowdowns: every program alone and every pair on one shared cache (CA 2.1.2).
+//! Measures slowdowns: every program alone, and every pair on one shared cache (CA 2.1.2).
 //!
-//! Speeds are over equal work ([`crate::work`]), and each run is made only once ([`crate::store`]). A pair is pinned to
-//! two cores of the first last-level cache; a program beside itself is two copies with different inputs.
+//! Speeds are over equal work ([`crate::work`]), and each run is made only once ([`crate::store`]). A pair is pinned
+//! to two cores of the first last-level cache; a program is paired with itself as two copies with different inputs.
 
 use cachemate_core::{CpuId, CpuSet, MachineSpec, Topology};
 use cachemate_policy::matrix::{CostKind, PairCosts};
@@ -14,48 +14,49 @@ use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::{self, InstructionRange};
 use crate::{ExperimentContext, ReproError};
 
-/// A machine on which programs are measured, and the lengths of the runs.
+/// A machine on which programs are measured, with the lengths of the runs.
 #[derive(Clone, Debug)]
 pub struct CoRunBench {
-    /// The machine, with all caches and CPUs whether a run uses them or not.
+    /// The machine, with all its caches and CPUs even if a run uses only some.
     pub machine: MachineSpec,
     /// Seed, scale and scheduler of every run.
     pub options: SimOptions,
-    /// Cycles before measuring starts; 0 = none.
+    /// Cycles before the measurement starts; may be 0.
     pub warm_up_cycles: u64,
-    /// Measured cycles; the instructions that a program executes in them alone are its work.
+    /// Measured cycles. The instructions that a program executes in them when it runs alone are its work.
     pub measured_cycles: u64,
 }
 
 impl CoRunBench {
     /// # Errors
-    /// There is no such machine.
+    /// There is no machine of this name.
     pub fn load(machine: &str, seed: u64, warm_up_cycles: u64, measured_cycles: u64) -> Result<Self, ReproError> {
         let Workload { machine, mut options, .. } = Workload::from_machine_name(machine, Vec::new(), seed)?;
-        // Slowdowns of programs that have run for minutes: in a run of milliseconds first touches would be up to half of
-        // a program's time alone, and hide what a co-runner costs.
+        // Programs start resident, as if they had run for minutes. In runs of milliseconds, first touches would
+        // otherwise take up to half of the solo time, and hide the cost of a co-runner.
         options.is_resident = true;
         Ok(CoRunBench { machine, options, warm_up_cycles, measured_cycles })
     }
 
-    /// A workload of these jobs on this bench, under these options.
+    /// A workload of these jobs on the bench's machine, under these options.
     pub fn workload(&self, options: SimOptions, jobs: Vec<WorkloadJob>) -> Workload {
         let (warm_up_cycles, measured_cycles) = (self.warm_up_cycles, self.measured_cycles);
         Workload { machine: self.machine.clone(), options, jobs, warm_up_cycles, measured_cycles }
     }
 
-    /// Runs the jobs together, each on its CPU and over the work that it does [alone](CoRunBench::solo_rates).
+    /// Runs the jobs together, each on its CPU, over the work that each does [alone](CoRunBench::solo_rates).
     ///
     /// # Errors
-    /// As [`run_request::joint_run`]; a job that does not finish its work.
+    /// A job does not finish its work, or [`run_request::joint_run`] fails.
     pub fn run(&self, jobs: &[(WorkloadJob, CpuId)]) -> Result<Vec<ProgramRates>, ReproError> {
         self.run_with(self.options.clone(), jobs)
     }
 
-    /// Like [`CoRunBench::run`] under other options; the work is that under the bench's options.
+    /// Runs jobs as [`CoRunBench::run`] does, but under other options; the work is still that under the bench's
+    /// options.
     ///
     /// # Errors
-    /// As [`CoRunBench::run`].
+    /// The errors of [`CoRunBench::run`].
     pub fn run_with(
         &self,
         options: SimOptions,
@@ -85,15 +86,15 @@ impl CoRunBench {
     /// Runs a job alone on the first core of the first last-level cache.
     ///
     /// # Errors
-    /// As [`run_request::solo_run`].
+    /// The errors of [`run_request::solo_run`].
     pub fn solo_rates(&self, job: &WorkloadJob) -> Result<ProgramRates, ReproError> {
         Ok(self.work_alone(job)?.1)
     }
 
-    /// The instructions that each program executes alone in the measured cycles.
+    /// Instructions that each program executes in the measured cycles when it runs alone.
     ///
     /// # Errors
-    /// As [`run_request::solo_run`].
+    /// The errors of [`run_request::solo_run`].
     pub fn work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>, ReproError> {
         jobs.iter().map(|job| Ok(self.work_alone(job)?.0)).collect()
     }
@@ -104,7 +105,7 @@ impl CoRunBench {
         )
     }
 
-    /// Two cores of one last-level cache.
+    /// Two CPUs on different cores of one last-level cache.
     fn pair_of_cpus(&self) -> Result<[CpuId; 2], ReproError> {
         let caches = caches(&self.machine.topology())?;
         let pair = caches.iter().find(|cpus| cpus.len() >= 2).map(|cpus| [cpus[0], cpus[1]]);
@@ -116,19 +117,19 @@ fn pin_job((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
     job.clone().with_cpus([cpu.0].into_iter().collect::<CpuSet>())
 }
 
-/// CPUs by last-level cache, one of every core.
+/// CPUs of each last-level cache, one per core.
 ///
 /// # Errors
-/// A machine without a last-level cache.
+/// The machine has no last-level cache.
 pub fn caches(topology: &Topology) -> Result<Vec<Vec<CpuId>>, ReproError> {
     let seats = placement::cache_seats(topology, 1).map_err(failed("machine"))?;
     Ok(seats.into_iter().map(|cache| cache.cpus).collect())
 }
 
-/// Programs alone and in pairs.
+/// Rates of programs alone and in pairs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CoRunMatrix {
-    /// Names in the given order.
+    /// Names of the programs, in the given order.
     pub names: Vec<String>,
     /// Solo rates on the first core of the first last-level cache, in the order of `names`.
     pub alone: Vec<ProgramRates>,
@@ -137,11 +138,11 @@ pub struct CoRunMatrix {
 }
 
 impl CoRunMatrix {
-    /// Measures the missing runs: n programs take n + n (n + 1) / 2 runs. Without `copies`, no program is measured
-    /// beside a copy of itself, and the diagonal holds the rates alone.
+    /// Measures the missing runs; n programs take n + n (n + 1) / 2 runs. Without `copies`, no program is measured
+    /// beside a copy of itself, and the diagonal contains the solo rates.
     ///
     /// # Errors
-    /// As [`CoRunBench::run`], or the interruption.
+    /// The user interrupts, or [`CoRunBench::run`] fails.
     pub fn measure(
         context: &ExperimentContext<'_>,
         bench: &CoRunBench,
@@ -158,7 +159,7 @@ impl CoRunMatrix {
         let runs = context.run_all(&requests, |&(i, partner)| {
             let Some(j) = partner else { return Ok(vec![bench.solo_rates(&programs[i])?]) };
             let mut second = programs[j].clone();
-            // A copy has another input.
+            // The copy gets a different input.
             second.seed += if i == j { 1_000_003 } else { 0 };
             bench.run_until_stopped(bench.options.clone(), &[(programs[i].clone(), cpus[0]), (second, cpus[1])])
         })?;
@@ -174,7 +175,7 @@ impl CoRunMatrix {
         Ok(CoRunMatrix { names: programs.iter().map(|job| job.name.clone()).collect(), alone, beside })
     }
 
-    /// Programs that did not finish their work beside a co-runner, as text: their slowdown is a lower bound.
+    /// Describes the programs that did not finish their work beside a co-runner; their slowdown is a lower bound.
     pub fn unfinished_programs(&self) -> Vec<String> {
         let (names, indices) = (&self.names, 0..self.names.len());
         let unfinished_of =
@@ -182,26 +183,26 @@ impl CoRunMatrix {
         indices.clone().flat_map(unfinished_of).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
     }
 
-    /// Run time beside the other program over run time alone, minus one.
+    /// Run time beside the other program divided by solo run time, minus one.
     pub fn degradation(&self, program: usize, co_runner: usize) -> f64 {
         self.alone[program].instr_per_cycle / self.beside[program][co_runner].instr_per_cycle - 1.0
     }
 
-    /// Costs in the form that the solvers take.
+    /// Pairwise costs in the form that solvers take.
     pub fn costs(&self) -> PairCosts {
         let indices = 0..self.names.len();
         let row = |i: usize| indices.clone().map(|j| self.degradation(i, j)).collect();
         PairCosts { kind: CostKind::Degradation, cost: indices.clone().map(row).collect() }
     }
 
-    /// Costs of these programs only.
+    /// Pairwise costs of these programs only.
     pub fn pair_costs(&self, programs: &[usize]) -> PairCosts {
         let row = |&i: &usize| programs.iter().map(|&j| self.degradation(i, j)).collect();
         PairCosts { kind: CostKind::Degradation, cost: programs.iter().map(row).collect() }
     }
 }
 
-/// Mean of matrices of the same programs, one per seed.
+/// Mean over matrices of the same programs, one per seed.
 pub fn mean_costs(matrices: &[CoRunMatrix]) -> Vec<Vec<f64>> {
     let costs: Vec<PairCosts> = matrices.iter().map(CoRunMatrix::costs).collect();
     let programs = costs.first().map_or(0, PairCosts::len);

@@ -1,4 +1,4 @@
-//! Attribution of a slowdown to its causes: the eight runs of CA 3, for any program on any machine.
+//! Attributes a slowdown to its causes, by the eight runs of CA 3, for any program on any machine.
 //!
 //! Problem: two programs on one cache compete for its space, for the bus, for the memory controller and for prefetching
 //! at once. Method: move the other program away step by step (same cache, other cache of the package, other package,
@@ -21,17 +21,17 @@ use crate::corun::{CoRunBench, caches};
 use crate::setup::{WorkloadJob, failed};
 use crate::{ExperimentContext, ReproError};
 
-/// The location of the co-runner.
+/// Location of the co-runner.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CoRunnerPlace {
-    /// Nowhere: the program is alone.
+    /// There is no co-runner: the program runs alone.
     None,
-    /// On another package: memory's controller is shared.
+    /// Another package, so that only the memory controller is shared.
     OtherPackage,
-    /// Below another cache of the package: the bus is shared, too.
+    /// Another cache of the same package, so that the bus is shared as well.
     OtherCache,
-    /// Below the same cache: its space is shared, too.
+    /// The same cache, so that its space is shared as well.
     SameCache,
 }
 
@@ -40,57 +40,58 @@ pub enum CoRunnerPlace {
 pub struct DecompositionRun {
     /// Location of the co-runner.
     pub co_runner_location: CoRunnerPlace,
-    /// Whether the machine's prefetchers were on.
+    /// Were the machine's prefetchers enabled?
     pub prefetching: bool,
-    /// Cycles of the program over its work.
+    /// Cycles per instruction of the program over its work.
     pub cycles_per_instr: f64,
 }
 
-/// A part of the slowdown, relative to the run time alone.
+/// The part of a slowdown that one cause explains.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SlowdownPart {
-    /// The resource that the two programs compete for.
+    /// Name of the resource for which the two programs compete.
     pub cause: String,
-    /// Percent of the run time alone; may be negative.
+    /// Slowdown in percent of the solo run time; may be negative.
     pub slowdown_percent: f64,
-    /// Share of the total; `None` if the total is about zero.
+    /// Share of the total slowdown; `None` if the total is about zero.
     pub share_percent: Option<f64>,
 }
 
-/// The result of the eight runs.
+/// Result of the eight runs.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Decomposition {
-    /// Name of its specification.
+    /// Name of the machine.
     pub machine: String,
     /// The program whose slowdown is attributed.
     pub victim: String,
-    /// The program that ran with it.
+    /// The co-runner.
     pub aggressor: String,
-    /// Run time in the same cache over run time alone, with prefetching, minus one.
+    /// Run time on the same cache divided by solo run time, minus one, with prefetching; in percent.
     pub total_slowdown_percent: f64,
-    /// The parts, which add up to the total.
+    /// Parts of the slowdown, which add up to the total.
     pub parts: Vec<SlowdownPart>,
-    /// The runs: eight, or six or four if the machine lacks steps.
+    /// The runs: eight, or fewer if the machine lacks locations.
     pub runs: Vec<DecompositionRun>,
-    /// Steps that the machine does not have.
+    /// Locations that the machine does not have.
     pub unavailable: Vec<CoRunnerPlace>,
 }
 
-/// Below this, shares of a slowdown are noise.
+/// Slowdown below which shares of it are noise.
 const NOTICEABLE: f64 = 1e-3;
 
 impl Decomposition {
-    /// All parts except the cache's space, as a share of the total (CA Figure 4's statement); `None` without a total.
+    /// Share of the slowdown that is not due to cache space (the statement of CA Figure 4); `None` without a
+    /// slowdown.
     pub fn not_cache_percent(&self) -> Option<f64> {
         let cache = self.parts.iter().find(|part| part.cause.starts_with("cache"))?;
         Some(100.0 - cache.share_percent?)
     }
 }
 
-/// Makes the runs (six if the machine lacks a step) and computes the parts.
+/// Makes the runs and computes the parts.
 ///
 /// # Errors
-/// As [`CoRunBench::run`]; no cache that two cores share.
+/// No two cores share a cache, or [`CoRunBench::run`] fails.
 pub fn decompose(
     context: &ExperimentContext<'_>,
     bench: &CoRunBench,
@@ -103,7 +104,7 @@ pub fn decompose(
         requests.extend(places.iter().map(|&(location, cpu)| (location, cpu, prefetching)));
     }
     let mut co_runner = aggressor.clone();
-    // A program beside itself has another input.
+    // A program beside itself gets a different input.
     co_runner.seed += if program.kernel == aggressor.kernel && program.seed == aggressor.seed { 1_000_003 } else { 0 };
     let runs = context.run_all(&requests, |&(location, cpu, prefetching)| {
         let options = SimOptions { prefetch: prefetching, ..bench.options.clone() };
@@ -118,7 +119,7 @@ pub fn decompose(
     Ok(build_parts(&bench.machine.name, &program.name, &aggressor.name, runs))
 }
 
-/// The program's CPU, and the co-runner's in every run that the machine supports, farthest first.
+/// The program's CPU, and the co-runner's CPU in each possible run, the farthest location first.
 #[allow(clippy::type_complexity)]
 fn places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, Option<CpuId>)>), ReproError> {
     let caches = caches(topology)?;

@@ -1,8 +1,8 @@
-//! Experiments, their context and their findings.
+//! Experiments, their contexts, and their findings.
 //!
-//! An experiment measures one result id of the papers (`docs/results/index.md` lists them). It runs on the simulator,
-//! for three seeds or more, and returns a measured value, its target, and every point of its figure. The verdict is
-//! always computed from the target; a missed target stays visible with its cause in the note.
+//! An experiment measures one or more result ids of the papers (`docs/results/index.md` lists them). It runs on the
+//! simulator for three seeds or more, and returns a measured value, its target, and every point of its figure. The
+//! verdict is always computed from the target; a missed target remains visible, with its cause in the note.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,35 +17,35 @@ use crate::sources::digest_of;
 use crate::split_runs::{self, Split};
 use crate::store::{self, RunName};
 
-/// The value that a result must reach, in the result's unit.
+/// The target of a result, in the result's unit.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ResultTarget {
-    /// Met from `target` upward, exceeded above `paper_best`.
+    /// The value must be at least `target`; above `paper_best`, it exceeds the target.
     AtLeast {
-        /// The smallest value that meets it.
+        /// Smallest value that meets the target.
         target: f64,
-        /// The paper's own value; `None` = the target cannot be exceeded.
+        /// The paper's own value; `None` if the target cannot be exceeded.
         paper_best: Option<f64>,
     },
-    /// Met from `target` downward, exceeded below `paper_best`.
+    /// The value must be at most `target`; below `paper_best`, it exceeds the target.
     AtMost {
-        /// The largest value that meets it.
+        /// Largest value that meets the target.
         target: f64,
-        /// The paper's own value; `None` = the target cannot be exceeded.
+        /// The paper's own value; `None` if the target cannot be exceeded.
         paper_best: Option<f64>,
     },
-    /// Met in between, both ends included; never exceeded.
+    /// The value must be from `low` to `high`, inclusive; the target cannot be exceeded.
     Within {
-        /// The smallest value that meets it.
+        /// Smallest value that meets the target.
         low: f64,
-        /// The largest value that meets it.
+        /// Largest value that meets the target.
         high: f64,
     },
-    /// No target: the paper's result is a picture or a statement without a number to compare with.
+    /// There is no target, because the paper's result is a picture or a statement without a number.
     Shown,
 }
 
-/// The result of comparing a measured value with its target.
+/// Result of comparing a measured value with its target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ResultVerdict {
@@ -58,7 +58,7 @@ pub enum ResultVerdict {
 }
 
 impl ResultVerdict {
-    /// The name as in JSON.
+    /// Name of the verdict in JSON.
     pub fn name(self) -> &'static str {
         match self {
             ResultVerdict::Met => "met",
@@ -69,7 +69,8 @@ impl ResultVerdict {
 }
 
 impl ResultTarget {
-    /// The verdict on one measured value, which is [`ResultVerdict::Missed`] without a value; `None` without a target.
+    /// The verdict on one measured value. A missing value is [`ResultVerdict::Missed`]; without a target, there is no
+    /// verdict.
     pub fn verdict(&self, measured_value: Option<f64>) -> Option<ResultVerdict> {
         if *self == ResultTarget::Shown {
             return None;
@@ -92,8 +93,8 @@ impl ResultTarget {
         })
     }
 
-    /// The verdict on a mean over seeds, which must reach the target by more than its standard error. A single seed has
-    /// no error.
+    /// The verdict on a mean over seeds, which must reach the target by more than its standard error. The mean of a
+    /// single seed has no error.
     fn judge_mean(&self, mean: Option<f64>, error: Option<f64>) -> Option<ResultVerdict> {
         let error = error.unwrap_or(0.0);
         match *self {
@@ -106,7 +107,8 @@ impl ResultTarget {
         }
     }
 
-    /// The worst verdict on several values: missed before met before exceeded.
+    /// The worst verdict on several values; a missed one is worse than a met one, and that is worse than an exceeded
+    /// one.
     fn worst_verdict(&self, values: impl Iterator<Item = Option<f64>>) -> Option<ResultVerdict> {
         let rank = |verdict: &ResultVerdict| match verdict {
             ResultVerdict::Missed => 0,
@@ -125,7 +127,7 @@ impl ResultTarget {
         }
     }
 
-    /// The target as text, for tables.
+    /// Describes the target for tables.
     pub fn describe(&self) -> String {
         match self {
             ResultTarget::AtLeast { target, .. } => format!("at least {target}"),
@@ -142,34 +144,34 @@ impl Serialize for ResultTarget {
     }
 }
 
-/// How the values of several seeds are combined for the verdict.
+/// The rule by which the values of several seeds are combined for the verdict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SeedRule {
-    /// The mean over seeds meets the target by more than its standard error.
+    /// The mean over seeds must meet the target by more than its standard error.
     Mean,
-    /// A worst case: every seed meets the target.
+    /// Every seed must meet the target, because the result is a worst case.
     EverySeed,
 }
 
-/// One point of a result's figure or table: its series, its position, and its value with the spread over seeds.
+/// One point of a result's figure or table, with the spread over seeds.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct DataPoint {
     /// Name of the series to which the point belongs.
     pub series: String,
-    /// Position: a number ("48" KB) or a name ("mcf+milc").
+    /// Position of the point: a number ("48" KB) or a name ("mcf+milc").
     pub at: String,
-    /// Mean over seeds; `None` if it was not measured.
+    /// Mean over seeds; `None` if nothing was measured.
     pub value: Option<f64>,
-    /// Smallest over seeds; `None` if it was not measured.
+    /// Smallest value over seeds; `None` if nothing was measured.
     pub low: Option<f64>,
-    /// Largest over seeds; `None` if it was not measured.
+    /// Largest value over seeds; `None` if nothing was measured.
     pub high: Option<f64>,
 }
 
 impl DataPoint {
-    /// Creates a point from one value per seed, with mean, smallest and largest. Without values, the point is marked as
-    /// not measured.
+    /// A point with mean, smallest and largest of `values`, one per seed. Without values, the point counts as not
+    /// measured.
     pub fn over_values(series: impl Into<String>, at: impl Into<String>, values: &[f64]) -> Self {
         let finite = |value: f64| value.is_finite().then_some(value);
         DataPoint {
@@ -187,12 +189,12 @@ pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// A picture of a result.
+/// A figure of a result.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ResultFigure {
     /// File name without extension, such as `casc-1-miss-rate`.
     pub name: String,
-    /// The drawing's heading.
+    /// Heading of the drawing.
     pub title: String,
     /// The drawing as a standalone SVG.
     pub svg: String,
@@ -223,44 +225,44 @@ pictures! {
 pub struct Finding {
     /// Id, such as `CASC-1`; several findings may share one.
     pub id: String,
-    /// One line that names the measured quantity.
+    /// Description of the measured quantity, in one line.
     pub title: String,
-    /// The paper's own figure, as text.
+    /// The paper's own value, as text.
     pub paper: String,
-    /// Mean over seeds.
+    /// Mean over seeds; `None` if nothing was measured.
     pub measured: Option<f64>,
     /// Standard deviation over seeds; `None` for one seed or a deterministic result.
     pub spread: Option<f64>,
-    /// Standard error of the mean: the spread over the root of the number of seeds.
+    /// Standard error of the mean: the spread divided by the square root of the number of seeds.
     pub standard_error: Option<f64>,
-    /// The interval of the mean over seeds against the target; `None` for one seed.
+    /// The interval of the mean over seeds, compared with the target; `None` for one seed.
     pub confidence: Option<LineConfidence>,
-    /// How values of several seeds are compared with the target.
+    /// Rule by which the values of several seeds are compared with the target.
     pub rule: SeedRule,
-    /// Unit of the measured value, the spread and the target; empty = none.
+    /// Unit of the measured value, the spread and the target; empty if they have none.
     pub unit: String,
-    /// The value to reach.
+    /// Target of the result.
     pub target: ResultTarget,
-    /// The verdict, which follows from the target, the rule and the values; `None` without a target.
+    /// Verdict from target, rule and values; `None` without a target.
     pub verdict: Option<ResultVerdict>,
     /// All points of the result's figure or table.
     pub points: Vec<DataPoint>,
-    /// The seeds, each with one measured value.
+    /// The seeds; each has one measured value.
     pub seeds: Vec<u64>,
-    /// The time scale: the factor by which all windows, slices, costs and phase lengths are shorter than the paper's.
+    /// Time scale: the factor by which windows, slices, costs and phases are shorter than the paper's.
     pub time_scale: f64,
-    /// Omissions, the reason for a missed target, and limits of the number.
+    /// Remarks: omissions, the reason for a missed target, and limits of the value.
     pub note: String,
     /// Figures in the order in which pages show them.
     #[serde(skip)]
     pub figures: Vec<ResultFigure>,
-    /// Values by seed.
+    /// Measured values, by seed.
     #[serde(skip)]
     values: Vec<f64>,
 }
 
 impl Finding {
-    /// The finding of an experiment that failed: no measurement, a missed target, and the reason.
+    /// A finding for an experiment that failed: it has no measurement, a missed target, and the reason.
     pub fn from_failure(id: &str, title: &str, seeds: &[u64], reason: &str) -> Self {
         Finding {
             seeds: seeds.to_vec(),
@@ -270,24 +272,24 @@ impl Finding {
         }
     }
 
-    /// Makes this a worst case, whose target must be met for every seed.
+    /// Marks the finding as a worst case, whose target every seed must meet.
     #[must_use]
     pub fn require_every_seed(mut self) -> Self {
         self.rule = SeedRule::EverySeed;
         self.verdict = self.target.worst_verdict(self.values.iter().map(|&value| Some(value)));
-        // A further seed could only make it worse.
+        // A further seed could only make a worst case worse.
         if let Some(confidence) = &mut self.confidence {
             (confidence.is_decided, confidence.seeds_to_decide) = (true, None);
         }
         self
     }
 
-    /// Whether more seeds could change the verdict: there is a target, and the seeds so far do not decide it.
+    /// Could more seeds change the verdict? They can if there is a target that the seeds so far do not decide.
     pub fn is_undecided(&self) -> bool {
         self.verdict.is_some() && self.confidence.as_ref().is_some_and(|confidence| !confidence.is_decided)
     }
 
-    /// Creates a finding from one value per seed; the verdict is that of their mean.
+    /// A finding with one value per seed; the verdict is that of their mean.
     pub fn new(id: &str, title: &str, paper: &str, unit: &str, target: ResultTarget, per_seed: &[(u64, f64)]) -> Self {
         let values: Vec<f64> = per_seed.iter().map(|&(_, value)| value).collect();
         let measured = Some(mean(&values)).filter(|mean| mean.is_finite());
@@ -319,7 +321,7 @@ impl Finding {
         self.points = points;
         self
     }
-    /// Sets the time scale; 1 = as published.
+    /// Sets the time scale; 1 means that times are as published.
     #[must_use]
     pub fn time_scale(mut self, scale: f64) -> Self {
         self.time_scale = scale;
@@ -346,26 +348,26 @@ fn deviation(values: &[f64], mean: f64) -> f64 {
 
 /// Everything that an experiment needs to run.
 pub struct ExperimentContext<'a> {
-    /// Whether this is a quick run: all quick experiments together end within minutes.
+    /// Is this a quick run? All quick experiments together end within minutes.
     pub quick: bool,
-    /// Whether this run only shows, in seconds, that each mechanism works; its findings have no targets.
+    /// Does this run only show, in seconds, that each mechanism works? Its findings have no targets.
     pub sample: bool,
-    /// Seeds, at least one; experiments with a mean over seeds run once for each.
+    /// Seeds, at least one; most experiments run once for each.
     pub seeds: Vec<u64>,
-    /// True = the user has requested a stop.
+    /// Set to true when the user requests a stop.
     pub stop: &'a AtomicBool,
-    /// Number of mixes of each family in an experiment that draws mixes; `None` = its own number.
+    /// Number of mixes per family, for an experiment that draws mixes; `None` for the experiment's own number.
     pub mixes: Option<u32>,
-    /// Machine file or name for an experiment that accepts any; `None` = its own machines.
+    /// Machine for an experiment that accepts any, by name or file; `None` for the experiment's own machines.
     pub machine: Option<&'a str>,
-    /// Receives the name of each run before it starts.
+    /// Callback that receives the name of each run before the run starts.
     pub progress: &'a (dyn Fn(&str) + Sync),
-    /// How runs are split among processes; `None` = all run in this one.
+    /// Division of the runs among processes; `None` if all run in this process.
     pub split: Option<&'a Split<'a>>,
 }
 
 impl<'a> ExperimentContext<'a> {
-    /// Context of a full run with one seed in this process, without progress reports.
+    /// A context for a full run with one seed in this process, without progress reports.
     pub fn for_seed(seed: u64, stop: &'a AtomicBool) -> Self {
         let seeds = vec![seed];
         ExperimentContext {
@@ -383,27 +385,27 @@ impl<'a> ExperimentContext<'a> {
 
 impl ExperimentContext<'_> {
     /// # Errors
-    /// [`ReproError::Interrupted`] once the user has requested a stop. To be called between runs.
+    /// [`ReproError::Interrupted`] once the user has requested a stop. Experiments call this between runs.
     pub fn check_not_stopped(&self) -> Result<(), ReproError> {
         if self.stop.load(Ordering::Relaxed) { Err(ReproError::Interrupted) } else { Ok(()) }
     }
 
-    /// Reports the run that starts now.
+    /// Reports the name of the run that is about to start.
     pub fn report_progress(&self, subject: &str) {
         (self.progress)(subject);
     }
 
-    /// One value per seed, in the form that findings take.
+    /// Computes one value per seed, in the form that findings take.
     pub fn per_seed(&self, value: impl Fn(u64) -> f64) -> Vec<(u64, f64)> {
         self.seeds.iter().map(|&seed| (seed, value(seed))).collect()
     }
 
-    /// The value for this run's length, with a separate one for samples.
+    /// Selects the value for this run's length: sample, quick or full.
     pub fn pick_of_three<T>(&self, sample: T, quick: T, full: T) -> T {
         if self.sample { sample } else { self.pick(quick, full) }
     }
 
-    /// The value for this run's length: quick or full.
+    /// Selects the value for this run's length: quick or full.
     pub fn pick<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
@@ -411,7 +413,7 @@ impl ExperimentContext<'_> {
     /// Runs independent simulations on all host cores; returns results in the order of `items`.
     ///
     /// # Errors
-    /// The first error in the order of `items`, or the interruption.
+    /// The first error in the order of `items`, or an interruption.
     pub fn run_all<T: Sync, R: Send + Serialize + DeserializeOwned>(
         &self,
         items: &[T],
@@ -421,17 +423,18 @@ impl ExperimentContext<'_> {
             return split.run_all(items, |item| self.check_not_stopped().and_then(|()| run(item)));
         }
         if self.split.is_some() {
-            // Nested in a run: its parts stay on this thread, which is marked as being within one.
+            // A nested call: its parts run on this thread, which is marked as being within a run.
             return items.iter().map(|item| self.check_not_stopped().and_then(|()| run(item))).collect();
         }
         self.run_here(items, run)
     }
 
-    /// As [`ExperimentContext::run_all`], with stored results. `inputs` describes everything that a result depends
-    /// on besides the sources of `module` (as `module_path!()`) and the length of the run.
+    /// Runs simulations as [`ExperimentContext::run_all`] does, but reuses stored results. `inputs` must describe
+    /// everything on which a result depends, except the sources of `module` (`module_path!()`) and the length of the
+    /// run.
     ///
     /// # Errors
-    /// As [`ExperimentContext::run_all`].
+    /// The errors of [`ExperimentContext::run_all`].
     pub(crate) fn run_all_stored<T: Sync, R: Send + Serialize + DeserializeOwned>(
         &self,
         module: &'static str,
@@ -449,10 +452,10 @@ impl ExperimentContext<'_> {
         })
     }
 
-    /// As [`ExperimentContext::run_all`], but always in this process, for short runs that are not stored.
+    /// Runs short simulations, which are not stored, always in this process.
     ///
     /// # Errors
-    /// As [`ExperimentContext::run_all`].
+    /// The errors of [`ExperimentContext::run_all`].
     pub fn run_here<T: Sync, R: Send>(
         &self,
         items: &[T],
@@ -469,21 +472,21 @@ impl ExperimentContext<'_> {
     }
 }
 
-/// One experiment: its result ids, and how to run it.
+/// One experiment, with its result ids and the function that runs it.
 pub struct Experiment {
     /// Result ids that one run answers, such as `["CASC-1", "CASC-2"]`.
     pub ids: &'static [&'static str],
-    /// One line that names the measured quantity.
+    /// Description of the measured quantity, in one line.
     pub title: &'static str,
-    /// Measured minutes of a full run on two cores, for announcing its length.
+    /// Measured duration of a full run on two cores in minutes, shown before the run.
     pub full_minutes: f64,
-    /// Runs the experiment; the findings have its ids.
+    /// Runs the experiment, and returns findings for its ids.
     pub run: fn(&ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError>,
 }
 
 impl Experiment {
-    /// Whether it is from no paper. Such experiments run only by id, because they last longer than all of the papers'
-    /// together.
+    /// Does the experiment come from no paper? Such experiments run only if requested by id, because they take longer
+    /// than all of the papers' experiments together.
     pub fn is_ours(&self) -> bool {
         self.ids.iter().all(|id| ["AUTO", "PROMISES", "INTERVAL-"].iter().any(|prefix| id.starts_with(prefix)))
     }
@@ -497,7 +500,7 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Removes targets and verdicts: the runs of a sample are too short to be judged.
+    /// Removes targets and verdicts, because the runs of a sample are too short to be judged.
     #[must_use]
     pub fn without_targets(mut self) -> Self {
         for finding in &mut self.results {
@@ -513,7 +516,7 @@ impl Findings {
         Findings::count_verdicts(&self.results)
     }
 
-    /// The same tally of any findings.
+    /// Number of findings with each verdict, for any findings.
     pub fn count_verdicts<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> BTreeMap<&'static str, usize> {
         let all_verdicts: Vec<Option<ResultVerdict>> = findings.into_iter().map(|finding| finding.verdict).collect();
         let verdicts = [ResultVerdict::Met, ResultVerdict::Exceeded, ResultVerdict::Missed];

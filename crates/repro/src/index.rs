@@ -1,12 +1,12 @@
-//! The index page: paper and measured values side by side, with every figure below; missed targets are as visible as
-//! met ones.
+//! The index page: the papers' values beside the measured values, with every figure below. Missed targets are as
+//! visible as met ones.
 
 use cachemate_report::{render_page, scroll_box};
 use maud::{Markup, html};
 
 use crate::{Finding, Findings};
 
-/// Renders the page; `command` is the one that measured the findings.
+/// Renders the page; `command` is the command line that measured the findings.
 pub fn index_html(findings: &Findings, command: &str) -> String {
     let tally = findings.tally();
     let body = html! {
@@ -87,7 +87,7 @@ fn number(value: Option<f64>) -> String {
     }
 }
 
-/// A dash for findings without a target.
+/// The verdict of a finding, or a dash if there is no target.
 fn verdict(finding: &Finding) -> Markup {
     match finding.verdict {
         Some(verdict) => {

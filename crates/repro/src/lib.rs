@@ -1,7 +1,7 @@
 //! The papers' experiments on the simulated machine, one file per paper.
 //!
-//! `cachemate repro ID...` runs them by the ids of `docs/results/index.md`. A new experiment is one [`Experiment`] in its
-//! paper's file and one line in [`experiments`].
+//! `cachemate repro ID...` runs experiments by the ids of `docs/results/index.md`. A new experiment needs one
+//! [`Experiment`] in the file of its paper, and one line in [`experiments`].
 #![warn(missing_docs)]
 
 pub mod auto;
@@ -56,10 +56,11 @@ pub fn experiments() -> Vec<Experiment> {
     papers.iter().flat_map(|paper| paper()).collect()
 }
 
-/// The experiments that answer the requested ids (`all` for every one), each once, in the order of the papers.
+/// Selects the experiments that answer the requested ids (`all` for every one), each once, in the order of the
+/// papers.
 ///
 /// # Errors
-/// The first id that no experiment answers, with all known ids.
+/// No experiment answers an id; the error has the first such id, and all known ids.
 pub fn select(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
     let all_experiments = experiments();
     let mut known_ids: Vec<&str> = Vec::new();
@@ -81,7 +82,7 @@ pub fn select(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
     Ok(all_experiments.into_iter().filter(is_requested).collect())
 }
 
-/// An id that no experiment answers.
+/// The error for an id that no experiment answers.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no experiment answers '{id}'; there are: {}", known.join(", "))]
 pub struct UnknownId {

@@ -1,5 +1,5 @@
-//! Mixes that no policy was tuned for: random programs, every policy, against the default scheduler and against the
-//! optimum.
+//! Random mixes of programs, for which no policy was tuned: every policy is compared with the default scheduler and
+//! with the optimum.
 //!
 //! Problem: the workloads of papers were chosen to show an effect. Method: programs are drawn from the seed, each at
 //! most once per mix, from all single-threaded kernels and all available recordings; one program per core. Every policy
@@ -30,11 +30,11 @@ const WINDOW_CYCLES: u64 = 1_000_000_000;
 /// Number of data accesses in the profile of a program alone.
 const PROFILE_ACCESSES: u64 = 3_000_000;
 
-/// Instructions from which on a counter reading is used. In a window of ten million cycles, the slowest phase of a
+/// Minimum number of instructions of a counter reading. In a window of ten million cycles, the slowest phase of a
 /// program with many misses executes some hundred thousand.
 const COUNTED_INSTRUCTIONS: f64 = 50_000.0;
 
-/// The programs to draw from, and the machine to run them on.
+/// The machine, and the programs from which mixes are drawn.
 pub struct MixOptions<'a> {
     /// A machine file or name; overrides are allowed.
     pub machine: &'a str,
@@ -44,27 +44,27 @@ pub struct MixOptions<'a> {
     pub recordings: Vec<(String, PathBuf)>,
 }
 
-/// One policy on one mix, or the mean over mixes.
+/// Scores of one policy on one mix, or their means over mixes.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PolicyScore {
     /// Name in the registry.
     pub policy: String,
-    /// Instructions relative to the default scheduler's, minus one, in percent.
+    /// Instructions executed relative to the default scheduler, minus one, in percent.
     pub throughput_gain_percent: f64,
     /// The part of the gain that comes from other shares of time, at the default's speeds.
     pub mix_gain_percent: f64,
     /// The part of the gain that comes from other speeds, at the new shares.
     pub contention_gain_percent: f64,
-    /// Sum of speeds relative to running alone.
+    /// Sum over programs of speed divided by solo speed.
     pub weighted_speedup: f64,
-    /// Weighted speed-up relative to the default's, minus one, in percent.
+    /// Weighted speed-up relative to that of the default, minus one, in percent.
     pub weighted_speedup_gain_percent: f64,
     /// Weighted speed-up in percent of that of `best-by-matrix`; above 100 if pairs do not determine the best
     /// placement.
     pub of_best_by_matrix_percent: f64,
-    /// Harmonic mean of speeds relative to running alone: throughput and fairness in one number.
+    /// Harmonic mean of speeds divided by solo speeds, which combines throughput and fairness.
     pub harmonic_mean: f64,
-    /// Largest ratio of run time to solo run time; a lower bound if a program did not finish.
+    /// Largest run time divided by solo run time; a lower bound if a program did not finish.
     pub worst_slowdown: f64,
     /// Programs that had not finished their work when the run was abandoned, and their slowdown until then. Their speeds are
     /// those of the finished part.
@@ -80,7 +80,7 @@ pub struct FailedPolicy {
     pub reason: String,
 }
 
-/// One draw, with the scores of every policy.
+/// One random mix, with the scores of every policy.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct RandomMix {
     /// Programs, one per core, in the order of the draw.
@@ -99,7 +99,7 @@ pub struct RandomMix {
 pub struct RandomMixes {
     /// Machine as requested.
     pub machine: String,
-    /// Seed of the draw, the machine and the policies.
+    /// Seed of the drawing, of the machine and of the policies.
     pub seed: u64,
     /// Factor by which windows are shorter than nominal time.
     pub time_scale: u64,
@@ -109,7 +109,7 @@ pub struct RandomMixes {
     pub mean: Vec<PolicyScore>,
 }
 
-/// Draws the mixes and runs them.
+/// Draws the mixes and runs them under every policy.
 ///
 /// # Errors
 /// An unknown machine, fewer programs than cores, a program that cannot be measured alone, or no score of the default

@@ -1,4 +1,4 @@
-//! A program's profile for the interval machine: alone on the cycle-level machine, by phases, at several cache sizes.
+//! Profiles a program for the interval machine: alone on the cycle-level machine, by phases, at several cache sizes.
 //!
 //! Method: the contended cache keeps its sets and loses ways. At every size the program runs the same instructions. Its
 //! counts are read at regular moments, with linear interpolation between them. Phases are stretches with equal numbers
@@ -47,10 +47,10 @@ const STALL: usize = 5;
 const L1_REFERENCES: usize = 6;
 const L1_MISSES: usize = 7;
 
-/// The instructions that a job executes alone in this many cycles.
+/// Number of instructions that a job executes alone in this many cycles.
 ///
 /// # Errors
-/// A job that cannot run, or that does nothing.
+/// The job cannot run, or executes nothing.
 pub fn instructions_in(
     job: &WorkloadJob,
     machine: &MachineSpec,
@@ -77,10 +77,10 @@ pub fn ways(total_ways: u32) -> Vec<u32> {
     sizes
 }
 
-/// The profile of a single-threaded job.
+/// Measures the profile of a single-threaded job.
 ///
 /// # Errors
-/// A machine without a data cache, a job that cannot run or ends before the profile does.
+/// The machine has no data cache, or the job cannot run or ends before the profile does.
 pub fn profile(
     job: &WorkloadJob,
     machine: &MachineSpec,

@@ -1,4 +1,4 @@
-//! `PROMISES`: are promises kept whenever that is possible, and are all reports about them true?
+//! `PROMISES`: does `auto` keep promises whenever that is possible, and are its reports about them true?
 //!
 //! Problem: a policy that forecasts its own success proves nothing. Method: mixes are drawn from the seed on four
 //! machines, each with one to three promised slowdowns, and run under `auto` with the guard, as shipped, in windows of

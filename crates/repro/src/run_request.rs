@@ -1,7 +1,8 @@
-//! Runs without a policy, as data: solo, shared, under one plan. Each is made only once ([`crate::store`]).
+//! Runs without a policy, described as data: solo, shared, or under one plan. Each is made only once
+//! ([`crate::store`]).
 //!
-//! A request holds everything that its run depends on. It is therefore the name under which the run is stored, and a
-//! stored run can be repeated to check it.
+//! A request contains everything on which its run depends. It therefore serves as the name under which the run is
+//! stored, and a stored run can be repeated to check it.
 
 use cachemate_sim::results::RunResults;
 use cachemate_sim::run::run_alone;
@@ -16,7 +17,7 @@ use crate::store::{self, RunName, StoredEntry};
 use crate::work::{self, FixedPlan, InstructionRange, WorkRun};
 use crate::workload::Workload;
 
-/// A run without a policy.
+/// A request for a run without a policy.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum RunRequest {
     /// Results of the measured span under the machine's scheduler.
@@ -85,7 +86,7 @@ pub(crate) fn label(workload: &Workload) -> String {
 /// The work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
 ///
 /// # Errors
-/// As [`Workload::build_machine`]; a machine without a data cache; a job that does nothing.
+/// The machine has no data cache, the job does nothing, or [`Workload::build_machine`] fails.
 pub fn solo_run(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
     store::remember(RunRequest::Alone(workload.clone()).name()?, || work::measure_solo(workload))
 }
@@ -108,7 +109,7 @@ impl Workload {
     /// Runs the workload under the machine's own scheduler.
     ///
     /// # Errors
-    /// As [`Workload::build_machine`], and the machine's own.
+    /// The errors of [`Workload::build_machine`] and of the machine.
     pub fn unmanaged_run(&self) -> Result<RunResults, ReproError> {
         store::remember(RunRequest::Unmanaged(self.clone()).name()?, || run_unmanaged(self))
     }
@@ -116,7 +117,7 @@ impl Workload {
     /// Runs the workload under one plan, for the lengths in its options if these state any.
     ///
     /// # Errors
-    /// As [`Workload::unmanaged_run`], or a plan that the machine refuses.
+    /// The machine refuses the plan, or [`Workload::unmanaged_run`] fails.
     pub fn planned_run(&self, plan: &FixedPlan) -> Result<RunResults, ReproError> {
         let request = RunRequest::Planned(self.clone(), plan.clone());
         store::remember(request.name()?, || run_planned(self, plan))

@@ -1,7 +1,7 @@
-//! Runs under a policy, and comparisons of runs.
+//! Runs workloads under a policy, and compares runs.
 //!
-//! Managed runs go through `core::ControlLoop`, so a policy sees only observations; results come from the simulator's
-//! own accounting, which no policy sees.
+//! Managed runs use `core::ControlLoop`, so a policy sees only observations. Results come from the simulator's own
+//! accounting, which no policy sees.
 
 use cachemate_core::{ControlLoopError, PipelineConfig, PolicyConfig, ProfilerConfig, WindowLength, WindowRecord};
 use cachemate_pipeline::{Pipeline, miss_penalty_of_machine};
@@ -15,7 +15,7 @@ pub use crate::error::failed;
 use crate::rates::ProgramRates;
 pub use crate::workload::{Workload, WorkloadJob};
 
-/// The results of a managed run, and every record of the loop, including the warm-up.
+/// Results of a managed run, and every record of the loop, including the warm-up.
 pub struct ManagedRun {
     /// Results of the measured part.
     pub results: RunResults,
@@ -27,7 +27,7 @@ impl Workload {
     /// Runs the workload under a policy, from the start of the warm-up on.
     ///
     /// # Errors
-    /// As [`Workload::build_machine`], and a plan that the loop rejects.
+    /// The loop rejects a plan, or [`Workload::build_machine`] fails.
     pub fn run_managed(&self, pipeline: Pipeline) -> Result<ManagedRun, ReproError> {
         let policy_name = pipeline.config().policy.name.clone();
         let mut records = Vec::new();
@@ -59,10 +59,10 @@ impl Workload {
     }
 }
 
-/// Builds everything that a configuration names.
+/// Builds the pipeline that a configuration describes.
 ///
 /// # Errors
-/// An unknown policy, or parameters that it does not take.
+/// The policy is unknown, or does not accept the parameters.
 pub fn build_pipeline(config: PipelineConfig) -> Result<Pipeline, ReproError> {
     let name = config.policy.name.clone();
     Pipeline::build(config).map_err(failed(&name))
@@ -71,7 +71,7 @@ pub fn build_pipeline(config: PipelineConfig) -> Result<Pipeline, ReproError> {
 /// Runs a simulated machine under a pipeline to its end, or until `each` returns `false`.
 ///
 /// # Errors
-/// As the loop.
+/// The errors of the control loop.
 pub fn run_under(
     mut machine: SimMachine,
     pipeline: Pipeline,
@@ -81,16 +81,16 @@ pub fn run_under(
     Ok(pipeline.run(machine, on_window)?.results())
 }
 
-/// Comparison of a run with another of the same jobs, per instruction, per time and in fairness.
+/// Comparison of two runs of the same jobs: per instruction, per time, and in fairness.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Comparison {
-    /// Instructions per elapsed cycle, relative to the baseline's, minus one.
+    /// Instructions per elapsed cycle divided by the baseline's, minus one.
     pub throughput_gain: f64,
     /// The part that comes from other shares of time, at the baseline's speeds ("mix").
     pub mix_gain: f64,
     /// The part that comes from other speeds, at the new shares ("contention").
     pub contention_gain: f64,
-    /// CPUs with a task: new relative to the baseline, minus one.
+    /// Number of busy CPUs divided by the baseline's, minus one.
     pub busy_gain: f64,
 }
 
@@ -113,7 +113,7 @@ impl Comparison {
         })
     }
 
-    /// Compares runs over equal work ([`crate::work`]) in the same way; `None` if a program never ran.
+    /// Compares runs over equal work ([`crate::work`]); `None` if a program never ran.
     pub fn compare_rates(new: &[ProgramRates], baseline: &[ProgramRates]) -> Option<Self> {
         let sum = |rates: &[ProgramRates], value: fn(&ProgramRates) -> f64| rates.iter().map(value).sum::<f64>();
         let (new_ipc, old_ipc) =
@@ -141,13 +141,13 @@ fn speed(task: &TaskResults) -> Option<f64> {
 /// Scores relative to solo runs. Rates are per elapsed time, so starving a program lowers the scores.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SpeedupScores {
-    /// Sum of speeds relative to running alone (Snavely and Tullsen).
+    /// Sum of speeds divided by solo speeds (Snavely and Tullsen).
     pub weighted_speedup: f64,
-    /// Harmonic mean of speeds relative to running alone (Luo, Gummaraju and Franklin).
+    /// Harmonic mean of speeds divided by solo speeds (Luo, Gummaraju and Franklin).
     pub harmonic_mean: f64,
-    /// Largest ratio of solo speed to speed together.
+    /// Largest solo speed divided by the speed in the run.
     pub worst_slowdown: f64,
-    /// Mean ratio of time together to solo time, minus one.
+    /// Mean over tasks of run time divided by solo run time, minus one.
     pub mean_degradation: f64,
 }
 

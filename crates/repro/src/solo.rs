@@ -1,4 +1,4 @@
-//! The solo profile of a program, from its stream of accesses: the input of schemes and offline policies.
+//! Computes solo profiles of programs from their access streams, as inputs of schemes and offline policies.
 //!
 //! Method: the stream passes through a private LRU cache and then the last-level cache, as in CA 2.2 (there by binary
 //! instrumentation). The profile has hits by LRU stack position, references, misses, and sampled reuse times of the
@@ -24,7 +24,7 @@ const REUSE_ONE_IN: u32 = 64;
 /// as many for warm-up.
 ///
 /// # Errors
-/// A job that cannot be built or has several threads; a machine whose caches cannot be simulated.
+/// The job cannot be built or has several threads, or the machine's caches cannot be simulated.
 pub fn profile(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
     let recordings: Vec<String> = job.recording.as_deref().map(recordings::digest).into_iter().collect();
     let sources = sources_of(module_path!(), &recordings);
@@ -83,7 +83,7 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     Ok(profile)
 }
 
-/// Numbers of hits by position, then of misses.
+/// Numbers of hits by stack position, followed by the number of misses.
 fn counts(cache: &CacheSim) -> Vec<u64> {
     let positions = cache.positions().unwrap_or_default();
     positions.hits.iter().copied().chain([positions.misses]).collect()

@@ -1,4 +1,4 @@
-//! An experiment's independent runs, made one at a time in any process.
+//! Splits an experiment into independent runs that any process can make, one at a time.
 //!
 //! Problem: an experiment takes hours, almost all of them in independent runs, which other machines could make. A run
 //! is defined by the experiment's code, not by data that could be sent. Method: every call of
@@ -22,10 +22,10 @@ use crate::error::ReproError;
 /// Looks up a stored result by the run's name.
 pub type AnswerLookup<'a> = &'a (dyn Fn(&str) -> Option<Vec<u8>> + Sync);
 
-/// One pass through an experiment.
+/// State of one pass through an experiment.
 pub struct Split<'a> {
     find: AnswerLookup<'a>,
-    /// The run to make.
+    /// The run to make; `None` to list missing runs.
     requested: Option<(u32, usize)>,
     calls: AtomicU32,
     made: Mutex<Option<Vec<u8>>>,
@@ -33,18 +33,18 @@ pub struct Split<'a> {
 }
 
 thread_local! {
-    /// Whether this thread is within a run.
+    /// Is this thread within a run?
     static WITHIN: Cell<bool> = const { Cell::new(false) };
 }
 
 impl<'a> Split<'a> {
-    /// Computes nothing: proceeds while all results are stored, and lists the first ones that are missing.
+    /// A pass that makes no run: it proceeds while all results are stored, and lists the first ones that are missing.
     pub fn list(find: AnswerLookup<'a>) -> Self {
         let (built, missing) = (Mutex::new(None), Mutex::new(Vec::new()));
         Split { find, requested: None, calls: AtomicU32::new(0), made: built, missing }
     }
 
-    /// Makes only this run.
+    /// A pass that makes only this run.
     ///
     /// # Errors
     /// `run` is not the name of a run.
@@ -55,12 +55,12 @@ impl<'a> Split<'a> {
         Ok(Split { requested, ..Split::list(find) })
     }
 
-    /// The result of the requested run, once it was made.
+    /// The result of the requested run, once it has been made.
     pub fn into_answer(&self) -> Option<Vec<u8>> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Names of the runs that were missing.
+    /// Names of the runs whose results are missing.
     pub fn missing(&self) -> Vec<String> {
         std::mem::take(&mut *self.missing.lock().unwrap_or_else(PoisonError::into_inner))
     }

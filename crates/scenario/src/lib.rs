@@ -1,7 +1,7 @@
-//! From a scenario to the simulated machine with its programs on it, and to the pipeline that decides there.
+//! Builds the simulated machine of a scenario with its programs, and the pipeline that decides for it.
 //!
-//! Problem: the command and sweeps must build the same machine from a scenario. Method: this crate looks up and builds the
-//! parts that the scenario names: the scheduler, workload kernels, bundled recordings. Properties: the same scenario and
+//! Problem: the command and sweeps must build the same machine from a scenario. Method: this crate builds the parts
+//! that the scenario names: scheduler, workload kernels, and bundled recordings. Properties: the same scenario and
 //! seed build the same machine; every error names the field.
 
 #![warn(missing_docs)]
@@ -18,27 +18,27 @@ use cachemate_spec::{Scenario, ScenarioProgram, SimModel};
 use cachemate_trace::{CmtReader, CmtSource, TraceError, TraceReader, bundled_recording};
 use serde::Deserialize;
 
-/// A scenario from which no machine can be built.
+/// The reason for which a scenario's machine cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
-    /// Scenarios of the interval machine are built by another crate.
+    /// The scenario is for the interval machine, which another crate builds.
     #[error("model: found 'interval', expected 'cycle': only 'cachemate sim' runs the interval machine")]
     Interval,
-    /// Unknown scheduler.
+    /// The scheduler is unknown.
     #[error("scheduler.name: found '{0}', expected linux (the default), solaris or round-robin")]
     Scheduler(String),
-    /// Parameters that the scheduler does not take.
+    /// The scheduler does not accept these parameters.
     #[error("scheduler.parameters: {0}")]
     SchedulerParameters(toml::de::Error),
-    /// A program that cannot be built.
+    /// A program cannot be built.
     #[error("programs[{at}]: {what}")]
     Program {
-        /// Its index in the list.
+        /// Index of the program in the list.
         at: usize,
         /// The reason.
         what: String,
     },
-    /// An invalid machine.
+    /// The machine is invalid.
     #[error(transparent)]
     Machine(#[from] MachineSpecError),
 }
@@ -51,7 +51,7 @@ struct SchedulerParameters {
     max_piece_order: Option<u32>,
 }
 
-/// The standard pipeline of the scenario's machine, whichever model it runs on.
+/// The standard pipeline for the scenario's machine, whether simulated exactly or by intervals.
 pub fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &impl Machine) -> PipelineConfig {
     let policy = PolicyConfig {
         name: scenario.policy.name.clone(),
@@ -75,10 +75,10 @@ fn length(run_length: cachemate_spec::RunLength) -> RunLimit {
     }
 }
 
-/// The machine of a scenario, with its programs on it.
+/// Builds the machine of a scenario, with its programs.
 ///
 /// # Errors
-/// An unknown scheduler, program or option; an unreadable recording; an invalid machine.
+/// A scheduler, program or option is unknown, a recording is unreadable, or the machine is invalid.
 pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, ScenarioError> {
     if scenario.simulator == SimModel::Interval {
         return Err(ScenarioError::Interval);
@@ -120,7 +120,7 @@ fn program(declared: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> 
     let kernel = kernels::programs().any(|listed| listed.name == declared.program);
     let maker: Maker = if kernel {
         let name = declared.program.clone();
-        // Built once here, so that an invalid option is reported before the run.
+        // The program is built here once, so that an invalid option is reported before the run.
         kernels::program(&name, seed, &options).map_err(|error| error.to_string())?;
         Box::new(move |run| {
             kernels::program(&name, seed.wrapping_add(u64::from(run) << 32), &options).unwrap_or_default()
@@ -151,7 +151,7 @@ fn find_recording(name: &str) -> Result<PathBuf, String> {
     })
 }
 
-/// Threads of a recording that have records, ascending.
+/// Ids of the threads that have records in the recording, ascending.
 fn recorded_threads(path: &Path) -> Result<Vec<u32>, TraceError> {
     let mut reader = CmtReader::open(path)?;
     let (mut batch, mut threads) = (Vec::new(), BTreeSet::new());
@@ -161,7 +161,7 @@ fn recorded_threads(path: &Path) -> Result<Vec<u32>, TraceError> {
     Ok(threads.into_iter().collect())
 }
 
-/// Copies start at different positions of the loop.
+/// Opens the threads of a recording as endless loops. Copies start at different positions of the loop.
 fn open_threads(path: &Path, threads: &[u32], seed: u64) -> Result<Vec<Box<dyn AccessSource>>, TraceError> {
     let open_source = |&thread: &u32| {
         let source = CmtSource::open(path, thread, 0, 0)?;

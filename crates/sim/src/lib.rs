@@ -1,7 +1,8 @@
-//! A deterministic simulated multicore: hardware, an operating system on it, and programs for it.
+//! A deterministic cycle-level simulator of a multicore: its hardware, an operating system, and programs to run on
+//! it.
 //!
-//! It serves as the machine if a host has no counters, no partitions or only one cache, and as the reference by which
-//! every policy is scored. The same seed gives the same bits on any host.
+//! The simulator replaces the host if the host has no counters, no partitions or only one cache, and it is the
+//! reference on which every policy is scored. The same seed gives the same bits on any host.
 #![warn(missing_docs)]
 
 mod baseline;

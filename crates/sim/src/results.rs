@@ -1,7 +1,7 @@
-//! The results of a run, complete and exact: per task, per cache, per memory node.
+//! Complete and exact results of a run: per task, per cache, and per memory node.
 //!
-//! Policies never use these: they get observations, with the limits of a counter unit. The results serve to score a
-//! run. All times are simulated cycles; counts cover the measured part of the run (after
+//! Policies never use these results; they get observations, with the limits of a counter unit. The results serve to
+//! score a run. All times are simulated cycles; counts cover the measured part of the run (after
 //! [`SimMachine::begin_measuring`]).
 
 use std::collections::BTreeMap;
@@ -13,14 +13,14 @@ use crate::baseline::{Baseline, TaskBaseline};
 use crate::hw::{LevelCounts, MissCause, Stalls};
 use crate::machine::SimMachine;
 
-/// Everything that a run measured.
+/// All results of one run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RunResults {
     /// Name of the machine's specification.
     pub machine: String,
     /// Clock of the cores.
     pub hertz: u64,
-    /// [`crate::machine::SimOptions::scale`]; 1 = as published.
+    /// Time scale of the run ([`crate::machine::SimOptions::scale`]); 1 is as published.
     pub scale: u64,
     /// Length of the measured part.
     pub elapsed_cycles: u64,
@@ -51,7 +51,7 @@ pub struct TaskResults {
     pub instructions: u64,
     /// Cycles on a processor.
     pub cycles: u64,
-    /// Missing if the task never ran.
+    /// Instructions over cycles on a processor; `None` if the task never ran.
     pub instructions_per_cycle: Option<f64>,
     /// Share of the elapsed time for which the task was on a processor.
     pub run_time_share: f64,
@@ -88,13 +88,13 @@ pub struct MissBreakdown {
     pub references: u64,
     /// Misses of all causes.
     pub misses: u64,
-    /// The line was never in this cache before.
+    /// Misses on lines that were never in this cache before.
     pub cold: u64,
-    /// Capacity and conflict misses: the task itself had evicted the line.
+    /// Misses on lines that the task itself had evicted (capacity and conflict misses).
     pub own: u64,
-    /// Another task had evicted the line.
+    /// Misses on lines that another task had evicted.
     pub inter_task: u64,
-    /// A store elsewhere had invalidated the line.
+    /// Misses on lines that a store elsewhere had invalidated.
     pub coherence: u64,
     /// Hits on lines that a prefetcher brought; only the first hit on each line counts.
     pub prefetch_hits: u64,

@@ -1,4 +1,5 @@
-//! Runs: of a machine by itself, to its end; of many machines at once; and of stored solo runs.
+//! Runs of a simulated machine: to its end without a policy, in parallel with other machines, or solo with stored
+//! results.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -9,7 +10,7 @@ use rayon::prelude::*;
 use crate::machine::{SimMachine, SimOptions, SimProgram};
 use crate::results::RunResults;
 
-/// A policy that changes nothing: the machine's default scheduler decides alone.
+/// A policy that changes nothing, so that the machine's default scheduler decides alone.
 pub struct NullPolicy {
     /// Length of every window.
     pub window: WindowLength,
@@ -21,10 +22,10 @@ impl Policy for NullPolicy {
     }
 }
 
-/// Runs to the end under the default scheduler, without a loop, for baselines and solo runs.
+/// Runs a machine to its end under the default scheduler, without a control loop, for baselines and solo runs.
 ///
 /// # Errors
-/// As [`SimMachine`]'s `observe`.
+/// The errors of [`SimMachine`]'s `observe`.
 pub fn run_alone(machine: &mut SimMachine) -> Result<RunResults, cachemate_core::MachineError> {
     while machine.observe()?.is_some() {}
     Ok(machine.results())
@@ -47,15 +48,16 @@ pub enum SoloError {
     Machine(#[from] cachemate_core::MachineError),
 }
 
-/// Solo runs of programs, each run once: by machine, options, and the caller's identification of the program.
+/// A store of solo runs. Each run is executed once, and identified by the machine, the options, and the caller's name
+/// for the program.
 #[derive(Default)]
 pub struct SoloRuns(Mutex<BTreeMap<String, Arc<RunResults>>>);
 
 impl SoloRuns {
-    /// Returns the results of a solo run, which is run if it is not stored yet.
+    /// Returns the results of a solo run, which is executed if no result is stored yet.
     ///
     /// # Errors
-    /// An impossible machine, or one too small for the program.
+    /// An impossible machine, or a machine that is too small for the program.
     pub fn get(
         &self,
         spec: &MachineSpec,

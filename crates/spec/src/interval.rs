@@ -278,7 +278,7 @@ impl MixSpec {
     }
 }
 
-/// Checks that it can be drawn from, with numbers of at least `least`.
+/// Checks that it can be drawn from, with numbers of at least `min`.
 pub(crate) fn check_distribution(
     distribution: Option<Distribution>,
     field: &str,

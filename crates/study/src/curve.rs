@@ -1,16 +1,17 @@
-//! Miss-rate curves: the engines behind one interface, and their output as results.
+//! Miss-rate curves: one interface for several engines, and conversion of their output to results.
 
 use cachemate_locality::sampled::SampledCurve;
 use cachemate_locality::stack::{DistanceHistogram, ParallelStackDistances, StackDistances, StackError};
 use cachemate_report::{CurveCounts, CurvePoint};
 use cachemate_trace::{ProfileFile, ThreadTotals, TraceTotals};
 
-/// Half-doublings from 4 KiB to 64 MiB, in bytes.
+/// Default sizes of curves: half-doublings from 4 KiB to 64 MiB, in bytes.
 pub fn usual_sizes() -> Vec<u64> {
     sizes_in_equal_ratios(4 << 10, 64 << 20, 29)
 }
 
-/// `count` (at least 2) sizes from `low` to `high` in equal ratios, the inner ones rounded down to whole 64-byte lines.
+/// Returns `count` (at least 2) sizes from `low` to `high` in equal ratios; inner sizes are rounded down to whole
+/// 64-byte lines.
 pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
     let ratio = (high as f64 / low as f64).log2() / (count - 1) as f64;
     let inner = (1..count - 1).map(|index| (low as f64 * (ratio * index as f64).exp2() + 1e-6) as u64);
@@ -18,8 +19,8 @@ pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
     std::iter::once(low).chain(whole_lines).chain(std::iter::once(high)).collect()
 }
 
-/// The LRU curve of all threads of a program together, with half the width of each interval as its error. `None` if the
-/// file has none.
+/// The LRU curve of all threads of a program together, with half the width of each interval as its error. `None` if
+/// the file has no such curve.
 pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
     let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru")?;
     let point = |point: &cachemate_trace::StoredCurvePoint| {
@@ -37,7 +38,7 @@ pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
 /// Checks a line size.
 ///
 /// # Errors
-/// The size found and the sizes expected.
+/// The line size is invalid; the text states the size found and the sizes expected.
 pub fn check_line_bytes(line_bytes: u32) -> Result<(), String> {
     match line_bytes.is_power_of_two() && (8..=4096).contains(&line_bytes) {
         true => Ok(()),
@@ -48,7 +49,7 @@ pub fn check_line_bytes(line_bytes: u32) -> Result<(), String> {
 /// Checks a sampling rate.
 ///
 /// # Errors
-/// The rate found and the rates expected.
+/// The rate is invalid; the text states the rate found and the rates expected.
 pub fn check_rate(rate: f64) -> Result<(), String> {
     match (1e-6..=1.0).contains(&rate) {
         true => Ok(()),
@@ -56,19 +57,19 @@ pub fn check_rate(rate: f64) -> Result<(), String> {
     }
 }
 
-/// Traces with fewer records are finished before a second thread pays off.
+/// Minimum number of records for a second thread; shorter traces end before a second thread pays off.
 const LARGE_RECORDS: u64 = 4_000_000;
 
-/// The exact engine on one or several threads, with the same result.
+/// The exact engine, on one or several threads. The number of threads does not affect the result.
 pub enum DistanceEngine {
-    /// On the caller's thread.
+    /// Runs on the caller's thread.
     One(Box<StackDistances>),
-    /// On several threads.
+    /// Runs on several threads.
     Several(Box<ParallelStackDistances>),
 }
 
 impl DistanceEngine {
-    /// If `threads` is `None`, large traces use two threads on hosts with two CPUs.
+    /// An engine for a trace. If `threads` is `None`, large traces use two threads on hosts with two CPUs.
     pub fn new(threads: Option<usize>, expected_records: u64) -> Self {
         let default_threads = || {
             let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -80,10 +81,10 @@ impl DistanceEngine {
         }
     }
 
-    /// The next lines, in order.
+    /// Processes the next lines, in order.
     ///
     /// # Errors
-    /// More distinct lines than stack distances support.
+    /// The trace has more distinct lines than stack distances support.
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         match self {
             DistanceEngine::One(engine) => engine.push(lines),
@@ -91,10 +92,10 @@ impl DistanceEngine {
         }
     }
 
-    /// Every distance with its count.
+    /// Returns the number of accesses at every distance.
     ///
     /// # Errors
-    /// As [`Self::push`].
+    /// The error of [`Self::push`].
     pub fn finish(self) -> Result<DistanceHistogram, StackError> {
         match self {
             DistanceEngine::One(engine) => engine.finish(),
@@ -103,12 +104,12 @@ impl DistanceEngine {
     }
 }
 
-/// Totals of a trace, or of one part, besides its records.
+/// Totals of a trace, or of a part of it, that its records do not contain.
 #[derive(Clone, Copy, Default)]
 pub struct PartTotals {
-    /// Data accesses before any filter.
+    /// Data accesses before any filter; `None` if unknown.
     pub program_accesses: Option<u64>,
-    /// Executed in the recorded window.
+    /// Instructions in the recorded window; `None` if unknown.
     pub instructions: Option<u64>,
 }
 
@@ -119,7 +120,7 @@ impl PartTotals {
         PartTotals { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
     }
 
-    /// Totals of the threads that `mine` selects; a sum is known only if every term is.
+    /// Totals of the threads that `mine` selects. A sum is known only if the value of every selected thread is.
     pub fn for_part(
         totals: Option<&TraceTotals>,
         instructions_known: bool,
@@ -142,10 +143,10 @@ impl PartTotals {
     }
 }
 
-/// The curve of exact distances, at these sizes in bytes; without accesses it has no points.
+/// The curve of exact distances at these sizes in bytes; it has no points if there are no accesses.
 pub fn curve_counts(histogram: &DistanceHistogram, totals: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
     let lines: Vec<u64> = sizes.iter().map(|bytes| bytes / u64::from(line_bytes)).collect();
-    // Without accesses there is no miss ratio, and so no curve.
+    // Without accesses there is no miss ratio, and therefore no curve.
     let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
     let accesses = histogram.accesses();
     let per_kilo = totals.per_kilo_instr(accesses);
@@ -164,7 +165,7 @@ pub fn curve_counts(histogram: &DistanceHistogram, totals: PartTotals, sizes: &[
     }
 }
 
-/// As [`curve_counts`], from a sample: every point with its error bar.
+/// The curve of sampled distances at these sizes in bytes; every point has its error.
 pub fn curve_counts_from_sample(
     curve: &SampledCurve,
     totals: PartTotals,

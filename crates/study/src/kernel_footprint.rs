@@ -1,11 +1,11 @@
-//! Does Linux's cache-aware scheduling judge a process rightly? Its footprint test against the process' own curve.
+//! Compares the footprint test of Linux's cache-aware scheduling with a process' own miss-rate curve.
 //!
-//! Problem: the kernel (`SCHED_CACHE`, 7.2 and later) gathers the threads of a process on one cache unless the process
-//! touches more memory than the cache holds. A process may touch far more memory than it reuses. Method: the touched
-//! memory is the number of first touches in the recording; the reused memory is the size at which the miss-rate curve
-//! has fallen. Properties: touched memory is a lower bound, because a recording may be shorter than the run and lines
-//! are smaller than pages; if the curve's error spans the cache's size, there is no verdict. Source:
-//! `exceed_llc_capacity` of Linux 7.2, kernel/sched/fair.c.
+//! Problem: the kernel (`SCHED_CACHE`, 7.2 and later) gathers the threads of a process on one cache unless the
+//! process touches more memory than the cache holds, although a process may touch far more memory than it reuses.
+//! Method: touched memory is the number of first touches in the recording; reused memory is the size at which the
+//! miss-rate curve has fallen. Properties: touched memory is a lower bound, because a recording may be shorter than
+//! the run and lines are smaller than pages. If the curve's error interval contains the cache's size, there is no
+//! verdict. Source: `exceed_llc_capacity` of Linux 7.2, kernel/sched/fair.c.
 
 use cachemate_core::Estimate;
 use cachemate_locality::curve::plateau_rate;
@@ -13,31 +13,31 @@ use cachemate_report::text::{number, size_text};
 use cachemate_trace::{ProfileFile, StoredCurve};
 use serde::Serialize;
 
-/// The kernel's limit is the cache's size times one, plus this factor for each step of the tolerance above 1.
+/// Multiple of the cache's size by which each step of the tolerance above 1 raises the kernel's limit.
 const STEP_OF_TOLERANCE: f64 = 256.0;
-/// At this tolerance and above, the kernel skips the test, so the largest tolerance with a test is one less.
+/// Tolerance from which the kernel skips the test; the largest tolerance with a test is one less.
 const NO_TEST: u32 = 100;
 
-/// The kernel's test and the curve, for one process on one cache.
+/// The kernel's test and the curve's verdict, for one process on one cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct KernelFootprint {
-    /// The last-level cache.
+    /// Size of the last-level cache.
     pub cache_bytes: u64,
-    /// Lower bound of the touched memory.
+    /// Lower bound of the memory that the process touches.
     pub touched_bytes: u64,
-    /// Range of the reused memory within the curve's error; 0 if more space has no effect.
+    /// Reused memory: estimate, and ends of its error interval. All are 0 if more space has no effect.
     pub used_again_bytes: [u64; 3],
-    /// Does it pass the kernel's test at the usual tolerance of 1, where footprints are counted?
+    /// Does the process pass the kernel's test at the default tolerance of 1, if the kernel counts footprints?
     pub passes_test: bool,
-    /// Does the cache hold the reused memory? `None` if the curve's error is too large, or no memory is reused.
+    /// Does the reused memory fit the cache? `None` if the curve's error is too large, or no memory is reused.
     pub fits: Option<bool>,
-    /// The smallest tolerance at which the kernel's test agrees with the curve; `None` if none does, or the curve gives no
-    /// verdict.
+    /// The smallest tolerance at which the kernel's test agrees with the curve; `None` if no tolerance does, or the
+    /// curve gives no verdict.
     pub tolerance: Option<u32>,
 }
 
 impl KernelFootprint {
-    /// `None` if the file has no curve of all threads or no stack distances.
+    /// The comparison for a profile; `None` if the file lacks a curve of all threads, or stack distances.
     pub fn from_profile(file: &ProfileFile, cache_bytes: u64) -> Option<Self> {
         let histogram = file.histograms.iter().find(|histogram| histogram.kind == "stack-distance")?;
         let touched_bytes = histogram.cold * u64::from(histogram.line_bytes);
@@ -71,7 +71,7 @@ fn smallest_that_passes(touched_bytes: u64, cache_bytes: u64) -> Option<u32> {
     (steps < f64::from(NO_TEST - 1)).then(|| 1 + steps as u32)
 }
 
-/// The size at which the curve has fallen, with the sizes for the ends of its error interval.
+/// The size at which the curve has fallen, and the ends of its error interval.
 fn reused_bytes(curve: &StoredCurve) -> Option<[u64; 3]> {
     let (first, last) = (curve.points.first()?.miss_ratio.value, curve.points.last()?.miss_ratio.value);
     let Some(plateau) = plateau_rate(first, last) else { return Some([0; 3]) };
@@ -83,7 +83,7 @@ fn reused_bytes(curve: &StoredCurve) -> Option<[u64; 3]> {
 }
 
 impl std::fmt::Display for KernelFootprint {
-    /// A sentence or two, with the program left to the caller.
+    /// Writes a sentence or two; the caller names the program.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let touched = number(self.touched_bytes as f64 / 1_048_576.0);
         let cache = size_text(self.cache_bytes);

@@ -1,8 +1,8 @@
-//! From traces to curves, profiles, predictions and plans as answers.
+//! Turns traces into curves, profiles, predictions and plans.
 //!
-//! Problem: every front end must give the same results. Method: the engines come from the libraries; this crate feeds them
-//! and converts their output to the types of files and results. Properties: no file is opened and nothing is printed here;
-//! callers supply records and show results.
+//! Problem: every front end must give the same results. Method: other crates provide the engines; this crate feeds
+//! them and converts their output to the types of files and results. Properties: this crate opens no file and prints
+//! nothing; callers supply records and show results.
 
 #![warn(missing_docs)]
 
@@ -22,7 +22,7 @@ pub use profiling::{ProfilePass, ProfileTarget, profile_for_target};
 use cachemate_locality::cachesim::GeometryError;
 use cachemate_locality::stack::StackError;
 
-/// A study that cannot be made.
+/// The reason for which a study cannot be made.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StudyError {
     /// The machine has no shared cache.
@@ -46,7 +46,7 @@ pub enum StudyError {
         /// The target's line size.
         expected: u32,
     },
-    /// The profile lacks evidence that the model needs.
+    /// The profile lacks data that the model needs.
     #[error(
         "scheme '{scheme}' needs {what}, which the profile of '{program}' does not have; recordings with instruction counts \
          (cachemate record) have it"
@@ -54,7 +54,7 @@ pub enum StudyError {
     Without {
         /// The model's name.
         scheme: &'static str,
-        /// The missing evidence.
+        /// The missing data.
         what: &'static str,
         /// The program of the profile.
         program: String,

@@ -1,4 +1,4 @@
-//! Predicted slowdowns and placements, as results for tables, pictures and pages.
+//! Predicts slowdowns and placements, in the form of results for tables, pictures and pages.
 
 use cachemate_core::{CpuSet, MachineSpec, Profile};
 use cachemate_policy::matrix::{CostKind, PairCosts};
@@ -9,13 +9,13 @@ use cachemate_report::{Alternatives, CacheAssignment, CacheSummary, CostTable, P
 
 use crate::StudyError;
 
-/// The default scheme: it predicts run time, for any number of programs on a cache, from one recording each.
+/// The default scheme, which predicts run times for any number of programs on a cache from one recording of each.
 pub const USUAL_SCHEME: &str = "statcc";
 
-/// The slowdown of each program by each other on a cache, as a model predicts it.
+/// The slowdown of each program beside each other program on one cache, as a model predicts it.
 ///
 /// # Errors
-/// [`StudyError::Without`]: a profile without the evidence that the model needs.
+/// [`StudyError::Without`] if a profile lacks data that the model needs.
 pub fn pair_costs(
     scheme: &dyn Scheme,
     names: &[String],
@@ -42,7 +42,7 @@ pub fn cache_summary(machine: &MachineSpec) -> CacheSummary {
     }
 }
 
-/// The unit's name in results.
+/// Name of the costs' unit in results.
 pub fn cost_unit(kind: CostKind) -> &'static str {
     match kind {
         CostKind::Degradation => "percent",
@@ -50,7 +50,7 @@ pub fn cost_unit(kind: CostKind) -> &'static str {
     }
 }
 
-/// Costs in the unit of results: percent, or weights unchanged.
+/// Converts costs to the unit of results: slowdowns to percent; weights stay unchanged.
 pub fn cost_table(names: &[String], scheme: &str, costs: &PairCosts) -> CostTable {
     let scale = if costs.kind == CostKind::Degradation { 100.0 } else { 1.0 };
     let values = costs.cost.iter().map(|row| row.iter().map(|cost| Some(cost * scale)).collect()).collect();
@@ -67,7 +67,7 @@ fn mean(outcome: &PlacementCost) -> Option<f64> {
     outcome.mean_slowdown_percent.or(outcome.mean_weight)
 }
 
-/// A placement as pictures and pages show it.
+/// Converts a placement to the result that pictures and pages show.
 pub fn plan_result(placement: &Placement, machine: &str, scheme: &str, kind: CostKind) -> PlanResult {
     let mut level_names = Vec::new();
     let mut caches = Vec::new();

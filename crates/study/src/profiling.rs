@@ -1,4 +1,4 @@
-//! From a trace to a profile file: one pass, exact stack distances, sampled reuse times, phases.
+//! Makes a profile file from a trace in one pass: exact stack distances, sampled reuse times, and phases.
 
 use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, MachineSpec, PhaseParameters, Profile};
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, PositionProfile, Replacement};
@@ -13,33 +13,33 @@ use cachemate_trace::{
 
 use crate::{PartTotals, StudyError, curve_counts, usual_sizes};
 
-/// Watches one access in this many: enough samples from a million accesses, cheap on a billion.
+/// One access in this many is watched, which gives enough samples of a million accesses and is cheap for a billion.
 const REUSE_ONE_IN: u32 = 64;
-/// Maximum number of intervals in which phases are searched.
+/// Maximum number of intervals in which phases are detected.
 const MAX_INTERVALS: u64 = 200;
-/// The cache whose misses delimit phases if no machine is given.
+/// Size and ways of the cache whose misses delimit phases if no machine is given.
 const PHASE_CACHE: (u64, u32) = (1 << 20, 16);
 
-/// The shared cache a profile is made for.
+/// The shared cache for which a profile is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ProfileTarget {
-    /// The cache's level; profiles keep curves by it.
+    /// Level of the cache, by which profiles store curves.
     pub level: CacheLevel,
-    /// All slices together.
+    /// Total size of all slices.
     pub size_bytes: u64,
-    /// Lines of one set.
+    /// Lines per set.
     pub ways: u32,
-    /// Bytes of a line; a power of two.
+    /// Line size in bytes; a power of two.
     pub line_bytes: u32,
-    /// Equal slices, chosen by a hash of the line address; 1 = not sliced.
+    /// Number of equal slices, chosen by a hash of the line address; 1 if the cache is not sliced.
     pub slices: u32,
 }
 
 impl ProfileTarget {
-    /// A machine's contended cache.
+    /// The contended cache of a machine.
     ///
     /// # Errors
-    /// A machine without data caches.
+    /// The machine has no data caches.
     pub fn from_machine(machine: &MachineSpec) -> Result<Self, StudyError> {
         let cache = machine.last_level().ok_or_else(|| StudyError::NoSharedCache(machine.name.clone()))?;
         Ok(ProfileTarget {
@@ -68,7 +68,7 @@ pub struct ProfilePass {
 const EMPTY: StoredInterval = StoredInterval { accesses: 0, instructions: None, misses: 0, phase: 0 };
 
 impl ProfilePass {
-    /// For `target`'s cache (a usual one without a target). `expected_records` is 0 if the number is unknown.
+    /// A pass for the cache of `target`, or for a default cache without a target. `expected_records` is 0 if unknown.
     ///
     /// # Errors
     /// The cache cannot be simulated.
@@ -100,10 +100,10 @@ impl ProfilePass {
         })
     }
 
-    /// The next records, in order.
+    /// Processes the next records, in order.
     ///
     /// # Errors
-    /// More distinct lines than stack distances support.
+    /// The trace has more distinct lines than stack distances support.
     pub fn push(&mut self, records: &[AccessRecord]) -> Result<(), StudyError> {
         let shift = self.target.line_bytes.trailing_zeros();
         self.lines.clear();
@@ -128,10 +128,11 @@ impl ProfilePass {
         Ok(())
     }
 
-    /// The file, named `name`; `from`: the source of the records. `header` and `totals` are those of the trace.
+    /// Returns the profile file for program `name`; `from` is the source of the records. `header` and `totals` are
+    /// those of the trace.
     ///
     /// # Errors
-    /// As [`Self::push`].
+    /// The error of [`Self::push`].
     pub fn finish(
         self,
         name: &str,
@@ -193,7 +194,7 @@ fn curve(histogram: &DistanceHistogram, totals: PartTotals, line_bytes: u32) -> 
     }
 }
 
-/// Distances in buckets of at most 1/32 of their size: exact below 64 lines, small enough for a file.
+/// Groups distances in buckets of at most 1/32 of their size: exact below 64 lines, and small enough for a file.
 fn bucket(histogram: &DistanceHistogram, line_bytes: u32) -> FileHistogram {
     let mut buckets: Vec<(u64, u64)> = Vec::new();
     for &(distance, count) in histogram.counts() {
@@ -207,7 +208,7 @@ fn bucket(histogram: &DistanceHistogram, line_bytes: u32) -> FileHistogram {
     FileHistogram { kind: "stack-distance".to_string(), line_bytes, cold: histogram.cold_count(), buckets }
 }
 
-/// Numbers the phases: raised by one at each change of the miss rate (thesis 5.6.2).
+/// Numbers the phases of the intervals; each change of the miss rate starts a new phase (thesis 5.6.2).
 fn with_phases(mut every: Vec<StoredInterval>) -> Vec<StoredInterval> {
     let signal = |interval: &StoredInterval| {
         let count = interval.instructions.filter(|count| *count > 0)?;
@@ -220,7 +221,7 @@ fn with_phases(mut every: Vec<StoredInterval>) -> Vec<StoredInterval> {
     every
 }
 
-/// Rates per instruction, if instructions are known, for models and policies.
+/// Adds rates per instruction for models and policies, if instructions are known.
 fn fill_rates(file: &mut ProfileFile, level: CacheLevel, positions: &PositionProfile) {
     let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return };
     let per_mega = |count: u64| count as f64 * 1e6 / instructions as f64;
@@ -242,11 +243,11 @@ fn trace_fact<T>(value: T) -> Fact<T> {
     Fact::new(value, FactSource::ExactTrace, 0)
 }
 
-/// The profile on `target`'s cache: the LRU positions that the file has for that cache, or else positions derived from its
-/// stack distances.
+/// The profile for the cache of `target`: from the LRU positions that the file has for that cache, or otherwise from
+/// its stack distances.
 ///
 /// # Errors
-/// The file was made for another line size, or has no stack distances.
+/// The file was made for another line size, or lacks stack distances.
 pub fn profile_for_target(file: &ProfileFile, target: ProfileTarget) -> Result<Profile, StudyError> {
     let mut profile = file.profile.clone();
     let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return Ok(profile) };

@@ -1,9 +1,9 @@
-//! Claims on tasks: a file that appears complete, is touched while its owner lives, and is taken over after the owner's
-//! death.
+//! Claims on tasks. A claim is a file that is created complete, is touched while its owner lives, and is taken over
+//! after the owner's death.
 //!
-//! Owners of the same boot and process namespace are checked directly; others count as alive as long as they touch
-//! their claim. The claim of a frozen owner is taken over as well, so that its task runs twice: the store compares the
-//! results.
+//! Owners in the same boot and process namespace are checked directly; other owners count as alive as long as they
+//! touch their claim. The claim of a frozen owner is also taken over, so its task may run twice; the store therefore
+//! compares results.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,14 +15,14 @@ use crate::manifest::SweepTaskId;
 use crate::owner::ClaimOwner;
 use crate::store::{Store, link};
 
-/// A task whose workers died this often is abandoned, because it may have killed them.
+/// Number of deaths of workers after which a task is abandoned, because the task may have killed them.
 pub const MAX_DEATHS: usize = 5;
 
 /// Outcome of claiming a task.
 pub enum ClaimOutcome<'a> {
     /// This process holds the claim until the value is dropped.
     Acquired(ClaimGuard<'a>),
-    /// The owner of the claim, for display.
+    /// Another process holds the claim; the text names it for display.
     HeldByOther(String),
 }
 
@@ -35,7 +35,7 @@ pub struct ClaimGuard<'a> {
 impl Drop for ClaimGuard<'_> {
     fn drop(&mut self) {
         self.store.heart.release(&claim_path(self.id));
-        // If it was taken over while this process was frozen, it must not be removed.
+        // The claim must not be removed if another process took it over while this process was frozen.
         if self.store.claim_owner(self.id).is_some_and(|owner| owner == self.store.owner) {
             let _ = self.store.remove_claim(self.id);
         }
@@ -43,7 +43,7 @@ impl Drop for ClaimGuard<'_> {
 }
 
 const CLAIMS: &str = "claims";
-/// A claim is one line of JSON.
+/// Maximum size of a claim, which is one line of JSON.
 const CLAIM_BYTES_LIMIT: u64 = 4 << 10;
 
 fn claim_path(id: SweepTaskId) -> String {
@@ -98,7 +98,7 @@ impl Store {
         (!dead && !stale).then_some(words)
     }
 
-    /// Time by the clock of the machine that stores the files; a command that only reports uses its own host's clock.
+    /// Current time by the clock of the file server; a command that only reports uses its own host's clock.
     fn server_time(&self) -> Option<std::time::SystemTime> {
         if self.is_read_only() {
             return Some(std::time::SystemTime::now());
@@ -124,13 +124,14 @@ impl Store {
         self.record_attempt(id, &FailedAttempt::record_now(FailureKind::Death, message, &self.owner))
     }
 
-    /// Ids with a claim, whether its owner is alive or not.
+    /// Ids of tasks with a claim, whether or not the owner is alive.
     pub(crate) fn claimed_tasks(&self) -> Result<Vec<SweepTaskId>, SweepError> {
         Ok(self.names(CLAIMS)?.into_iter().filter_map(|name| name.parse().ok()).collect())
     }
 
-    /// Removes claims on finished tasks: a worker that was killed after its result leaves one, and a finished task is
-    /// never claimed again. If another worker still runs the task, it compares its result without a claim.
+    /// Removes claims on finished tasks. A worker that is killed after publishing leaves such a claim, and a finished
+    /// task is never claimed again. A worker that still runs such a task compares its result without needing the
+    /// claim.
     pub(crate) fn remove_claims_on(&self, finished: &BTreeSet<SweepTaskId>) -> Result<(), SweepError> {
         for id in self.claimed_tasks()?.into_iter().filter(|id| finished.contains(id)) {
             let _ = self.remove_claim(id);
@@ -138,7 +139,7 @@ impl Store {
         Ok(())
     }
 
-    /// Tasks whose claims have live owners.
+    /// Tasks whose claims have live owners, with the owner's name.
     ///
     /// # Errors
     /// The directory of claims cannot be read.
@@ -147,7 +148,8 @@ impl Store {
     }
 }
 
-/// Deaths are the recorded ones, plus one if a dead owner's claim still exists.
+/// Have the workers of a task died too often? Counts the recorded deaths, plus one if a dead owner's claim still
+/// exists.
 pub(crate) fn has_too_many_deaths(attempts: &[FailedAttempt]) -> bool {
     attempts.iter().filter(|attempt| attempt.ending == FailureKind::Death).count() >= MAX_DEATHS
 }

@@ -1,4 +1,4 @@
-//! Calls to an engine's own client programs: each has a deadline and its own process group, and both of its outputs are
+//! Calls an engine's own client programs. Each call has a deadline and its own process group, and both outputs are
 //! read.
 
 use std::ffi::OsStr;
@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// Output and exit status of a client. An engine's exit code is ignored if its output is more specific.
+/// Output and exit status of a client program. If the output is specific, callers ignore the exit code.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClientOutput {
-    /// The exit code; `None` if a signal ended it.
+    /// Exit code; `None` if a signal ended the client.
     pub code: Option<i32>,
     /// Standard output, with invalid UTF-8 replaced.
     pub out: String,
-    /// Standard error, likewise.
+    /// Standard error, with invalid UTF-8 replaced.
     pub err: String,
 }
 
-/// The reason for which there is no answer.
+/// The reason for which a call failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CallError {
     /// The program is not installed.
@@ -30,18 +30,18 @@ pub enum CallError {
     /// The program did not end within this number of seconds.
     #[error("{0}: no answer in {1} s")]
     Deadline(String, u64),
-    /// The program, and its message or that of the system.
+    /// The program failed; with its name, and its own or the system's message.
     #[error("{0}: {1}")]
     Failed(String, String),
 }
 
-/// An output that is still open this long after the client's end belongs to a process that it left behind.
+/// Maximum time for which outputs are read after the client's end; a process that it left behind may keep them open.
 const OUTPUT_AFTER_END: Duration = Duration::from_millis(500);
 
 /// Runs a client to its end, or kills its whole process group at the deadline.
 ///
 /// # Errors
-/// It is not installed, or did not end in time.
+/// The client is not installed, or did not end in time.
 pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, CallError> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
@@ -76,10 +76,10 @@ pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, C
     Ok(ClientOutput { code: status.code(), out: text(out), err: text(err) })
 }
 
-/// As [`call`], but a nonzero exit code is an error with the client's message.
+/// Calls a client as [`call`] does, but treats a nonzero exit code as an error with the client's message.
 ///
 /// # Errors
-/// As [`call`], or the client's own.
+/// The errors of [`call`], and a nonzero exit code.
 pub fn call_ok(command: &mut Command, deadline: Duration) -> Result<String, CallError> {
     let name = command.get_program().to_string_lossy().into_owned();
     let called = call(command, deadline)?;
@@ -102,7 +102,7 @@ fn reader(stream: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     receive
 }
 
-/// Ends a child that leads a process group, and all other processes of that group.
+/// Kills a child that leads a process group, and all other processes of that group.
 pub fn kill_group(child: &mut Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL);

@@ -1,7 +1,7 @@
-//! Submits missing tasks to an engine until none are missing.
+//! Drives a sweep: submits missing tasks to an engine until none are missing.
 //!
-//! Method: rounds. Tasks that have no result, no live claim and retries left are submitted. The store is then polled
-//! until the engine holds no task, and the next round begins with the tasks that are missing then. Properties: an
+//! Method: in each round, tasks that have no result, no live claim and retries left are submitted. The store is then
+//! polled until the engine holds no task, and the next round submits the tasks that are still missing. Properties: an
 //! engine that loses, repeats or restarts tasks costs only time; a silent engine is tolerated as long as tasks make
 //! progress.
 
@@ -17,12 +17,12 @@ use crate::manifest::{SweepTask, SweepTaskId};
 use crate::store::Store;
 use crate::worker::is_abandoned;
 
-/// How a sweep is driven.
+/// Options for driving a sweep.
 #[derive(Clone, Debug)]
 pub struct DriveOptions {
-    /// Number of failures of a task, beyond the first, after which it is retried.
+    /// Maximum number of retries of a failing task.
     pub retries: u32,
-    /// An engine that loses every task, or accepts none, is abandoned after this time without a result.
+    /// Time without a result after which an engine that loses or rejects every task is abandoned.
     pub idle_timeout: Duration,
 }
 
@@ -39,22 +39,22 @@ pub struct SweepProgress {
     pub waiting: Option<usize>,
     /// Tasks that the engine runs; `None` if it does not report them.
     pub running: Option<usize>,
-    /// A message for the user; new if it differs from the last one.
+    /// A message for the user; callers print it if it differs from the previous one.
     pub message: Option<String>,
 }
 
-/// The result of a drive; `cachemate sweep run --json` prints it.
+/// Outcome of a drive; `cachemate sweep run --json` prints it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct SweepSummary {
     /// Number of tasks, counting each id once.
     pub total: usize,
-    /// Tasks that were finished before.
+    /// Tasks that were finished before the drive.
     pub skipped: usize,
     /// Tasks with a result, including skipped ones.
     pub finished: usize,
-    /// Abandoned tasks, with the last reason.
+    /// Abandoned tasks, each with the reason of its last failure.
     pub failed: Vec<(SweepTaskId, String)>,
-    /// Tasks neither finished nor abandoned.
+    /// Tasks that are neither finished nor abandoned.
     pub missing: Vec<SweepTaskId>,
     /// Incomplete results, one sentence each; these tasks run again.
     pub damaged: Vec<String>,

@@ -1,5 +1,5 @@
-//! The engine interface of a sweep: an engine accepts tasks and reports whether it still holds any. No other report is
-//! used.
+//! The interface between a sweep and its engines: an engine accepts tasks and reports whether it still holds any. The
+//! sweep relies on no other report.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::manifest::SweepTask;
 pub struct EngineError {
     /// The engine's name.
     pub engine: &'static str,
-    /// The reason, for the user.
+    /// Description of the problem, for the user.
     pub what: String,
     /// Is the failure permanent, because the engine is not installed or rejects the request?
     pub is_permanent: bool,
@@ -26,38 +26,38 @@ impl EngineError {
     }
 }
 
-/// An engine's report on the tasks that it accepted.
+/// An engine's report on the tasks that it has accepted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum EngineStatus {
-    /// It holds some of them.
+    /// The engine holds at least one task.
     Working {
-        /// Tasks that have not started; `None` if it does not report them.
+        /// Tasks that have not started; `None` if the engine does not report them.
         waiting: Option<usize>,
-        /// Tasks that are running; `None` if it does not report them.
+        /// Tasks that are running; `None` if the engine does not report them.
         running: Option<usize>,
     },
-    /// It holds none any more, whatever their outcome.
+    /// The engine holds no task any more, whatever the tasks' outcomes.
     Done,
-    /// Its clients do not answer; tasks may continue nevertheless.
+    /// The engine's clients do not answer; tasks may still continue.
     Unresponsive(String),
-    /// It holds tasks that it will not start under the present conditions.
+    /// The engine holds tasks that it will not start under present conditions; with the reason.
     Stuck(String),
-    /// It cannot continue.
+    /// The engine cannot continue; with the reason.
     Broken(String),
 }
 
-/// Distributes tasks: to threads, or to a cluster's scheduler. It need not run each task exactly once.
+/// Distributes tasks, to threads or to a cluster's scheduler. An engine need not run each task exactly once.
 pub trait TaskEngine {
-    /// The name as `--engine` accepts it.
+    /// The engine's name, as `--engine` accepts it.
     fn name(&self) -> &'static str;
 
     /// Submits tasks, each to be run once.
     ///
     /// # Errors
-    /// They could not be submitted; some may have been.
+    /// Some or all tasks could not be submitted.
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError>;
 
-    /// Its current report on the accepted tasks.
+    /// Reports on the tasks that the engine has accepted.
     fn poll(&mut self) -> EngineStatus;
 
     /// Minimum interval between polls.
@@ -65,7 +65,7 @@ pub trait TaskEngine {
         Duration::from_secs(1)
     }
 
-    /// Waits for at most this time; true as soon as there is news.
+    /// Waits for at most `at_most`; returns true as soon as there is news.
     fn wait(&mut self, at_most: Duration) -> bool {
         std::thread::sleep(at_most);
         false
@@ -75,21 +75,21 @@ pub trait TaskEngine {
     fn stop(&mut self);
 }
 
-/// The command by which other processes run a task: `program sweep run -o directory --task ID`.
+/// The command with which other processes run a task: `program sweep run -o directory --task ID`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WorkerCommand {
-    /// The `cachemate` that workers run, by a path that is valid on their hosts.
+    /// Path of `cachemate`, valid on the hosts of all workers.
     pub program: PathBuf,
     /// The sweep's directory, on a file system that all workers share.
     pub dir: PathBuf,
-    /// Number of failures of a task, beyond the first, after which it is retried.
+    /// Maximum number of retries of a failing task.
     pub retries: u32,
     /// Seconds without a heartbeat after which a claim is taken over.
     pub heartbeat_timeout_s: u64,
 }
 
 impl WorkerCommand {
-    /// The command's arguments, to which ids are appended.
+    /// The command's arguments, to which the ids of tasks are appended.
     pub fn args(&self) -> Vec<std::ffi::OsString> {
         let (retries, stale) = (self.retries.to_string(), self.heartbeat_timeout_s.to_string());
         let words = ["--quiet", "sweep", "run", "--retries", &retries, "--heartbeat-timeout", &stale, "-o"];

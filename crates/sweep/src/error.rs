@@ -1,4 +1,4 @@
-//! Errors of a sweep as a whole; the store contains the errors of individual tasks.
+//! Errors that end a sweep; errors of individual tasks are recorded in the store.
 
 use std::io;
 use std::path::Path;
@@ -7,7 +7,7 @@ use cachemate_spec::SpecError;
 
 use crate::EngineError;
 
-/// The reason for which a sweep cannot continue. The user reads the message.
+/// The reason for which a sweep cannot continue. Its message is shown to the user.
 #[derive(Debug, thiserror::Error)]
 pub enum SweepError {
     /// An invalid sweep file, scenario or machine, with the position.
@@ -18,10 +18,10 @@ pub enum SweepError {
     File {
         /// The file or directory.
         path: String,
-        /// The error, with its line if there is one.
+        /// Description of the error, with the line if it concerns one.
         what: String,
     },
-    /// No more files can be written there; finished results are kept.
+    /// The disk is full, so no more files can be written there; finished results are kept.
     #[error("{0}: the disk is full; what is finished is kept, and the same command goes on from there")]
     Full(String),
     /// An engine that cannot accept tasks.

@@ -1,5 +1,5 @@
-//! Expands a sweep file into its manifest: every point is checked, every input is copied, and every task is named by
-//! its content.
+//! Expands a sweep file into its manifest: checks every point, copies every input, and names every task by its
+//! content.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,9 +17,9 @@ use crate::{Store, SweepError};
 
 /// A manifest with the files that its tasks read.
 pub struct ExpandedSweep {
-    /// The header, and one task for each point.
+    /// The manifest, with a header and one task for each point.
     pub manifest: Manifest,
-    /// Contents by name below the sweep's directory.
+    /// Contents of input files, by name below the sweep's directory.
     pub files: BTreeMap<String, String>,
 }
 
@@ -27,7 +27,7 @@ impl ExpandedSweep {
     /// Writes the inputs, and then the manifest, into the sweep's directory.
     ///
     /// # Errors
-    /// They cannot be written.
+    /// A file cannot be written.
     pub fn write(&self, store: &Store) -> Result<(), SweepError> {
         for (name, content) in &self.files {
             store.write_input(name, content)?;
@@ -39,7 +39,8 @@ impl ExpandedSweep {
 /// Checks every point of a sweep and makes its manifest. Recordings are read for their checksums; nothing is run.
 ///
 /// # Errors
-/// An impossible scenario or machine, a missing program, or a policy that the command does not have; each with its file
+/// A scenario or machine is impossible, a program is missing, or the command does not have a policy. Each error names
+/// file and field, and the point at which it occurred.
 /// and field, and the point at which it occurred.
 pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedSweep, SweepError> {
     let mut making = ManifestBuilder::new(sweep, work)?;
@@ -80,7 +81,7 @@ struct ManifestBuilder<'a> {
     files: BTreeMap<String, String>,
     scenarios: BTreeMap<String, String>,
     machines: BTreeMap<String, String>,
-    /// Programs that need no file.
+    /// Names of programs that need no file.
     built_in: BTreeSet<String>,
 }
 
@@ -118,7 +119,7 @@ impl<'a> ManifestBuilder<'a> {
         format!("inputs/{subject}-{:016x}.toml", xxh3_64(text.as_bytes()))
     }
 
-    /// The hash of everything but the seed, and the seed that is used if the point names none.
+    /// The hash of everything but the seed, and the scenario's seed, for points that set none.
     fn content(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
         let at = || point.iter().map(|(axis, value)| format!("{axis} {value}")).collect::<Vec<_>>().join(", ");
         let refused = |problem: String| SweepError::Refused(format!("{problem} (at {})", at()));
@@ -142,7 +143,7 @@ impl<'a> ManifestBuilder<'a> {
             checksums.push(self.recording(&program, None).map_err(refused)?);
         }
         let seed = scenario.seed;
-        // Omitted, because they do not affect the run: the display name, and the path of the machine's description.
+        // The display name and the path of the machine's description are omitted, because they do not affect the run.
         let base_scenario = Scenario {
             name: String::new(),
             description: String::new(),
@@ -164,7 +165,7 @@ impl<'a> ManifestBuilder<'a> {
         Ok((xxh3_64(content.as_bytes()), seed))
     }
 
-    /// A scenario's file, and the changes that a point makes to it.
+    /// Describes a point for messages: its scenario's file, and its changes.
     fn label(&self, point: &Point<'_>) -> String {
         let at = point.iter().filter(|(axis, _)| *axis != "scenario");
         let at: Vec<String> = at.map(|(axis, value)| format!("{axis} {value}")).collect();
@@ -174,7 +175,7 @@ impl<'a> ManifestBuilder<'a> {
         if at.is_empty() { file.to_string() } else { format!("{file} with {}", at.join(", ")) }
     }
 
-    /// Machine files are copied; the scenario's copy of the path may already refer to the copy.
+    /// Copies a machine file into the inputs; the scenario's path may already refer to the copy.
     fn machine_file(&mut self, machine_name: &str) -> Result<(), SweepError> {
         let name = machine_name.split('?').next().unwrap_or_default().to_string();
         if machine_names().contains(&name.as_str()) || self.machines.contains_key(&name) {

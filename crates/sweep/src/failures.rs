@@ -1,4 +1,4 @@
-//! Failed attempts: one line each, so that no failure is lost or known only to an engine.
+//! The record of failed attempts: one line each, in the store, so that a failure is not known to the engine alone.
 
 use std::path::Path;
 
@@ -9,26 +9,26 @@ use crate::manifest::SweepTaskId;
 use crate::owner::ClaimOwner;
 use crate::store::{Store, unix_ms};
 
-/// The way in which an attempt failed.
+/// The way in which an attempt ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FailureKind {
     /// The task reported an error.
     Error,
-    /// Its worker died.
+    /// The task's worker died.
     Death,
 }
 
 /// One line of `failed/ID.jsonl`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FailedAttempt {
-    /// How it ended.
+    /// The way in which the attempt ended.
     pub ending: FailureKind,
     /// The reason, for the user.
     pub what: String,
-    /// Host of the worker that recorded it.
+    /// Host of the worker that wrote the record.
     pub host: String,
-    /// Process id of that worker on that host.
+    /// Process id of that worker, on its host.
     pub pid: u32,
     /// Time of the record: milliseconds since 1970 by that host's clock.
     pub unix_ms: u64,
@@ -47,8 +47,8 @@ impl Store {
         self.root().append_line(Path::new(&path), &line).map_err(self.io_error(&path))
     }
 
-    /// The failed attempts in order. An incomplete line counts as a death, so that a task cannot kill its workers
-    /// forever.
+    /// Returns the failed attempts in order. An incomplete line counts as a death, so that a task cannot keep killing
+    /// its workers.
     ///
     /// # Errors
     /// The file exists and cannot be read.
@@ -76,7 +76,7 @@ impl Store {
 }
 
 const FAILED: &str = "failed";
-/// Every attempt adds a line, and a task is abandoned after a few.
+/// Maximum size of a record. Attempts add one line each, and few attempts suffice to abandon a task.
 const FAILURES_BYTES_LIMIT: u64 = 16 << 20;
 
 fn failure_path(id: SweepTaskId) -> String {

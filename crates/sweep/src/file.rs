@@ -24,13 +24,13 @@ pub enum SweepKind {
     Repro,
 }
 
-/// The content of `sweep-*.toml`. docs/sweeps.md explains every field.
+/// Content of a sweep file (`sweep-*.toml`); docs/sweeps.md explains every field.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SweepFile {
     /// Name of the sweep, for display.
     pub name: String,
-    /// Its purpose, in a sentence or two; may be empty.
+    /// Purpose of the sweep, in a sentence or two; may be empty.
     #[serde(default)]
     pub description: String,
     /// Kind of each task.
@@ -39,9 +39,9 @@ pub struct SweepFile {
     /// Do results contain everything that a run counted, or only the figures that reports show?
     #[serde(default = "yes")]
     pub detail: bool,
-    /// The varied parameters.
+    /// Parameters that the sweep varies.
     pub axes: Axes,
-    /// Filters; a point that matches one of them is left out.
+    /// Filters; a point that matches any of them is left out.
     #[serde(default)]
     pub skip: Vec<toml::Table>,
     /// Filters; if there are any, a point that matches none of them is left out.
@@ -49,17 +49,17 @@ pub struct SweepFile {
     pub only: Vec<toml::Table>,
 }
 
-/// The axes as written; the allowed ones depend on the sweep's kind.
+/// The axes as written in the file; the sweep's kind determines which are allowed.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Axes {
     /// Scenario files, relative to the sweep file's directory.
     #[serde(default)]
     pub scenario: Vec<String>,
-    /// Machines by name or path, which replace the scenario's.
+    /// Machines by name or path, used instead of the scenario's machine.
     #[serde(default)]
     pub machine: Vec<String>,
-    /// Policy names, or tables of name and parameters.
+    /// Policies, each given by its name or by a table of its name and parameters.
     #[serde(default)]
     pub policy: Vec<toml::Value>,
     /// Bundled recordings by name, or recordings by path; `["all"]` stands for all bundled ones.
@@ -87,9 +87,9 @@ fn yes() -> bool {
 /// One axis: its name and its values, in the order of the file.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SweepAxis {
-    /// Name as in the file; for a parameter, the path of the field.
+    /// Name of the axis as in the file; for a parameter, the path of the field.
     pub name: String,
-    /// Its values; not empty, and without duplicates.
+    /// Values of the axis, at least one, without duplicates.
     pub values: Vec<Value>,
 }
 
@@ -98,29 +98,29 @@ pub struct SweepAxis {
 pub struct SweepDefinition {
     /// The file as written.
     pub file: SweepFile,
-    /// Its path, for messages.
+    /// Path of the sweep file, for messages.
     pub path: String,
-    /// Directory to which paths of scenario files are relative.
+    /// Directory to which relative paths of scenario files refer.
     pub dir: PathBuf,
     /// Axes, the slowest one first; seeds last.
     pub axes: Vec<SweepAxis>,
-    /// Filters: values by axis. A point that matches one is left out.
+    /// Filters, each with allowed values by axis. A point that matches any of them is left out.
     pub skip: Vec<BTreeMap<String, Vec<Value>>>,
-    /// Filters in the same form. If there are any, a point must match one.
+    /// Filters of the same form. If there are any, a point must match at least one.
     pub only: Vec<BTreeMap<String, Vec<Value>>>,
 }
 
-/// Scenarios, machines and sweep files are written manually, so they are small.
+/// Maximum size of scenario, machine and sweep files, which people write and which are therefore small.
 pub(crate) const INPUT_BYTES_LIMIT: u64 = 16 << 20;
-/// More points are probably a typing error.
+/// Maximum number of points; more are probably a typing error.
 pub const MAX_POINTS: usize = 10_000_000;
 /// Parameters of a curve.
 const CURVE_PARAMETERS: [&str; 3] = ["line_bytes", "sizes", "sample"];
 
-/// Reads and checks a sweep file. `bundled` is the meaning of recording `all`.
+/// Reads and checks a sweep file. `bundled` lists the recordings for which `all` stands.
 ///
 /// # Errors
-/// As [`parse_sweep`], and an unreadable file.
+/// The file cannot be read, or has an error of [`parse_sweep`].
 pub fn load_sweep(path: &Path, bundled: &[String]) -> Result<SweepDefinition, SweepError> {
     let text = read_text_limited(path, INPUT_BYTES_LIMIT).map_err(|error| SweepError::file(path, error))?;
     parse_sweep(path, &text, bundled)
@@ -228,7 +228,7 @@ fn check_axes(axes: &[SweepAxis], located: &Located<'_>) -> Result<(), SpecError
     Ok(())
 }
 
-/// A policy without parameters is represented by its name, so that each policy has only one representation.
+/// Parses policies. A policy without parameters is represented by its name, so that equal policies compare as equal.
 fn policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>, SpecError> {
     let policy_axis = |(at, value): (usize, &toml::Value)| {
         let field = format!("axes.policy[{at}]");
@@ -268,7 +268,7 @@ fn seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Ve
     Ok(Some(seeds.into_iter().map(Value::from).collect()))
 }
 
-/// The TOML values that JSON also has.
+/// Converts a TOML value to JSON; values that JSON lacks are errors.
 fn plain_value(value: &toml::Value, field: &str, located: &Located<'_>) -> Result<Value, SpecError> {
     let refuse =
         |found: &str| located.error_at(field, found, "a text, a number, true or false, a list or a table of these");

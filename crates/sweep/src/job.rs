@@ -1,4 +1,4 @@
-//! Jobs: the point of a task, together with the inputs that it names.
+//! Jobs: tasks in runnable form, with all inputs that their points name.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::file::{INPUT_BYTES_LIMIT, SweepKind};
 use crate::manifest::{ManifestHeader, RecordingRef, checksum_of};
 use crate::store::plain_input;
 
-/// A task with all of its inputs.
+/// A task with all its inputs.
 #[derive(Clone, PartialEq, Debug)]
 pub enum SweepJob {
     /// A scenario on the simulated machine.
@@ -24,7 +24,7 @@ pub enum SweepJob {
     Curve(CurveJob),
     /// One run of the papers' experiments; the command interprets its name.
     Repro {
-        /// The header's `repro`: the experiments, their length, and the number of seeds.
+        /// The manifest header's `repro`: experiments, their length, and number of seeds.
         asked: Value,
         /// The run's name.
         run: String,
@@ -36,11 +36,11 @@ pub enum SweepJob {
 pub struct ScenarioJob {
     /// Programs, policy and duration.
     pub scenario: Scenario,
-    /// The machine that runs them.
+    /// The machine on which the programs run.
     pub machine: MachineSpec,
-    /// Files of the programs that are recordings, by their names in the scenario.
+    /// Recordings that the scenario uses as programs: files by name.
     pub recordings: BTreeMap<String, PathBuf>,
-    /// Is everything that was counted requested?
+    /// Should the result contain everything that was counted?
     pub detail: bool,
 }
 
@@ -53,9 +53,9 @@ pub struct CurveJob {
     pub line_bytes: u32,
     /// Sizes as on the command line: `64K,1M` or `LO..HI:N`.
     pub sizes: Option<String>,
-    /// Share of the lines that is sampled; `None` for all of them, which is exact.
+    /// Share of the lines that is sampled; `None` to follow all lines, which is exact.
     pub sample: Option<f64>,
-    /// Seed for the choice of sampled lines; without effect if all lines are followed.
+    /// Seed for the choice of sampled lines; has no effect if all lines are followed.
     pub seed: u64,
 }
 
@@ -81,12 +81,12 @@ pub enum RunError {
     Stopped,
 }
 
-/// Runs tasks; implemented by the command.
+/// Runs jobs; the command implements this trait.
 pub trait JobRunner: Send + Sync {
-    /// Identifies the program's version; different versions may give different results.
+    /// Version of the program; results of different versions may differ.
     fn version(&self) -> String;
 
-    /// The file of a program that is a recording; `None` for programs that need no file.
+    /// Returns the file of a program that is a recording; `None` for programs that need no file.
     ///
     /// # Errors
     /// There is no such program; the error lists the known ones.
@@ -98,37 +98,37 @@ pub trait JobRunner: Send + Sync {
     /// The job cannot be run, with the reason.
     fn check(&self, job: &SweepJob) -> Result<(), String>;
 
-    /// Runs the job; the same job gives the same result, bit by bit.
+    /// Runs a job. Equal jobs give bit-identical results.
     ///
     /// # Errors
     /// The task failed or was stopped.
     fn run(&self, job: &SweepJob, stop: &AtomicBool) -> Result<JobResult, RunError>;
 }
 
-/// Inputs that points name. Paths are valid for the moment: the creation of the manifest, or the run of the task.
+/// Inputs that points name. Paths are valid either when the manifest is made or when a task runs, never for both.
 #[derive(Default, Debug)]
 pub struct Inputs {
     /// Kind of each task.
     pub kind: SweepKind,
-    /// Do results contain everything that was counted?
+    /// Should results contain everything that was counted?
     pub detail: bool,
-    /// Scenarios by their names on the axes: the name for messages, and the text.
+    /// Text of each scenario, with its name for messages, by its name on the axis.
     pub scenarios: BTreeMap<String, (String, String)>,
-    /// Machine files, by the names given for them.
+    /// Machine files, by the names that scenarios and axes use.
     pub machines: BTreeMap<String, PathBuf>,
     /// Files of the programs that are recordings, by the names that points use.
     pub recordings: BTreeMap<String, RecordingRef>,
     /// Options of the papers' experiments; `Null` in every other sweep.
     pub repro: Value,
-    /// Recordings whose checksum was verified.
+    /// Names of recordings whose checksum was already verified.
     pub(crate) verified: Mutex<Vec<String>>,
 }
 
 impl Inputs {
-    /// The inputs that a manifest's header names, below the sweep's directory.
+    /// Opens the inputs that a manifest's header names, below the sweep's directory.
     ///
     /// # Errors
-    /// A file that is missing or unreadable.
+    /// An input is missing or unreadable.
     pub fn open(store: &Store, header: &ManifestHeader) -> Result<Self, String> {
         let mut inputs = Inputs {
             kind: header.kind,
@@ -151,7 +151,7 @@ impl Inputs {
     /// The scenario of a point, with its machine.
     ///
     /// # Errors
-    /// A scenario that the sweep does not have, or one that the point's values make impossible; with the field.
+    /// The sweep has no such scenario, or the point's values make it impossible; the error names the field.
     pub fn scenario(&self, point: &[(&str, &Value)]) -> Result<(Scenario, MachineSpec), SpecError> {
         let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
         let scenario = axis_value("scenario").and_then(Value::as_str).unwrap_or_default();
@@ -182,7 +182,7 @@ impl Inputs {
     /// The job of the task at this point.
     ///
     /// # Errors
-    /// A description of the problem.
+    /// An input is missing, changed or invalid; the text describes the problem.
     pub fn job(&self, point: &[(&str, &Value)]) -> Result<SweepJob, String> {
         let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
         match self.kind {
@@ -222,7 +222,7 @@ impl Inputs {
         }
     }
 
-    /// The recording's file, if it has not changed since the manifest was made.
+    /// Returns the recording's file if it is unchanged since the manifest was made.
     fn verify_recording(&self, name: &str, recording: &RecordingRef) -> Result<PathBuf, String> {
         let verified = || self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         let is_verified = verified().iter().any(|verified_name| verified_name == name);

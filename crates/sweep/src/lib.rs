@@ -1,4 +1,4 @@
-//! Sweeps: many independent runs as tasks for any number of machines, on existing engines.
+//! Sweeps: many independent runs, distributed as tasks over machines by existing engines.
 //!
 //! Problem: full results at several seeds take days on one machine. Every engine that distributes tasks over machines
 //! runs some of them twice, loses some, and reports misleading exit codes. Method: a sweep file becomes a [`Manifest`]

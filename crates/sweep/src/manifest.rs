@@ -1,4 +1,5 @@
-//! The manifest: a header, then one line per task. The manifest and the inputs beside it suffice to run every task.
+//! The manifest of a sweep: a header, then one line per task. Together with the inputs in the same directory, it
+//! suffices to run every task.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +18,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use crate::SweepError;
 use crate::file::SweepKind;
 
-/// Version of the manifest's format; a reader rejects all others.
+/// Version of the manifest's format; readers reject other versions.
 pub const FORMAT: u32 = 1;
 /// The manifest's name in the sweep's directory.
 pub(crate) const FILE: &str = "manifest.jsonl";
@@ -27,7 +28,7 @@ pub(crate) const FILE: &str = "manifest.jsonl";
 pub struct SweepTaskId(pub u64);
 
 impl SweepTaskId {
-    /// The id of a text that contains everything on which a task's result depends.
+    /// The id for a text that contains everything on which the task's result depends.
     pub fn from_text(text: &str) -> Self {
         SweepTaskId(xxh3_64(text.as_bytes()))
     }
@@ -57,21 +58,21 @@ impl FromStr for SweepTaskId {
     }
 }
 
-/// The file of a recorded program, which is not copied.
+/// Reference to a recording, which is used in place because it is too large to copy.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RecordingRef {
-    /// Its absolute path.
+    /// Absolute path of the recording.
     pub path: PathBuf,
-    /// Its size, in bytes.
+    /// Size of the recording in bytes.
     pub size_bytes: u64,
-    /// XXH3 of the content.
+    /// XXH3 checksum of the recording.
     pub checksum: String,
 }
 
 /// The manifest's first line.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ManifestHeader {
-    /// The manifest's format: [`FORMAT`].
+    /// Version of the manifest's format: [`FORMAT`].
     pub format: u32,
     /// Name of the sweep, for display.
     pub name: String,
@@ -79,17 +80,17 @@ pub struct ManifestHeader {
     pub description: String,
     /// Kind of each task.
     pub kind: SweepKind,
-    /// Version of the program that made it, which alone may run its tasks.
+    /// Version of the cachemate that made the manifest; only this version may run its tasks.
     pub version: String,
-    /// Do results contain everything that was counted?
+    /// Should results contain everything that was counted?
     pub detail: bool,
     /// Names of the axes, the slowest one first.
     pub axes: Vec<String>,
-    /// Number of lines that follow.
+    /// Number of task lines.
     pub tasks: usize,
-    /// Files below the sweep's directory, by the names that points use.
+    /// Scenario files below the sweep's directory, by the names that points use.
     pub scenarios: BTreeMap<String, String>,
-    /// The same for machine files.
+    /// Machine files below the sweep's directory, by the names that points use.
     pub machines: BTreeMap<String, String>,
     /// Files of the programs that are recordings, by the names that points use.
     pub recordings: BTreeMap<String, RecordingRef>,
@@ -98,7 +99,7 @@ pub struct ManifestHeader {
     pub repro: Value,
 }
 
-/// One line of the manifest. Two equivalent points have the same id and are run once.
+/// One task. Equivalent points have the same id, and are run once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SweepTask {
     /// Hash of everything on which the result depends.
@@ -108,7 +109,7 @@ pub struct SweepTask {
 }
 
 impl SweepTask {
-    /// Values by axis.
+    /// Returns the value of each axis at the task's point.
     ///
     /// # Errors
     /// The text is not a JSON object.
@@ -128,9 +129,9 @@ struct ManifestLine<'a> {
 /// All tasks of a sweep, and their common header.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Manifest {
-    /// The first line.
+    /// The header, from the first line.
     pub header: ManifestHeader,
-    /// A task for each following line, in order.
+    /// The tasks, in the order of the following lines.
     pub tasks: Vec<SweepTask>,
 }
 
@@ -138,7 +139,7 @@ impl Manifest {
     /// Reads the manifest of a sweep's directory.
     ///
     /// # Errors
-    /// There is none, or it is damaged, with the line.
+    /// The manifest is missing, or damaged; the error names the line.
     pub fn read(dir: &TrustedDir) -> Result<Self, SweepError> {
         let path = dir.path().join(FILE);
         let mut lines = open(dir)?;
@@ -156,10 +157,10 @@ impl Manifest {
         Ok(Manifest { header, tasks })
     }
 
-    /// The header and the tasks with these ids, in their order, without storing the others.
+    /// Reads the header and the tasks with these ids, in the manifest's order, without keeping other tasks in memory.
     ///
     /// # Errors
-    /// As [`Manifest::read`]; an unknown id.
+    /// An id is unknown, or [`Manifest::read`] fails.
     pub fn find(dir: &TrustedDir, ids: &[SweepTaskId]) -> Result<Self, SweepError> {
         let path = dir.path().join(FILE);
         let mut lines = open(dir)?;
@@ -182,7 +183,7 @@ impl Manifest {
         Ok(Manifest { header, tasks: tasks.into_iter().flatten().collect() })
     }
 
-    /// Writes it to a temporary file and renames that, unless the same manifest exists already.
+    /// Writes the manifest to a temporary file and renames the file, unless the same manifest exists already.
     ///
     /// # Errors
     /// It cannot be written.
@@ -203,7 +204,7 @@ impl Manifest {
     }
 }
 
-/// Longest line of a manifest: the header names every input, and a task has a value for each axis.
+/// Maximum length of a line: the header names every input, and a task has a value for each axis.
 const LINE_BYTES_LIMIT: u64 = 16 << 20;
 
 fn open(dir: &TrustedDir) -> Result<BufReader<File>, SweepError> {
@@ -245,7 +246,7 @@ fn parse_line(path: &Path, number: usize, text: &str) -> Result<SweepTask, Sweep
     Ok(SweepTask { id: line.id.parse().map_err(damage)?, point: line.point.get().into() })
 }
 
-/// Size and checksum of a file's content.
+/// Returns size and checksum of a file's content.
 pub fn checksum_of(path: &Path) -> std::io::Result<(u64, String)> {
     let (mut file, mut hash) = (open_plain(path)?, Xxh3::new());
     let (mut bytes, mut buffer) = (0u64, vec![0; 1 << 16]);

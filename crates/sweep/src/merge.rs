@@ -1,5 +1,4 @@
-//! Merges all results into one file, in the order of the manifest: the same bytes whatever engines and workers made
-//! them.
+//! Merges all results into one file in the order of the manifest. The bytes do not depend on the engines and workers.
 
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -20,7 +19,7 @@ pub struct MergeSummary {
     pub merged: usize,
     /// Ids of lines without a result.
     pub missing: Vec<String>,
-    /// Results that are in several directories, and bit-equal.
+    /// Number of results that several directories contain with equal bits.
     pub duplicates: usize,
     /// Results on which two directories or two workers disagree.
     pub conflicting: Vec<String>,
@@ -29,7 +28,7 @@ pub struct MergeSummary {
 }
 
 impl MergeSummary {
-    /// Is every task there once, without any conflict?
+    /// Does the merged file have a result for every task, without any conflict?
     pub fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.conflicting.is_empty() && self.damaged.is_empty()
     }
@@ -39,7 +38,7 @@ impl MergeSummary {
 /// `out`, with a line `{"id", "point", "result"}` for each line of the manifest that has a result.
 ///
 /// # Errors
-/// No directory, directories of different sweeps, a directory that cannot be read, a file that cannot be written.
+/// There are no directories, they belong to different sweeps, one cannot be read, or a file cannot be written.
 pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
     let Some((first, others)) = stores.split_first() else {
         return Err(SweepError::Refused("no directory to merge".to_string()));
@@ -68,7 +67,7 @@ pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
 }
 
 impl MergeSummary {
-    /// The task's result, which must be the same in all directories that have it.
+    /// Returns the task's result, and records a conflict if directories disagree.
     fn merge_task(&mut self, stores: &[Store], task: &SweepTask) -> Option<StoredResult> {
         let mut result: Option<StoredResult> = None;
         for store in stores {

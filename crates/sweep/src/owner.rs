@@ -1,4 +1,4 @@
-//! Owners of claims, and the heartbeat that shows that they are alive.
+//! Owners of claims, and the heartbeat by which owners show that they are alive.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 
 const BEAT: Duration = Duration::from_secs(5);
 
-/// A process, uniquely identified across all hosts.
+/// A process, with an identity that is unique across all hosts.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ClaimOwner {
     /// The host's name; every character except letters, digits and hyphens is replaced by `_`.
     pub host: String,
-    /// Boot and process namespace: if they equal those of this process, the pid names the same process here.
+    /// Boot and process namespace. If both equal those of this process, the pid denotes the same process here.
     pub place: String,
     /// Process id in that namespace.
     pub pid: u32,
-    /// Start in the kernel's ticks since boot, which distinguishes processes with the same pid.
+    /// Start of the process in kernel ticks since boot; distinguishes processes that had the same pid.
     pub started_ticks: Option<u64>,
 }
 
@@ -41,7 +41,7 @@ impl ClaimOwner {
         ClaimOwner { host, place, pid, started_ticks: started_ticks(pid) }
     }
 
-    /// Is the owner alive? `None` if this cannot be determined from here.
+    /// Is the owner alive? `None` if this process (`me`) cannot determine that.
     pub(crate) fn is_alive(&self, me: &ClaimOwner) -> Option<bool> {
         let comparable = self.place == me.place && !me.place.trim().is_empty();
         comparable.then(|| started_ticks(self.pid).is_some_and(|ticks| Some(ticks) == self.started_ticks))
@@ -54,8 +54,8 @@ impl std::fmt::Display for ClaimOwner {
     }
 }
 
-/// Field 22 of `/proc/PID/stat`; the name in parentheses may contain anything. `None` for a process that is dead or a
-/// zombie.
+/// Start time of a process, from field 22 of `/proc/PID/stat`; `None` if it is dead or a zombie. The program's name,
+/// in parentheses before that field, may contain any character.
 pub(crate) fn started_ticks(pid: u32) -> Option<u64> {
     let stat = cachemate_files::read_text_limited(Path::new(&format!("/proc/{pid}/stat")), 4096).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
@@ -66,7 +66,7 @@ pub(crate) fn started_ticks(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// Claims of this process, which it touches as long as it lives.
+/// Keeps this process' claims alive by touching them until it is dropped.
 pub struct Heartbeat {
     dir: Arc<TrustedDir>,
     state: Arc<Mutex<HeartbeatState>>,
@@ -74,7 +74,7 @@ pub struct Heartbeat {
 
 #[derive(Default)]
 struct HeartbeatState {
-    /// Names below the sweep's directory.
+    /// Names of the claims below the sweep's directory.
     claims: BTreeSet<String>,
     is_running: bool,
 }

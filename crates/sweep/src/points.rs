@@ -1,4 +1,4 @@
-//! The points of the axes, in order, without filtered ones.
+//! The points of a sweep's axes, in order, after filtering.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::file::{SweepAxis, SweepDefinition, matches_value};
 pub type Point<'a> = Vec<(&'a str, &'a Value)>;
 
 impl SweepDefinition {
-    /// Every point that no filter omits; the last axis varies fastest.
+    /// Every point that passes the filters; the last axis varies fastest.
     pub fn points(&self) -> impl Iterator<Item = Point<'_>> {
         all_points(&self.axes).filter(|point| self.is_selected(point))
     }

@@ -1,5 +1,5 @@
-//! A sweep's results as tables, pictures and a page: one row for each point without its seed, with statistics over the
-//! seeds.
+//! A sweep's results as tables, pictures and a page. Points that differ only in their seed share one row, which has
+//! statistics over the seeds.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::job::JobResult;
 use crate::manifest::{Manifest, ManifestHeader};
 use crate::store::Store;
 
-/// One point of the axes other than the seed.
+/// One row: a point of all axes except the seed.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ReportRow {
     /// Values in the order of [`SweepReport::axes`].
@@ -26,7 +26,7 @@ pub struct ReportRow {
     pub total: usize,
     /// Figures by name, with the unit last.
     pub figures: BTreeMap<String, FigureStats>,
-    /// Size in bytes, and the mean over the seeds of misses over accesses; empty except for curves.
+    /// Points of the mean curve: size in bytes, and misses divided by accesses. Empty for kinds other than curves.
     pub curve: Vec<(u64, f64)>,
 }
 
@@ -41,7 +41,7 @@ pub struct FigureStats {
     pub high: Option<f64>,
 }
 
-/// The rows and pictures of a sweep; `cachemate sweep report --json` prints it.
+/// Rows and pictures of a sweep; `cachemate sweep report --json` prints them.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SweepReport {
     /// Name of the sweep.
@@ -60,7 +60,7 @@ pub struct SweepReport {
     pub damaged: Vec<String>,
     /// One row for each point without its seed, in the manifest's order.
     pub rows: Vec<ReportRow>,
-    /// Drawings of the rows, for files and for the page.
+    /// Drawings of the rows, written to files and shown on the page.
     #[serde(skip)]
     pub pictures: Vec<Picture>,
 }
@@ -68,7 +68,7 @@ pub struct SweepReport {
 /// A drawing under its file name.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Picture {
-    /// File name without its extension.
+    /// Name of the file, without its extension.
     pub name: String,
     /// Title of the drawing.
     pub title: String,
@@ -88,7 +88,7 @@ struct PointResults {
 const MAX_GROUPS: usize = 24;
 const MAX_SERIES: usize = 12;
 
-/// Collects the results that a store has so far; damaged ones are omitted and listed.
+/// Collects the results that the store has so far; omits damaged ones, and lists them.
 ///
 /// # Errors
 /// The manifest cannot be read, or a result is invalid.
@@ -121,7 +121,7 @@ pub fn report(store: &Store) -> Result<SweepReport, SweepError> {
     Ok(SweepReport { name, description, version, axes, finished, total: tasks.len(), damaged, rows, pictures })
 }
 
-/// A value for display.
+/// Formats a value for display.
 fn value_text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -180,7 +180,7 @@ fn pictures(axes: &[String], rows: &[ReportRow]) -> Vec<Picture> {
     pictures
 }
 
-/// The axes that distinguish rows, because a label with all axes would leave no room for the picture.
+/// Axes on which rows differ. Only these label the pictures, because labels with all axes would leave no room.
 fn labeled_columns(rows: &[ReportRow]) -> Vec<usize> {
     let axes = rows.first().map_or(0, |row| row.point.len());
     let varies = |at: &usize| rows.iter().any(|row| row.point[*at] != rows[0].point[*at]);
@@ -208,7 +208,7 @@ fn curve_picture(index: usize, rows: &[&ReportRow], labels: &[usize]) -> Picture
     }
 }
 
-/// One bar for each value of axis `by`, side by side for each point of the other axes.
+/// A bar chart with one bar for each value of axis `by`, grouped by the other axes.
 fn bars_picture(bar_axis: usize, rows: &[ReportRow], name: &str, labels: &[usize]) -> Option<Picture> {
     let (mut series, mut groups) = (Vec::<String>::new(), Vec::<String>::new());
     let group_of = |row: &ReportRow| {
@@ -247,7 +247,7 @@ fn bars_picture(bar_axis: usize, rows: &[ReportRow], name: &str, labels: &[usize
 }
 
 impl SweepReport {
-    /// One line per row, with means over the seeds.
+    /// Renders the table: one line per row, with means over the seeds.
     pub fn text(&self) -> String {
         let names = figure_names(&self.rows);
         let titles: Vec<String> = names.iter().map(|name| title(name)).collect();
@@ -271,7 +271,7 @@ impl SweepReport {
         format!("{}: {} of {} results{damaged}", printable(&self.name), self.finished, self.total)
     }
 
-    /// The page, with every picture in it.
+    /// Renders the page with all pictures.
     pub fn html(&self) -> String {
         let body = html! {
             h1 { (self.name) }

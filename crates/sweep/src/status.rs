@@ -1,4 +1,4 @@
-//! Status of a sweep, from file names alone: a second for a hundred thousand results.
+//! Status of a sweep, determined from file names alone, which takes a second for a hundred thousand results.
 
 use std::time::Duration;
 
@@ -23,17 +23,17 @@ pub struct SweepStatus {
     pub running: usize,
     /// Tasks without a result that have a failed attempt.
     pub failed: usize,
-    /// All other tasks.
+    /// Tasks that are neither finished, running nor failed.
     pub waiting: usize,
     /// Results without a task in the manifest, from other versions or older sweep files.
     pub orphaned: usize,
     /// Results on which two workers disagree.
     pub conflicting: Vec<String>,
-    /// Rate of the newest results; `None` if no worker runs, or too few tasks are finished.
+    /// Results per second over the newest results; `None` if no worker runs, or too few tasks are finished.
     pub finished_per_s: Option<f64>,
     /// Seconds until everything is finished at that rate; `None` if no rate is known.
     pub remaining_s: Option<f64>,
-    /// Failures, at most ten.
+    /// Tasks with failures and without a result; at most ten are listed.
     pub failures: Vec<Failure>,
 }
 
@@ -46,11 +46,11 @@ pub struct Failure {
     pub point: serde_json::Value,
     /// Attempts so far.
     pub attempts: usize,
-    /// The reason for which the last one failed.
+    /// The reason of the last failure.
     pub error: String,
 }
 
-/// Number of newest results that the rate is computed from.
+/// Number of newest results from which the rate is computed.
 const NEWEST: usize = 200;
 const MAX_FAILURES: usize = 10;
 
@@ -100,7 +100,7 @@ pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
     })
 }
 
-/// Results per second, of the newest ones; `None` if they do not determine a rate.
+/// Results per second over the newest results; `None` if they are too few or too close in time.
 fn rate(store: &Store, finished: impl Iterator<Item = SweepTaskId>) -> Option<f64> {
     let times = store.newest_times(finished, NEWEST);
     let (last, first) = (times.first()?, times.last()?);

@@ -1,4 +1,4 @@
-//! The job store: a directory of plain files, which alone determine the state of a sweep.
+//! The job store: a directory of plain files that alone determine the state of a sweep.
 //!
 //! | file | content |
 //! |---|---|
@@ -9,9 +9,9 @@
 //! | `damaged/`, `differing/` | incomplete results, and results on which two workers disagree |
 //! | `partial/` | files being written |
 //!
-//! A name appears by linking a complete file, so that a result either exists or does not, on a shared file system as
-//! well. Nothing is forced to the disk: a result that a power failure damaged has a wrong checksum, and its task runs
-//! again.
+//! A file gets its name by linking it when it is complete, so a result either exists whole or not at all, on a shared
+//! file system as well. Files are not synced to disk: if a power failure damages a result, its checksum is wrong and
+//! its task runs again.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,7 +29,7 @@ use crate::manifest::SweepTaskId;
 use crate::owner::{ClaimOwner, Heartbeat, started_ticks};
 use crate::{Manifest, SweepError};
 
-/// A claim whose owner has sent no heartbeat for this time is taken over.
+/// Time without a heartbeat after which a claim is taken over.
 pub const STALE_AFTER: Duration = Duration::from_secs(60);
 
 /// A sweep's directory, opened by this process.
@@ -41,7 +41,7 @@ pub struct Store {
     pub(crate) stale_after: Duration,
 }
 
-/// Worker and duration of a result. Not part of the result, because it differs between attempts.
+/// Worker and duration of an attempt. These are not part of the result, because they differ between attempts.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RunNote {
     /// Host that ran the task.
@@ -59,20 +59,20 @@ pub struct RunNote {
 /// A result as stored.
 #[derive(Debug)]
 pub struct StoredResult {
-    /// The result's JSON, byte by byte as the worker wrote it.
+    /// JSON of the result, with exactly the bytes that the worker wrote.
     pub result: Box<RawValue>,
-    /// The note; `None` if that line is missing.
+    /// Note about the attempt; `None` if its line is missing.
     pub note: Option<RunNote>,
 }
 
 /// Outcome of publishing a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PublishOutcome {
-    /// The result is the first one.
+    /// This is the first result of the task.
     New,
-    /// Another worker had published the same bytes.
+    /// Another worker had already published the same bytes.
     Same,
-    /// Another worker had published different bytes; both are kept for inspection.
+    /// Another worker had already published different bytes; both results are kept for inspection.
     Differs,
 }
 
@@ -80,7 +80,7 @@ pub enum PublishOutcome {
 struct ResultLine<'a> {
     #[serde(borrow)]
     id: &'a str,
-    /// XXH3 of the id and the result.
+    /// XXH3 checksum of the id and the result.
     #[serde(borrow)]
     checksum: &'a str,
     #[serde(borrow)]
@@ -93,14 +93,14 @@ const RESULTS: &str = "results";
 const DAMAGED: &str = "damaged";
 const DIFFERING: &str = "differing";
 const PARTIAL: &str = "partial";
-/// A result with everything that a run counted has a few MiB.
+/// Maximum size of a result; one with everything that a run counted has a few MiB.
 const RESULT_BYTES_LIMIT: u64 = 256 << 20;
 
 impl Store {
-    /// Opens a directory, and creates it and its subdirectories if they are missing.
+    /// Opens a directory, after creating it and its subdirectories if they are missing.
     ///
     /// # Errors
-    /// They cannot be created, or another user can change them.
+    /// A directory cannot be created, or another user can change it.
     pub fn create(dir: &Path) -> Result<Self, SweepError> {
         if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             std::fs::create_dir_all(parent).map_err(SweepError::io(parent))?;
@@ -112,10 +112,10 @@ impl Store {
         Store::open(dir)
     }
 
-    /// Opens a directory that has a manifest, or will have one.
+    /// Opens an existing directory that has a manifest or will get one.
     ///
     /// # Errors
-    /// It does not exist, or another user can change it: a sweep's directory determines which commands run.
+    /// The directory does not exist, or another user can change it; its content determines which commands run.
     pub fn open(dir: &Path) -> Result<Self, SweepError> {
         Store::open_for(dir, DirAccess::ReadWrite)
     }
@@ -123,7 +123,7 @@ impl Store {
     /// Opens the directory for a command that only reports, without changing anything in it.
     ///
     /// # Errors
-    /// As [`Store::open`].
+    /// The errors of [`Store::open`].
     pub fn open_to_read(dir: &Path) -> Result<Self, SweepError> {
         Store::open_for(dir, DirAccess::ReadOnly)
     }
@@ -142,7 +142,7 @@ impl Store {
         Ok(Store { dir, root, owner: ClaimOwner::this_process(), heart, stale_after: STALE_AFTER })
     }
 
-    /// The sweep's directory, open.
+    /// The open directory of the sweep.
     pub(crate) fn root(&self) -> &TrustedDir {
         &self.root
     }
@@ -160,7 +160,7 @@ impl Store {
         self.root.dir(Path::new(name)).map_err(self.io_error(name))
     }
 
-    /// The same store with another time without a heartbeat after which a claim is taken over.
+    /// The store with `time` instead of [`STALE_AFTER`].
     #[must_use]
     pub fn stale_after(mut self, time: Duration) -> Self {
         self.stale_after = time;
@@ -175,7 +175,7 @@ impl Store {
     /// Reads the manifest of this directory.
     ///
     /// # Errors
-    /// As [`Manifest::read`].
+    /// The errors of [`Manifest::read`].
     pub fn manifest(&self) -> Result<Manifest, SweepError> {
         Manifest::read(&self.root)
     }
@@ -183,7 +183,7 @@ impl Store {
     /// The manifest's header and the tasks with these ids.
     ///
     /// # Errors
-    /// As [`Manifest::find`].
+    /// The errors of [`Manifest::find`].
     pub fn find_tasks(&self, ids: &[SweepTaskId]) -> Result<Manifest, SweepError> {
         Manifest::find(&self.root, ids)
     }
@@ -191,7 +191,7 @@ impl Store {
     /// Writes the manifest of this directory.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The manifest cannot be written.
     pub fn write_manifest(&self, manifest: &Manifest) -> Result<(), SweepError> {
         manifest.write(&self.root)
     }
@@ -202,8 +202,7 @@ impl Store {
         self.dir(INPUTS)?.replace(name, content.as_bytes()).map_err(self.io_error(path))
     }
 
-    /// Writes a file in `partial` under a name that no other process can have chosen; returns the directory and the
-    /// name.
+    /// Writes a file in `partial` under a name that no other process chooses. Returns the directory and the name.
     pub(crate) fn write_partial(&self, subject: &str, content: &[u8]) -> Result<(TrustedDir, String), SweepError> {
         let partial = self.dir(PARTIAL)?;
         let (host, pid) = (&self.owner.host, self.owner.pid);
@@ -211,10 +210,10 @@ impl Store {
         Ok((partial, name))
     }
 
-    /// Publishes a result under its name, unless it was published before.
+    /// Publishes a result under its task's name, unless a result was published before.
     ///
     /// # Errors
-    /// It cannot be written; a full disk has its own error.
+    /// The result cannot be written; a full disk has its own error.
     pub fn publish(&self, id: SweepTaskId, result: &RawValue, note: &RunNote) -> Result<PublishOutcome, SweepError> {
         let (dir, name) = result_location(id);
         let failed = self.io_error(&name);
@@ -246,7 +245,7 @@ impl Store {
                 partial.rename_into(fresh, &differing, &name).map_err(self.io_error(DIFFERING))?;
                 Ok(PublishOutcome::Differs)
             }
-            // The existing file was incomplete.
+            // The existing file is incomplete, so it is replaced.
             Ok(None) | Err(_) => {
                 self.quarantine(id)?;
                 let (_, name) = result_location(id);
@@ -256,10 +255,10 @@ impl Store {
         }
     }
 
-    /// A finished task's result; `None` if it is not finished.
+    /// Reads the result of a task; `None` if the task is not finished.
     ///
     /// # Errors
-    /// The damage of the file.
+    /// The result is damaged; the text describes the damage.
     pub fn read(&self, id: SweepTaskId) -> Result<Option<StoredResult>, String> {
         let path = result_path(id);
         let damage = |problem: String| format!("{}: damaged: {problem}", self.dir.join(&path).display());
@@ -280,7 +279,7 @@ impl Store {
     /// Moves an incomplete result to `damaged`.
     ///
     /// # Errors
-    /// It cannot be moved.
+    /// The file cannot be moved.
     pub fn quarantine(&self, id: SweepTaskId) -> Result<(), SweepError> {
         let (dir, name) = result_location(id);
         let results = self.dir(&format!("{RESULTS}/{dir}"))?;
@@ -290,7 +289,7 @@ impl Store {
         }
     }
 
-    /// Ids with a file in `results`, by name alone.
+    /// Ids of tasks with a file in `results`; the files' content is not checked.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -313,7 +312,7 @@ impl Store {
         Ok(names.filter_map(|name| name.strip_suffix(".json")?.parse().ok()).collect())
     }
 
-    /// Names in one of the directories; none if it is missing.
+    /// Names in one of the store's directories; empty if the directory is missing.
     pub(crate) fn names(&self, dir: &str) -> Result<Vec<String>, SweepError> {
         let names = self.root.dir(Path::new(dir)).and_then(|dir| dir.names());
         match names {
@@ -375,7 +374,8 @@ impl Store {
 /// The name of an input without its directory.
 ///
 /// # Errors
-/// It is not a plain name below `inputs/`; otherwise a manifest could name any file of the host.
+/// The name is not a plain one below `inputs/`. A manifest with arbitrary paths could otherwise name any file of the
+/// host.
 pub(crate) fn plain_input(path: &str) -> Result<&str, String> {
     let name = path.strip_prefix("inputs/").filter(|name| !name.is_empty() && !name.contains('/'));
     name.filter(|name| !name.starts_with('.')).ok_or_else(|| format!("found '{path}', expected a name below inputs/"))

@@ -14,24 +14,24 @@ use crate::job::{Inputs, JobRunner, RunError};
 use crate::manifest::SweepTask;
 use crate::store::{PublishOutcome, RunNote, Store, unix_ms};
 
-/// The outcome of an attempt.
+/// Outcome of an attempt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AttemptOutcome {
     /// This attempt produced and published the result.
     Finished(PublishOutcome),
-    /// The result existed already.
+    /// The task already had a result.
     AlreadyFinished,
-    /// Another worker, given by its name, runs the task.
+    /// Another worker runs the task; the text names the worker.
     RunningElsewhere(String),
-    /// The task failed for this reason, and the failure was recorded.
+    /// The task failed, and the failure was recorded; the text is the reason.
     Failed(String),
-    /// The task failed more often than its retries allow, in this process and before.
+    /// The task has failed more often than its retries allow, counting earlier processes.
     Abandoned,
-    /// The user asked to stop; the task counts as not tried.
+    /// The user asked to stop; the attempt does not count.
     Stopped,
 }
 
-/// Is a task with these failures abandoned?
+/// Is a task with these failures abandoned, given this number of retries?
 pub(crate) fn is_abandoned(attempts: &[FailedAttempt], retries: u32) -> bool {
     let errors = attempts.iter().filter(|attempt| attempt.ending == FailureKind::Error).count();
     errors > retries as usize || has_too_many_deaths(attempts)
@@ -40,7 +40,7 @@ pub(crate) fn is_abandoned(attempts: &[FailedAttempt], retries: u32) -> bool {
 /// Runs a task unless it is finished, claimed, or abandoned after `retries` failures beyond the first.
 ///
 /// # Errors
-/// The store cannot be read or written, so that no other task can be run either.
+/// The store cannot be read or written, so no task can be run.
 pub fn attempt(
     store: &Store,
     runner: &dyn JobRunner,
@@ -90,7 +90,7 @@ pub fn attempt(
     Ok(ended)
 }
 
-/// A damaged result is quarantined, and the task runs again.
+/// Returns the outcome for a finished task; `None` if it must run. A damaged result is quarantined first.
 fn find_finished(store: &Store, task: &SweepTask) -> Result<Option<AttemptOutcome>, SweepError> {
     match store.read(task.id) {
         Ok(result) => Ok(result.map(|_| AttemptOutcome::AlreadyFinished)),

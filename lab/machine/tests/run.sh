@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The machine's parts without QEMU. The caches are compared with `cachemate cachesim` on the same accesses, miss for miss.
-# Usage: lab/machine/tests/run.sh CACHEMATE [OUT]    (a folder for what is built; exit code 1 where something differs)
+# Tests the machine's parts without QEMU. The caches are compared with `cachemate cachesim` on the same accesses, miss
+# for miss. Usage: lab/machine/tests/run.sh CACHEMATE [OUT] (OUT is a directory for build products; the exit code is 1
+# if a result differs)
 set -euo pipefail
 cachemate=$(realpath "$1")
 out=${2:-$(mktemp -d)}
@@ -11,7 +12,7 @@ make -s OUT="$out" benches
 cd "$out"
 failed=0
 
-# same WHAT EXPECTED FOUND
+# same WHAT EXPECTED FOUND: compares two results.
 same() {
     if [ "$2" = "$3" ]; then
         printf 'ok    %-64s %s\n' "$1" "$3"
@@ -20,7 +21,7 @@ same() {
         failed=1
     fi
 }
-# sim TRACE SIZE WAYS SLICES [--l1 SIZE:WAYS]: misses, and those of the L1 in front if there is one
+# sim TRACE SIZE WAYS SLICES [--l1 SIZE:WAYS]: number of misses, and of misses of the L1 in front if there is one.
 sim() {
     local trace=$1 size=$2 ways=$3 slices=$4
     shift 4
@@ -41,7 +42,7 @@ for part in parts sampled clock_bench closed_form; do
 done
 awk -F '\t' 'NF == 6 { printf "%-5s %-72s found %s, closed form %s\n", $1, $3, $4, $5 }' closed_form.out
 
-# One CPU, three levels: each sees the misses of the level before it.
+# One CPU, three levels: each level receives the misses of the level before it.
 for kind in uniform skewed loop stream; do
     ./make_trace "$kind" 40000 300000 5 0x100000 >"$kind.u64"
     for slices in 1 32; do
@@ -59,13 +60,13 @@ for kind in uniform skewed loop stream; do
     done
 done
 
-# Stores of one CPU miss where its loads would.
+# Stores of one CPU miss exactly where its loads would.
 config 1048576 1 >one.cfg
 ./cache_replay one.cfg store 0 skewed.u64 show 0 >stores
 ./cache_replay one.cfg replay 0 skewed.u64 show 0 >loads
 same "stores miss as loads do" "$(count l3_misses <loads)" "$(count l3_misses <stores)"
 
-# Two CPUs in ways of their own: each has a cache with as many ways, whatever the other does.
+# Two CPUs with disjoint ways: each behaves as if it had a separate cache of that many ways.
 ./make_trace uniform 12000 200000 9 0x4000000 >other.u64
 for ways in 2 4 8 12 14; do
     first=$(printf '%x' $(((1 << ways) - 1)))
@@ -78,7 +79,7 @@ for ways in 2 4 8 12 14; do
         expected=$(sim "missed-$cpu.u64" $((of * 65536)) "$of" 1 | field misses)
         same "ways $ways/$((16 - ways)): misses of CPU $cpu" "$expected" \
             "$(count l3_misses <model | sed -n "$((cpu + 1))p")"
-        # Every set holds its lines, at most as many as it has ways.
+        # Every set contains its lines, at most as many as it has ways.
         held=$(od -An -v -t u8 -w8 "missed-$cpu.u64" | awk -v ways="$of" '
             { line = int($1 / 64); if (!(line in seen)) { seen[line] = 1; lines[line % 1024]++ } }
             END { for (set in lines) sum += lines[set] < ways ? lines[set] : ways; print sum }')
@@ -90,7 +91,7 @@ for ways in 2 4 8 12 14; do
         "$(count a_by_b <model) $(count b_by_a <model)"
 done
 
-# Together in all ways: lines only move from one to the other, so one program displaces lines of another.
+# With all ways shared, one program only evicts lines of the other.
 ./cache_replay one.cfg task 0 1 task 1 2 trace-misses 0 missed-0.u64 trace-misses 1 missed-1.u64 \
     together 0 skewed.u64 1 other.u64 show 0 tasks 1 2 >model
 same "shared: the L3 is full" 16384 "$(awk '$1 ~ /^lines_/ { sum += $2 } END { print sum }' model)"

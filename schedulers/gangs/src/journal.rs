@@ -1,10 +1,10 @@
-//! The journal: the policy that each thread had before it was adopted. It has one line per thread, `thread start
-//! policy`, written before the change; the start time distinguishes a thread from a later one with the same number.
+//! The journal of the threads' policies before adoption. It has one line per thread, `thread start policy`, written
+//! before the change. The start time distinguishes a thread from a later one with the same number.
 
-/// SCHED_EXT of include/uapi/linux/sched.h.
+/// Number of the policy SCHED_EXT (include/uapi/linux/sched.h).
 pub const POLICY_EXT: i32 = 7;
 
-/// The original state of one thread.
+/// Original state of one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub thread: u32,
@@ -13,15 +13,16 @@ pub struct Entry {
     pub policy: i32,
 }
 
-/// The line for a thread.
+/// Formats the line for a thread.
 pub fn line(entry: &Entry) -> String {
     format!("{} {} {}\n", entry.thread, entry.start_ticks, entry.policy)
 }
 
-/// All entries; for a thread with two entries only the first one, which is the oldest state.
+/// Parses all entries. If a thread has two entries, only the first is returned, because it is the thread's oldest
+/// state.
 ///
 /// # Errors
-/// A malformed line. An incomplete last line is ignored, because the change after it was not started.
+/// A line is malformed. An incomplete last line is ignored, because its change was not started.
 pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
     let mut entries: Vec<Entry> = Vec::new();
     for (number, line) in text.split_inclusive('\n').enumerate() {
@@ -41,7 +42,7 @@ pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
     Ok(entries)
 }
 
-/// The entries to keep after a restore: those of threads that stay adopted, and those of threads whose policy the
+/// Entries to keep after a restore: those of threads that stay adopted, and those in `refused`, whose policy the
 /// kernel refused to restore. A later restore retries the latter.
 pub fn remaining_entries(
     entries: &[Entry],

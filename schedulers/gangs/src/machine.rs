@@ -1,4 +1,4 @@
-//! This host's topology, and its prerequisites for sched_ext.
+//! This host's caches, and the prerequisites for sched_ext.
 
 use gangs::maps::{MAX_CACHES, MAX_CPUS};
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 /// The last-level cache of each CPU, numbered from 0. Offline CPUs belong to cache 0.
 pub struct HostCaches {
     pub cache_of_cpu: Vec<u32>,
-    /// The CPUs of each cache in the kernel's list form: "0-3".
+    /// CPUs of each cache, in the kernel's list form: "0-3".
     pub cpus_of_cache: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ impl HostCaches {
     }
 }
 
-/// `shared_cpu_list` of the highest level.
+/// Content of `shared_cpu_list` for the CPU's cache at the highest level.
 fn last_level(cpu: usize) -> Option<String> {
     let caches = fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}/cache")).ok()?;
     let read = |path: &Path, name: &str| Some(fs::read_to_string(path.join(name)).ok()?.trim().to_owned());
@@ -70,7 +70,7 @@ fn is_online(cpu: usize) -> bool {
     fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/online")).map_or(true, |text| text.trim() == "1")
 }
 
-/// Missing prerequisites: kernel, option, privilege. Empty if all are met.
+/// Prerequisites that this host lacks: kernel version, kernel option, privilege. Empty if it lacks none.
 pub fn missing_prerequisites() -> Vec<String> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let release = release.trim();
@@ -81,7 +81,7 @@ pub fn missing_prerequisites() -> Vec<String> {
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
         missing.push(format!("kernel {release} has no type information (CONFIG_DEBUG_INFO_BTF)"));
     }
-    // SAFETY: takes no arguments and cannot fail.
+    // SAFETY: geteuid takes no arguments and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         missing.push("the privileges CAP_BPF, CAP_PERFMON, CAP_SYS_NICE (run it as root)".to_owned());
     }
@@ -92,7 +92,7 @@ pub fn missing_prerequisites() -> Vec<String> {
     missing
 }
 
-/// `enabled`, `disabled` or another state of sched_ext in the kernel's words; empty if there is no sched_ext.
+/// State of sched_ext in the kernel's words (`enabled`, `disabled`, ...); empty if the kernel has no sched_ext.
 pub fn sched_ext_state() -> String {
     fs::read_to_string("/sys/kernel/sched_ext/state").unwrap_or_default().trim().to_owned()
 }

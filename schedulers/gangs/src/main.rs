@@ -64,7 +64,7 @@ fn command(arguments: &[String]) -> Result<ExitCode, String> {
     }
 }
 
-/// `--name value`, and `--all` without one.
+/// Parses options of the form `--name value`, and `--all`, which has no value.
 fn options(arguments: &[String], known_options: &[&str]) -> Result<HashMap<String, String>, String> {
     let mut options = HashMap::new();
     let mut words = arguments.iter();
@@ -87,7 +87,7 @@ fn run(socket: &Path, journal: &Path, schedules_all: bool) -> Result<ExitCode, S
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sends one line per connection. The exit code is 1 if an answer is an error.
+/// Sends each line of standard input over its own connection. The exit code is 1 if an answer is an error.
 fn send_requests(socket: &Path) -> Result<ExitCode, String> {
     let describe_error = |error: std::io::Error| format!("{}: {error}", socket.display());
     let mut has_failed = false;

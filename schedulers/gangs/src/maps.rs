@@ -1,15 +1,15 @@
-//! The layouts of the maps, as defined in bpf/state.h.
+//! Layouts of the BPF maps, which must match bpf/state.h.
 
 pub const MAX_CPUS: usize = 512;
 pub const MAX_CACHES: usize = 32;
 pub const MAX_GANGS: usize = 30;
-/// No managed task runs on the CPU.
+/// Gang number of a CPU on which no managed task runs.
 pub const NOBODY: u32 = u32::MAX;
 
 const TURN_BYTES: usize = 16;
 const ROTATION_BYTES: usize = 16 + MAX_GANGS * TURN_BYTES;
 
-/// The owner of a place: a thread or a whole process.
+/// Key of a place in the plan: a thread, or a whole process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TaskKey {
     Thread(u32),
@@ -17,7 +17,7 @@ pub enum TaskKey {
 }
 
 impl TaskKey {
-    /// `struct place_key`
+    /// Encodes the key as `struct place_key`.
     pub fn to_bytes(self) -> [u8; 8] {
         let (kind, id) = match self {
             TaskKey::Thread(id) => (0, id),
@@ -27,14 +27,14 @@ impl TaskKey {
     }
 }
 
-/// `struct place`
+/// Place of a task in the plan (`struct place`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskPlace {
     pub gang: u32,
-    /// One bit per last-level cache.
+    /// Caches that the task may use, one bit per last-level cache.
     pub caches: u32,
     pub weight: u32,
-    /// Do descendants of the process have the same place?
+    /// Do descendants of the process get the same place?
     pub children: bool,
 }
 
@@ -44,16 +44,16 @@ impl TaskPlace {
     }
 }
 
-/// `struct turn`
+/// One turn of a rotation (`struct turn`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapTurn {
     pub length_ns: u64,
     pub gang: u32,
-    /// One bit per gang that may use the CPUs that this one leaves idle.
+    /// Gangs that may use CPUs that this turn's gang leaves idle, one bit per gang.
     pub may_fill: u32,
 }
 
-/// `struct rotation`. At most [`MAX_GANGS`] turns.
+/// Encodes at most [`MAX_GANGS`] turns as `struct rotation`.
 pub fn rotation_to_bytes(turns: &[MapTurn]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(ROTATION_BYTES);
     bytes.extend(words::<2, 8>([turns.len() as u32, 0]));
@@ -66,7 +66,7 @@ pub fn rotation_to_bytes(turns: &[MapTurn]) -> Vec<u8> {
     bytes
 }
 
-/// The turns in a `struct rotation`; `None` if the bytes are malformed.
+/// Decodes the turns in a `struct rotation`; `None` if the bytes are malformed.
 pub fn rotation_from_bytes(bytes: &[u8]) -> Option<Vec<MapTurn>> {
     let turns = u32_at(bytes, 0)? as usize;
     if bytes.len() != ROTATION_BYTES || turns > MAX_GANGS {
@@ -84,51 +84,51 @@ pub fn rotation_from_bytes(bytes: &[u8]) -> Option<Vec<MapTurn>> {
         .collect()
 }
 
-/// `struct cpu`, in which only the cache is written.
+/// Encodes `struct cpu`; only its cache is set.
 pub fn cpu_to_bytes(cache: u32) -> Vec<u8> {
     let mut bytes = words::<4, 16>([cache, NOBODY, NOBODY, 0]).to_vec();
     bytes.extend([0; 16]);
     bytes
 }
 
-/// Time for which a higher scheduling class had the CPU, up to `now_ns` on the monotonic clock.
+/// Time in ns for which a higher scheduling class has had the CPU, up to `now_ns` on the monotonic clock.
 pub fn stolen_time_ns(cpu: &[u8], now_ns: u64) -> Option<u64> {
     let since_ns = u64_at(cpu, 16)?;
     let open_ns = if since_ns > 0 { now_ns.saturating_sub(since_ns) } else { 0 };
     Some(u64_at(cpu, 24)? + open_ns)
 }
 
-/// `struct machine`
+/// Encodes `struct machine`.
 pub fn machine_to_bytes(cpus: u32, caches: u32) -> Vec<u8> {
     let mut bytes = words::<4, 16>([cpus, caches, 0, 0]).to_vec();
     bytes.extend([0; 8]);
     bytes
 }
 
-/// Kind and code with which the kernel ended the scheduler; kind 0 while it runs.
+/// Kind and code with which the kernel ended the scheduler; kind 0 means that the scheduler is running.
 pub fn exit_state(machine: &[u8]) -> Option<(u32, i64)> {
     Some((u32_at(machine, 8)?, u64_at(machine, 16)? as i64))
 }
 
-/// Counts of one cache since the scheduler was attached: `struct cache`.
+/// Counts of one cache (`struct cache`) since the scheduler was attached.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CacheCounts {
-    /// The gang whose turn it is; `None` if there is none.
+    /// The gang whose turn it is; `None` if no gang has a turn.
     pub gang: Option<u32>,
     pub turns: u64,
     pub kicks: u64,
-    /// Tasks that had waited for more than a rotation.
+    /// Number of picks of tasks that had waited for more than a rotation.
     pub rescued: u64,
-    /// Tasks that ran in the turn of another gang, as the plan allows.
+    /// Number of picks of tasks that ran in the turn of another gang, as the plan allows.
     pub fills: u64,
-    /// Maximum delay of the end of a turn.
+    /// Maximum delay of the end of a turn, in ns.
     pub latest_ns: u64,
     pub longest_wait_ns: u64,
     /// Time in which all CPUs ran the gang whose turn it was.
     pub turn_ns: u64,
     /// Time in which CPUs ran tasks of several gangs.
     pub mixed_ns: u64,
-    /// Time in which CPUs ran another gang than the one whose turn it was.
+    /// Time in which CPUs ran a gang other than the one whose turn it was.
     pub off_turn_ns: u64,
     /// Time in which some CPUs were idle and the others ran the gang.
     pub partly_idle_ns: u64,
@@ -136,7 +136,7 @@ pub struct CacheCounts {
 }
 
 impl CacheCounts {
-    /// Parses the counts; `None` if there are too few bytes.
+    /// Decodes the counts; `None` if there are too few bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let count_at = |index: usize| u64_at(bytes, 48 + 8 * index);
         Some(CacheCounts {

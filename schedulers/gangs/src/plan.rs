@@ -1,38 +1,39 @@
-//! The message of the socket: one JSON object per line, and one line as the answer. docs/sched-ext.md describes it.
+//! Messages on the socket: each request is one JSON object on a line, and each answer is one line
+//! (docs/sched-ext.md).
 
 use crate::maps::{MAX_CACHES, MAX_GANGS, MapTurn, TaskKey, TaskPlace};
 use crate::quantum::WAIT_BEYOND_ROTATIONS_NS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The version of messages; other versions are rejected.
+/// Version of the messages; messages of other versions are rejected.
 pub const VERSION: u32 = 1;
-/// Maximum length of a message.
+/// Maximum length of a message in bytes.
 pub const MAX_BYTES: usize = 8 << 20;
 const MAX_TASKS: usize = 65_536;
 const TURN_US: (u64, u64) = (1_000, 1_000_000);
 const WEIGHT: (u32, u32) = (1, 10_000);
 
-/// A request at the socket.
+/// A request that a client sends to the socket.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum SocketRequest {
-    /// Load this plan.
+    /// Loads this plan.
     Plan(PlanMessage),
-    /// Query of the state in force.
+    /// Asks for the state in force.
     State {},
-    /// Restore all tasks, and exit.
+    /// Restores all tasks and ends the scheduler.
     Stop {},
 }
 
-/// A plan as it is sent.
+/// A plan in the form in which clients send it.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanMessage {
     pub version: u32,
-    /// Number greater than that of the plan in force.
+    /// Number of the plan; must exceed that of the plan in force.
     pub generation: u64,
-    /// Maximum wait of a task; a plan with which a task could wait longer is rejected.
+    /// Maximum wait of any task; a plan under which a task could wait longer is rejected.
     pub longest_wait_ms: u64,
     /// Turns in the order of the rotation.
     pub turns: Vec<TurnMessage>,
@@ -45,7 +46,7 @@ pub struct TurnMessage {
     pub cache: u32,
     pub gang: u32,
     pub turn_us: u64,
-    /// Gangs that may use the CPUs that this one leaves idle. If empty, the turn is strict.
+    /// Gangs that may use CPUs that this gang leaves idle; if empty, no other gang may use them.
     #[serde(default)]
     pub may_fill: Vec<u32>,
 }
@@ -69,16 +70,16 @@ fn standard_weight() -> u32 {
     100
 }
 
-/// A plan that was checked.
+/// A plan that has passed all checks.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CheckedPlan {
     pub generation: u64,
-    /// Rotations by cache.
+    /// Turns of each cache, by index of the cache.
     pub rotations: Vec<Vec<MapTurn>>,
     pub places: BTreeMap<TaskKey, TaskPlace>,
 }
 
-/// Parses one line.
+/// Parses one request.
 ///
 /// # Errors
 /// The line is not a request.
@@ -93,7 +94,7 @@ impl PlanMessage {
     /// Checks the plan against a machine with `caches` last-level caches and the generation in force.
     ///
     /// # Errors
-    /// The first invalid place, with the value found and the values expected.
+    /// The plan is invalid; the error names the first invalid place, the value found and the values expected.
     pub fn check(&self, caches: usize, in_force: u64) -> Result<CheckedPlan, String> {
         if self.version != VERSION {
             return Err(format!("plan.version: found {}, expected {VERSION}", self.version));
@@ -101,7 +102,7 @@ impl PlanMessage {
         if self.generation <= in_force {
             return Err(format!("plan.generation: found {}, expected more than {in_force}", self.generation));
         }
-        // All ones marks a task for which no plan was looked up yet.
+        // This generation marks tasks that have not been looked up in any plan, so no plan may have it.
         if self.generation == u64::MAX {
             return Err(format!("plan.generation: found {}, expected less", self.generation));
         }
@@ -140,7 +141,7 @@ impl PlanMessage {
         Ok(rotations)
     }
 
-    /// Two rotations and 100 ms must not exceed the allowed wait.
+    /// Checks that two rotations and 100 ms do not exceed the allowed wait.
     fn check_waits(&self, rotations: &[Vec<MapTurn>]) -> Result<(), String> {
         for (cache, rotation) in rotations.iter().enumerate().filter(|(_, rotation)| rotation.len() > 1) {
             let wait_ms = longest_wait_ns(rotation).div_ceil(1_000_000);
@@ -166,7 +167,7 @@ impl PlanMessage {
                 (None, Some(id)) => TaskKey::Thread(id),
                 _ => return Err(format!("{place}: expected either 'process' or 'thread'")),
             };
-            // Thread numbers of the kernel are positive and fit an int.
+            // The kernel's thread numbers are positive and fit into an `int`.
             let (TaskKey::Process(id) | TaskKey::Thread(id)) = key;
             check_range(
                 u64::from(id),
@@ -185,7 +186,8 @@ impl PlanMessage {
     }
 }
 
-/// The caches of a task, one bit each: a task without a turn at its cache would never run.
+/// Caches that a task may use, one bit each. Caches at which the task's gang has no turn are an error, because it
+/// would never run there.
 fn task_cache_mask(task: &TaskMessage, rotations: &[Vec<MapTurn>], place: &str) -> Result<u32, String> {
     if task.caches.is_empty() {
         return Err(format!("{place}.caches: found none, expected at least one"));
@@ -203,7 +205,7 @@ fn task_cache_mask(task: &TaskMessage, rotations: &[Vec<MapTurn>], place: &str) 
     Ok(bits)
 }
 
-/// The longest wait of a task at a cache with these turns, ns.
+/// Maximum wait of a task at a cache with these turns, in ns.
 pub fn longest_wait_ns(rotation: &[MapTurn]) -> u64 {
     2 * rotation.iter().map(|turn| turn.length_ns).sum::<u64>() + WAIT_BEYOND_ROTATIONS_NS as u64
 }

@@ -1,18 +1,19 @@
-//! The required length of a turn. A gang's turn begins with its footprint displaced: each line is fetched once at the
-//! cost of a miss, then hits. Source: measured on a modeled machine within 2.5 % at 1 to 100 ms (docs/sched-ext.md).
+//! The length that a turn needs. When a gang's turn begins, its footprint has been displaced: the first access to
+//! each line costs a miss, and later accesses hit. Source: measurements on a modeled machine, which the formula
+//! matches within 2.5 % at 1 to 100 ms (docs/sched-ext.md).
 
-/// Measured properties of the gang that profits.
+/// Measured properties of the gang that benefits from turns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GangFootprint {
-    /// Lines of the last-level cache that one task reuses.
+    /// Number of lines of the last-level cache that one task reuses.
     pub lines: f64,
-    /// Time of an access that hits the last-level cache, ns.
+    /// Time of an access that hits the last-level cache, in ns.
     pub hit_ns: f64,
-    /// Time of an access that misses it, ns.
+    /// Time of an access that misses the last-level cache, in ns.
     pub miss_ns: f64,
 }
 
-/// Mean time of an access in ns if turns last `turn_ns` and the other turns displace the whole footprint.
+/// Mean time of an access in ns with turns of `turn_ns`, if the other gangs displace the whole footprint.
 pub fn access_ns(footprint: &GangFootprint, turn_ns: f64) -> f64 {
     let fetch_ns = footprint.lines * footprint.miss_ns;
     if turn_ns > fetch_ns {
@@ -22,53 +23,56 @@ pub fn access_ns(footprint: &GangFootprint, turn_ns: f64) -> f64 {
     }
 }
 
-/// The turn in ns at which an access takes `access_ns`: the inverse of [`access_ns`]. `None` if no turn achieves this.
+/// Length of a turn in ns with which an access takes `access_ns` on average: the inverse of [`access_ns`]. `None` if
+/// no turn is long enough.
 pub fn turn_for_access_ns(footprint: &GangFootprint, access_ns: f64) -> Option<f64> {
     let GangFootprint { lines, hit_ns, miss_ns } = *footprint;
     (access_ns > hit_ns && access_ns < miss_ns).then(|| access_ns * lines * (miss_ns - hit_ns) / (access_ns - hit_ns))
 }
 
-/// Requirements of a turn.
+/// Requirements on the length of turns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TurnRequirements {
-    /// Measured time of an access without gangs, ns.
+    /// Measured time of an access without gangs, in ns.
     pub without_ns: f64,
     /// Number of gangs that take turns on the cache.
     pub gangs: u32,
-    /// Maximum allowed wait of a task, ns.
+    /// Maximum allowed wait of a task, in ns.
     pub longest_wait_ns: f64,
 }
 
-/// Range of a turn in ns, unless another requirement needs more or less.
+/// Range of a turn's length in ns, unless another requirement overrides it.
 pub const TYPICAL_NS: (f64, f64) = (20e6, 100e6);
-/// Smallest fraction of an access's time that a turn must save to pay off.
+/// Minimum fraction of an access's time that turns must save to pay off.
 pub const LEAST_GAIN: f64 = 0.1;
-/// The preferred turn brings accesses within this factor of a hit.
+/// The preferred length of a turn brings the mean access time within this factor of a hit's time.
 pub const WANTED_FACTOR: f64 = 4.0 / 3.0;
-/// Maximum wait of a task beyond two rotations, ns (for the service of tasks that waited too long).
+/// Maximum wait beyond two rotations in ns, in which tasks that have waited too long are served.
 pub const WAIT_BEYOND_ROTATIONS_NS: f64 = 100e6;
 
-/// The reason for which there are no gangs.
+/// The reason for which gangs are refused.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QuantumRefusal {
     /// A figure is not a positive number, or a miss costs no more than a hit.
     NotMeasured,
-    /// Without gangs, accesses are about as fast as gangs can make them.
+    /// Accesses without gangs are already about as fast as gangs can make them.
     NothingToGain,
-    /// Turns long enough to pay off make tasks wait too long: that turn and the longest one allowed, ns.
+    /// The shortest turn that pays off (`pays_ns`) exceeds the longest turn with which tasks do not wait too long
+    /// (`allowed_ns`).
     WaitTooLong { pays_ns: f64, allowed_ns: f64 },
 }
 
-/// The longest turn with which no task waits longer than allowed: two rotations and 100 ms.
+/// The longest turn in ns with which no task waits longer than allowed; a wait lasts at most two rotations and 100
+/// ms.
 pub fn longest_turn_ns(gangs: u32, longest_wait_ns: f64) -> f64 {
     (longest_wait_ns - WAIT_BEYOND_ROTATIONS_NS) / (2.0 * f64::from(gangs.max(1)))
 }
 
-/// The length of a turn in ns: the preferred one, between 20 and 100 ms, no shorter than break-even, no longer than
-/// allowed.
+/// The length of a turn in ns: the preferred one, limited to 20 to 100 ms, but never shorter than break-even nor
+/// longer than allowed.
 ///
 /// # Errors
-/// The reason for which gangs are rejected.
+/// Gangs are refused; the error is the reason.
 pub fn turn_ns(footprint: &GangFootprint, requirements: &TurnRequirements) -> Result<f64, QuantumRefusal> {
     let figures =
         [footprint.lines, footprint.hit_ns, footprint.miss_ns, requirements.without_ns, requirements.longest_wait_ns];

@@ -1,5 +1,5 @@
-//! The BPF object: loading, attaching, updating the plan, reading the state. When this value is dropped, or its process
-//! ends in any way, the kernel detaches the object, and all tasks run under the fair class.
+//! Loads and attaches the BPF object, updates its plan, and reads its state. When this value is dropped, or its
+//! process ends in any way, the kernel detaches the object, and all tasks run under the fair class.
 
 use crate::machine::HostCaches;
 use gangs::maps::{self, CacheCounts, MAX_CACHES, MapTurn};
@@ -8,11 +8,11 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
 use std::collections::HashMap;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gangs.bpf.o"));
-/// The only key of an array.
+/// Key of the only element of an array map.
 const ONLY: u32 = 0;
 
 pub struct BpfScheduler {
-    // Declared before the object, so that it is dropped first.
+    // This field precedes the object, so that the link is dropped first.
     _link: Link,
     _object: Object,
     maps: HashMap<String, MapHandle>,
@@ -21,7 +21,7 @@ pub struct BpfScheduler {
 }
 
 impl BpfScheduler {
-    /// Attaches the scheduler; with `all`, to every task of the host instead of those with policy 7.
+    /// Attaches the scheduler: to every task of the host if `schedules_all`, and otherwise to tasks with policy 7 (SCHED_EXT).
     ///
     /// # Errors
     /// The kernel refuses the scheduler.
@@ -55,12 +55,12 @@ impl BpfScheduler {
         Ok(BpfScheduler { _link: link, _object: object, maps: handles, cpus, caches })
     }
 
-    /// Loads a plan: the half that is not in force is filled, then one word switches to it.
+    /// Loads a plan: fills the half of the maps that is not in force, and then switches to it by writing one word.
     ///
     /// # Errors
-    /// The kernel refuses the write to a map. The plan in force stays unchanged.
+    /// The kernel refuses a write to a map; the plan in force stays unchanged.
     pub fn load_plan(&self, plan: &CheckedPlan) -> Result<(), String> {
-        // Counted separately from the plan's own generation, because the lowest bit selects the half in force.
+        // This count differs from the plan's own generation, because its lowest bit selects the half in force.
         let generation = self.generation()? + 1;
         let parity = generation & 1;
         let places = map(&self.maps, if parity == 1 { "places_odd" } else { "places_even" })?;
@@ -82,13 +82,13 @@ impl BpfScheduler {
     /// Number of plans loaded since attaching.
     ///
     /// # Errors
-    /// A map that cannot be read; the same applies to the functions below.
+    /// A map cannot be read. The same applies to the functions below.
     fn generation(&self) -> Result<u64, String> {
         let bytes = read(&self.maps, "generation", ONLY)?;
         bytes.try_into().map(u64::from_ne_bytes).map_err(|_| "generation: not a word".to_owned())
     }
 
-    /// The turns in force, by cache.
+    /// Turns in force, by cache.
     pub fn rotations(&self) -> Result<Vec<Vec<MapTurn>>, String> {
         let parity = (self.generation()? & 1) as usize;
         (0..self.caches)
@@ -112,7 +112,7 @@ impl BpfScheduler {
         (0..self.caches as u32).map(read_cache).collect()
     }
 
-    /// ns for which a higher class had each CPU.
+    /// Time in ns for which a higher class has had each CPU.
     pub fn stolen_times_ns(&self, now_ns: u64) -> Result<Vec<u64>, String> {
         let read_cpu = |cpu| {
             maps::stolen_time_ns(&read(&self.maps, "cpus", cpu)?, now_ns).ok_or_else(|| "cpus: too short".to_owned())
@@ -120,7 +120,7 @@ impl BpfScheduler {
         (0..self.cpus as u32).map(read_cpu).collect()
     }
 
-    /// Kind and code, if the kernel has ended the scheduler.
+    /// Kind and code of the end, if the kernel has ended the scheduler.
     pub fn read_exit(&self) -> Result<Option<(u32, i64)>, String> {
         let exit = maps::exit_state(&read(&self.maps, "machine", ONLY)?).ok_or("machine: too short")?;
         Ok((exit.0 != 0).then_some(exit))

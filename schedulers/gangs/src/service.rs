@@ -1,5 +1,5 @@
-//! The loader's life: accepts plans over the socket, adopts the planned tasks, checks that no unmanaged task needs
-//! the CPUs, and restores everything.
+//! The loader's service: it accepts plans over the socket, adopts planned tasks, watches whether unmanaged tasks need
+//! the CPUs, and finally restores everything.
 
 use crate::machine::{self, HostCaches};
 use crate::scheduler::BpfScheduler;
@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 /// SCX_EXIT_UNREG_KERN and SCX_EXIT_ERROR of include/linux/sched/ext.h, Linux 6.18.
 const EXIT_UNREG_KERN: u32 = 66;
-/// After a hotplug, the kernel requests a restart (SCX_ECODE_ACT_RESTART); maximum number in a row.
+/// Maximum number of consecutive restarts. The kernel requests a restart after a hotplug (SCX_ECODE_ACT_RESTART).
 const RESTARTS: u32 = 5;
 const POLL: Duration = Duration::from_millis(20);
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The state in force, according to the maps and the kernel.
+/// State in force, as read from the maps and the kernel.
 #[derive(Serialize)]
 struct ServiceState {
     generation: u64,
@@ -57,7 +57,7 @@ pub struct Service {
 
 impl Service {
     /// # Errors
-    /// This host lacks a prerequisite, or the kernel refuses the scheduler.
+    /// The host lacks a prerequisite, or the kernel refuses the scheduler.
     pub fn start(journal: &Path, schedules_all: bool) -> Result<Self, String> {
         let missing_prerequisites = machine::missing_prerequisites();
         if !missing_prerequisites.is_empty() {
@@ -84,7 +84,7 @@ impl Service {
         })
     }
 
-    /// Serves until it is stopped. All tasks are restored at the end, whatever the cause.
+    /// Serves requests until stopped. All tasks are restored at the end, whatever the cause.
     ///
     /// # Errors
     /// The socket cannot be opened, or the kernel has ended the scheduler.
@@ -122,7 +122,8 @@ impl Service {
         Ok(())
     }
 
-    /// Handles one request of a client; true if it requests to stop. A silent client is dropped after two seconds.
+    /// Handles one request; returns true if it asks to stop. A client that sends nothing is dropped after two
+    /// seconds.
     fn answer(&mut self, client: UnixStream) -> bool {
         let _ = client.set_nonblocking(false);
         let _ = client.set_read_timeout(Some(CLIENT_TIMEOUT));
@@ -147,7 +148,7 @@ impl Service {
         stop
     }
 
-    /// The generation of the last loaded plan.
+    /// Generation of the last loaded plan.
     fn generation(&self) -> u64 {
         self.plan.as_ref().map_or(0, |plan| plan.generation)
     }
@@ -162,9 +163,9 @@ impl Service {
                 || plan.places.contains_key(&TaskKey::Thread(thread))
                 || plan.places.contains_key(&TaskKey::Process(process))
         };
-        // Children of planned processes are in no plan.
+        // The plan does not list children of planned processes, so they are selected by their parent.
         let adopts_children = |process| plan.places.get(&TaskKey::Process(process)).is_some_and(|place| place.children);
-        // A thread that the kernel refuses stays in the journal, and the plan remains in force.
+        // If the kernel refuses a thread, its entry stays in the journal, and the plan remains in force.
         complaints.extend(self.tasks.restore(stays, adopts_children).err());
         let generation = plan.generation;
         self.plan = Some(plan);
@@ -193,7 +194,7 @@ impl Service {
         complaints
     }
 
-    /// The complete state in force, read back.
+    /// Complete state in force, read back from the maps and the kernel.
     fn state(&self) -> Result<serde_json::Value, String> {
         let mut caches = Vec::new();
         if let Some(scheduler) = &self.scheduler {
@@ -215,7 +216,7 @@ impl Service {
         serde_json::to_value(state).map_err(|error| error.to_string())
     }
 
-    /// Polls the kernel, the guard and the clock.
+    /// Polls the kernel, the starvation guard and the clock once.
     fn watch(&mut self) -> Result<(), String> {
         if let Some((at, _)) = &self.next_attempt {
             return if Instant::now() >= *at { self.reattach() } else { Ok(()) };
@@ -279,10 +280,10 @@ fn turn_message(cache: u32, turn: &MapTurn) -> TurnMessage {
     TurnMessage { cache, gang: turn.gang, turn_us: turn.length_ns / 1000, may_fill }
 }
 
-/// The monotonic clock, which the scheduler also uses.
+/// Time in ns of the monotonic clock, which the BPF scheduler also uses.
 fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure lives through the call.
+    // SAFETY: `time` outlives the call.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -1,25 +1,27 @@
-//! The starvation guard, which detaches the scheduler from the CPUs. Managed tasks rank below the fair class: if
-//! unmanaged tasks keep a CPU busy, managed ones get no time until the kernel's watchdog ends the scheduler after ten
-//! seconds. The guard acts well before that.
+//! The starvation guard, which detaches the scheduler if unmanaged tasks need the CPUs. Managed tasks rank below the
+//! fair class: if unmanaged tasks keep a CPU busy, managed tasks get no time until the kernel's watchdog ends the
+//! scheduler after ten seconds. The guard acts well before that.
 
-/// A CPU of which a higher class had more than this share of one window counts as lost.
+/// Share of a window above which a CPU counts as lost to higher classes.
 pub const SHARE: f64 = 0.3;
-/// The window, ns.
+/// Length of a window, in ns.
 pub const WINDOW_NS: u64 = 200_000_000;
 
-/// Time of a higher class on each CPU, from window to window.
+/// Time of higher classes on each CPU, compared from window to window.
 #[derive(Default)]
 pub struct StarvationGuard {
     before_ns: Vec<u64>,
     put_off: u32,
 }
 
-/// Maximum number of consecutive restarts of a window: one second, well before the watchdog.
+/// Maximum number of consecutive restarts of a window, which delay the guard by one second, well within the
+/// watchdog's limit.
 const MAX_PUT_OFF: u32 = 5;
 
 impl StarvationGuard {
-    /// Restarts the window after threads were adopted in the middle of it, because their earlier time in it is not that
-    /// of an unmanaged task. Returns true if the window restarts. Continuous adoption does not defer the guard forever.
+    /// Restarts the window after threads were adopted, because the time that they ran in this window before adoption
+    /// would count as time of unmanaged tasks. Returns true if the window restarts; continuous adoption cannot defer
+    /// the guard forever.
     pub fn restart_window(&mut self, taken_ns: &[u64]) -> bool {
         let may = self.put_off < MAX_PUT_OFF;
         if may {
@@ -29,8 +31,8 @@ impl StarvationGuard {
         may
     }
 
-    /// The CPU with the largest stolen share, and that share, if it exceeds [`SHARE`]. `taken_ns` is by CPU, since
-    /// attaching. The first call only records it.
+    /// Returns the CPU with the largest stolen share, and that share, if it exceeds [`SHARE`]. `taken_ns` is the time
+    /// of higher classes by CPU since attaching. The first call only records it.
     pub fn observe(&mut self, taken_ns: &[u64], window_ns: u64) -> Option<(usize, f64)> {
         let is_known = self.before_ns.len() == taken_ns.len();
         let worst_share = taken_ns
@@ -45,14 +47,14 @@ impl StarvationGuard {
     }
 }
 
-/// Seconds until the next attempt: 1, 2, 4, up to 64; reset to 1 after ten minutes without one.
+/// Delay in seconds before the next attempt: 1, 2, 4, up to 64; it restarts at 1 after ten minutes without a problem.
 #[derive(Default)]
 pub struct BackOff {
     attempts: u32,
 }
 
 impl BackOff {
-    /// The next delay after `quiet_s` seconds without a problem.
+    /// Returns the next delay, given that `quiet_s` seconds passed without a problem.
     pub fn next_delay_s(&mut self, quiet_s: u64) -> u64 {
         if quiet_s >= 600 {
             self.attempts = 0;

@@ -1,4 +1,4 @@
-//! The scheduling policy of threads: changed on adoption, and restored. Every change is journaled first.
+//! Changes the scheduling policy of threads when they are adopted, and restores it. Every change is journaled first.
 
 use gangs::journal::{Entry, POLICY_EXT, line, parse, remaining_entries, stat_fields};
 use std::collections::HashMap;
@@ -6,13 +6,13 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Only these policies are changed; real-time and deadline tasks would lose their guarantees.
+/// Policies of threads that may be adopted; real-time and deadline tasks would lose their guarantees.
 const TAKEN_POLICIES: [i32; 3] = [libc::SCHED_OTHER, libc::SCHED_BATCH, libc::SCHED_IDLE];
 
-/// Maximum number of ancestors searched for a planned process.
+/// Maximum number of ancestors that are searched for a planned process.
 const ANCESTORS: usize = 64;
 
-/// The journal and its file.
+/// The journal, together with its file.
 pub struct PolicyJournal {
     path: PathBuf,
     entries: Vec<Entry>,
@@ -20,7 +20,7 @@ pub struct PolicyJournal {
 }
 
 impl PolicyJournal {
-    /// Opens the journal; entries of an earlier run are restored first. Returns the number of restored threads.
+    /// Opens the journal, and first restores the threads of an earlier run. Returns their number.
     ///
     /// # Errors
     /// The journal cannot be read, or has a malformed line.
@@ -45,8 +45,9 @@ impl PolicyJournal {
         threads.into_iter().filter_map(|thread| self.adopt_thread(thread).err()).collect()
     }
 
-    /// Adopts the threads of all processes that descend from one that `adopts_children` selects: later threads inherit
-    /// the policy, existing ones do not. A thread that cannot be adopted stays unchanged, and so do its children.
+    /// Adopts the threads of all processes that descend from one that `adopts_children` selects. This is necessary
+    /// because only new threads inherit the policy. A thread that cannot be adopted stays unchanged, and so do its
+    /// children.
     pub fn adopt_children(&mut self, adopts_children: impl Fn(u32) -> bool) {
         let listing = Listing::read();
         let descends = |process: u32| listing.ancestors(process).skip(1).any(&adopts_children);
@@ -65,7 +66,7 @@ impl PolicyJournal {
     /// Adopts one thread.
     ///
     /// # Errors
-    /// It has exited, it is a real-time task, or the kernel refuses.
+    /// The thread has exited, it is a real-time task, or the kernel refuses the change.
     pub fn adopt_thread(&mut self, thread: u32) -> Result<(), String> {
         let Some((policy, start_ticks, _)) = read_stat(thread) else { return Err(format!("thread {thread}: gone")) };
         if policy == POLICY_EXT {
@@ -89,11 +90,12 @@ impl PolicyJournal {
         Ok(())
     }
 
-    /// Restores all threads except those that `stays` selects by thread and process, and those whose process descends
-    /// from one that `adopts_children` selects. Returns their number.
+    /// Restores all threads, except those that `stays` selects by thread and process, and those whose process
+    /// descends from one that `adopts_children` selects. Returns the number of restored threads.
     ///
     /// # Errors
-    /// The journal cannot be written, or the kernel refused a thread, whose entry stays; all others are restored.
+    /// The journal cannot be written, or the kernel refused a thread, whose entry then stays. All other threads are
+    /// restored.
     pub fn restore(
         &mut self,
         stays: impl Fn(u32, u32) -> bool,
@@ -108,7 +110,8 @@ impl PolicyJournal {
             if seen.policy != POLICY_EXT || stays_adopted(*thread, seen) {
                 continue;
             }
-            // A thread that started while its process was adopted inherited the policy, and so did a child.
+            // A thread that started while its process was adopted has inherited the policy, and so has a child
+            // process.
             if let Some(policy) = self.original_policy(*thread, seen, &listing) {
                 match set_policy(*thread, policy) {
                     Ok(()) => restored += 1,
@@ -135,12 +138,12 @@ impl PolicyJournal {
     }
 
     /// # Errors
-    /// As [`PolicyJournal::restore`].
+    /// The errors of [`PolicyJournal::restore`].
     pub fn restore_all(&mut self) -> Result<usize, String> {
         self.restore(|_, _| false, |_| false)
     }
 
-    /// The journaled policy of the thread, or of its process, or of an ancestor; `None` if none was adopted.
+    /// Journaled policy of the thread, of its process, or of an ancestor; `None` if none of them was adopted.
     fn original_policy(&self, thread: u32, info: &ThreadInfo, listing: &Listing) -> Option<i32> {
         let find_entry =
             |id: u32, start: u64| self.entries.iter().find(|entry| entry.thread == id && entry.start_ticks == start);
@@ -208,7 +211,7 @@ impl Listing {
         Listing { threads }
     }
 
-    /// A process and its ancestors, the nearest first.
+    /// A process and its ancestors, nearest first.
     fn ancestors(&self, process: u32) -> impl Iterator<Item = u32> + '_ {
         std::iter::successors(Some(process), |process| self.threads.get(process).map(|info| info.parent))
             .take(ANCESTORS)
@@ -230,7 +233,7 @@ fn read_stat(thread: u32) -> Option<(i32, u64, u32)> {
 
 fn set_policy(thread: u32, policy: i32) -> io::Result<()> {
     let parameter = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the parameter outlives the call, which only reads it. The nice value stays unchanged.
+    // SAFETY: `parameter` outlives the call, which only reads it. The nice value stays unchanged.
     let status = unsafe { libc::sched_setscheduler(thread as libc::pid_t, policy, &parameter) };
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,4 +1,4 @@
-//! `cachemate advise`: a placement of programs on this host before they are started, with reasons.
+//! `cachemate advise`: advises, with reasons, where to run programs on this host before they are started.
 
 use anyhow::Context;
 use cachemate_core::Topology;
@@ -48,13 +48,13 @@ pub struct Advise {
 struct AdviseJson<'a> {
     model: &'a str,
     cache_bytes: u64,
-    /// Figures that were assumed, because the kernel does not report them.
+    /// Names of figures that were assumed because the kernel does not report them.
     assumed: Vec<String>,
     /// State of the kernel's cache-aware scheduling on this host.
     kernel: String,
-    /// Its footprint test against each program's own curve.
+    /// Verdict of the kernel's footprint test on each program, compared with the program's own curve.
     footprints: Vec<FootprintJson>,
-    /// Programs that a daemon manages now.
+    /// Programs that a daemon manages at present.
     running: Vec<RunningJson>,
     #[serde(flatten)]
     placement: &'a Placement,
@@ -76,8 +76,8 @@ struct RunningJson {
     intensity: Option<f64>,
 }
 
-/// Figures of current server processors: cycles from a miss and from a hit to the data, instructions per cycle and in
-/// flight, misses in flight.
+/// Assumed figures, typical of current server processors: latencies of a miss and of a hit in cycles, instructions
+/// per cycle and in flight, and misses in flight.
 const MISS_CYCLES: f64 = 250.0;
 const HIT_CYCLES: f64 = 45.0;
 const ISSUE_WIDTH: f64 = 4.0;
@@ -143,7 +143,7 @@ impl Advise {
         })
     }
 
-    /// Programs of a running daemon; empty if there is none, because advice needs no daemon.
+    /// Programs that a running daemon manages; empty without a daemon, because advice does not need one.
     fn running(&self) -> Vec<RunningJson> {
         let Ok(status) = socket::status(&self.at.path()) else { return Vec::new() };
         let busy = status.tasks.into_iter().filter(|task| task.cpu_share.is_some_and(|share| share >= 0.05));
@@ -158,7 +158,7 @@ impl Advise {
     }
 }
 
-/// The host's contended cache, and the assumptions made about it.
+/// The host's contended cache, as model and as profiling target, and the assumptions about it.
 fn shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, ProfileTarget, Vec<String>)> {
     let cache = topology.last_level_caches().next().context("the kernel reports no last-level cache")?;
     let mut assumed = vec![format!(

@@ -72,7 +72,7 @@ struct ClusterOptions {
     json: JsonArg,
 }
 
-/// Larger manifests and accounting files are rejected.
+/// Maximum size of manifests and accounting files.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// The part of a manifest that advice needs.
@@ -88,7 +88,7 @@ struct ClusterManifest {
     items: Vec<ClusterManifest>,
 }
 
-/// The spec of a pod, or of a workload with a template.
+/// The `spec` of a pod, or of a workload that contains a template of pods.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ManifestSpec {
@@ -125,7 +125,7 @@ struct ManifestResources {
     limits: BTreeMap<String, ManifestQuantity>,
 }
 
-/// YAML writes `cpu: 2` as a number and `cpu: 500m` as a text.
+/// A quantity: YAML writes `cpu: 2` as a number, but `cpu: 500m` as text.
 #[derive(Clone, Deserialize)]
 #[serde(untagged)]
 enum ManifestQuantity {
@@ -160,7 +160,7 @@ fn read_manifests(path: &Path) -> anyhow::Result<Vec<ClusterManifest>> {
     let text =
         cachemate_files::read_text_limited(path, MAX_FILE_BYTES).with_context(|| format!("{name}: cannot be read"))?;
     let mut manifests = Vec::new();
-    // JSON is also YAML. An empty document between two separators is not an object.
+    // The YAML parser also reads JSON. An empty document between two separators is not an object and is skipped.
     for document in serde_yaml_ng::Deserializer::from_str(&text) {
         let manifest = Option::<ClusterManifest>::deserialize(document)
             .map_err(|error| anyhow::anyhow!("{name}: {error}; expected Kubernetes objects"))?;
@@ -184,7 +184,7 @@ fn collect(
         None if manifest.kind == "Pod" => (&manifest.metadata, &manifest.spec),
         None => return Ok(()),
     };
-    // Annotations of the workload apply to its pods, unless the template has its own.
+    // Annotations of the workload apply to its pods unless the template sets the same annotations.
     let mut marks = metadata.clone();
     for (key, value) in &manifest.metadata.annotations {
         marks.annotations.entry(key.clone()).or_insert_with(|| value.clone());
@@ -273,7 +273,7 @@ impl AdviseSlurm {
     }
 }
 
-/// Jobs by their profile, limit and CPUs; equal ones form one service, named after the first job.
+/// Groups jobs by profile, limit and CPUs; each group is one service, named after its first job.
 fn jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<AdvisedService>> {
     let mut lines = text.lines().enumerate();
     let header: Vec<&str> = lines.next().map(|(_, line)| line.split('|').collect()).unwrap_or_default();
@@ -341,7 +341,7 @@ impl ClusterOptions {
     }
 }
 
-/// Maximum number of listed pairs.
+/// Maximum number of pairs that are listed.
 const MAX_LISTED_PAIRS: usize = 20;
 
 fn text(advice: &FleetAdvice) -> String {

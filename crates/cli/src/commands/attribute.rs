@@ -1,4 +1,4 @@
-//! `cachemate attribute`: the causes of a slowdown.
+//! `cachemate attribute`: attributes a slowdown to its causes.
 
 use cachemate_core::nearest_name;
 use cachemate_report::text::number;
@@ -64,7 +64,7 @@ impl AttributeArgs {
     }
 }
 
-/// The job of a simulated program, a recording's file, or a bundled recording.
+/// Returns the job for a simulated program, a recording's file, or a bundled recording.
 fn job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
     let is_kernel = |name: &str| kernels::programs().any(|kernel| kernel.name == name);
     if is_kernel(program_name) {

@@ -1,4 +1,4 @@
-//! `cachemate cachesim`: misses of one set-associative cache on a trace.
+//! `cachemate cachesim`: simulates one set-associative cache on a trace, and counts its misses.
 
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_report::CachesimResult;

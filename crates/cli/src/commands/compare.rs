@@ -1,4 +1,4 @@
-//! `cachemate compare`: the same programs on a modeled machine under several policies.
+//! `cachemate compare`: runs the same programs on a modeled machine under several policies.
 
 use std::path::PathBuf;
 
@@ -56,7 +56,7 @@ pub struct CompareArgs {
     json: JsonArg,
 }
 
-/// A week; longer runs are probably typing errors.
+/// Maximum length of a run: a week. Longer runs are probably typing errors.
 const MAX_HOURS: f64 = 168.0;
 
 impl CompareArgs {

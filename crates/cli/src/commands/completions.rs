@@ -1,4 +1,4 @@
-//! `cachemate completions`: command-line completions for a shell.
+//! `cachemate completions`: prints command-line completions for a shell.
 
 use cachemate_policy::policies;
 use clap::builder::PossibleValuesParser;
@@ -17,8 +17,8 @@ pub struct Completions {
     shell: Shell,
 }
 
-/// The command with the known names as values of its machines and policies. A machine may also be a file, so this is for
-/// completions only.
+/// Adds the known machines and policies as values of their options. This is for completions only, because a machine
+/// may also be a file.
 fn with_names(command: clap::Command) -> clap::Command {
     let named = command.mut_args(|arg| {
         let value = arg.get_value_names().and_then(|names| names.first()).map(|name| name.to_string());

@@ -1,4 +1,4 @@
-//! `cachemate convert`: traces of other tools to `.cmt`.
+//! `cachemate convert`: converts traces of other tools to `.cmt`.
 
 use cachemate_report::text::{count_text, size_text};
 use clap::Args;

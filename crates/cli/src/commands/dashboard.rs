@@ -1,4 +1,4 @@
-//! `cachemate dashboard`: a recorded run as an HTML page.
+//! `cachemate dashboard`: writes a recorded run as an HTML page.
 
 use std::path::PathBuf;
 
@@ -50,7 +50,7 @@ impl DashboardArgs {
     }
 }
 
-/// The part of the output of `sim --json` that the machine measured.
+/// The part of the output of `sim --json` that contains the machine's measurements.
 #[derive(Deserialize)]
 struct RecordedTruth {
     scenario: String,
@@ -58,7 +58,7 @@ struct RecordedTruth {
     results: TruthResults,
 }
 
-/// Results of either simulated machine.
+/// Results of one of the two simulated machines.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum TruthResults {
@@ -66,7 +66,7 @@ enum TruthResults {
     Interval { jobs: Vec<IntervalTruth> },
 }
 
-/// One program on the interval machine, in the order of the scenario.
+/// Ground truth of one program on the interval machine; programs are in the order of the scenario.
 #[derive(Deserialize)]
 struct IntervalTruth {
     name: String,
@@ -111,7 +111,7 @@ fn interval_truth(jobs: &[IntervalTruth], run: &RecordedRun) -> anyhow::Result<V
     let mut programs = Vec::new();
     for (program, job) in (0..).zip(jobs) {
         let mut samples = run.snapshots.iter().flat_map(|snapshot| &snapshot.programs);
-        // A program that arrived after the last window is in none.
+        // A program that arrived after the last window is in no window.
         let Some(sample) = samples.find(|candidate| candidate.program == program) else { continue };
         if sample.name != job.name {
             bail!("program {program}: found '{}', expected '{}'", job.name, sample.name);
@@ -122,7 +122,7 @@ fn interval_truth(jobs: &[IntervalTruth], run: &RecordedRun) -> anyhow::Result<V
     Ok(programs)
 }
 
-/// All threads of one program together.
+/// Ground truth of one program, with all its threads together.
 fn true_program(program: u32, threads: &[&TaskResults]) -> ProgramTruth {
     let sum = |value: &dyn Fn(&TaskResults) -> u64| threads.iter().map(|task| value(task)).sum::<u64>() as f64;
     let instructions = sum(&|task| task.instructions);

@@ -1,4 +1,5 @@
-//! `cachemate doctor`: the facilities of this host for measuring and acting, and remedies for missing ones.
+//! `cachemate doctor`: tests the facilities of this host for measuring and acting, and names remedies for missing
+//! ones.
 
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::sense::capability_survey::{CapabilityCheck, CapabilitySurvey};
@@ -35,7 +36,7 @@ struct DoctorJson {
     shared_last_level_caches: usize,
     topology_warnings: Vec<String>,
     pressure: Pressure,
-    /// Linux's own cache-aware scheduling, which runs besides cachemate.
+    /// State of Linux's own cache-aware scheduling, which may run alongside cachemate.
     kernel_cache_scheduling: SchedCacheStatus,
 }
 

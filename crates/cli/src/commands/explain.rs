@@ -1,4 +1,4 @@
-//! `cachemate explain`: the reasons for a program's placement.
+//! `cachemate explain`: explains a program's placement.
 
 use std::collections::BTreeSet;
 
@@ -28,10 +28,10 @@ pub struct Explain {
     json: JsonArg,
 }
 
-/// Number of bytes of a name that the kernel stores.
+/// Maximum length of a program's name that the kernel stores, in bytes.
 const MAX_NAME_BYTES: usize = 15;
 
-/// Does the task have this process or thread id, or else this name?
+/// Does `program` denote this task, by process id, thread id or name?
 fn is_named(task: &TaskStatus, program: &str) -> bool {
     match program.parse::<i32>() {
         Ok(id) => task.pid == id || task.tid == id,
@@ -42,7 +42,7 @@ fn is_named(task: &TaskStatus, program: &str) -> bool {
     }
 }
 
-/// The reason for which no managed task matches.
+/// The error for a program that no managed task matches, with the reason.
 fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]) -> anyhow::Error {
     if program.parse::<i32>().is_err() {
         let programs = tasks.iter().map(|task| task.name.as_str());

@@ -1,4 +1,4 @@
-//! `cachemate extender`: ranks nodes for kube-scheduler.
+//! `cachemate extender`: serves a scheduler extender that ranks nodes for kube-scheduler.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -84,13 +84,14 @@ impl ExtenderArgs {
         session.log(&format!("listening on {address}"));
         let stop = session.interrupt_flag();
         std::thread::scope(|scope| {
-            // A directory of a thousand nodes takes milliseconds to read, and no request waits for it.
+            // A separate thread reads the directory: a thousand nodes take milliseconds, and no request should wait
+            // for them.
             let reader = || {
                 let mut read = Instant::now();
                 while !stop.load(Ordering::Relaxed) {
                     std::thread::sleep(POLL_INTERVAL);
                     if read.elapsed() >= REREAD_INTERVAL {
-                        // The last knowledge stays in use: its states age, and answers become neutral.
+                        // The previous knowledge stays in use; its states age, so that answers become neutral.
                         if let Err(error) = refresh(session, dir, &state, &mut reported) {
                             session.log(&format!("{error:#}"));
                         }
@@ -130,7 +131,7 @@ fn refresh(
 /// Number of nodes in the measurement.
 const MEASURED_NODES: usize = 1000;
 
-/// A cluster of equal nodes whose caches differ in load.
+/// A cluster of equal nodes with differently loaded caches.
 fn measured_cluster() -> ClusterKnowledge {
     let mix = ReferenceMix {
         base_cycles_per_instr: 0.7,
@@ -218,7 +219,7 @@ fn measure(
     })
 }
 
-/// Filter and prioritize alternately, with a new pod each time.
+/// Path and body of a request: `filter` and `prioritize` alternate, with a new pod each time.
 fn measured_request(request: u32) -> (&'static str, String) {
     let names: Vec<String> = (0..MEASURED_NODES).map(|node| format!("node-{node:04}")).collect();
     let body = serde_json::json!({
@@ -231,7 +232,7 @@ fn measured_request(request: u32) -> (&'static str, String) {
     (if request.is_multiple_of(2) { "/filter" } else { "/prioritize" }, body.to_string())
 }
 
-/// Reads one response: the head, then as many bytes as it announces.
+/// Reads one response: the head, then the number of bytes that the head announces.
 fn read_answer(stream: &mut TcpStream) -> anyhow::Result<()> {
     let mut bytes = Vec::new();
     let mut buffer = [0u8; 65_536];

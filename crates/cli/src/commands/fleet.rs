@@ -1,4 +1,4 @@
-//! `cachemate fleet`: a simulated fleet of hosts under several policies.
+//! `cachemate fleet`: simulates a fleet of hosts under several policies.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -74,9 +74,9 @@ enum FleetQuestion {
     Partition,
 }
 
-/// Larger profiles and exports of clusters are rejected.
+/// Maximum size of profiles and of exports of clusters.
 const MAX_FILE_BYTES: u64 = 256 << 20;
-/// Time between two lines of progress if standard error is not a terminal.
+/// Time between two progress lines if standard error is not a terminal.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 impl FleetArgs {
@@ -180,15 +180,15 @@ impl FleetArgs {
     }
 }
 
-/// Services of a fleet.
+/// Services of a fleet, read from the files that its description names.
 struct FleetInput {
     kinds: Vec<FleetService>,
-    /// Kinds of a cluster's pods.
+    /// Index of each pod's kind; `None` without a cluster's export.
     pods: Option<Vec<u16>>,
     unprofiled: usize,
 }
 
-/// The file of a profile: the resource, or only its `spec`.
+/// Content of a profile's file: the whole resource, or only its `spec`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum ProfileDocument {
@@ -197,7 +197,7 @@ enum ProfileDocument {
 }
 
 impl FleetInput {
-    /// Reads the files of the description, whose paths are relative to it.
+    /// Reads the files that the description names; relative paths are relative to the description.
     fn read(file: &Path, spec: &FleetSpec) -> anyhow::Result<Self> {
         let dir = file.parent().unwrap_or(Path::new("."));
         let mut kinds: Vec<FleetService> = Vec::new();

@@ -1,4 +1,4 @@
-//! `cachemate guardian`: started by daemons and managed runs, never manually.
+//! `cachemate guardian`: restores the host after a crash. Daemons and managed runs start it; users never do.
 
 use std::path::PathBuf;
 

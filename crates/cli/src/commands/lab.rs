@@ -1,4 +1,4 @@
-//! `cachemate lab`: modeled machines whose caches cost time, run under an emulator (docs/lab.md).
+//! `cachemate lab`: runs modeled machines, whose caches cost time, under an emulator (docs/lab.md).
 
 use std::path::PathBuf;
 
@@ -46,7 +46,7 @@ impl Lab {
     }
 }
 
-/// A script of the lab: in the directory named by the environment, beside this command's build, or installed.
+/// Path of a script of the lab: in the directory that the environment names, beside this build, or installed.
 fn script(name: &str) -> anyhow::Result<PathBuf> {
     let env_dir = std::env::var_os(VARIABLE).map(PathBuf::from);
     let own_path = std::env::current_exe().ok();

@@ -1,4 +1,4 @@
-//! `cachemate man`: manual pages, generated from the definition of the command line.
+//! `cachemate man`: prints manual pages, generated from the definition of the command line.
 
 use std::path::PathBuf;
 
@@ -40,11 +40,11 @@ impl Man {
     }
 }
 
-/// The page that explains the configuration; its table has every key.
+/// Documentation page with a table of every configuration key.
 const LIVE_PAGE: &str = include_str!("../../../../docs/live.md");
 const TABLE_HEAD: &str = "| key | meaning | default |";
 
-/// The manual page of the configuration, from the table of its keys.
+/// The manual page of the configuration, generated from the table of its keys.
 fn config_page() -> String {
     let mut text =
         ".TH cachemate.toml 5\n.SH NAME\ncachemate.toml \\- configuration of the cachemate daemon\n.SH KEYS\n"
@@ -59,7 +59,7 @@ fn config_page() -> String {
     text + ".SH SEE ALSO\n.BR cachemate (1),\n.BR cachemate-manage (1)\n"
 }
 
-/// Markdown without code marks and links, for roff.
+/// Converts Markdown to plain text for roff, without code marks and links.
 fn plain_text(cell: &str) -> String {
     let mut text = String::new();
     let mut rest_text = cell;

@@ -1,4 +1,4 @@
-//! `cachemate manage`: the daemon.
+//! `cachemate manage`: runs the daemon.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `cachemate repro mixes`: random mixes under every policy.
+//! `cachemate repro mixes`: runs random mixes under every policy.
 
 use cachemate_report::text::number;
 use cachemate_report::{Align, Table};
@@ -11,7 +11,7 @@ use crate::session::Session;
 /// Draws random mixes, runs them under every policy and prints the scores.
 ///
 /// # Errors
-/// As [`run`].
+/// The errors of [`run`].
 pub fn mixes(session: &Session, quick: bool, seed: u64, count: u32, machine: &str, json: bool) -> anyhow::Result<()> {
     let stop = session.interrupt_flag();
     let bar = session.progress("mixes", None);
@@ -43,7 +43,7 @@ fn render(mixes: &RandomMixes) -> String {
     text
 }
 
-/// Programs that did not finish, and policies without a score.
+/// Remarks on a mix: programs that did not finish, and policies without a score.
 fn remarks(mix: &RandomMix) -> String {
     let mut text = String::new();
     for score in mix.policies.iter().filter(|score| !score.unfinished.is_empty()) {

@@ -1,4 +1,4 @@
-//! The commands: one file each.
+//! The commands, one file each.
 
 use clap::{Parser, Subcommand};
 
@@ -96,7 +96,7 @@ pub enum Command {
 
 impl Command {
     /// # Errors
-    /// The command failed; the exit code follows from the kind of the error.
+    /// The command failed; the kind of the error determines the exit code.
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         match self {
             Command::Convert(command) => command.run(session),

@@ -1,4 +1,4 @@
-//! `cachemate mrc`: the miss-rate curve of a trace.
+//! `cachemate mrc`: prints the miss-rate curve of a trace.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -72,7 +72,7 @@ fn rate(text: &str) -> Result<f64, String> {
     check_rate(rate).map(|()| rate)
 }
 
-/// Engines over one trace: the whole trace, and the requested parts.
+/// Engines for one trace: one for the whole trace, and one for each requested part.
 struct Engines {
     shift: u32,
     by: CurveScope,
@@ -101,7 +101,8 @@ impl Engines {
             let key = |record: &AccessRecord| {
                 (header.process_of(record), if self.by == CurveScope::Thread { record.thread } else { 0 })
             };
-            // Threads run for a while, so runs of one part go to its engine together.
+            // Consecutive accesses of one part go to its engine together, because a thread usually runs for some
+            // time.
             for run in records.chunk_by(|a, b| key(a) == key(b)) {
                 let run_lines: Vec<u64> = run.iter().map(|record| record.address >> self.shift).collect();
                 self.parts.entry(key(&run[0])).or_default().push(&run_lines)?;
@@ -112,10 +113,11 @@ impl Engines {
 }
 
 impl Mrc {
-    /// The curve of one recording for a sweep: on one thread, because a sweep measures many at a time.
+    /// Options for the curve of one recording in a sweep. They use one thread, because a sweep measures many curves
+    /// at a time.
     ///
     /// # Errors
-    /// An invalid line size or sampling rate.
+    /// The line size or the sampling rate is invalid.
     pub fn plain(
         file: &std::path::Path,
         line_bytes: u32,
@@ -130,7 +132,7 @@ impl Mrc {
         Ok(Mrc { file, trace, line_bytes, sizes, by, sample_rate, seed, threads, histogram: None, force: false, json })
     }
 
-    /// The curve of an intact trace.
+    /// Measures the curve of an intact trace.
     ///
     /// # Errors
     /// The trace cannot be read or is damaged, or the command was interrupted.

@@ -1,4 +1,4 @@
-//! `cachemate page-color`: page colors of this host, and programs confined to some of them.
+//! `cachemate page-color`: discovers page colors of this host, and confines programs to some of them.
 
 use clap::{Args, Subcommand};
 

@@ -1,4 +1,4 @@
-//! `cachemate plan`: an assignment of programs to caches, with reasons.
+//! `cachemate plan`: assigns programs to caches, with reasons.
 
 use std::path::{Path, PathBuf};
 
@@ -64,19 +64,19 @@ pub struct PlanArgs {
 #[derive(Serialize)]
 struct PlanJson<'a> {
     machine: &'a str,
-    /// The model that decided, or `measured`.
+    /// Name of the model that decided, or `measured`.
     model: &'a str,
-    /// The model behind the expected outcomes, or `measured`.
+    /// Name of the model that evaluated the plan, or `measured`.
     evaluated_with: &'a str,
     #[serde(flatten)]
     placement: &'a Placement,
     groups: Vec<CacheGroup>,
-    /// The answer to --goal; absent without it.
+    /// Answer to --goal; absent without this option.
     #[serde(skip_serializing_if = "Option::is_none")]
     goals: Option<GoalPlan>,
 }
 
-/// Programs that the plan puts on one cache, forecast as a group: the solvers add up the slowdowns of pairs, which is only
+/// Programs on one cache of the plan, forecast as a group. The solvers only add up the slowdowns of pairs, which is
 /// an approximation.
 #[derive(Serialize)]
 struct CacheGroup {
@@ -85,8 +85,8 @@ struct CacheGroup {
     group: GroupForecast,
 }
 
-/// Forecasts for every cache with at least two programs, each on a CPU of its own. Caches with programs that share a CPU
-/// are left out, because such programs do not run all the time.
+/// Forecasts every cache with at least two programs, each on its own CPU. Caches on which programs share a CPU are
+/// left out, because such programs do not run all the time.
 fn groups(prediction: &Prediction, placement: &Placement) -> anyhow::Result<Vec<CacheGroup>> {
     let mut caches: Vec<Option<CacheId>> = placement.programs.iter().map(|program| program.cache).collect();
     caches.sort_unstable();
@@ -103,7 +103,7 @@ fn groups(prediction: &Prediction, placement: &Placement) -> anyhow::Result<Vec<
     Ok(groups)
 }
 
-/// The forecast of each group member with its 90 % interval, if the model has one.
+/// Formats the forecast of each group member, with its 90 % interval if the model has one.
 fn interval_lines(groups: &[CacheGroup]) -> String {
     let mut text = String::new();
     for member in groups.iter().flat_map(|group| &group.group.members) {
@@ -122,7 +122,7 @@ struct PolicyPlanJson<'a> {
     planned: &'a PlannedRun,
 }
 
-/// Nominal time in which a policy profiles, decides and tests.
+/// Nominal time that a policy has to profile programs, decide and test its plan.
 const DECIDES_WITHIN_NS: u64 = 300_000_000_000;
 /// Factor by which the phases of measured programs are stretched, as in `compare`.
 const PHASE_SCALE: f64 = 1000.0;
@@ -134,7 +134,7 @@ fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
     }
     changes.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     refused.iter().for_each(|line| text.push_str(&format!("  refused: {line}\n")));
-    // The last change and the last report; the JSON has all of them.
+    // Only the last change and the last report are printed; the JSON output contains all decisions.
     let last_change = decisions.iter().rposition(|decision| decision.changed && !decision.reasons.is_empty());
     let last = decisions.len().checked_sub(1).filter(|last| Some(*last) != last_change);
     for report in last_change.into_iter().chain(last).map(|index| &decisions[index]) {
@@ -147,11 +147,11 @@ fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
 
 struct PlanCosts {
     names: Vec<String>,
-    /// The model that decides, or `measured`.
+    /// Name of the model that decides, or `measured`.
     scheme: String,
     decide: PairCosts,
     judge: PairCosts,
-    /// The prediction behind the costs; `None` if all were measured.
+    /// The prediction from which the costs come; `None` if all costs were measured.
     prediction: Option<Prediction>,
 }
 
@@ -177,7 +177,7 @@ impl PlanArgs {
         session.answer(self.json.json, &result, shown)
     }
 
-    /// Can the promises be kept?
+    /// Determines whether the promises can be kept; `None` if none was requested.
     fn answer_goals(&self, prediction: &Prediction) -> anyhow::Result<Option<GoalPlan>> {
         if self.goals.is_empty() {
             return Ok(None);
@@ -191,7 +191,7 @@ impl PlanArgs {
         goal_plan(&prediction.machine, &prediction.names(), &timed, &self.goals, self.seed).map(Some)
     }
 
-    /// Prints the decisions of a policy after some nominal minutes.
+    /// Runs a policy for some nominal minutes, and prints its decisions.
     fn run_policy(&self, session: &Session, machine: MachineSpec, policy: &str) -> anyhow::Result<()> {
         let name = machine.name.clone();
         let jobs = jobs(session, &self.programs, &machine, self.seed, PHASE_SCALE)?;

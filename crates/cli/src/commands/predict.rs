@@ -1,4 +1,4 @@
-//! `cachemate predict`: slowdowns of programs that share a cache.
+//! `cachemate predict`: predicts the slowdowns of programs that share a cache.
 
 use cachemate_report::terminal::{Paint, matrix_picture, sparkline};
 use cachemate_report::text::{number, percent_text, size_text, value_or_dash};
@@ -72,7 +72,7 @@ fn render(result: &PredictResult, prediction: &Prediction, paint: Paint) -> Stri
     text
 }
 
-/// The 90 % intervals of a matrix; empty if its model has none.
+/// Formats the 90 % intervals of a matrix; empty if the model has none.
 fn interval_table(matrix: &CostTable) -> String {
     let (Some(low), Some(high)) = (&matrix.low, &matrix.high) else { return String::new() };
     let mut columns = vec![("90 % intervals, %", Align::Left)];
@@ -88,7 +88,7 @@ fn interval_table(matrix: &CostTable) -> String {
     format!("\n{}", table.text())
 }
 
-/// Classes, and each curve from 64K to 16M as a line of blocks with its own scale.
+/// Formats the programs' classes, and each curve from 64K to 16M as a line of blocks with its own scale.
 pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> String {
     let mut table = Table::new(&[
         ("program", Align::Left),
@@ -117,7 +117,7 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
     table.text()
 }
 
-/// The 90 % interval of a member in brackets; empty without one.
+/// Formats the 90 % interval of a member in brackets; empty if there is no interval.
 pub fn range_text(member: &GroupMember) -> String {
     let range = |range: PercentRange| format!(" ({:.0} to {:.0} %)", range.low_percent, range.high_percent);
     member.slowdown_interval.map_or(String::new(), range)

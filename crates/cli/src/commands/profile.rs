@@ -1,4 +1,4 @@
-//! `cachemate profile`: a program's use of caches, as a file that predictions and plans read.
+//! `cachemate profile`: profiles a program's use of caches, and writes a file that predictions and plans read.
 
 use std::path::{Path, PathBuf};
 
@@ -75,7 +75,7 @@ impl ProfileArgs {
         completeness
     }
 
-    /// Rejects, before the work, an output file that could not be written after it.
+    /// Rejects an output file that could not be written, before the work rather than after it.
     fn check_output_free(&self, name: &str) -> anyhow::Result<()> {
         match &self.output {
             Some(path) => refuse_existing(path, self.force),
@@ -84,7 +84,7 @@ impl ProfileArgs {
         }
     }
 
-    /// The program, and whether the recording was truncated.
+    /// Returns the profiled program, and whether the recording was truncated.
     fn record_and_load(
         &self,
         session: &Session,
@@ -99,18 +99,18 @@ impl ProfileArgs {
         let recording_end = recorded.recording_end;
         let cut_short = recording_end == RecordingEnd::Interrupted;
         if cut_short {
-            // Ctrl-C ended the program; its recording is still profiled.
+            // Ctrl-C ended the program; its recording is still to be profiled.
             session.clear_interrupt();
         }
         let (mut program, completeness) = load_partial(session, &recording.display().to_string(), target)?;
-        // The recording is deleted with its directory, so the command names the profile's source.
+        // The recording is deleted with its directory, so the profile names the command as its source.
         program.file.source.from = Some(self.command.join(" "));
         let recorded = || Err(InterruptedError("the profile covers the recorded part".to_string()).into());
         Ok((program, if cut_short { recorded() } else { completeness.and_then(|()| pass_on(recording_end)) }))
     }
 }
 
-/// `gzip` for `/usr/bin/gzip` and for `gzip.cmt`.
+/// Name of the profile: `gzip` for `/usr/bin/gzip` and for `gzip.cmt`.
 fn profile_name(program: &str) -> String {
     let last = Path::new(program).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     last.split('.').next().filter(|name| !name.is_empty()).unwrap_or("program").to_string()

@@ -1,4 +1,4 @@
-//! `cachemate record`: the data accesses of a real program, as a `.cmt` file.
+//! `cachemate record`: records the data accesses of a real program as a `.cmt` file.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -64,7 +64,7 @@ pub struct RecordArgs {
     compression_level: i32,
 }
 
-/// A time of at most ten days.
+/// Parses a time of at most ten days, in seconds.
 fn seconds(text: &str) -> Result<Duration, String> {
     let problem = || format!("found '{text}', expected seconds from 0 to 864000, such as 30 or 0.5");
     let seconds: f64 = text.parse().map_err(|_| problem())?;
@@ -92,9 +92,9 @@ enum ChildrenArg {
 struct RecordResult {
     file: String,
     command: Vec<String>,
-    /// `exit 0`, `signal 15`, ...
+    /// The way in which the program ended: `exit 0`, `signal 15`, ...
     ended: String,
-    /// The program's own exit status, unless a signal ended it.
+    /// Exit status of the program; `None` if a signal ended it.
     exit_status: Option<i32>,
     records: u64,
     program_accesses: Option<u64>,
@@ -105,7 +105,7 @@ struct RecordResult {
 }
 
 impl RecordArgs {
-    /// Runs and records the command into `output`. The program's standard output and error are left to it.
+    /// Runs the command and records it to `output`. The program keeps the standard output and error of this process.
     ///
     /// # Errors
     /// The host cannot record (the error names the package to install), or the command cannot be run.
@@ -172,7 +172,7 @@ impl Record {
     }
 }
 
-/// The reason for which a running process cannot be recorded, and two alternatives.
+/// The error that explains why a running process cannot be recorded, with two alternatives.
 fn attach_refusal(pid: u32) -> String {
     format!(
         "--pid {pid}: Valgrind cannot attach to a running program. Start it with 'cachemate record --skip-seconds N', which \
@@ -181,10 +181,10 @@ fn attach_refusal(pid: u32) -> String {
     )
 }
 
-/// The program's exit code as that of this command; signal N becomes 128 + N, as in a shell.
+/// Returns the program's exit code as the result of this command; signal N becomes 128 + N, as in a shell.
 ///
 /// # Errors
-/// The program failed by itself.
+/// The program failed.
 pub fn pass_on(recording_end: RecordingEnd) -> anyhow::Result<()> {
     match recording_end {
         RecordingEnd::Exit(0) | RecordingEnd::AtMax | RecordingEnd::Interrupted => Ok(()),

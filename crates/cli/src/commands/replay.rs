@@ -1,4 +1,4 @@
-//! `cachemate replay`: a recorded run, replayed by its policy or scored for another one.
+//! `cachemate replay`: replays a recorded run with its policy, or scores another policy on the run.
 
 use cachemate_core::PolicyConfig;
 use cachemate_pipeline::{ReplayError, ReplayedWindow, replay};
@@ -30,11 +30,11 @@ struct ReplayJson {
     recorded_policy: String,
     policy: String,
     windows: u64,
-    /// Windows with the same plan as recorded.
+    /// Number of windows in which the replayed plan equals the recorded one.
     same_plans: u64,
     /// Window and description of the first difference.
     first_difference: Option<(u64, String)>,
-    /// Mean of |forecast - measured| / measured instructions per cycle; absent without forecasts.
+    /// Mean relative error of forecast instructions per cycle; absent without forecasts.
     mean_forecast_error: Option<f64>,
     forecasts: u64,
 }

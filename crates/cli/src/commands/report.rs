@@ -1,4 +1,4 @@
-//! `cachemate report`: programs, prediction and plan as one HTML file.
+//! `cachemate report`: writes programs, prediction and plan as one HTML file.
 
 use cachemate_policy::placement::place;
 use cachemate_report::StudyPage;

@@ -1,4 +1,4 @@
-//! `cachemate repro`: the papers' results by their ids, measured on the simulator.
+//! `cachemate repro`: reproduces the papers' results, selected by their ids, on the simulator.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -83,7 +83,7 @@ enum ReproAction {
     Store(ReproStore),
 }
 
-/// Below the output directory: the sweep's own directory, with --engine. The same command resumes from it.
+/// Directory of the sweep with --engine, below the output directory. A repeated command resumes from it.
 const SWEEP: &str = "sweep";
 
 impl Repro {
@@ -165,7 +165,7 @@ impl Repro {
         }
     }
 
-    /// Describes the missing runs and their cost.
+    /// Describes the runs that are missing, and their cost.
     fn describe_cost(&self, experiments: &[Experiment]) -> anyhow::Result<String> {
         let dir = self.output.as_deref().map(|dir| dir.join(SWEEP)).filter(|dir| cachemate_files::exists(dir));
         let store = dir.map(|dir| Store::open_to_read(&dir)).transpose()?;
@@ -173,7 +173,7 @@ impl Repro {
     }
 
     /// # Errors
-    /// The machine is a file, whose content would not be part of a run's id.
+    /// The machine is a file, which is rejected because the file's content would not be part of a run's id.
     fn request(&self) -> anyhow::Result<ReproRequest> {
         if let Some(file) = self.machine.as_deref().filter(|machine| cachemate_files::exists(Path::new(machine))) {
             let problem = format!("--machine: found the file {file}; with --engine expected a machine's name");
@@ -183,7 +183,7 @@ impl Repro {
         Ok(ReproRequest { quick: self.is_short(), sample: self.sample, seeds: self.seeds(), mixes, machine })
     }
 
-    /// The same findings from runs on an engine; see [`crate::repro_sweep`].
+    /// Runs the experiments on an engine, with the same findings as in this process; see [`crate::repro_sweep`].
     fn run_swept(
         &self,
         session: &Session,
@@ -202,7 +202,7 @@ impl Repro {
                 let (findings, failures) = waves.into_findings();
                 return Ok((findings, failures, stop.load(Ordering::Relaxed)));
             }
-            // Tasks that failed under an earlier command are retried.
+            // Tasks that an earlier command abandoned are retried.
             tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
             let manifest = waves.manifest();
             store.write_manifest(&manifest)?;
@@ -228,8 +228,8 @@ impl Repro {
         super::mixes::mixes(session, self.is_short(), self.seed, count as u32, machine, self.json.json)
     }
 
-    /// Results, failures with their reasons, and whether the user stopped the command. A failed experiment does not
-    /// affect the results of others: its ids are missing, with the reason, and the command exits with 1.
+    /// Returns findings, failures with their reasons, and whether the user stopped the command. A failed experiment
+    /// does not affect others: its ids are missing, with the reason, and the command exits with 1.
     fn run_all(&self, session: &Session, experiments: &[Experiment]) -> anyhow::Result<(Findings, Vec<String>, bool)> {
         let stop = session.interrupt_flag();
         let bar = session.progress("repro", Some(experiments.len() as u64));
@@ -323,7 +323,7 @@ fn value(finding: &Finding) -> String {
     }
 }
 
-/// Findings, with their origin.
+/// Findings with version and date, as --json prints them.
 #[derive(Serialize)]
 struct ReproJson {
     command: String,

@@ -38,12 +38,13 @@ struct RestoreJson {
     restored: usize,
     unchanged: usize,
     gone: usize,
-    /// Groups of cachemate in resctrl whose owner and journal no longer exist.
+    /// cachemate's groups in resctrl whose owner and journal no longer exist.
     orphans: Vec<String>,
-    /// Objects that another program has changed since, which were left unchanged.
+    /// Objects that were left as they are, because another program has changed them since.
     changed_by_others: Vec<String>,
     failed: Vec<String>,
-    /// Journals with unreadable lines, whose objects may not be restored; they are reported until they are removed.
+    /// Journals with unreadable lines, whose objects may not have been restored; they are reported until they are
+    /// removed.
     damaged: Vec<String>,
     /// Journals that could not be removed after everything in them was restored.
     kept: Vec<String>,
@@ -114,7 +115,7 @@ impl RestoreArgs {
 }
 
 impl RestoreJson {
-    /// Restores from one locked directory. An unusable journal does not prevent the others from being restored.
+    /// Restores from the journal of one locked directory. An unusable journal does not prevent restoring from others.
     fn restore(&mut self, dir: &Path) {
         match restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), dir) {
             Ok(leftover) => self.add_report(&leftover),
@@ -134,7 +135,7 @@ impl RestoreJson {
     }
 }
 
-/// The state directory, and those of `cachemate run` in it; each run has its own journal.
+/// The state directory, and the directories of `cachemate run` below it, each with its own journal.
 fn dirs(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut dirs = vec![state_dir.to_path_buf()];
     let read = || -> io::Result<Vec<PathBuf>> {

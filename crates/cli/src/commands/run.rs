@@ -1,4 +1,4 @@
-//! `cachemate run`: programs started under management, and compared with an unmanaged run.
+//! `cachemate run`: starts programs under management, and compares them with an unmanaged run.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,10 +73,10 @@ pub struct RunArgs {
 struct RunJson {
     policy: String,
     programs: Vec<ProgramJson>,
-    /// Reasons of the last managed run, latest first.
+    /// Reasons of the last managed run, newest first.
     decisions: Vec<String>,
     refused: Vec<String>,
-    /// With --dry-run.
+    /// Changes that would be made; present with --dry-run only.
     #[serde(skip_serializing_if = "Option::is_none")]
     dry_run: Option<DryRun>,
 }
@@ -86,20 +86,20 @@ struct ProgramJson {
     command: String,
     managed: Vec<ProgramExit>,
     unmanaged: Vec<ProgramExit>,
-    /// `work_per_second` or `seconds`.
+    /// Quantity by which runs are compared: `work_per_second` or `seconds`.
     compared_by: &'static str,
     managed_median: Option<f64>,
-    /// First and third quartile.
+    /// First and third quartile over the managed runs.
     managed_spread: Option<(f64, f64)>,
     unmanaged_median: Option<f64>,
     unmanaged_spread: Option<(f64, f64)>,
-    /// Managed over unmanaged speed: above 1 is faster. Absent if the program is too short to compare.
+    /// Managed speed divided by unmanaged speed, so above 1 is faster; absent if the runs are too short to compare.
     speed_ratio: Option<f64>,
-    /// Does the shortest run have fewer windows than a comparison needs?
+    /// Does the shortest run have fewer than [`MIN_COMPARED_WINDOWS`] windows?
     too_short_to_compare: bool,
 }
 
-/// Minimum number of windows of the shortest run in a comparison: in its first windows a policy has no evidence yet.
+/// Minimum number of windows of a compared run. In its first windows, a policy has no evidence yet.
 const MIN_COMPARED_WINDOWS: u32 = 10;
 
 #[derive(Default)]
@@ -133,7 +133,7 @@ impl RunArgs {
         let host = host::survey_host(false)?;
         let (mut managed, mut unmanaged, mut last) = (Vec::new(), Vec::new(), None);
         for round in 0..self.compare.unwrap_or(1).max(1) {
-            // The order alternates, so that drifts of the host affect both alike.
+            // The order alternates between rounds, so that drifts of the host affect both kinds of runs alike.
             let order: &[bool] = match (self.compare.is_some(), round % 2 == 0) {
                 (false, _) => &[true],
                 (true, true) => &[false, true],
@@ -166,12 +166,12 @@ impl RunArgs {
         refuse_failures(&result.programs)
     }
 
-    /// The shortest run that is compared.
+    /// Minimum length of a run for a comparison, in seconds.
     fn min_compared_seconds(&self) -> f64 {
         self.window_ms as f64 / 1e3 * f64::from(MIN_COMPARED_WINDOWS)
     }
 
-    /// One run of all programs, under management or not.
+    /// Runs all programs once, managed or unmanaged.
     fn run_once(
         &self,
         session: &Session,
@@ -182,7 +182,7 @@ impl RunArgs {
         let (stop, is_over) = (session.interrupt_flag(), Arc::new(AtomicBool::new(false)));
         let progress = dir.join("progress");
         let deadline = self.timeout.map(Duration::from_secs_f64);
-        // The programs wait until cachemate has started, because its start-up is not part of what is compared.
+        // Programs wait until cachemate has started, because its start-up time must not affect the comparison.
         let programs = ProgramGroup::start(commands, &progress, deadline, stop.clone(), is_over.clone())?;
         let (mut decisions, mut refused): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
         let mut dry_run = self.dry_run.then(|| DryRun::new(&self.policy));
@@ -222,7 +222,7 @@ impl RunArgs {
                     Err(error) => break Err(error),
                 }
             };
-            // The host is restored before errors are reported.
+            // Restore the host first, because an error must not prevent it.
             let account = live.machine.restore_all()?;
             outcome?;
             report_failures(&account, &|words| session.warn(words))?;
@@ -238,7 +238,7 @@ impl RunArgs {
     }
 }
 
-/// State directory of this run, removed at its end unless something in it is still needed.
+/// State directory of this run, which is removed at the end unless a journal remains in it.
 struct RunStateDir(PathBuf, #[allow(dead_code)] Lock);
 
 impl RunStateDir {
@@ -254,7 +254,7 @@ impl RunStateDir {
 
 impl Drop for RunStateDir {
     fn drop(&mut self) {
-        // A remaining journal lists objects that could not be restored, so `cachemate restore` needs it.
+        // A remaining journal lists objects that could not be restored; `cachemate restore` needs it.
         if !cachemate_files::exists(&self.0.join(cachemate_linux::safety::journal::Journal::FILE_NAME)) {
             let _ = std::fs::remove_dir_all(&self.0);
         }
@@ -262,7 +262,7 @@ impl Drop for RunStateDir {
 }
 
 /// # Errors
-/// A program failed by itself in one of the runs; the error names each that did.
+/// A program failed in one of the runs; the error names every program that failed.
 fn refuse_failures(programs: &[ProgramJson]) -> anyhow::Result<()> {
     let failure = |program: &ProgramJson| {
         program.managed.iter().chain(&program.unmanaged).find_map(|exit| match (exit.code, exit.signal) {
@@ -316,7 +316,7 @@ fn program(
     }
 }
 
-/// A quantile, interpolated linearly; `None` for an empty slice.
+/// The quantile of sorted values, interpolated linearly; `None` for an empty slice.
 fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
     let position = share * last as f64;

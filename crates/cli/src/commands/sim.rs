@@ -1,4 +1,4 @@
-//! `cachemate sim`: a scenario on the simulated machine.
+//! `cachemate sim`: runs a scenario on the simulated machine.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,22 +42,22 @@ pub struct Sim {
     pub(super) json: JsonArg,
 }
 
-/// `cachemate sim --json`; `R` holds the machine's counts.
+/// `cachemate sim --json`; `R` is the type of the machine's results.
 #[derive(Serialize)]
 pub(super) struct SimJson<R> {
     pub(super) scenario: String,
     pub(super) seed: u64,
     pub(super) policy: String,
     pub(super) windows: u64,
-    /// Did the run complete? If not, the user stopped it, and everything until then is counted.
+    /// Did the run complete? If not, the user stopped it, and the counts cover the time before the stop.
     complete: bool,
     pub(super) results: R,
 }
 
-/// A simulated machine as the command runs it.
+/// A simulated machine that the command can run.
 pub(super) trait SimulatedMachine: Machine {
     type Results: Serialize;
-    /// The window before the policy's first plan.
+    /// Sets the length of the window before the policy's first plan.
     fn set_first_window(&mut self, window: WindowLength);
     /// Simulated time so far, for the progress bar.
     fn position(&self) -> u64;
@@ -89,7 +89,7 @@ impl Sim {
         let total = end_cycles(&scenario, &spec);
         let (interrupt, stop, is_done) = (session.interrupt_flag(), machine.stop_flag(), AtomicBool::new(false));
         let answer = std::thread::scope(|scope| {
-            // The process's flag is separate from the machine's, because the machine may also stop by itself.
+            // The flag of the process is separate from the machine's flag, because a machine may also stop by itself.
             scope.spawn(|| {
                 while !is_done.load(Ordering::Relaxed) {
                     if interrupt.load(Ordering::Relaxed) {
@@ -155,7 +155,7 @@ impl Sim {
         })
     }
 
-    /// Prints the result; an interrupted run gives exit code 130.
+    /// Prints the result; an interrupted run ends with exit code 130.
     pub(super) fn print_result<R: Serialize>(
         &self,
         session: &Session,
@@ -179,7 +179,7 @@ fn changes_something(in_force: &AppliedPlan) -> bool {
         && in_force.penalties.is_empty())
 }
 
-/// Warning for a run in which the policy had no effect, so that only the machine's own scheduler was measured.
+/// Warns that the policy had no effect in a run, so that only the machine's own scheduler was measured.
 fn unchanged_message(policy: &str, windows: u64) -> String {
     let reason = match windows {
         0..3 => "the run has too few windows; lengthen it or increase the scale",

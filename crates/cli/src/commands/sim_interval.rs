@@ -1,4 +1,4 @@
-//! `cachemate sim` of a scenario with `simulator = "interval"`: nominal time, from programs' profiles.
+//! `cachemate sim` for scenarios with `simulator = "interval"`: runs programs in nominal time, from their profiles.
 
 use anyhow::Context;
 use cachemate_core::{MachineSpec, WindowLength};
@@ -50,7 +50,7 @@ impl Sim {
     }
 }
 
-/// The scenario's programs, each distinct one loaded or measured once.
+/// Loads or measures the scenario's programs; each distinct program only once.
 fn programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<ScenarioPrograms> {
     let default = IntervalSpec::default();
     let table = scenario.interval.as_ref().unwrap_or(&default);

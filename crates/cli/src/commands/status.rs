@@ -1,4 +1,4 @@
-//! `cachemate status`: the state of a running daemon.
+//! `cachemate status`: shows the state of a running daemon.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub struct StatusArgs {
     json: JsonArg,
 }
 
-/// The socket of a running daemon.
+/// The option that names a running daemon's socket.
 #[derive(Args, Clone)]
 pub struct SocketArg {
     /// Socket of the daemon

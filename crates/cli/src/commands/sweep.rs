@@ -1,4 +1,4 @@
-//! `cachemate sweep`: many runs as tasks for any number of machines.
+//! `cachemate sweep`: runs many scenarios or curves as tasks on any number of machines.
 
 use std::path::PathBuf;
 

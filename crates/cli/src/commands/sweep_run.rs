@@ -43,7 +43,7 @@ pub struct SweepRunArgs {
     json: JsonArg,
 }
 
-/// Part `part` of `count`, from 1.
+/// Part number `part` (from 1) of `count` parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Shard {
     part: usize,
@@ -80,7 +80,7 @@ impl SweepRunArgs {
         self.finish(session, &summary)
     }
 
-    /// The store, with its manifest written.
+    /// Writes the manifest, and returns it with its store.
     fn prepare(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<(Store, Manifest)> {
         let timeout = Duration::from_secs(self.engines.heartbeat_timeout);
         let Some(file) = &self.file else {
@@ -110,7 +110,7 @@ impl SweepRunArgs {
         Ok((store, expanded.manifest))
     }
 
-    /// Runs these tasks one after the other in this process, as engines request it.
+    /// Runs these tasks one after the other in this process, on behalf of an engine.
     fn tasks(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<()> {
         let store = Store::open(&self.output)?.stale_after(Duration::from_secs(self.engines.heartbeat_timeout));
         let manifest = store.find_tasks(&self.task)?;

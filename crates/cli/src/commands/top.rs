@@ -1,4 +1,4 @@
-//! `cachemate top`: the daemon's status, refreshed periodically.
+//! `cachemate top`: shows the daemon's status, refreshed periodically.
 
 use std::io::IsTerminal;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! `cachemate topology`: caches and the CPUs that share them.
+//! `cachemate topology`: shows caches and the CPUs that share them.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Applying a plan, and reading back the state in force.
+//! Application of a plan, and the state in force as read back.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +23,8 @@ pub struct PageMove {
 /// Share of a process's time that copying takes while its pages migrate.
 const COPYING_SHARE: f64 = 0.5;
 
-/// Share of a process's pages that migrate if they are evenly spread over some colors before and over others
-/// afterwards.
+/// Returns the share of a process's pages that migrate, if the pages are evenly spread over `old_colors` before the
+/// change and over `allowed` after it.
 fn moved_share(old_colors: &IndexSet, allowed: &IndexSet) -> f64 {
     let share_per_color = |colors: &IndexSet| 1.0 / f64::from(colors.count().max(1));
     let vacated_lines = |color: u32| {
@@ -74,7 +74,7 @@ impl IntervalMachine {
         self.tasks.iter().filter(|interval_task| !interval_task.exited)
     }
 
-    /// The state in force, object by object.
+    /// Returns the state in force, object by object.
     fn state(&self) -> MachineState {
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
         let task = |interval_task: &IntervalTask| {
@@ -163,8 +163,8 @@ impl IntervalMachine {
         self.engine.turns.set_rotations(rotations);
     }
 
-    /// Starts the migration of pages outside the new colors, and of those that overfill the remaining old colors. It
-    /// takes time of the process, and the cached lines of these pages are lost.
+    /// Starts the migration of pages outside the new colors, and of pages that overfill the remaining old colors. The
+    /// migration takes time of the process, and the cached lines of these pages are lost.
     fn move_pages(
         &mut self,
         process: ProcessId,
@@ -210,7 +210,7 @@ impl IntervalMachine {
         tasks.into_iter().for_each(|task| self.charge_overhead(task));
     }
 
-    /// Resident pages: the footprint, or four caches' worth if it is unknown.
+    /// Returns the number of resident pages: the footprint, or four caches' worth if the footprint is unknown.
     fn pages_of(&self, slots: &[u32]) -> f64 {
         let Some(&slot) = slots.first() else { return 0.0 };
         let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
@@ -264,7 +264,7 @@ impl IntervalMachine {
         }
     }
 
-    /// Reads the machine's present state.
+    /// Reads the state in force from the machine.
     pub(super) fn read_back(&self) -> AppliedPlan {
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
         let mut applied = AppliedPlan { gangs: self.gangs.clone(), ..AppliedPlan::default() };
@@ -323,7 +323,8 @@ impl IntervalMachine {
 mod tests {
     use super::*;
 
-    /// Is the number of migrated pages that which leave the old colors or overfill them, in both directions?
+    /// Does the number of migrated pages equal that of pages that leave the old colors or overfill them, in both
+    /// directions?
     #[test]
     fn pages_move_from_and_to_more_colors_alike() {
         let colors = |range: std::ops::Range<u32>| range.collect::<IndexSet>();

@@ -1,4 +1,5 @@
-//! Shares of a cache as the engine takes them: parts that consist of units (ways or colors) and may overlap.
+//! Division of a cache into parts for the engine: each part consists of units (ways or colors), and parts may
+//! overlap.
 
 use cachemate_core::IndexSet;
 
@@ -14,7 +15,7 @@ pub struct Parts {
     pub part_of_mask: Vec<u8>,
 }
 
-/// Divides a cache of `units` units; with `shared`, some tasks may use all of it.
+/// Divides a cache of `units` units; with `shared`, some tasks may use the whole cache.
 pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> Parts {
     let all_units: IndexSet = (0..units).collect();
     let mut distinct_masks: Vec<IndexSet> = vec![all_units.clone()];
@@ -28,8 +29,8 @@ pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> Parts {
         masks_of.push(index.min(crate::occupancy::MAX_PARTS - 1) as u8);
     }
     distinct_masks.truncate(crate::occupancy::MAX_PARTS);
-    // Parts that overlap, directly or through others, are in one group. The first one is empty unless some tasks may
-    // use it.
+    // Parts that overlap, directly or through others, are in one group. The first group is empty unless some tasks
+    // may use the whole cache.
     let mut group: Vec<usize> = (0..distinct_masks.len()).collect();
     let counts = |at: usize| is_shared || at > 0 || distinct_masks.len() == 1;
     for a in 0..distinct_masks.len() {

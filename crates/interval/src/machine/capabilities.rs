@@ -1,4 +1,4 @@
-//! The abilities of the machine, as a host would survey them.
+//! Capabilities of the interval machine, in the form in which a host reports its own.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ fn unsupported(reason: &str) -> Support {
     Support::No { reason: reason.to_string(), remedy: None }
 }
 
-/// Truthful capabilities: this model has no sets, no single addresses and no penalties.
+/// Returns the capabilities of this model, which has no sets, no single addresses and no penalties.
 pub fn capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
     let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
     let only_if = |has: bool, reason: &str| if has { supported("") } else { unsupported(reason) };

@@ -1,10 +1,10 @@
-//! Counters as read from a unit with few counters.
+//! Counter readings as a unit with few counters returns them.
 //!
 //! Instructions and cycles are always counted, and events that the kernel counts itself use no counter. The other
-//! events share the remaining counters: groups of them take turns of 4 ms, and a reading states the share of the time
-//! in which it counted. A group's count is scaled to the whole time, with an error that falls with the number of its
-//! turns. A reading's noise has a stated size and autocorrelation between windows. Skew books a share of a task's
-//! events to the next task on the CPU.
+//! events share the remaining counters: groups of events take turns of 4 ms, and a reading states the share of the
+//! time in which its group was counted. The count is extrapolated to the whole time, with an error that falls with
+//! the number of the group's turns. A reading's noise has a stated size and autocorrelation between windows. Skew
+//! books a share of a task's events to the next task on the CPU.
 
 use cachemate_core::{CounterEvent, EventCount, EventCounts};
 
@@ -30,7 +30,7 @@ impl Default for CounterNoise {
     }
 }
 
-/// A task's noise: normal random numbers from its seed, and the state of the autocorrelated noise.
+/// State of a task's noise: the random generator, and the autocorrelated component.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NoiseState {
     state: u64,
@@ -45,7 +45,7 @@ impl NoiseState {
         noise
     }
 
-    /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+    /// Returns the next number of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
     fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -54,12 +54,12 @@ impl NoiseState {
         z ^ z >> 31
     }
 
-    /// A number from 0 up to, but not including, 1.
+    /// Returns a uniform number from 0 up to, but not including, 1.
     pub fn uniform(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// A standard normal number (Box and Muller).
+    /// Returns a standard normal number (Box and Muller).
     pub fn normal(&mut self) -> f64 {
         let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.uniform()));
         radius * libm::cos(std::f64::consts::TAU * self.uniform())
@@ -77,7 +77,7 @@ fn is_fixed(event: CounterEvent) -> bool {
     matches!(event, CounterEvent::Instructions | CounterEvent::Cycles | CounterEvent::ContextSwitches)
 }
 
-/// Readings of one window, given the true counts.
+/// Returns the readings of one window, given the true counts.
 pub fn readings(
     truth: &[(CounterEvent, f64)],
     at_once: u32,
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Do events that take turns report their share of the time, and is it the whole if there are enough counters?
+    /// Do events that take turns report their share of the time, and is the share 1 if there are enough counters?
     #[test]
     fn turns_are_told_by_their_share() {
         let mut noise = NoiseState::new(1, 1);

@@ -1,7 +1,8 @@
-//! The interval machine behind `core::Machine`: policies see the same interface as on a host.
+//! The interval machine as a `core::Machine`: policies see the same interface as on a host.
 //!
-//! A window runs the engine until its time is over, a probe has its result, or tasks arrive or exit. Then everything
-//! that a host could read is read: counts with the errors of a limited unit, and the state in force.
+//! A window runs the engine until its time is over, a probe has a result, or tasks arrive or exit. The machine then
+//! reports the values that a host could read: counts with the errors of a limited counter unit, and the state in
+//! force.
 
 mod apply;
 mod cache_parts;
@@ -35,26 +36,27 @@ use counter_noise::NoiseState;
 pub struct IntervalJob {
     /// Name used in results.
     pub name: String,
-    /// The program; jobs may share one, which is stored once.
+    /// The program; jobs that share a program store it once.
     pub program: Arc<PhasedProgram>,
     /// Number of equal threads, each a task.
     pub threads: u32,
-    /// Number of threads that start late (at most all but one), and their delay in nanoseconds; `None` = none is late.
+    /// Number of threads that start late (at least one thread starts on time), and their delay in nanoseconds; `None`
+    /// if no thread is late.
     pub late_threads: Option<(u32, u64)>,
-    /// Each thread ends after this many instructions; `None` = the program's phases decide.
+    /// Number of instructions after which each thread ends; `None` if the program's phases decide.
     pub instructions: Option<f64>,
-    /// Nominal time of its arrival.
+    /// Nominal time of arrival.
     pub start_ns: u64,
-    /// Whether it starts again when all its threads have ended.
+    /// Whether the job starts again when all its threads have ended.
     pub restart: bool,
-    /// CPUs to which its owner pinned it; no policy may move it.
+    /// CPUs to which the job's owner pinned it; no policy may move the job.
     pub pinned: Option<CpuSet>,
-    /// The operator's goal for it.
+    /// The operator's goal for the job.
     pub goal: Option<Goal>,
 }
 
 impl IntervalJob {
-    /// A job of one thread that starts at time 0 and may run anywhere.
+    /// Creates a job of one thread that starts at time 0 and may run anywhere.
     pub fn new(program: impl Into<Arc<PhasedProgram>>) -> Self {
         let program = program.into();
         let name = program.name.clone();
@@ -75,7 +77,7 @@ impl IntervalJob {
 /// An event that changes the machine.
 #[derive(Clone, PartialEq, Debug)]
 pub enum MachineEvent {
-    /// From now on, programs outside the run bring lines into a cache; 0 per second ends this.
+    /// Programs outside the run start to bring lines into a cache; a rate of 0 ends the traffic.
     Outside {
         /// The cache's position among the contended ones.
         cache: u32,
@@ -99,8 +101,8 @@ pub enum MachineEvent {
         /// The remaining share, above 0 and at most 1.
         to_share: f64,
     },
-    /// These CPUs no longer share their cache with others, and use another one of its size. The topology does not show
-    /// this, as on a host whose firmware or hypervisor misreports it.
+    /// These CPUs leave their cache and share another one of the same size. The topology does not show the change, as
+    /// on a host whose firmware or hypervisor misreports it.
     Separate {
         /// CPUs of one cache.
         cpus: CpuSet,
@@ -116,7 +118,7 @@ pub struct Options {
     pub explicit: bool,
     /// Errors of the counters.
     pub defects: CounterNoise,
-    /// Nominal time; `None` = until no job is left to run.
+    /// Nominal length of the run; `None` if it ends when no job is left.
     pub length_ns: Option<u64>,
     /// Events of the machine with their nominal times in nanoseconds, in any order.
     pub events: Vec<(u64, MachineEvent)>,
@@ -128,7 +130,7 @@ impl Default for Options {
     }
 }
 
-/// An error while building a machine.
+/// An error that occurs while a machine is built.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum IntervalMachineError {
     /// An invalid machine.
@@ -137,7 +139,7 @@ pub enum IntervalMachineError {
     /// An invalid program.
     #[error(transparent)]
     Program(#[from] PhasedProgramError),
-    /// A machine without a contended cache, with its name.
+    /// A machine without a contended cache; contains the machine's name.
     #[error("machine '{0}' has no data cache to share")]
     NoCache(String),
     /// An event that is invalid for this machine.
@@ -168,7 +170,7 @@ struct IntervalTask {
     last_totals: TaskTotals,
     /// Totals at the start of the measurement.
     measured_from: TaskTotals,
-    /// Slowdown in the last window: of the time that it wanted to run, and of its time on a processor.
+    /// Slowdown in the last window: of the time that the task wanted to run, and of its time on a processor.
     slowdown: Option<(f64, f64)>,
     noise: NoiseState,
 }
@@ -195,14 +197,14 @@ pub struct IntervalMachine {
     tasks: Vec<IntervalTask>,
     next_task: u32,
     next_process: u32,
-    /// Events still to come, by time.
+    /// Events that have not been applied yet, by time.
     events: Vec<(u64, MachineEvent)>,
     outside: BTreeMap<u32, u32>,
     shrunk: BTreeMap<u32, f64>,
     plan: Plan,
     /// Ways of each class of service.
     classes: BTreeMap<ServiceClassId, WayMasks>,
-    /// Colors of processes that are confined to some.
+    /// Colors of the processes that are confined to some colors.
     colors: BTreeMap<ProcessId, ColorAssignment>,
     /// Gangs, in ascending order of their CPUs.
     gangs: Vec<GangSchedule>,
@@ -215,7 +217,7 @@ pub struct IntervalMachine {
     now_ns: u64,
     places: observe::CounterPlaces,
     measured_from_ns: u64,
-    /// By node: bytes to and from memory since the start of the measurement.
+    /// Bytes to and from memory since the start of the measurement, by node.
     node_bytes: Vec<f64>,
     finished: bool,
 }
@@ -290,32 +292,32 @@ impl IntervalMachine {
     pub fn set_first_window(&mut self, window: WindowLength) {
         self.plan.window = window;
     }
-    /// Nominal time so far.
+    /// Returns the nominal time since the start.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
-    /// The engine, for results that are hidden from policies.
+    /// Returns the engine, for results that are hidden from policies.
     pub fn engine(&self) -> &IntervalEngine {
         &self.engine
     }
-    /// The engine's slot of a task that has not been reported as exited.
+    /// Returns the engine's slot of a task; `None` if the task has been reported as exited.
     pub fn slot_of(&self, task: TaskId) -> Option<u32> {
         self.tasks.iter().find(|interval_task| interval_task.task == task).map(|interval_task| interval_task.slot)
     }
 
-    /// A task's time relative to running alone in the last window, and the same for its time on a processor. `None` =
-    /// the task did nothing, or has exited.
+    /// Returns a task's time relative to a solo run in the last window, and the same for its time on a processor.
+    /// `None` if the task did no work or has exited.
     pub fn slowdown(&self, task: TaskId) -> Option<(f64, f64)> {
         self.tasks
             .iter()
             .find(|interval_task| interval_task.task == task)
             .and_then(|interval_task| interval_task.slowdown)
     }
-    /// The job of a task, by its position in the list.
+    /// Returns the position of a task's job in the list of jobs.
     pub fn job_of(&self, task: TaskId) -> Option<usize> {
         self.tasks.iter().find(|interval_task| interval_task.task == task).map(|interval_task| interval_task.job)
     }
-    /// Bytes that a task occupies in each contended cache.
+    /// Returns the bytes that a task occupies in each contended cache.
     pub fn occupied_bytes(&self, task: TaskId) -> Vec<f64> {
         let slot = self.slot_of(task);
         (0..self.engine.caches())
@@ -327,7 +329,7 @@ impl IntervalMachine {
         ns as f64 * self.spec.hertz as f64 / 1e9
     }
 
-    /// Starts programs that are due and applies due events; true if tasks arrived.
+    /// Starts programs that are due and applies due events. Returns `true` if tasks arrived.
     fn admit(&mut self) -> bool {
         while self.events.first().is_some_and(|(at, _)| *at <= self.now_ns) {
             let (_, event) = self.events.remove(0);

@@ -1,4 +1,4 @@
-//! Reading all counters at the end of a window.
+//! Reading of all counters at the end of a window.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ impl CounterPlaces {
     }
 }
 
-/// The difference between the totals `now` and `before`.
+/// Returns the difference between the totals `now` and `before`.
 pub(super) fn subtract_totals(now: &TaskTotals, before: &TaskTotals) -> TaskTotals {
     let mut totals = TaskTotals {
         instructions: now.instructions - before.instructions,
@@ -104,7 +104,7 @@ impl IntervalMachine {
         }
     }
 
-    /// Events as booked with skew: a share of each task's events goes to the next task on its CPU.
+    /// Returns the totals as booked with skew: a share of each task's events goes to the next task on its CPU.
     fn skew(&self, truths: &[TaskTotals]) -> Vec<TaskTotals> {
         let mut booked = truths.to_vec();
         let skew = self.options.defects.skew;
@@ -190,8 +190,8 @@ impl IntervalMachine {
         }
     }
 
-    /// Pages of a program in its present phase; if its profile does not state them, as many as fill the cache four
-    /// times.
+    /// Returns the pages of a program in its present phase; if the profile does not state them, as many as fill the
+    /// cache four times.
     fn pages(&self, interval_task: &IntervalTask) -> f64 {
         let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
         let phase = &self.engine.program(interval_task.slot).phases[self.engine.phase(interval_task.slot) as usize];

@@ -1,8 +1,8 @@
-//! Probes with the same results and costs as on a host.
+//! Probes with the same kinds of results, and the same costs, as on a host.
 //!
-//! Rows of tasks that must run together occupy the cache's CPUs in turn while all other tasks wait, and counts refer to
-//! the tasks that ran. A trace interrupts its task at every entry; its addresses are drawn from the program's own
-//! curve, so that an LRU analysis recovers that curve. Reuse times follow from the same curve.
+//! A probe with rows runs the tasks of one row at a time together on the cache's CPUs, while all other tasks wait;
+//! counts refer to the tasks that ran. A trace interrupts its task at every entry; its addresses are drawn from the
+//! program's own curve, so an LRU analysis recovers that curve. Reuse times follow from the same curve.
 
 use cachemate_core::{
     AccessSample, AddressKind, CacheId, CounterEvent, DataSource, EventCount, EventCounts, Plan, PlanItem,
@@ -25,7 +25,7 @@ pub struct OngoingProbe {
 }
 
 impl OngoingProbe {
-    /// The task whose accesses are logged, if any.
+    /// Returns the task whose accesses are logged; `None` if the probe logs none.
     fn logging_task(&self) -> Option<TaskId> {
         match self.probe.kind {
             ProbeKind::MissTrace { task, .. } => Some(task),
@@ -33,7 +33,7 @@ impl OngoingProbe {
         }
     }
 
-    /// Does it keep tasks off CPUs while it runs?
+    /// Does the probe keep tasks off CPUs while it runs?
     fn holds_cpus(&self) -> bool {
         matches!(self.probe.kind, ProbeKind::CoRunRows { .. } | ProbeKind::PairedRows { .. })
     }
@@ -42,7 +42,8 @@ impl OngoingProbe {
 #[derive(Clone, Debug, PartialEq)]
 enum ProbeState {
     Waiting,
-    /// The current row, whether it has settled, its end, and the totals of its tasks when it had settled.
+    /// A row is running: whether it has settled, its end, and the totals of its tasks at the time when it had
+    /// settled.
     Row {
         at: usize,
         settled: bool,
@@ -54,7 +55,7 @@ enum ProbeState {
     Until {
         ns: u64,
         before: TaskTotals,
-        /// Share of the task's time that the log's interrupts take meanwhile.
+        /// Share of the task's time that the log's interrupts take until then.
         taken_share: f64,
     },
     Ready(Box<ProbeEvidence>),
@@ -108,7 +109,7 @@ impl IntervalMachine {
     pub(super) fn probes_due(&self) -> u64 {
         let cpus_reserved = self.has_probe_with_cpus();
         let due = |active: &OngoingProbe| match active.state {
-            // The probe begins when the one before it has ended, which is an event of its own.
+            // // The probe begins when the preceding one has ended, which is a separate event.
             ProbeState::Waiting if cpus_reserved && active.holds_cpus() => u64::MAX,
             ProbeState::Waiting | ProbeState::Ready(_) => self.now_ns,
             ProbeState::Row { until_ns, .. } => until_ns,
@@ -122,7 +123,7 @@ impl IntervalMachine {
         self.slot_of(task).map_or_else(TaskTotals::default, |slot| *self.engine.task_totals(slot))
     }
 
-    /// Advances every probe to the present; true if one has its result.
+    /// Advances every probe to the present. Returns `true` if any probe has a result.
     pub(super) fn run_probes(&mut self) -> bool {
         let mut any = false;
         for index in 0..self.probes.len() {
@@ -151,7 +152,7 @@ impl IntervalMachine {
         any
     }
 
-    /// Share of a task's time that the interrupts of a log take.
+    /// Returns the share of a task's time that the interrupts of a log take.
     pub(super) fn logging_share(&self, task: TaskId) -> f64 {
         let share = |active: &OngoingProbe| match active.state {
             ProbeState::Until { taken_share, .. } if active.logging_task() == Some(task) => Some(taken_share),
@@ -160,8 +161,8 @@ impl IntervalMachine {
         self.probes.iter().find_map(share).unwrap_or(0.0)
     }
 
-    /// Charges the time of a probe: to the traced task for its interrupts, and to tasks kept off a cache for the time
-    /// that it was held.
+    /// Returns the time that a probe costs: a traced task is charged for its interrupts, and tasks kept off a cache
+    /// are charged for the time during which it was held.
     fn cost_of(&self, probe: &ProbeRequest, took_ns: u64) -> Vec<(Option<TaskId>, u64)> {
         match &probe.kind {
             ProbeKind::MissTrace { task, entries, .. } => {
@@ -178,7 +179,7 @@ impl IntervalMachine {
         }
     }
 
-    /// Time that the interrupts of this many log entries take.
+    /// Returns the time that the interrupts of this many log entries take, in nanoseconds.
     fn interrupts_ns(&self, entries: f64) -> f64 {
         entries * self.spec.counters.interrupt_cycles as f64 * 1e9 / self.spec.hertz as f64
     }
@@ -262,13 +263,13 @@ impl IntervalMachine {
         self.probes.iter().any(|active| matches!(active.state, ProbeState::Row { .. }))
     }
 
-    /// Restores the gangs that ran before.
+    /// Restores the gangs that ran before the probe.
     fn release(&mut self) {
         self.seat_gangs();
         self.engine.turns.balance();
     }
 
-    /// Proceeds when a row has settled, or has ended and the next one begins.
+    /// Advances the probe if a row has settled, or if a row has ended and the next one begins.
     fn next_row(&mut self, active: &OngoingProbe) -> ProbeState {
         let ProbeState::Row { at, settled, before, mut found, .. } = active.state.clone() else {
             return ProbeState::Answered;
@@ -340,7 +341,8 @@ impl IntervalMachine {
         }
     }
 
-    /// Misses of the first level if the profile has them; otherwise references of the contended cache.
+    /// Returns the misses of the first level per instruction; if the profile lacks them, the references of the
+    /// contended cache.
     fn misses_per_instr(&self, task: TaskId) -> f64 {
         let Some(slot) = self.slot_of(task) else { return 0.0 };
         let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
@@ -348,7 +350,7 @@ impl IntervalMachine {
         first.map_or(phase.references_per_instr, |private| private.misses_per_instr.max(phase.references_per_instr))
     }
 
-    /// References of the first level, if the profile has them.
+    /// Returns the references of the first level per instruction; `None` if the profile lacks them.
     fn data_accesses_per_instr(&self, slot: u32) -> Option<f64> {
         let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
         let first = phase.private_levels.iter().find(|private| private.level == cachemate_core::CacheLevel::L1Data);
@@ -359,8 +361,8 @@ impl IntervalMachine {
         self.slot_of(task).map_or(0.0, |slot| self.engine.speed(slot))
     }
 
-    /// Time in nanoseconds in which the task makes this many log entries at its present speed, and the share of it that
-    /// their interrupts take (one per entry).
+    /// Returns the time in nanoseconds in which the task makes this many log entries at its present speed, and the
+    /// share of that time that the interrupts take (one per entry).
     fn log_pace(&self, task: TaskId, entries: f64) -> (u64, f64) {
         let interrupts_ns = self.interrupts_ns(entries);
         let instructions = entries / self.misses_per_instr(task).max(1e-6);
@@ -368,13 +370,15 @@ impl IntervalMachine {
         ((interrupts_ns + runs_ns) as u64 + 1, interrupts_ns / (interrupts_ns + runs_ns.max(1.0)))
     }
 
-    /// The next step of a log: because a traced task loses lines in the cache, its entries slow down.
+    /// Returns the time until the log is checked again. A log is checked in steps because a traced task loses lines
+    /// in the cache, which changes the rate of its entries.
     fn next_log_step_ns(&self, left_ns: u64, entries: u32) -> u64 {
         let shortest_ns = self.interrupts_ns(f64::from(entries)) as u64 / STEPS_OF_LOG + 1;
         (left_ns / STEPS_OF_LOG).max(shortest_ns).min(left_ns)
     }
 
-    /// The time until which an incomplete log continues within its budget, and the share of time that it takes.
+    /// Returns the time until which an incomplete log continues within its budget, and the share of the task's time
+    /// that the log takes.
     fn remaining_log_time(&self, active: &OngoingProbe, totals_before: &TaskTotals) -> Option<(u64, f64)> {
         let ProbeKind::MissTrace { task, entries, .. } = active.probe.kind else { return None };
         self.slot_of(task)?;
@@ -401,12 +405,13 @@ impl IntervalMachine {
         ProbeState::Ready(Box::new(evidence))
     }
 
-    /// LRU stack distances drawn from the curve: at distance `d` with the probability that a cache of `d` lines hits and
-    /// one of `d - 1` does not.
+    /// Returns a trace whose LRU stack distances are drawn from the curve: distance `d` has the probability that a
+    /// cache of `d` lines hits and a cache of `d - 1` lines does not.
     fn draw_trace(&mut self, task: TaskId, entries: u32, totals_before: &TaskTotals) -> ProbeEvidence {
         let now = self.totals_of_task(task);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows, task.0);
-        // A log is no longer than the task's work: beside others the task is slower than when the log began.
+        // // A log is limited by the work that the task did, because beside co-runners the task is slower than when
+        // the log began.
         let misses = (now.instructions - totals_before.instructions) * self.misses_per_instr(task);
         let entries = entries.min((misses + 0.5).max(1.0) as u32);
         let lines = self.slot_of(task).map_or(Vec::new(), |slot| {
@@ -437,9 +442,9 @@ impl IntervalMachine {
         }
     }
 
-    /// Reuse times: a line is reused after as many accesses as the program makes while its footprint grows to the
-    /// line's distance. Watchpoints see all data accesses; if the profile states how many hit the first level, those
-    /// are reused at once.
+    /// Returns reuse times: a line is reused after the number of accesses that the program makes while its footprint
+    /// grows to the line's distance. Watch points see all data accesses; if the profile states how many of them hit
+    /// the first level, those are reused at once.
     fn sample_reuses(&mut self, task: TaskId, locations: u32, totals_before: &TaskTotals) -> ProbeEvidence {
         let now = self.totals_of_task(task);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows ^ 0x5eed, task.0);
@@ -460,7 +465,7 @@ impl IntervalMachine {
         ProbeEvidence::Reuses { task, samples: (0..locations).map(sample).collect() }
     }
 
-    /// Accesses of shared regions that came from another cache, at their present rates.
+    /// Returns samples of accesses to shared regions that another cache answered, at the present rates.
     fn samples(&mut self, processes: &[cachemate_core::ProcessId], one_in: u32, at_most: u32) -> ProbeEvidence {
         let (line, now_ns) = (self.engine.line_bytes(), self.now_ns);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows ^ 0xacce, 1);

@@ -1,4 +1,4 @@
-//! The machine's own accounting, which policies do not see: the work of every job, and memory.
+//! Results of a run that policies do not see: the work of every job, and the traffic of memory.
 
 use serde::Serialize;
 
@@ -11,19 +11,19 @@ use crate::engine::{ALONE_CYCLES, DEMAND, FILLS, QUEUE_CYCLES, REFERENCES, REMOT
 pub struct JobResults {
     /// The job's name.
     pub name: String,
-    /// Number of its tasks that ran at some time.
+    /// Number of the job's tasks that have run.
     pub tasks: u64,
-    /// Number of its completed runs.
+    /// Number of the job's completed runs.
     pub completions: u64,
-    /// Instructions of all its tasks.
+    /// Instructions of all tasks of the job.
     pub instructions: f64,
-    /// Seconds on a processor, of all tasks.
+    /// Processor time of all tasks of the job, in seconds.
     pub cpu_seconds: f64,
-    /// Instructions over cycles on a processor; `None` if it did not run.
+    /// Instructions over cycles on a processor; `None` if the job did not run.
     pub instr_per_cycle: Option<f64>,
-    /// Demand references of the contended cache; `None` if it ran no instruction, as for the rates below.
+    /// Demand references of the contended cache; like the rates below, `None` if the job ran no instruction.
     pub references_per_kilo_instr: Option<f64>,
-    /// Demand misses of the contended cache.
+    /// Demand misses of the contended cache per thousand instructions.
     pub mpki: Option<f64>,
     /// Bytes to and from memory.
     pub memory_bytes_per_instr: Option<f64>,
@@ -31,9 +31,9 @@ pub struct JobResults {
     pub queue_cycles_per_instr: Option<f64>,
     /// Lines that came from another cache.
     pub remote_hits_per_kilo_instr: Option<f64>,
-    /// Time relative to the same instructions alone on a CPU and a cache of their own.
+    /// Run time relative to that of the same instructions alone on a CPU and a cache.
     pub slowdown: Option<f64>,
-    /// The same for time on a processor only: the effect of caches, memory and the core's other contexts.
+    /// Time on a processor relative to a solo run: the effect of caches, memory and the core's other contexts.
     pub slowdown_on_cpu: Option<f64>,
 }
 
@@ -44,17 +44,17 @@ pub struct IntervalResults {
     pub seconds: f64,
     /// All jobs, in the given order.
     pub jobs: Vec<JobResults>,
-    /// By node: bytes to and from memory.
+    /// Bytes to and from memory, by node.
     pub memory_bytes_per_second: Vec<f64>,
-    /// By node: share of the controller's bandwidth that is used.
+    /// Share of the controller's bandwidth that is used, by node.
     pub memory_busy_share: Vec<f64>,
 }
 
-/// The stored state of a job.
+/// Accumulated totals of a job.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct JobTotals {
     totals: TaskTotals,
-    /// Cycles in which its tasks wanted to run.
+    /// Cycles in which the job's tasks wanted to run.
     wanted_cycles: f64,
     pub tasks: u64,
     pub completions: u64,
@@ -93,7 +93,7 @@ impl JobTotals {
 }
 
 impl IntervalMachine {
-    /// Starts the measurement: earlier work is not counted.
+    /// Starts the measurement; earlier work is not counted.
     pub fn begin_measuring(&mut self) {
         for job in &mut self.jobs {
             job.book = JobTotals { tasks: u64::from(job.alive), ..JobTotals::default() };
@@ -105,7 +105,7 @@ impl IntervalMachine {
         self.node_bytes.iter_mut().for_each(|bytes| *bytes = 0.0);
     }
 
-    /// The results up to the end of the last window.
+    /// Returns the results up to the end of the last window.
     pub fn results(&self) -> IntervalResults {
         let (hertz, line) = (self.spec.hertz as f64, self.engine.line_bytes());
         let mut books: Vec<JobTotals> = self.jobs.iter().map(|running| running.book).collect();
@@ -125,7 +125,8 @@ impl IntervalMachine {
         }
     }
 
-    /// A task's present slowdown: wanted cycles over solo cycles since the last window, and the same on a processor.
+    /// Returns a task's present slowdown: wanted cycles over solo cycles since the last window, and the same on a
+    /// processor.
     pub(super) fn slowdown_of(totals: &TaskTotals) -> Option<(f64, f64)> {
         let solo_cycles = totals.counts[ALONE_CYCLES];
         (solo_cycles > 0.0).then(|| ((totals.cycles + totals.wait_cycles) / solo_cycles, totals.cycles / solo_cycles))

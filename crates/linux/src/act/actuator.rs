@@ -1,4 +1,4 @@
-//! The gate for every change on the host: journal and guardian first.
+//! The only path by which the host is changed: journal and guardian first, then the change.
 //!
 //! The core defines which changes exist (`cachemate_core::changes`), and [`crate::act::changes`] applies them through
 //! the [`Actuator`]: [`Actuator::journal_changes`] journals the originals (one synced batch) and makes sure that the guardian
@@ -28,15 +28,15 @@ use crate::sense::tasks::ManagedThread;
 pub struct ApplyReport {
     /// Lines of the plan that could not be applied, with the reasons.
     pub refused: Vec<RefusedItem>,
-    /// Objects in the state that was last read.
+    /// Objects with the state that was last read.
     pub in_force: BTreeMap<JournalObject, ObjectState>,
     /// Lines of the plan that another process has changed since they were set.
     pub overridden: Vec<PlanItem>,
-    /// Number of writes.
+    /// Number of write calls.
     pub calls: u64,
 }
 
-/// How a guardian is started: program and arguments.
+/// The command that starts a guardian: program and arguments.
 #[derive(Clone, Debug)]
 pub struct GuardianCommand {
     /// Path of the executable, which must call [`crate::safety::guardian::watch`].
@@ -50,9 +50,9 @@ pub struct GuardianCommand {
 pub struct Actuator {
     state_dir: PathBuf,
     guardian_command: GuardianCommand,
-    /// The right to act: the guardian keeps it until it has restored.
+    /// The right to act, which the guardian keeps until it has restored the host.
     acting: Option<Arc<ActuationLock>>,
-    /// Both exist from the first change on; constructing the actuator changes nothing.
+    /// The journal and the guardian, which exist from the first change on.
     armed: Option<(Journal, Guardian)>,
     /// Each object's state when it was last read back.
     last: BTreeMap<JournalObject, ObjectState>,
@@ -79,7 +79,7 @@ impl Actuator {
         entries.map(|(object, entry)| (object.clone(), entry.original.clone())).collect()
     }
 
-    /// The journal's entry of an object that was changed, or is about to be.
+    /// The journal's entry of an object that was changed or is about to be changed.
     pub(crate) fn journaled(&self, object: &JournalObject) -> Option<&JournalEntry> {
         self.armed.as_ref().and_then(|(journal, _)| journal.entries().get(object))
     }
@@ -94,8 +94,8 @@ impl Actuator {
         self.last = last;
     }
 
-    /// Journals the originals of `changes` and makes sure that the guardian runs; must succeed before any of them is
-    /// made.
+    /// Journals the originals of `changes` and makes sure that the guardian runs. Must succeed before any of the
+    /// changes is made.
     ///
     /// # Errors
     /// There is no journal or no guardian, so nothing may be changed.
@@ -103,7 +103,7 @@ impl Actuator {
         if changes.is_empty() { Ok(()) } else { self.arm_guardian(kernel)?.journal_changes(changes) }
     }
 
-    /// Process id of the guardian, once there is one.
+    /// Process id of the guardian; `None` if it has not been started.
     pub fn guardian_pid(&self) -> Option<u32> {
         self.armed.as_ref().map(|(_, guardian)| guardian.pid())
     }
@@ -124,7 +124,7 @@ impl Actuator {
                 GuardianStatus::Ended => return Err(JournalError::Fenced),
             },
             None => {
-                // If the time cannot be read, every thread counts as born after it.
+                // If the time cannot be read, every thread counts as created after the journal was begun.
                 let since_ticks = kernel.ticks_since_boot().unwrap_or(0);
                 let journal = Journal::create(&self.state_dir, &kernel.boot_id().map_err(io)?, since_ticks)?;
                 match start() {
@@ -167,7 +167,7 @@ impl Actuator {
         object: &JournalObject,
         desired_state: &ObjectState,
     ) -> io::Result<ObjectState> {
-        // Since the original was read, the thread's id may have been reused.
+        // The thread's id may have been reused since the original was read.
         check_thread(kernel, object)?;
         let entry = self.journaled(object);
         match entry.filter(|entry| entry.original == *desired_state) {
@@ -181,10 +181,11 @@ impl Actuator {
     }
 
     /// Journals the originals of objects that another component (the gangs' runner, a probe) is about to change
-    /// between known states, and makes sure that the guardian runs. Missing objects are left out.
+    /// between known states, and makes sure that the guardian runs. Objects that do not exist are skipped.
     ///
     /// # Errors
-    /// As for every change, or the original of an existing object cannot be read; nothing may be changed then.
+    /// The errors of every change, or the original of an existing object cannot be read. In both cases nothing may be
+    /// changed.
     pub fn journal_originals(
         &mut self,
         kernel: &dyn Kernel,
@@ -203,8 +204,8 @@ impl Actuator {
         self.arm_guardian(kernel)?.journal_changes(&changes)
     }
 
-    /// Sends the guardian a heartbeat, and restarts it if necessary, provided that anything has been changed; the
-    /// caller promises a heartbeat in each window.
+    /// Sends the guardian a heartbeat, and restarts it if necessary. Does nothing unless something has been changed.
+    /// The caller promises a heartbeat in each window.
     ///
     /// # Errors
     /// The guardian had exited and no other could be started.
@@ -223,14 +224,14 @@ impl Actuator {
         }
     }
 
-    /// Has the guardian restored the host because this process was silent? Then nothing can be changed before
-    /// [`Actuator::rejoin`].
+    /// Has the guardian restored the host because this process sent no heartbeat? If so, nothing can be changed
+    /// before [`Actuator::rejoin`].
     pub fn is_fenced(&mut self) -> bool {
         self.armed.as_mut().is_some_and(|(_, guardian)| guardian.state() == GuardianStatus::Ended)
     }
 
-    /// After a silence, waits until the guardian has exited, and restores the object that this process was about to
-    /// change when it was stopped. Afterwards there is no journal and no guardian.
+    /// Rejoins after a missed heartbeat: waits until the guardian has exited, and restores the object that this
+    /// process was about to change when it was stopped. Afterwards there is no journal and no guardian.
     ///
     /// # Errors
     /// The guardian is still restoring, or an object could not be restored and remains in the journal.
@@ -250,7 +251,7 @@ impl Actuator {
         if unrestored.is_empty() {
             return journal.remove();
         }
-        // The guardian may have removed it.
+        // The guardian may have removed the journal.
         journal.renew(|object| unrestored.contains(&object))?;
         Err(JournalError::Fenced)
     }
@@ -287,9 +288,10 @@ impl Actuator {
         Ok(account)
     }
 
-    /// Threads that were born under a mask, nice value or policy of ours inherited it. Those that are managed keep the
-    /// mask until the next plan, with their ancestor's original in the journal; a waiting gang member's idle policy,
-    /// and everything that an unmanaged program inherited, is corrected at once.
+    /// Corrects threads that were created under a mask, nice value or policy set by cachemate, and therefore
+    /// inherited it. Managed threads keep the mask until the next plan, with their ancestor's original in the
+    /// journal. The idle policy of a waiting gang member, and everything that an unmanaged program inherited, is
+    /// corrected at once.
     ///
     /// # Errors
     /// The journal cannot be written; the threads keep what they inherited, and the next window tries again.
@@ -337,7 +339,7 @@ impl Actuator {
                     continue;
                 }
                 if matches!(object, JournalObject::Policy { .. }) {
-                    // A thread that has exited meanwhile needs nothing.
+                    // A thread that has exited in the meantime needs no correction.
                     let _ = write_state(kernel, &object, &entry.original);
                 }
             }
@@ -376,7 +378,7 @@ impl Actuator {
         Ok(IntendedChange { object: object.clone(), now, wanted: desired_state.clone(), follows })
     }
 
-    /// Drops the journal's entries of objects that have their original state: groups of ours that were removed.
+    /// Drops the journal's entries of objects that are in their original state, such as removed groups.
     pub fn forget(&mut self, exited: &[JournalObject]) {
         if let Some((journal, _)) = &mut self.armed {
             // If the file cannot be rewritten, the old one remains: a restore then finds these objects missing, which
@@ -385,7 +387,7 @@ impl Actuator {
         }
     }
 
-    /// Drops the journal's entries of exited threads. `seen` = this thread was just seen alive and need not be checked.
+    /// Drops the journal's entries of exited threads. A thread in `seen` was just observed alive and is not checked.
     ///
     /// # Errors
     /// The journal could not be written anew; nothing is lost.

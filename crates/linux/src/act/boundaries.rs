@@ -1,10 +1,10 @@
-//! The CPUs to which a thread's owner confines it. Plans are clipped to them.
+//! The CPUs to which a thread's owner confines the thread. Plans are clipped to these CPUs.
 //!
-//! Problem: a batch system, a hypervisor's manager or a service manager gives threads masks, and an owner's cpuset ends
-//! where it wants. A plan that reaches beyond is refused by the kernel, or overwrites the owner's mask. Method: where a
-//! plan would change a thread's CPUs, they are cut to its cpuset and, for services whose kind has an owner, to the mask
-//! that it had before. If nothing is left, the thread stays as it is, and the refusal names the owner. Cost: a few small
-//! reads per thread that is about to be changed.
+//! Problem: a batch system, a virtual machine manager or a service manager gives threads masks, and an owner's cpuset
+//! may change at any time. If a plan reaches beyond these CPUs, the kernel refuses it, or it overwrites the owner's
+//! mask. Method: before a plan changes a thread's CPUs, they are clipped to its cpuset and, for services whose kind
+//! has an owner, to the mask that the thread had before. If no CPU is left, the thread is not changed, and the
+//! refusal names the owner. Cost: a few small reads per thread that is about to be changed.
 
 use std::io;
 
@@ -17,7 +17,8 @@ use crate::kernel::{Kernel, is_gone};
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::sense::tasks::ManagedThread;
 
-/// Cuts the affinities of the plan to what the owners of the threads allow; answers with those that cannot be.
+/// Clips the affinities of the plan to the CPUs that the owners of the threads allow. Returns a refusal for each
+/// affinity that has no allowed CPU left.
 pub(crate) fn cut_to_boundaries(
     kernel: &dyn Kernel,
     plan: &mut Plan,
@@ -30,7 +31,7 @@ pub(crate) fn cut_to_boundaries(
         let cut = match clip_to_boundaries(kernel, task, wanted_cpus, actuator) {
             Ok(None) => continue,
             Ok(Some(cut)) => cut,
-            // One that has exited is found to be so by the change itself.
+            // If the thread has exited, the change itself will report this.
             Err(error) if is_gone(&error) => continue,
             Err(error) => {
                 refused.push(refusal(task, RefusalReason::Failed, format!("its boundary cannot be read: {error}")));
@@ -52,14 +53,14 @@ fn refusal(task: &ManagedThread, reason: RefusalReason, message: String) -> Refu
     RefusedItem { item: PlanItem::Affinity(task.task), reason, message }
 }
 
-/// CPUs of the plan inside a boundary.
+/// CPUs of a plan within the boundary of a thread.
 struct BoundedCpus {
     cpus: CpuSet,
     boundary: CpuSet,
     owner: &'static str,
 }
 
-/// `None` = the plan is inside the thread's boundaries, or asks for nothing new.
+/// Clips a thread's CPUs; `None` if the plan is within the thread's boundaries, or changes nothing.
 fn clip_to_boundaries(
     kernel: &dyn Kernel,
     task: &ManagedThread,
@@ -73,7 +74,7 @@ fn clip_to_boundaries(
     if let Some(owner) = task.service.as_ref().and_then(|service| service_kind_owner(service.kind)) {
         let object = JournalObject::Affinity { pid: task.pid, thread: task.thread };
         let mask = match actuator.journaled(&object) {
-            // As wide as its cpuset, whatever that becomes.
+            // The mask follows the cpuset, so the cpuset is its only boundary.
             Some(entry) if entry.follows_cpuset => None,
             Some(entry) => match &entry.original {
                 ObjectState::Cpus(original) => Some(original.clone()),

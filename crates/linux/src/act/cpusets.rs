@@ -41,7 +41,7 @@ pub struct CpusetGroups {
     pub refused: Vec<RefusedItem>,
 }
 
-/// Reads the groups that are to be confined, and those that were confined and are no longer named.
+/// Reads the groups to confine, and previously confined groups that the configuration no longer names.
 pub fn read_groups(
     kernel: &dyn Kernel,
     groups: &[CpusetGroup],
@@ -216,8 +216,8 @@ pub fn find(kernel: &dyn Kernel) -> Option<Cpusets> {
     try_find(kernel).ok().flatten()
 }
 
-/// The CPUs that a thread's cpuset leaves it; `None` = this host has no cpusets, or the thread's group is not visible
-/// to this process.
+/// The CPUs that a thread's cpuset allows; `None` if this host has no cpusets, or if the thread's group is not
+/// visible to this process.
 ///
 /// # Errors
 /// One of the files exists and cannot be read.
@@ -232,7 +232,7 @@ pub(crate) fn effective_cpus(kernel: &dyn Kernel, tid: i32) -> io::Result<Option
     if inner.components().any(|component| component == Component::ParentDir) {
         return Ok(None); // beyond this namespace's root
     }
-    // In v2 the controller may end above the group.
+    // In v2 the controller may be disabled below an ancestor of the group.
     for dir in inner.ancestors() {
         if let Some(text) = none_if_missing(kernel.read(&mount.join(dir).join(file)))? {
             return Ok(text.trim().parse().ok());

@@ -8,7 +8,7 @@ use crate::kernel::Kernel;
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::object_state::describe_failure;
 
-/// An object and a state that it may get, with the line of the plan that it concerns.
+/// An object and the state that the plan requests, with the plan's line.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DesiredState {
     /// The line of the plan.

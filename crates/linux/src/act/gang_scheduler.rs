@@ -1,11 +1,11 @@
 //! Gangs through a scheduler in the kernel: `schedulers/gangs`, a separate program that receives a plan over a socket.
 //!
 //! Problem: idle turns only lower weights, and tasks without a gang cannot be kept from running together. Method: if
-//! the scheduler runs, it receives the schedules that it can keep and advice on tasks that should not run together as
-//! one message, which takes effect at once; the plan in force is read back. The scheduler gives planned threads policy
-//! 7 and restores them; the originals stand in our journal as well. Properties: without the scheduler, gangs remain
-//! idle turns; if it dies, the kernel runs all its tasks under the fair class, and the policy number that it leaves
-//! behind is restored here.
+//! the scheduler runs, one message gives it the schedules that it can keep and advice on tasks that should not run
+//! together; the message takes effect at once, and the plan in force is read back. The scheduler gives planned
+//! threads policy 7 and restores them; the journal contains their originals as well. Properties: without the
+//! scheduler, gangs remain idle turns; if it dies, the kernel runs all its tasks under the fair class, and this
+//! module restores the policy number that the scheduler leaves behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
@@ -88,7 +88,7 @@ impl SchedulerClient {
     }
 }
 
-/// The first line, however it is cut into pieces.
+/// Reads the first line of the stream, which may arrive in several pieces.
 fn read_line(mut stream: &UnixStream, deadline: Instant) -> io::Result<String> {
     let (mut line, mut bytes) = (Vec::new(), [0; 4096]);
     loop {
@@ -129,7 +129,7 @@ pub(crate) struct KernelGangScheduler {
     /// Caches by the last poll; empty = the scheduler does not run.
     caches: Vec<NumberedCache>,
     generation: u64,
-    /// Requested schedules, which are in force once `told` agrees.
+    /// Requested schedules, which are in force once `submitted_plan` agrees.
     wanted_schedules: Vec<(GangSchedule, CacheSchedule)>,
     advised: Option<AdvisoryGangs>,
     /// Weights of all gang members, by thread.
@@ -194,7 +194,7 @@ impl KernelGangScheduler {
         (self.wanted_schedules, self.advised) = (Vec::new(), None);
     }
 
-    /// Whether the plan that was sent is in force, by the state that the scheduler reads back from the kernel.
+    /// Checks that the plan that was sent is in force, by the state that the scheduler reads back from the kernel.
     fn check_state(&self, state: &SchedulerState) -> Result<(), String> {
         if state.kernel != "enabled" {
             let guarded = state.guarded.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();

@@ -1,11 +1,11 @@
 //! Gangs in time: sets of tasks that run together, quantum by quantum, without freezing any task.
 //!
-//! Problem: the kernel has no gangs. Freezing the waiting gangs keeps them off the CPUs, but leaves them frozen if the
-//! daemon dies, and wastes a CPU whenever a running member waits. Method: every task stays runnable; waiting members
-//! are idle tasks (`SCHED_IDLE`, about 0.3 % of a normal task's weight), and running members have their original
-//! policy, each on its own CPU. A turn is a handful of `sched_setscheduler` calls. Properties: no task is ever stopped;
-//! CPUs that the gang leaves free are used; if the daemon dies between two turns, the worst that remains until the
-//! guardian acts is a low weight; members of a real-time or deadline class are refused.
+//! Problem: the kernel has no gangs. Freezing the waiting gangs keeps them off the CPUs, but leaves them frozen if
+//! the daemon dies, and wastes a CPU whenever a running member waits. Method: every task stays runnable; waiting
+//! members are idle tasks (`SCHED_IDLE`, about 0.3 % of a normal task's weight), and running members have their
+//! original policy, each on its own CPU. A turn takes a few `sched_setscheduler` calls. Properties: no task is ever
+//! stopped; CPUs that the gang leaves free are used; if the daemon dies between two turns, some tasks keep a low
+//! weight until the guardian acts; members of a real-time or deadline class are refused.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -74,7 +74,7 @@ pub(crate) struct GangRunners<K> {
 }
 
 impl<K: Kernel + Send + 'static> GangRunners<K> {
-    /// `scheduler`: the socket of the gang scheduler, which need not run.
+    /// Runners for this kernel. `scheduler` is the socket of the gang scheduler, which need not be running.
     pub fn new(kernel: Arc<Mutex<K>>, scheduler: Option<&Path>) -> Self {
         GangRunners { kernel, running: Vec::new(), scheduler: scheduler.map(KernelGangScheduler::new) }
     }
@@ -105,8 +105,8 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
         self.scheduler.as_ref().is_some_and(KernelGangScheduler::is_running)
     }
 
-    /// Sets weights, and pairs that should not run together, for the gang scheduler, with advisory gangs if the plan
-    /// has no schedules.
+    /// Sets the weights and the pairs that should not run together, for the gang scheduler. If the plan has no
+    /// schedules, the pairs become advisory gangs.
     pub fn set_advice(
         &mut self,
         weights: BTreeMap<ThreadKey, f64>,
@@ -149,7 +149,7 @@ impl<K: Kernel + Send + 'static> GangController for GangRunners<K> {
             if scheduler.start(schedule, &rotation).is_ok() {
                 return Ok(());
             }
-            // This schedule gets idle turns, so its members must leave the scheduler first.
+            // This schedule uses idle turns, so its members must leave the scheduler first.
             self.commit_gangs()?;
         }
         let runner = RotationRunner::start(self.kernel.clone(), vec![rotation])?;
@@ -203,7 +203,8 @@ fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[ThreadRotation], stop: 
                 hand.slices_left = rotation.gangs[next_gang].1;
             }
             hand.slices_left -= 1;
-            // Counted from now and not from the due time, so that a pause of the host causes no burst of short turns.
+            // The due time is counted from the present, not from the previous due time, so that a pause of the host
+            // causes no burst of short turns.
             hand.due = now + rotation.slice;
         }
         let next_due = hands.iter().map(|hand| hand.due).min();

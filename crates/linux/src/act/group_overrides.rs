@@ -1,10 +1,11 @@
-//! Confined groups whose CPUs their owner, or a person, has changed: that change wins.
+//! Confined groups whose CPUs their owner or a user has changed. Such a change takes precedence over the
+//! configuration.
 //!
-//! Problem: a service manager, a kubelet or a batch system writes a group's CPUs, too, and two programs that correct
-//! each other flap. Method: a value that is neither the wanted one nor the one that was set last belongs to another
-//! writer, and the group is left alone until the operator reloads the configuration. A group that has its original CPUs
-//! again was probably re-created; it is confined again, at most twice a minute. Properties: never more than two changes
-//! of a group in a minute.
+//! Problem: a service manager, a kubelet or a batch system may also write a group's CPUs, and two programs that
+//! correct each other never settle. Method: a value that is neither the wanted one nor the last one set by cachemate
+//! belongs to another writer, and the group is left alone until the operator reloads the configuration. A group that
+//! has its original CPUs again was probably re-created; it is confined again, at most twice a minute. Property: a
+//! group is changed at most twice in a minute.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,7 +26,7 @@ pub struct GroupOverride {
     pub cgroup: String,
     /// The CPUs of the configuration.
     pub wanted_cpus: CpuSet,
-    /// The CPUs in force.
+    /// The CPUs that it has at present.
     pub current: CpuSet,
     /// The program that manages such groups.
     pub owner: Option<&'static str>,

@@ -1,12 +1,12 @@
-//! Programs that own control groups, which are asked to change them.
+//! Programs that own control groups. Cachemate asks an owner to change its group instead of writing the group's file.
 //!
-//! Problem: a service manager, or a container runtime, writes a group's CPUs again from its own records, at a reload or
-//! with the next update. A value behind its back lasts until then. Method: the owner is asked to set the CPUs. systemd
-//! gets the property `AllowedCPUs=` until the next boot, by its own client `systemctl`. (On the public bus the daemon
-//! lacks the right, and the replies on the private socket name a sender that zbus refuses.) A container runtime is asked
-//! on the connection of its plugin ([`crate::nri`]). Properties: a group without an owner that answers here is a plain
-//! file; the owner's refusal is an error in its words; every exchange is bounded in time. A restore writes the file itself
-//! if the owner does not answer.
+//! Problem: a service manager or a container runtime rewrites a group's CPUs from its own records at a reload or with
+//! the next update, so a value written without its knowledge is lost. Method: the owner is asked to set the CPUs.
+//! systemd gets the property `AllowedCPUs=` until the next boot, through its own client `systemctl`. (On the public
+//! bus the daemon lacks the right, and the replies on the private socket name a sender that zbus rejects.) A
+//! container runtime is asked on the connection of its plugin ([`crate::nri`]). Properties: a group whose owner
+//! cannot be asked is changed through its file; an owner's refusal becomes an error with the owner's text; every
+//! exchange has a timeout. A restore writes the file itself if the owner does not answer.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -21,26 +21,26 @@ use crate::kernel::{GroupOwner, Kernel, LinuxHost};
 use crate::nri::ContainerUpdates;
 use crate::sense::service_directory::ServiceDirectory;
 
-/// An answer that takes longer counts as none.
+/// Timeout of an owner's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// From the owner's answer to the group's new CPUs.
+/// Maximum time from the owner's answer until the group has its new CPUs.
 const EFFECT_PATIENCE: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(2);
-/// Bytes of an error message that are shown.
+/// Maximum number of bytes of an error message that are shown.
 const MAX_MESSAGE_BYTES: u64 = 400;
-/// The owners that can be asked; systemd always can, where it runs.
+/// The owners that can be asked. On a host that runs systemd, systemd is always one of them.
 #[derive(Clone, Debug, Default)]
 pub struct GroupOwners {
     runtime: Option<(ServiceDirectory, ContainerUpdates)>,
 }
 
 impl GroupOwners {
-    /// With a container runtime, whose containers the directory names.
+    /// The owners, extended by a container runtime whose containers the directory lists.
     pub fn with_runtime(directory: ServiceDirectory, updates: ContainerUpdates) -> Self {
         GroupOwners { runtime: Some((directory, updates)) }
     }
 
-    /// The container of this group, if its runtime is there to be asked.
+    /// The container of this group, if its runtime can be asked.
     fn container(&self, group: &str) -> Option<(String, &ContainerUpdates)> {
         let (directory, updates) = self.runtime.as_ref().filter(|(_, updates)| updates.is_connected())?;
         let container_id = cachemate_core::service_of_cgroup(group).and_then(|service| service.identity.container);
@@ -57,7 +57,7 @@ impl GroupOwner for GroupOwners {
         let Some(group) = file.parent().and_then(|dir| dir.strip_prefix(mount).ok()) else { return Ok(false) };
         let group = format!("/{}", group.display());
         if let Some((id, updates)) = self.container(&group) {
-            // A runtime cannot be asked for "as the parent".
+            // A runtime cannot be asked to use the CPUs of the parent.
             let cpus = match cpus.is_empty() {
                 true => parent_cpus(host, file)?,
                 false => cpus.to_string(),
@@ -76,7 +76,7 @@ impl GroupOwner for GroupOwners {
     }
 }
 
-/// Sets the unit's CPUs until the next boot. An empty list takes the property away.
+/// Sets the unit's CPUs until the next boot. An empty list removes the property.
 fn set_property(systemctl: &Path, unit: &str, cpus: &str) -> io::Result<()> {
     let mut command = Command::new(systemctl);
     command.args(["--no-ask-password", "set-property", "--runtime", "--", unit]);
@@ -113,7 +113,7 @@ fn await_cpus(host: &LinuxHost, file: &Path, cpus_text: &str) -> io::Result<()> 
         let now = host.read(file);
         if now.as_ref().is_ok_and(|now| now.trim().parse::<CpuSet>().ok() == wanted_cpus) || Instant::now() >= deadline
         {
-            // What became of it is read back by the caller.
+            // The caller reads the result back.
             return now.map(drop);
         }
         std::thread::sleep(POLL);

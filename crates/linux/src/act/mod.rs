@@ -1,4 +1,4 @@
-//! Changes of the host: affinities, weights, gangs, cpusets, ways, colors; all through the journal.
+//! Changes of the host (affinities, weights, gangs, cpusets, ways, colors), all recorded in the journal first.
 
 pub mod actuator;
 pub(crate) mod boundaries;

@@ -120,7 +120,7 @@ pub fn decide(rules: &[ManageRule], subject: &RuleSubject<'_>) -> ManageAction {
     rules.iter().find(|rule| rule.matches(subject)).map_or(ManageAction::Ignore, |rule| rule.action)
 }
 
-/// Path of cgroups, component by component: a wildcard never spans a `/`.
+/// Pattern for the path of a cgroup, matched component by component, so that a wildcard never spans a `/`.
 pub(crate) struct CgroupPattern<'a>(pub &'a str);
 
 impl CgroupPattern<'_> {

@@ -1,4 +1,4 @@
-//! Turns of gangs; a thread's CPUs and policy are set only if its id has not been reused.
+//! Turns of gangs. Before a thread's CPUs or policy are set, its id is checked for reuse.
 
 use std::io;
 use std::time::Duration;

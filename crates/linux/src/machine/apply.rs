@@ -1,5 +1,5 @@
-//! A plan on the live machine: the state in force is read, the list of changes is derived from it, and the list is
-//! executed or only reported.
+//! Execution of a plan on the live machine: the state in force is read, the list of changes is derived from it, and
+//! the list is executed or only reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ use crate::sense::sched_cache::tolerance_file;
 use crate::sense::tasks::ManagedThread;
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
-    /// Restarts the gangs that a probe stopped in order to decide which tasks run.
+    /// Restarts the gangs that a probe stopped.
     pub(super) fn restart_gangs(&mut self, schedules: Vec<GangSchedule>) {
         let tasks = self.tasks.all();
         let threads: BTreeMap<TaskId, (i32, ThreadKey)> =
@@ -36,8 +36,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let _ = self.gangs.commit_gangs();
     }
 
-    /// Polls the gang scheduler and sends it the advice that is not in schedules: weights, and tasks that should not
-    /// run together.
+    /// Polls the gang scheduler and sends it the advice that schedules do not contain: weights, and tasks that should
+    /// not run together.
     pub(super) fn update_gang_scheduler(&mut self, plan: &Plan, applied_plan: &mut AppliedPlan) {
         let refuse = |because, complaint| RefusedItem { item: PlanItem::Plan, reason: because, message: complaint };
         if let Some(lost) = self.gangs.poll() {
@@ -81,7 +81,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
         let desired_state = DesiredState { item: PlanItem::Plan, object: object.clone(), state: state.clone() };
-        // Set once: a later change by another process takes precedence.
+        // The tolerance is set only once, because a later change by another process takes precedence.
         if self.actuator.originals().contains_key(&object) {
             return;
         }
@@ -97,8 +97,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         applied_plan.refused.extend(set.err());
     }
 
-    /// The state in force, and the changes that lead from it to the plan. The lock of resctrl must be kept until they
-    /// are made.
+    /// The state in force, and the changes that lead from it to the plan. The caller keeps resctrl's lock until the
+    /// changes are made.
     pub(super) fn derive(&mut self, plan: &Plan) -> (HostSnapshot, ChangeList, Option<DirLock>) {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
@@ -135,7 +135,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         AppliedPlan { refused, probes: self.probing.ids(), ..AppliedPlan::default() }
     }
 
-    /// Executes the list and records its outcome in `applied`.
+    /// Executes the list and records its outcome in `applied_plan`.
     pub(super) fn execute(
         &mut self,
         reading: &HostSnapshot,

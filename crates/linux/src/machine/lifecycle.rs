@@ -22,17 +22,17 @@ fn journal_failure(error: JournalError) -> MachineError {
 }
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
-    /// Does the machine change the host, as configured and unless root overrules it?
+    /// Does the machine change the host? It does if the configuration requests it and root does not overrule it.
     pub fn is_acting(&self) -> bool {
         self.options.act
     }
 
-    /// Does it have the right to act, whether or not the configuration requests it?
+    /// Does the machine have the right to act, whether or not the configuration requests it?
     pub fn may_act(&self) -> bool {
         self.options.acting.is_some()
     }
 
-    /// Gives it the right to act, from the next change on.
+    /// Grants the machine the right to act, from the next change on.
     pub fn acquire(&mut self, acting: Arc<ActuationLock>) {
         self.actuator.acquire(acting.clone());
         self.options.acting = Some(acting);
@@ -42,7 +42,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// prevent it.
     ///
     /// # Errors
-    /// The journal could not be removed; objects that could not be restored are in the account.
+    /// The journal could not be removed. The account names the objects that could not be restored.
     pub fn restore_all(&mut self) -> Result<Vec<RestoredObject>, MachineError> {
         self.counters.clear();
         self.tasks.close();
@@ -60,8 +60,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         account.map_err(journal_failure)
     }
 
-    /// New rules (SIGHUP): programs are examined again, and those that are no longer managed are restored at once; if
-    /// acting was switched off, all are. Returns the outcome for each object.
+    /// Applies new rules (SIGHUP): programs are matched again, and programs that are no longer managed are restored
+    /// at once. If acting was switched off, all programs are restored. Returns the outcome for each object.
     ///
     /// # Errors
     /// The journal could not be written; it still holds the objects that could not be restored.
@@ -88,8 +88,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             return Ok(Vec::new());
         }
         let kernel = self.kernel();
-        // Gang members may be among them; the next plan restarts the gangs. Outside the lock, because the runner needs
-        // it in order to end.
+        // The released threads may include gang members; the next plan restarts the gangs. The kernel's lock is not
+        // held here, because the runner needs it in order to end.
         self.gangs.stop_all();
         let kernel = lock(&kernel);
         let threads: Vec<ThreadKey> = released.iter().map(|task| task.thread).collect();
@@ -99,19 +99,19 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.actuator.release(&*kernel, &threads, &colors).map_err(journal_failure)
     }
 
-    /// Does root act now, so that this daemon may not? Always false for root's own daemon.
+    /// Does root act, so that this daemon may not? Always false for root's own daemon.
     pub(super) fn is_overruled(&self) -> bool {
         let kernel = self.kernel();
         self.options.act && self.options.acting.as_ref().is_some_and(|acting| acting.is_overruled(&*lock(&kernel)))
     }
 
-    /// Takes the objects that were restored when root began to act.
+    /// Removes and returns the objects that were restored when root began to act.
     pub fn restore_overruled(&mut self) -> Vec<RestoredObject> {
         std::mem::take(&mut self.overruled)
     }
 
     /// Sends a heartbeat to the guardian, once in each window and before anything else. If the guardian has restored
-    /// the host, or root has begun to act, no plan of this daemon is in force any more.
+    /// the host or root has begun to act, no plan of this daemon remains in force.
     pub(super) fn keep_guarded(&mut self) -> Result<(), MachineError> {
         let kernel = self.kernel();
         if self.actuator.is_fenced() {

@@ -1,4 +1,4 @@
-//! Containers that start again: placed as their predecessors, before their first instruction.
+//! Placement of restarted containers: a container gets the placement of its predecessor before its first instruction.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use crate::kernel::{Kernel, ThreadKey};
 use crate::nri::StartRequest;
 use crate::safety::journal::{JournalObject, ObjectState};
 
-/// Services whose placement is remembered at most.
+/// Maximum number of services whose placement is remembered.
 const MAX_PLACEMENTS: usize = 1_000;
 
-/// A container as its successors will be called: the namespace, the name within the pod, and the image.
+/// The key that a container shares with its successors: the namespace, the name within the pod, and the image.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct ContainerSeries {
     namespace: String,
@@ -33,9 +33,9 @@ impl ContainerSeries {
 /// Placement of all threads of a container.
 #[derive(Clone, PartialEq, Debug, Default)]
 struct StartPlacement {
-    /// CPUs of all of them; `None` = at least one is placed on none by the plan.
+    /// CPUs of all its threads; `None` if the plan leaves at least one of them unplaced.
     cpus: Option<CpuSet>,
-    /// The group of resctrl that all of them are in; `None` = they are in several, or in none of ours.
+    /// The resctrl group that contains all of them; `None` if they are in several groups, or in none of cachemate's.
     group: Option<ObjectState>,
 }
 
@@ -44,7 +44,7 @@ struct StartPlacement {
 pub(super) struct StartPlacements(BTreeMap<ContainerSeries, StartPlacement>);
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
-    /// Records where the containers are now, for their next start.
+    /// Records the current placement of the containers, for their next start.
     pub(super) fn record_placements(&mut self, report: &ApplyReport) {
         let mut placements: BTreeMap<ContainerSeries, StartPlacement> = BTreeMap::new();
         for task in self.tasks.all().into_iter().filter(|task| !task.has_exited && !task.is_fixed) {
@@ -68,7 +68,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.placements.0.extend(placements);
     }
 
-    /// Places the process of a container that is about to start, as far as its service has a placement, and answers.
+    /// Places the process of a container that is about to start, if its service has a placement, and answers the
+    /// runtime.
     pub(super) fn place_start(&mut self, start: StartRequest) {
         let is_placed = self.options.act && self.try_place(&start).is_some();
         start.answer(is_placed);
@@ -82,7 +83,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = lock(&kernel);
         let mut desired = Vec::new();
         for tid in kernel.threads(start.pid).ok()? {
-            // The runtime's own threads end as the program begins.
+            // The runtime's own threads end when the program begins.
             let Ok(thread) = kernel.stat(tid).map(|stat| stat.key) else { continue };
             desired.extend(self.desired_states(placement, start.pid, thread));
         }
@@ -153,7 +154,7 @@ mod tests {
             let is_placed = std::thread::scope(|scope| {
                 let runtime = scope.spawn(|| starts.request(&id, 77, Duration::from_secs(60)));
                 machine.observe().unwrap();
-                // On a crowded host the request may come after the window.
+                // On a crowded host the request may arrive after the window.
                 while !runtime.is_finished() {
                     machine.observe().unwrap();
                 }

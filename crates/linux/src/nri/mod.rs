@@ -1,14 +1,14 @@
 //! A plugin of the container runtime's node resource interface (NRI): pods, containers and their names as the runtime has
 //! them, before a container's first instruction.
 //!
-//! Problem: a control group names a container by an id, and no file of the host has the pod's name, namespace and labels.
-//! Method: the plugin registers at the runtime's socket, is told all pods and containers at once and each later change,
-//! and keeps the [`ServiceDirectory`]. It answers every request at once from a thread of its own, whatever the daemon
-//! does, so that no pod waits for it: a daemon that is idle places a starting container meanwhile ([`ContainerStarts`]). It
-//! changes no container at its creation, because two plugins that set the same field make the creation fail; later it asks
-//! the runtime to ([`ContainerUpdates`]). Properties: if the runtime restarts or throws the plugin out, the socket ends and
-//! the plugin registers anew; foreign bytes end the connection with an error and never the daemon. Source: nri
-//! `pkg/api/api.proto` 0.12.
+//! Problem: a control group identifies a container by an id, and no file of the host contains the pod's name,
+//! namespace and labels. Method: the plugin registers at the runtime's socket, receives all pods and containers and
+//! then each change, and updates the [`ServiceDirectory`]. A separate thread answers every request immediately, so
+//! that no pod waits for the daemon; while the daemon is idle, it places starting containers ([`ContainerStarts`]).
+//! The plugin changes no container at its creation, because two plugins that set the same field make the creation
+//! fail; the daemon requests changes later ([`ContainerUpdates`]). Properties: if the runtime restarts or disconnects
+//! the plugin, the plugin registers again; malformed bytes end the connection with an error and never the daemon.
+//! Source: nri `pkg/api/api.proto` 0.12.
 
 mod plugin;
 mod starts;
@@ -32,21 +32,21 @@ use wire::{MessageBuilder, MessageReader, REQUEST, RESPONSE, RUNTIME_CONNECTION,
 
 use crate::sense::service_directory::ServiceDirectory;
 
-/// The runtime's socket if none is named.
+/// The runtime's default socket.
 pub const SOCKET: &str = "/var/run/nri/nri.sock";
-/// The plugin's name at the runtime.
+/// Name under which the plugin registers.
 const PLUGIN_NAME: &str = "cachemate";
 /// Service of the runtime that plugins call.
 const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
-/// The longest wait for bytes, after which the thread looks whether it is to end.
+/// Maximum wait for bytes, after which the thread checks whether it must end.
 const POLL: Duration = Duration::from_millis(200);
 /// Shortest and longest time between two registrations.
 const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
-/// A registration that lasted this long counts as a success: the next one is tried at once.
+/// Duration after which a registration counts as a success, so that the next attempt is made immediately.
 const STABLE: Duration = Duration::from_secs(10);
-/// The longest wait for the daemon before a container starts, so that answers take 5 ms at most.
+/// Maximum wait for the daemon before a container starts, so that answers take at most 5 ms.
 const START_PATIENCE: Duration = Duration::from_millis(3);
-/// A write that the runtime does not read for this long ends the connection.
+/// Time after which a write that the runtime does not read ends the connection.
 const WRITE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Options of the plugin.
@@ -61,7 +61,7 @@ pub struct NriOptions {
 /// State of the connection, for the status.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct NriState {
-    /// The runtime and its version; `None` = not registered.
+    /// The runtime and its version; `None` if the plugin is not registered.
     pub runtime: Option<String>,
     /// Registrations so far.
     pub registrations: u64,
@@ -71,9 +71,9 @@ pub struct NriState {
     pub max_answer_ns: u64,
     /// Containers that started.
     pub starts: u64,
-    /// Those of them that were placed before their first instruction, because their service had run before.
+    /// Started containers that were placed before their first instruction, because their service had run before.
     pub placed_starts: u64,
-    /// Why the last connection ended, or none could be made.
+    /// The reason for which the last connection ended or could not be made.
     pub error: Option<String>,
 }
 
@@ -102,7 +102,7 @@ impl NriThread {
     /// Starts the plugin.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// The thread cannot be started.
     pub fn start(options: NriOptions, channels: NriChannels) -> std::io::Result<Self> {
         let (state, stop) = (Arc::new(Mutex::new(NriState::default())), Arc::new(AtomicBool::new(false)));
         let session = NriSession { options, state: state.clone(), stop: stop.clone(), channels };
@@ -201,7 +201,7 @@ impl NriSession {
             let messages = reader.push(bytes.get(..count).unwrap_or_default()).map_err(|error| error.to_string())?;
             for message in messages {
                 match calls.remove(&message.stream).filter(|_| message.kind == RESPONSE) {
-                    // One that does not wait any more needs no answer.
+                    // A caller that has stopped waiting needs no answer.
                     Some(call) => {
                         _ = call.try_send(updates::check_outcome(&message.body).map_err(|error| error.to_string()))
                     }
@@ -212,7 +212,7 @@ impl NriSession {
         Ok(())
     }
 
-    /// Waits for the runtime and for requests to it; says which there are.
+    /// Waits for bytes from the runtime and for requests to it. Returns which of the two are present.
     fn wait(&self, socket: &UnixStream) -> std::io::Result<(bool, bool)> {
         let bell = self.channels.updates.wakeup_fd();
         let mut ready = [PollFd::new(socket, PollFlags::IN), PollFd::from_borrowed_fd(bell, PollFlags::IN)];
@@ -256,7 +256,7 @@ impl NriSession {
     }
 }
 
-/// A call to the runtime, as it goes over the socket.
+/// A call to the runtime, encoded for the socket.
 fn runtime_call(stream: u32, method: &str, payload: &[u8]) -> Vec<u8> {
     let body = MessageBuilder::default()
         .bytes(1, RUNTIME_SERVICE.as_bytes())

@@ -1,13 +1,12 @@
 //! The right to act: only one of a user's daemons and runs may change the host at a time.
 //!
 //! Problem: if two processes act on the same programs, each takes the other's masks for originals, and the host is
-//! never restored. Method: one lock per user (flock, and so released with the process and with the boot), which the
-//! guardian holds until it has restored. The lock file names the state directory of the last owner: a journal that is
-//! still there must be restored first. Root announces that it acts by a file beside its lock, on which it and its
-//! guardian hold a write lock (fcntl): all others stop acting, because they act on the same programs. The file also
-//! names the acting process, but a user may not see root's processes (`hidepid` of proc(5)); the lock can be queried
-//! all the same. Property: no user can keep root, or another user, from acting, because a write lock needs a file
-//! opened for writing.
+//! never restored. Method: each user has one lock (an flock, which ends with the process), and the guardian holds it
+//! until it has restored the host. The lock file names the state directory of the last owner; a journal in that
+//! directory must be restored first. Root announces that it acts by a file beside its lock, on which root's process
+//! and its guardian hold a write lock (fcntl); all other users' processes then stop acting. The file also names the
+//! acting process, but a user may not see root's processes (`hidepid` of proc(5)), so only the lock is queried.
+//! Property: no user can keep root or another user from acting, because a write lock needs a file opened for writing.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};

@@ -39,17 +39,17 @@ impl Fence {
         let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
         let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("{VARIABLE}: found {text:?}"));
         let number: RawFd = text.to_str().and_then(|text| text.parse().ok()).filter(|fd| *fd > 2).ok_or_else(wrong)?;
-        // SAFETY: borrowed only to check whether it is open.
+        // SAFETY: the descriptor is borrowed only to check whether it is open.
         let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
         rustix::fs::fcntl_get_seals(descriptor).map_err(|_| wrong())?;
-        // SAFETY: the daemon left it open for this process, which takes it once, at its start.
+        // SAFETY: the daemon left the descriptor open for this process, which takes it once, at its start.
         Ok(Some(Fence { page: File::from(unsafe { OwnedFd::from_raw_fd(number) }) }))
     }
 
     /// Raises the fence, so that the daemon makes no more changes.
     ///
     /// # Errors
-    /// The page cannot be written, which has never been seen for an existing page.
+    /// The page cannot be written. This error has never been observed for an existing page.
     pub fn raise(&self) -> io::Result<()> {
         self.page.write_all_at(&[1], 0)
     }

@@ -32,7 +32,7 @@ const ALL_RESTORED: &[u8] = b"restored\n";
 
 /// The shortest silence after which a daemon counts as hung.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// The silence must also span this many of the daemon's windows.
+/// Number of the daemon's windows that the silence must also span.
 const SILENT_WINDOWS: u32 = 5;
 /// Maximum wait for a dismissed guardian to exit.
 const LEAVING: Duration = Duration::from_secs(2);
@@ -49,15 +49,15 @@ pub struct Guardian {
 pub enum GuardianStatus {
     /// It runs, and has restored nothing.
     Alive,
-    /// A signal ended it: it did nothing.
+    /// A signal ended it before it restored anything.
     Killed,
-    /// It ended by itself: it took the daemon for dead or hung, and has restored the host.
+    /// It exited by itself: it judged the daemon dead or hung, and has restored the host.
     Ended,
 }
 
 impl Guardian {
-    /// Starts `program ARGS...`, which must call [`watch`]; waits until it reports ready, so that no change is made
-    /// without it. The guardian keeps `hold` open as long as it lives.
+    /// Starts `program ARGS...`, which must call [`watch`], and waits until it reports ready, so that no change is
+    /// made without a guardian. The guardian keeps `hold` open as long as it lives.
     ///
     /// # Errors
     /// It could not be started or did not report ready.
@@ -137,7 +137,7 @@ impl Guardian {
     /// Dismisses the guardian, because the daemon has restored everything itself.
     ///
     /// # Errors
-    /// The guardian had exited already, or does not exit; it has nothing left to do.
+    /// The guardian had exited already, or does not exit. In both cases it has nothing left to do.
     pub fn dismiss(mut self) -> io::Result<()> {
         let mut pipe = self.child.stdin.take().expect("standard input was piped, and is taken only here");
         let goodbye = pipe.write_all(ALL_RESTORED);
@@ -146,10 +146,10 @@ impl Guardian {
     }
 }
 
-/// How the daemon's pipe ended.
+/// The reason for which the daemon's pipe ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PipeEnd {
-    /// It has restored everything itself.
+    /// The daemon has restored everything itself.
     Goodbye,
     /// The daemon has exited.
     End,
@@ -233,7 +233,7 @@ fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport,
     match listen(io::stdin(), SILENCE) {
         PipeEnd::Goodbye => return Ok(RecoveryReport::default()),
         PipeEnd::Silence(silence) => {
-            // The daemon holds the lock, but the fence keeps it from changing anything.
+            // The daemon holds the lock, but the raised fence keeps it from changing anything.
             let Some(fence) = fence else { return Ok(RecoveryReport::default()) };
             fence.raise().map_err(io)?;
             let recovery = restore_left_behind(kernel, state_dir)?;
@@ -241,8 +241,8 @@ fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport,
         }
         PipeEnd::End => {}
     }
-    // A daemon that has started since restores before it does anything else; the journal then is its own. The dead
-    // daemon's lock may outlive its pipe by a moment.
+    // A daemon that has started in the meantime restores the host before it does anything else, and the journal then
+    // belongs to it. The dead daemon's lock may outlive its pipe by a moment.
     for _ in 0..20 {
         if let Some(_lock) = Lock::acquire_daemon_lock(state_dir)? {
             return restore_left_behind(kernel, state_dir);
@@ -318,18 +318,19 @@ impl Lock {
 pub struct RecoveryReport {
     /// Outcome for each object of the journal; empty = there was nothing to restore.
     pub account: Vec<RestoredObject>,
-    /// Lines of the journal that could not be read: objects that they named may still be changed.
+    /// Lines of the journal that could not be read. The objects in them may still be changed.
     pub damage: Option<Damage>,
-    /// Everything is restored, but the journal could not be removed. Another recovery from it changes nothing.
+    /// The reason for which the journal could not be removed, although everything is restored. Another recovery from
+    /// it changes nothing.
     pub stays: Option<JournalError>,
-    /// How long the daemon was silent, if it is still alive.
+    /// Length of the daemon's silence, if the daemon is still alive.
     pub silence: Option<Duration>,
 }
 
 /// A journal with lines that cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Damage {
-    /// Counted from 1.
+    /// Numbers of the lines, from 1.
     pub lines: Vec<usize>,
     /// Current path of the journal.
     pub journal: PathBuf,

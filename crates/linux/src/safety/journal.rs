@@ -229,7 +229,7 @@ pub enum JournalError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// As the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
     /// An object's current state must be recorded but cannot be read.
@@ -237,7 +237,7 @@ pub enum JournalError {
     Original {
         /// The object, for the message.
         object: String,
-        /// As the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
     /// Another user may have written the file or directory.
@@ -278,7 +278,7 @@ pub enum JournalError {
     Damaged {
         /// The journal.
         path: PathBuf,
-        /// Counted from 1.
+        /// The line's number, from 1.
         line: usize,
         /// The found and the expected format.
         what: String,

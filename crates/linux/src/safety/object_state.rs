@@ -41,7 +41,7 @@ pub fn read_state(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<Obj
     })
 }
 
-/// Puts an object into a state.
+/// Sets the state of an object.
 ///
 /// # Errors
 /// The kernel's error; `InvalidInput` if the state is not of the object's kind.

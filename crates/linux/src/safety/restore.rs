@@ -33,9 +33,9 @@ pub enum RestoreOutcome {
     Unchanged,
     /// The thread or file no longer exists.
     Gone,
-    /// Another process has changed it since, so it is left unchanged; with its current state.
+    /// Another process has changed it since, so it is left unchanged; contains its current state.
     ChangedByOther(String),
-    /// It could not be read or set, with the reason. Another try may succeed.
+    /// It could not be read or set, for the contained reason. Another attempt may succeed.
     Failed(String),
 }
 

@@ -51,7 +51,7 @@ fn capability(name: &str, outcome: Result<String, (String, Option<String>)>, wit
     }
 }
 
-/// Tries everything. `deep` also calibrates the intensity probe, which takes a few hundred milliseconds of one CPU.
+/// Tries everything. `calibrates` also calibrates the intensity probe, which takes a few hundred milliseconds of one CPU.
 pub fn survey_capabilities(
     kernel: &dyn Kernel,
     topology: &Topology,

@@ -1,5 +1,5 @@
-//! Measurements of the host: counters, samples, probes, progress, topology. None of them changes it, except for
-//! probes, which restore what they move.
+//! Measurements of the host: counters, samples, probes, progress, topology. Only probes change the host, and they
+//! restore every thread that they move.
 
 pub(crate) mod access_probe;
 pub mod capability_survey;

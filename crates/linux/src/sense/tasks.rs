@@ -164,7 +164,7 @@ impl ManagedProcess {
 }
 
 impl TaskTable {
-    /// A new table; `calls` = for most threads, proxies are the best available measure of speed.
+    /// A new table; `counts_calls` = for most threads, proxies are the best available measure of speed.
     pub fn new(counts_calls: bool) -> Self {
         TaskTable { counts_calls, ..TaskTable::default() }
     }

@@ -1,11 +1,11 @@
-//! LRU stack distances of one short log, one for every entry.
+//! LRU stack distances of all entries of one short log.
 //!
-//! Problem: the engine of [`crate::stack`] gives one histogram of a stream of any length. A log is short and complete,
-//! and the distance of each entry is needed. Method: the last entry of a line is dead from the line's next touch on;
-//! the distance is the number of entries in between minus the dead ones among them, which the engine's counter
-//! provides. The last entry of a line is found in a table of entries, which are compared through the log itself: it is
-//! half as large as one that holds lines, and stays in the host's second-level cache. Properties: exact, no bound on
-//! the depth, time in proportion to the log.
+//! Problem: the engine of [`crate::stack`] gives one histogram of a stream of any length, whereas a log needs the
+//! distance of each entry. Method: an entry is dead once its line occurs again. The distance of an entry is the
+//! number of entries since the last one of its line, minus the dead ones among them, which the engine's counter
+//! provides. The last entry of a line is found in a table of entry numbers, which are compared through the log
+//! itself. Such a table is half as large as one that holds lines, so it stays in the host's second-level cache.
+//! Properties: exact, no bound on the depth, time proportional to the log.
 
 use crate::hash::mix;
 use crate::simd::{Lanes, Simd, dispatch, prefetch};
@@ -14,12 +14,12 @@ use crate::stack::DeadSlotCounter;
 /// Distance of an entry whose line does not occur earlier in the log.
 pub const FIRST: u32 = u32::MAX;
 
-/// The table is prefetched this many entries ahead, and the entry found there half as many, so that the misses of the
-/// host's cache overlap.
+/// Number of entries by which the table is prefetched ahead. The log entry found there is prefetched half as far
+/// ahead, so that the misses of the host's cache overlap.
 const AHEAD: usize = 16;
 
-/// Returns the number of distinct other lines since each entry's line was last in the log; [`FIRST`] if it was not.
-/// Logs of 2^32 entries and more are cut.
+/// Returns, for each entry, the number of distinct other lines since the entry's line last occurred in the log;
+/// [`FIRST`] if it did not occur. Only the first 2^32 - 2 entries of a longer log are used.
 pub fn log_distances(lines: &[u64]) -> Vec<u32> {
     let lines = &lines[..lines.len().min(u32::MAX as usize - 1)];
     let mut stack_distances = Vec::with_capacity(lines.len());
@@ -31,7 +31,7 @@ pub fn log_distances(lines: &[u64]) -> Vec<u32> {
 /// Computes the distances.
 ///
 /// # Safety
-/// The processor has `L`.
+/// The processor must support `L`.
 #[inline(always)]
 unsafe fn distances_of<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
     let mut latest = LastUseTable::new(lines);
@@ -50,7 +50,8 @@ unsafe fn distances_of<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
     }
 }
 
-/// Last entry of each line: open addressing, at most four fifths full; entries plus one, 0 if free.
+/// Hash table (open addressing, at most four fifths full) of the last entry of each line. A slot holds the entry's
+/// number plus one, or 0 if the slot is free.
 struct LastUseTable<'a> {
     lines: &'a [u64],
     entries: Vec<u32>,

@@ -1,15 +1,15 @@
 //! RapidMRC: a miss-rate curve from one short log of a cache's accesses (thesis ch. 5).
 //!
-//! Problem: obtain the curve of a running program without trying every size. Method: the data addresses of all
-//! first-level misses are logged for a short time (the thesis: 163 840, about ten times the lines of the cache). The
-//! effects of the prefetcher are corrected: a run of equal values becomes ascending lines. An LRU stack that is no
-//! deeper than the cache is simulated and warmed up, and the accesses are counted by depth (Mattson). The result has
-//! the right shape but is off by a constant, which one measured point removes
-//! ([`crate::curve::MissRateCurve::shift_through`]). [`trace_curve`] follows the thesis exactly; [`survival_curve`] is
-//! the recommended form.
+//! Problem: determine the curve of a running program without trying every size. Method: the data addresses of all
+//! first-level misses are logged for a short time (the thesis: 163 840 entries, about ten times the lines of the
+//! cache). Effects of the prefetcher are corrected: a run of equal values becomes ascending lines. An LRU stack that
+//! is no deeper than the cache is simulated and warmed up, and the accesses are counted by depth (Mattson). The
+//! result has the right shape but is off by a constant, which one measured point removes
+//! ([`crate::curve::MissRateCurve::shift_through`]). [`trace_curve`] follows the thesis exactly; [`survival_curve`]
+//! is recommended, because its shape is more accurate.
 //!
-//! Properties: an access deeper than the largest size misses at every size, so the bounded stack gives the same curve
-//! as exact distances, which are used here.
+//! Properties: an access deeper than the largest size misses at every size, so a bounded stack would give the same
+//! curve as the exact distances that are used here.
 
 mod log_stack;
 mod survival;
@@ -19,18 +19,18 @@ pub use survival::{LogCounts, survival_curve, survival_curve_with_reach};
 
 use crate::curve::MissRateCurve;
 
-/// The part of the log that only fills the stack.
+/// The part of the log that is used to fill the stack and is not counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Warmup {
-    /// Until the stack holds as many lines as the cache; half of the log if it never does (thesis 5.6.1).
+    /// The entries until the stack holds as many lines as the cache; half of the log if it never does (thesis 5.6.1).
     Automatic,
-    /// Always the first half of the log.
+    /// The first half of the log.
     Half,
-    /// No part (RM-2).
+    /// No entries (RM-2).
     Nothing,
 }
 
-/// A log, with the counts of the time in which it was recorded.
+/// A log of accesses, and the counts for the time of its recording.
 #[derive(Clone, Copy, Debug)]
 pub struct MissLog<'a> {
     /// Line addresses, as recorded by the hardware.
@@ -41,21 +41,21 @@ pub struct MissLog<'a> {
     pub line_bytes: u64,
     /// Instructions executed while the log was recorded.
     pub instructions: f64,
-    /// Number of accesses known to be missing from the log; `None` if unknown. The rates are scaled up for them.
+    /// Number of accesses known to be missing from the log, by which the rates are scaled up; `None` if unknown.
     pub lost: Option<u64>,
 }
 
-/// Converts runs of equal values, which a prefetcher leaves in a sampled-address register, to ascending lines. Also
-/// returns the number of entries that were changed (thesis 5.3.1).
+/// Converts runs of equal values, which a prefetcher leaves in a sampled-address register, to ascending lines.
+/// Returns the lines, and the number of entries that were changed (thesis 5.3.1).
 pub fn correct_repeats(lines: &[u64]) -> (Vec<u64>, usize) {
     let (corrected, demanded) = correct_and_demand(lines, &[]);
     let changed_count = demanded.iter().filter(|&&demanded| !demanded).count();
     (corrected, changed_count)
 }
 
-/// As [`correct_repeats`], and returns for every entry whether the program requested it; the other entries are
-/// prefetches. The register that prefetches leave unchanged is that of data, so a code fetch between two of its values
-/// does not end a run of them.
+/// Does the same as [`correct_repeats`], and returns for every entry whether the program requested it; the other
+/// entries are prefetches. Prefetches leave only the data register unchanged, so a code fetch between two equal data
+/// values does not end their run.
 fn correct_and_demand(lines: &[u64], code: &[u32]) -> (Vec<u64>, Vec<bool>) {
     let (mut repeats, mut register) = (0, None);
     let mut code = code.iter().peekable();
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(correct_repeats(&[1, 2, 1, 2]), (vec![1, 2, 1, 2], 0));
     }
 
-    /// Does a code fetch neither end nor begin a run of the data register?
+    /// Do code fetches neither end nor begin a run of equal data values?
     #[test]
     fn code_stands_aside_of_repeats() {
         let (lines, demanded) = correct_and_demand(&[5, 90, 5, 90, 90, 7], &[1, 3, 4]);
@@ -140,8 +140,8 @@ mod tests {
         assert_eq!(demanded, [true, true, false, true, true, true]);
     }
 
-    /// Mattson's stack, no deeper than the cache, in the plainest form. Returns the misses at each size after warming
-    /// up.
+    /// Simulates Mattson's stack, no deeper than the cache, in the plainest form. Returns the misses at each size
+    /// after the warm-up.
     fn bounded_stack(lines: &[u64], warm: usize, largest: usize) -> Vec<u64> {
         let (mut stack, mut misses): (Vec<u64>, Vec<u64>) = (Vec::new(), vec![0; largest]);
         for (index, &line) in lines.iter().enumerate() {

@@ -27,19 +27,19 @@ use crate::curve::MissRateCurve;
 
 /// Number of steps in which depths are counted, up to the largest size.
 const STEPS: usize = 960;
-/// If a smaller share of the accesses is known to reach a depth, the estimate is too uncertain, because reuses are
-/// clustered.
+/// Smallest share of the accesses that must be known to reach a depth. Below it, the estimate is too uncertain,
+/// because reuses are clustered.
 const MIN_AT_RISK: f64 = 0.1;
 /// Number of entries lost per logged entry in the worst case (thesis 5.6.5: none 59 %, one 36 %, two 4 %, three to ten
 /// 1 %).
 const MAX_LOST: f64 = 0.5;
 
-/// Counts of the time in which the log was recorded.
+/// Counter values for the time in which the log was recorded.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct LogCounts {
-    /// All misses of the cache whose misses are logged; `None` if not counted.
+    /// All misses of the cache level whose misses are logged; `None` if not counted.
     pub logged_level_misses: Option<f64>,
-    /// Size in use, and the misses per thousand instructions measured there.
+    /// The size that was in use, and the misses per thousand instructions measured at that size.
     pub point: Option<(u64, f64)>,
 }
 
@@ -49,8 +49,8 @@ pub fn survival_curve(trace: &MissLog<'_>, counts: &LogCounts, sizes_bytes: &[u6
     survival_curve_with_reach(trace, counts, sizes_bytes).map(|(curve, _)| curve)
 }
 
-/// As [`survival_curve`], with the size in bytes up to which the log determines the curve; beyond it, the curve is an
-/// extrapolation.
+/// Does the same as [`survival_curve`], and also returns the size in bytes up to which the log determines the curve.
+/// Beyond that size, the curve is an extrapolation.
 pub fn survival_curve_with_reach(
     trace: &MissLog<'_>,
     counts: &LogCounts,
@@ -81,7 +81,7 @@ pub fn survival_curve_with_reach(
     Some((curve, (survival.known_lines * fit.stretch * line_bytes as f64) as u64))
 }
 
-/// The conversion of the logged accesses' survival to a miss rate.
+/// Parameters that convert the survival of logged accesses to a miss rate.
 #[derive(Clone, Copy, Debug)]
 struct SurvivalFit {
     rate: f64,
@@ -126,7 +126,7 @@ impl SurvivalFit {
 /// Share of the program's accesses with a stack distance of at least this number of lines.
 struct SurvivalCurve {
     lines_per_step: f64,
-    /// Survival at 0, 1, ... steps.
+    /// Survival at step 0, 1, and so on.
     at_step: Vec<f64>,
     accesses: f64,
     /// Depth that enough accesses are known to reach.
@@ -216,7 +216,8 @@ mod tests {
     fn rates(curve: &MissRateCurve) -> Vec<f64> {
         curve.points().iter().map(|&(_, rate)| rate).collect()
     }
-    /// Uniform over `spread` lines: an LRU cache of s lines has 1 - s / spread misses.
+    /// Returns a log of uniform accesses to `spread` lines, for which an LRU cache of s lines has a miss ratio of 1 -
+    /// s / spread.
     fn uniform(entries: usize, spread: u64, seed: u64) -> Vec<u64> {
         let mut random = SplitMix64::new(seed);
         (0..entries).map(|_| 10 * random.draw_below(spread)).collect()
@@ -286,8 +287,8 @@ mod tests {
         }
     }
 
-    /// Is the reach of a log known: for a short one less than the largest size, for a long one all sizes at which lines
-    /// are reused?
+    /// Is the reach of a log reported correctly: less than the largest size for a short log, all sizes at which lines
+    /// are reused for a long one?
     #[test]
     fn a_log_tells_how_far_it_reaches() {
         let reach = |entries: usize, spread: u64| {
@@ -302,7 +303,7 @@ mod tests {
         assert!(reach_bytes < 400 && curve.ratio_at(500).unwrap() > 1.0, "{reach_bytes} {:?}", rates(&curve));
     }
 
-    /// Is there no curve without accesses or instructions?
+    /// Is there no curve without accesses or without instructions?
     #[test]
     fn nothing_logged_is_no_curve() {
         assert!(survival_curve(&trace(&[]), &LogCounts::default(), &SIZES).is_none());

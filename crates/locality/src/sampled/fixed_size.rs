@@ -1,9 +1,9 @@
-//! SHARDS of a fixed size: if the sample has too many lines, those with the largest hash leave it forever and the
-//! threshold falls to that hash.
+//! SHARDS with a sample of fixed size: if the sample has too many lines, those with the largest hash are removed
+//! permanently, and the threshold falls to that hash.
 //!
-//! The publication scales all counts down whenever the rate falls from R to R'; here, each access counts 1 / R at the
-//! rate of its time, which is the same relative to the end and costs nothing. Distances are stored in buckets, exact
-//! below 512 lines and within one part in 256 above, so memory is constant.
+//! The publication scales all counts down whenever the rate falls from R to R'. This module instead counts each
+//! access as 1 / R at the rate of its time, which gives the same proportions without rescaling. Distances are stored
+//! in buckets, exact below 512 lines and within one part in 256 above, so memory is constant.
 
 use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
 use crate::hash::scatter;
@@ -106,7 +106,7 @@ impl FixedSizeSampler {
     }
 }
 
-/// The whole sample or one group of it.
+/// State of the whole sample, or of one group of its lines.
 #[derive(Debug)]
 struct SampleGroup {
     stack: SmallStack,
@@ -120,7 +120,7 @@ impl SampleGroup {
         SampleGroup { stack: SmallStack::new(), cold: 0.0, counts: Vec::new() }
     }
 
-    /// Counts one access; returns whether its line is new.
+    /// Counts one access. Returns whether its line is new.
     fn touch(&mut self, line: u64, rate: f64) -> bool {
         match self.stack.touch(line) {
             None => {

@@ -29,16 +29,16 @@ use crate::hash::scatter;
 pub const GROUPS: usize = 8;
 /// Student's t for 95 % on both sides and 7 degrees of freedom.
 const STUDENT_T: f64 = 2.364_624;
-/// Thresholds are in units of 2^-24.
+/// Number of bits of a threshold, which is in units of 2^-24.
 const HASH_BITS: u32 = 24;
 
-/// The error for invalid settings of a sample: the field, its value and the valid values.
+/// The error for an invalid setting of a sample.
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
 #[error("sample {field}: found {found}, expected {expected}")]
 pub struct SampleError {
     /// The parameter's name.
     pub field: &'static str,
-    /// Its value.
+    /// The invalid value.
     pub found: f64,
     /// The valid values, as text.
     pub expected: &'static str,
@@ -59,8 +59,8 @@ fn salt_of(seed: u64) -> u64 {
 struct CurveEstimate {
     /// Distances in lines, ascending.
     distances_lines: Vec<f64>,
-    /// Misses of a cache that misses the distance at the same index and all larger ones, including cold misses; one
-    /// more entry at the end is for the cold misses alone.
+    /// Misses of a cache that misses accesses at the distance at the same index and at all larger distances,
+    /// including cold misses. One more entry at the end counts the cold misses alone.
     misses: Vec<f64>,
 }
 
@@ -94,7 +94,7 @@ pub struct SampledPoint {
     pub half_width: Option<f64>,
 }
 
-/// Estimate of the miss-rate curve of a fully associative LRU cache from a sample.
+/// A miss-rate curve of a fully associative LRU cache, estimated from a sample.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SampledCurve {
     accesses: u64,
@@ -115,11 +115,11 @@ impl SampledCurve {
     pub fn sampled_accesses(&self) -> u64 {
         self.sampled_accesses
     }
-    /// Returns the number of distinct sampled lines (at the end, for a sample of fixed size).
+    /// Returns the number of distinct sampled lines; for a sample of fixed size, the number at the end.
     pub fn sampled_lines(&self) -> u64 {
         self.sampled_lines
     }
-    /// Returns the share of the lines that were sampled (at the end, for a sample of fixed size).
+    /// Returns the share of the lines that were sampled; for a sample of fixed size, the share at the end.
     pub fn rate(&self) -> f64 {
         self.rate
     }
@@ -145,8 +145,7 @@ impl SampledCurve {
         Some(SampledPoint { miss_ratio, half_width })
     }
 
-    /// Returns one error bar for the curve: the mean and the largest half-width over the given sizes. `None` if there
-    /// is none.
+    /// Returns the mean and the largest half-width over the given sizes. `None` if no size has an error interval.
     pub fn error_bar(&self, sizes_lines: &[u64]) -> Option<ErrorBar> {
         let widths: Option<Vec<f64>> = sizes_lines.iter().map(|&size| self.find_point(size)?.half_width).collect();
         let widths = widths.filter(|widths| !widths.is_empty())?;
@@ -155,7 +154,7 @@ impl SampledCurve {
     }
 }
 
-/// The possible error of a sampled curve: 95 % intervals, in miss ratio.
+/// Error bar of a sampled curve: 95 % intervals, in miss ratio.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ErrorBar {
     /// Mean half-width over the requested sizes.

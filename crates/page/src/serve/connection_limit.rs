@@ -1,11 +1,11 @@
-//! A limit on connections: few at a time, each with a deadline, and none waiting for a slow one.
+//! A limit on connections: few at a time, each with a deadline, so that a slow connection never delays another.
 //!
 //! Problem: a client can connect and send nothing, send a byte per second, never read, or open a hundred connections.
-//! Method: every connection is served at once, within a deadline for its whole life. Slots are few; if all are taken,
-//! the peer that holds the most of them loses its oldest one. A connection that has proved its authorization is
-//! admitted: it leaves these slots for one that no other connection can take. Properties: descriptors and memory are
-//! bounded; a client that sends a request and reads the response is served; no unauthorized client ends an admitted
-//! connection.
+//! Method: every connection is served at once, and has a deadline for its whole life. Slots are few; if all are
+//! taken, the peer that holds the most slots loses its oldest connection. A connection that has proved its
+//! authorization is admitted: it leaves its slot and can no longer be displaced. Properties: descriptors and memory
+//! are bounded; a client that sends a request and reads the response is served; no unauthorized client ends an
+//! admitted connection.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,13 +27,13 @@ struct SlotState {
 }
 
 impl ConnectionSlot {
-    /// Admits the connection after it has proved its authorization: it is no longer displaced, and the deadline of
-    /// admitted ones applies. The caller bounds the number of these.
+    /// Admits the connection after it has proved its authorization. An admitted connection is not displaced, and has
+    /// the deadline of admitted connections. The caller limits the number of admitted connections.
     pub fn admit(&self) {
         self.0.is_admitted.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the connection at once, dropping unsent bytes: its task is dropped, which closes the socket.
+    /// Ends the connection at once. Dropping its task closes the socket and discards unsent bytes.
     pub fn close(&self) {
         if let Some(task) = self.0.task.get() {
             task.abort();
@@ -49,16 +49,16 @@ impl ConnectionSlot {
     }
 }
 
-/// Absolute deadlines of one connection.
+/// Maximum lifetimes of a connection.
 #[derive(Clone, Copy)]
 pub struct Deadlines {
-    /// From the start, for a connection that is not admitted.
+    /// Lifetime of a connection that is not admitted, from its start.
     pub stranger: Duration,
-    /// From the admission, for an admitted connection.
+    /// Lifetime of an admitted connection, from its admission.
     pub admitted: Duration,
 }
 
-/// The connections of one listener, oldest first. `Peer` is a user's id or an address.
+/// The connections of one listener, oldest first. `Peer` identifies the client: a user's id or an address.
 pub struct ConnectionLimit<Peer> {
     capacity: usize,
     deadlines: Deadlines,
@@ -66,17 +66,17 @@ pub struct ConnectionLimit<Peer> {
 }
 
 impl<Peer: PartialEq> ConnectionLimit<Peer> {
-    /// A listener without connections. A capacity of 0 counts as 1.
+    /// A limit without connections. A capacity of 0 counts as 1.
     pub fn new(capacity: usize, deadlines: Deadlines) -> Self {
         ConnectionLimit { capacity: capacity.max(1), deadlines, connections: VecDeque::new() }
     }
 
-    /// Serves one more connection, and returns at once.
+    /// Starts serving one more connection, and returns without waiting for it.
     pub fn serve<S>(&mut self, peer: Peer, service: impl FnOnce(ConnectionSlot) -> S)
     where
         S: Future<Output = ()> + Send + 'static,
     {
-        // An admitted connection no longer needs a slot here; its task continues.
+        // An admitted connection has left its slot; its task continues.
         self.connections.retain(|(_, slot)| !slot.is_finished() && !slot.is_admitted());
         while self.connections.len() >= self.capacity {
             self.close_one();
@@ -87,7 +87,8 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
             let mut service = pin!(service);
             let in_time = tokio::time::timeout(deadlines.stranger, &mut service).await.is_ok();
             if !in_time && own_slot.is_admitted() {
-                // The peer sees the same at the deadline as before it: the socket is closed.
+                // A service that ends at the deadline and one that ends before it both close the socket, so the
+                // result is ignored.
                 let _ = tokio::time::timeout(deadlines.admitted, service).await;
             }
         });
@@ -107,10 +108,10 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
     }
 }
 
-/// The result of accept(2). A failure (no descriptors left) is followed by a pause, because an immediate retry would
-/// fail again.
+/// Returns the accepted connection; `None` if accept(2) failed. A failure, such as a lack of descriptors, is followed
+/// by a pause, because an immediate retry would fail again.
 pub async fn accept<T>(result: io::Result<T>) -> Option<T> {
-    // A closed connection releases its descriptor before the next one is served, however many are waiting.
+    // Yields, so that closed connections release their descriptors before the next one is accepted.
     tokio::task::yield_now().await;
     if result.is_err() {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -118,10 +119,11 @@ pub async fn accept<T>(result: io::Result<T>) -> Option<T> {
     result.ok()
 }
 
-/// Runs a service in a separate thread that ends with the process. `make` is called before, and may listen.
+/// Runs a service in a separate thread that ends with the process. The calling thread runs `make` first, so that
+/// `make` can listen and report errors.
 ///
 /// # Errors
-/// Those of `make`, or the thread cannot be started.
+/// The error of `make`, or the thread cannot be started.
 pub fn serve_in_own_thread<S>(name: &str, make: impl FnOnce() -> io::Result<S>) -> io::Result<()>
 where
     S: Future<Output = ()> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Servers on this host with few, short connections, and the page of a running daemon.
+//! Servers for short connections from this host, and the page of a running daemon.
 
 pub mod connection_limit;
 pub mod page;
@@ -10,13 +10,13 @@ use hyper::http::uri::Authority;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
 
-/// Time for the head of a request.
+/// Maximum time in which a client must send the head of its request.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
-/// Maximum size of a head, in bytes (the smallest that the library accepts) and in lines.
+/// Maximum size of a request's head, in bytes (the smallest that the library accepts) and in lines.
 const LONGEST_HEAD_BYTES: usize = 8192;
 const HEAD_LINES: usize = 64;
 
-/// A connection that reads one head of a few kilobytes within some seconds, responds, and ends.
+/// A server that reads one head of a few kilobytes within some seconds, responds, and closes the connection.
 pub fn one_answer_server() -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_PATIENCE).keep_alive(false);
@@ -24,8 +24,8 @@ pub fn one_answer_server() -> http1::Builder {
     http
 }
 
-/// Is it a name that only this host has? A foreign page may make a browser send requests here under that page's own
-/// name (DNS rebinding).
+/// Is `host` a name that only this host has? A foreign page can make a browser send requests to this server under
+/// that page's own name (DNS rebinding).
 pub fn is_this_host(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host().trim_start_matches('[').trim_end_matches(']');

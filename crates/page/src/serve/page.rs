@@ -1,10 +1,11 @@
 //! The dashboard of a running daemon: the page of a recording, fed by server-sent events.
 //!
-//! Problem: users want to watch while the daemon must not wait for any viewer, and a browser also shows foreign pages
-//! that must not have access. Method: the loop passes a copy of each iteration to a thread that makes snapshots of it,
-//! and drops the copy if that thread is behind; a second thread serves them. Properties: viewers are few, and a slow
-//! one is disconnected; a client without a token gets the empty page and nothing else; a foreign page can neither use
-//! this host's name (`Host`) nor send requests from within (`Origin`, `Sec-Fetch-Site`); the server is read-only.
+//! Problem: users want to watch the daemon, which must not wait for any viewer, and their browsers also show foreign
+//! pages that must not have access. Method: the loop passes a copy of each iteration to a thread that makes
+//! snapshots, and drops the copy if that thread is behind; a second thread serves the snapshots. Properties: the
+//! number of viewers is limited, and a slow viewer is disconnected. A client without a token gets the empty page and
+//! nothing else. A foreign page can neither use this host's name (`Host`) nor send requests from a browser (`Origin`,
+//! `Sec-Fetch-Site`). The server is read-only.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -37,23 +38,23 @@ use crate::{
 
 /// Maximum number of viewers at the same time.
 const VIEWERS: usize = 8;
-/// Maximum number of connections without a token; the peer that has the most loses its oldest.
+/// Maximum number of connections without a token; beyond it, the peer that has the most loses its oldest connection.
 const PLACES: usize = 32;
-/// Absolute deadlines of a connection, whatever its peer reads or sends. A viewer reconnects automatically with the
-/// number of its last window.
+/// Maximum lifetimes of a connection, whatever its peer reads or sends. A viewer reconnects automatically, and sends
+/// the number of the last window that it received.
 pub const DEADLINES: Deadlines = Deadlines { stranger: Duration::from_secs(15), admitted: Duration::from_secs(60) };
 /// Time after which a viewer whose connection has ended reconnects.
 const RETRY_MS: u32 = 200;
-/// A viewer that reads nothing for this long is disconnected, once the kernel's buffers are full.
+/// Once the kernel's buffers are full, a viewer that reads nothing for this long is disconnected.
 const SLOWEST: Duration = Duration::from_secs(10);
-/// The kernel's send buffer of a connection, which is small so that a viewer that does not read is noticed.
+/// Size of the kernel's send buffer of a connection; small, so that a viewer that does not read is noticed.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// Time without a window after which a comment is sent, to detect disconnected viewers.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// Windows that are buffered for later viewers.
+/// Number of windows buffered for viewers that connect later.
 const WINDOWS_KEPT: usize = 900;
 const BYTES_KEPT: usize = 8 << 20;
-/// Maximum number of iterations that wait for the page's thread; more are dropped.
+/// Maximum number of iterations that wait for the page's thread; further ones are dropped.
 const TURNS_WAITING: usize = 4;
 
 /// The reason for which the page cannot be served.
@@ -77,12 +78,12 @@ impl ServeError {
 pub struct PageAddress {
     /// `127.0.0.1:PORT`, or the path of a socket.
     pub address: String,
-    /// Is a token required? Without it, every user of this host may view the page, except that only its owner can open
-    /// a socket.
+    /// Is a token required? Without a token, every user of this host may view the page at a port, but only the owner
+    /// can open a socket.
     pub token: bool,
 }
 
-/// The loop's end of the feed, which takes iterations and never blocks.
+/// The sender with which the loop passes iterations to the page; it never blocks.
 pub struct PageFeed {
     records: SyncSender<(WindowRecord, Profiles, DaemonState)>,
     /// The address, for display.
@@ -90,7 +91,7 @@ pub struct PageFeed {
 }
 
 impl PageFeed {
-    /// Passes on one iteration, which is dropped if the page is behind.
+    /// Passes on one iteration, or drops it if the page's thread is behind.
     pub fn push(&self, record: &WindowRecord, profiles: &Profiles, live: impl FnOnce() -> DaemonState) {
         match self.records.try_send((slim(record), profiles.clone(), live())) {
             // The loop ignores a page that has ended or is behind.
@@ -99,7 +100,7 @@ impl PageFeed {
     }
 }
 
-/// One window as it is sent, with the state that persists after it.
+/// One window in the form sent to viewers, with the curves and matrix that remain valid after it.
 struct BufferedWindow {
     window: u64,
     event: Bytes,
@@ -115,7 +116,7 @@ struct PageBuffer {
     head: Bytes,
     windows: VecDeque<BufferedWindow>,
     bytes: usize,
-    /// Curves and matrix from before the first buffered window.
+    /// Curves and matrix of windows that have left the buffer.
     curves: BTreeMap<u32, CurveSnapshot>,
     matrix: Option<MatrixSnapshot>,
 }
@@ -142,7 +143,7 @@ impl PageBuffer {
         Ok(())
     }
 
-    /// The first events of a viewer, unless it has windows of this run up to `seen`.
+    /// First events for a viewer, unless it already has windows of this run up to `seen`.
     fn greeting(&self, last_seen: Option<u64>) -> serde_json::Result<Vec<Bytes>> {
         let mut events = vec![self.head.clone()];
         if last_seen.is_none() {
@@ -157,7 +158,7 @@ impl PageBuffer {
         Ok(events)
     }
 
-    /// Windows after `seen`, and the last one's number.
+    /// Windows after `seen`, and the number of the last one.
     fn events_after(&self, last_seen: Option<u64>) -> (Option<u64>, Vec<Bytes>) {
         let new_windows = self.windows.iter().filter(|stored| last_seen.is_none_or(|last| stored.window > last));
         (
@@ -167,10 +168,10 @@ impl PageBuffer {
     }
 }
 
-/// The data from which requests are answered.
+/// The state from which requests are answered.
 struct PageServer {
     board: Mutex<PageBuffer>,
-    /// Incremented with every window.
+    /// Number of windows so far, which wakes the viewers' streams.
     newest: watch::Sender<u64>,
     page: Bytes,
     policy: HeaderValue,
@@ -192,7 +193,7 @@ pub fn serve(page_address: &PageAddress, header: &RunHeader) -> Result<PageFeed,
     serve_within(page_address, header, DEADLINES)
 }
 
-/// As [`serve`], with other deadlines of a connection.
+/// Serves the page as [`serve`] does, but with other lifetimes of connections.
 ///
 /// # Errors
 /// As [`serve`].
@@ -240,7 +241,7 @@ fn serve_at(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines
         for (record, profiles, live) in waiting {
             let window = record.observation.window;
             let snapshot = builder.snapshot(&record, &profiles, Some(live));
-            // A number that JSON cannot represent: this window is left out.
+            // A window with a number that JSON cannot represent is left out.
             if page_server.board().push(snapshot).is_ok() {
                 page_server.newest.send_replace(window + 1);
             }
@@ -250,7 +251,7 @@ fn serve_at(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines
     Ok(PageFeed { records, address: display_address })
 }
 
-/// 128 random bits.
+/// Returns 128 random bits as text.
 fn random_text() -> io::Result<String> {
     let mut bytes = [0u8; 16];
     let mut filled = 0;
@@ -278,7 +279,7 @@ impl BoundListener {
         Ok(BoundListener::Tcp(listener, local_address))
     }
 
-    /// A socket that only its owner may open; a stale one is replaced.
+    /// Binds a socket that only its owner may open; a stale socket is replaced.
     fn path(path: &str) -> io::Result<Self> {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
             return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
@@ -293,7 +294,7 @@ impl BoundListener {
         Ok(BoundListener::Path(listener))
     }
 
-    /// The service; called within a runtime.
+    /// Listens, and returns the service; must be called within a runtime.
     fn listen(
         self,
         server: Arc<PageServer>,
@@ -399,8 +400,8 @@ fn route(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageSe
     response(StatusCode::OK, "text/plain; charset=utf-8", "look\n")
 }
 
-/// `/TOKEN/events` is `/events` with the token. A browser sends a path only to this port, but a cookie to every port of
-/// this host.
+/// Splits `/TOKEN/events` into the token and `/events`. The token is in the path, because a browser sends a path only
+/// to this port but a cookie to every port of this host.
 fn secret_and_name(path: &str) -> (Option<&str>, &str) {
     match path.get(1..).and_then(|path_rest| path_rest.find('/')) {
         Some(end) => (Some(&path[1..=end]), &path[end + 1..]),
@@ -416,12 +417,12 @@ fn is_authorized(headers: &HeaderMap, path_secret: Option<&str>, server: &PageSe
     secrets.any(|secret| constant_time_eq(secret, token.as_bytes()))
 }
 
-/// Compares in constant time, independent of the position of the first difference.
+/// Compares two secrets in a time that does not depend on the position of the first difference.
 pub fn constant_time_eq(secret: &[u8], token: &[u8]) -> bool {
     secret.len() == token.len() && secret.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
-/// A stream of events as a response body; a viewer keeps its slot for as long as the stream lasts.
+/// A stream of events as the body of a response; a viewer keeps its slot while the stream lasts.
 struct Events {
     events: mpsc::Receiver<Bytes>,
     server: Arc<PageServer>,
@@ -451,14 +452,14 @@ fn events(server: &Arc<PageServer>, slot: &ConnectionSlot, last_id: Option<&str>
     }
     let (send, receive) = mpsc::channel(4);
     let stream = Events { events: receive, server: Arc::clone(server) };
-    // The number of admitted connections is that of the viewers.
+    // Only viewers are admitted, so the limit on viewers also limits admitted connections.
     slot.admit();
     let last_window = last_id.and_then(|id| id.split_once(':')).filter(|(run, _)| *run == server.board().run);
     let last_window = last_window.and_then(|(_, window)| window.parse().ok());
     let (sender, slot) = (stream_to_viewer(Arc::clone(server), send, last_window), slot.clone());
     tokio::spawn(async move {
         if sender.await == ViewerEnd::Stalled {
-            // The connection also waits for the viewer, and would outlive the sender.
+            // The connection would otherwise wait for a viewer that does not read, although the sender has ended.
             slot.close();
         }
     });
@@ -468,12 +469,12 @@ fn events(server: &Arc<PageServer>, slot: &ConnectionSlot, last_id: Option<&str>
     answer
 }
 
-/// The end of a stream of events.
+/// The reason for which a stream of events ended.
 #[derive(PartialEq, Eq)]
 enum ViewerEnd {
-    /// The connection or the daemon has ended.
+    /// The viewer or the daemon closed the connection.
     Disconnected,
-    /// The viewer no longer reads.
+    /// The viewer stopped reading.
     Stalled,
 }
 

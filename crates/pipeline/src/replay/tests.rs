@@ -4,7 +4,7 @@ use cachemate_trace::RunLogWriter;
 
 use super::*;
 
-/// Writes the log of a run; returns its records.
+/// Writes the log of a run, and returns its records.
 fn recorded(path: &std::path::Path) -> Vec<WindowRecord> {
     let (header, records) = alternating::recorded_run();
     let mut log = RunLogWriter::create(path, false, &header).unwrap();
@@ -27,7 +27,7 @@ fn replay_alternating(
     decide_again(control_loop, &current, must_match, visit_window)
 }
 
-/// Does the same policy make the same decisions over the recording, and is a changed one detected at its first window?
+/// Does the same policy repeat its decisions on the recording, and is a changed policy detected at its first window?
 #[test]
 fn the_same_policy_matches_and_a_changed_one_is_caught() {
     let dir = tempfile::tempdir().unwrap();
@@ -116,8 +116,8 @@ impl Policy for LastCpuPolicy {
     }
 }
 
-/// Does a run in which a CPU went offline and online again replay, and a log of the older version, which does not
-/// record it, differ from that window on? Is no forecast scored for the windows in which CPUs changed?
+/// Can a run be replayed in which a CPU went offline and online again? Does a log of the older version, which lacks
+/// such changes, differ from that window on? Is no forecast scored for the windows in which CPUs changed?
 #[test]
 fn a_run_whose_cpus_went_offline_replays() {
     let dir = tempfile::tempdir().unwrap();

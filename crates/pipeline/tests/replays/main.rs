@@ -1,4 +1,4 @@
-//! Does every policy, recorded on any machine, make the same decisions again from its run log?
+//! Does every policy, recorded on any machine, repeat its decisions when its run log is replayed?
 
 mod modeled_host;
 
@@ -13,7 +13,7 @@ use cachemate_trace::{RunLogReader, RunLogWriter};
 
 use modeled_host::ModeledHost;
 
-/// Parameters under which a policy acts on four tasks.
+/// Returns parameters with which the policy changes something for four tasks.
 fn parameters(policy: &str) -> &'static str {
     match policy {
         "best-by-matrix" | "worst-by-matrix" => {
@@ -35,7 +35,7 @@ fn standard(policy: &str, predictor: PredictorConfig, simulated: bool) -> Standa
     }
 }
 
-/// Records a whole run.
+/// Runs a pipeline to its end, writes its log to `path`, and returns its records.
 fn record<M: Machine>(pipeline: Pipeline, machine: M, path: &Path) -> Vec<WindowRecord> {
     let mut log = RunLogWriter::create(path, true, &pipeline.header(&machine)).expect("the log can be made");
     let mut records = Vec::new();
@@ -49,7 +49,7 @@ fn record<M: Machine>(pipeline: Pipeline, machine: M, path: &Path) -> Vec<Window
     records
 }
 
-/// Replays the log and compares it with the records: plans and reasons here, forecasts inside.
+/// Replays the log and compares plans and reasons with the records; [`replay`] itself compares forecasts.
 fn replays(policy: &str, path: &Path, records: &[WindowRecord]) {
     let log = RunLogReader::open(path).expect("the log can be read");
     let mut index = 0;
@@ -61,8 +61,7 @@ fn replays(policy: &str, path: &Path, records: &[WindowRecord]) {
     assert_eq!(windows as usize, records.len(), "'{policy}'");
 }
 
-/// Does every policy replay on a host in closed loop, with counters and without, including evicted lines and
-/// roll-backs?
+/// Does every policy replay on a modeled host, with counters and without, including evicted lines and roll-backs?
 #[test]
 fn every_policy_recorded_on_a_host_replays() {
     let dir = tempfile::tempdir().unwrap();

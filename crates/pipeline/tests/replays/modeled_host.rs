@@ -1,5 +1,6 @@
-//! A host in closed loop without a kernel: two victims and two streams on two last-level caches. Their speeds follow
-//! from the sharing of caches, and probes are answered as on a live machine, with counters or without.
+//! A host modeled in closed loop without a kernel: two victims and two streams on two last-level caches. The
+//! programs' speeds follow from the caches that they share. Probes are answered as on a live machine, with counters
+//! or without.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ pub const WINDOW_NS: u64 = 1_000_000_000;
 const TASKS: u32 = 4;
 const COUNTED_FROM: u64 = 6;
 
-/// The host.
+/// The modeled host.
 pub struct ModeledHost {
     topology: Topology,
     capabilities: Capabilities,
@@ -20,7 +21,7 @@ pub struct ModeledHost {
 }
 
 impl ModeledHost {
-    /// With counters, or as a virtual machine without them.
+    /// Creates a host with counters, or one that resembles a virtual machine without counters.
     pub fn new(counters: bool, windows: u64) -> Self {
         let topology = test_support::last_level_caches(2, 2, CacheLevel::L3, 16 << 20);
         let mut can = vec![Ability::ProbeFromOutside, Ability::Affinity, Ability::Weights, Ability::Gangs];
@@ -48,7 +49,8 @@ impl ModeledHost {
         task >= 2
     }
 
-    /// Nanoseconds an access: a victim beside a stream goes to memory (figures of the modeled lab).
+    /// Returns the time of one access in nanoseconds: a victim beside a stream goes to memory (figures of the modeled
+    /// lab).
     fn access_ns(&self, task: u32) -> f64 {
         let cache = |task: u32| self.cpu_of(task) / 2;
         let beside_stream = (2..TASKS).any(|stream| stream != task && cache(stream) == cache(task));
@@ -59,7 +61,7 @@ impl ModeledHost {
         }
     }
 
-    /// Noise of a few percent that differs between windows and is the same in every run.
+    /// Returns noise of a few percent that varies between windows and is identical in every run.
     fn noise(&self, task: u32) -> f64 {
         let mixed = (self.window * 7 + u64::from(task) * 13) % 11;
         1.0 + (mixed as f64 - 5.0) / 200.0
@@ -76,7 +78,7 @@ impl ModeledHost {
         ];
         let reading =
             |&(event, count): &(CounterEvent, f64)| EventCount { event, count: count as u64, enabled_share: 1.0 };
-        // Counters start late, as in the modeled lab, where programs start one after the other.
+        // Counting starts late, as in the modeled lab, where programs start one after the other.
         let counts = if self.counters && self.window >= COUNTED_FROM {
             EventCounts(readings.iter().map(reading).collect())
         } else {

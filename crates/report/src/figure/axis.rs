@@ -5,7 +5,7 @@ use crate::text::{number, size_text};
 /// The scale of an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AxisScale {
-    /// Equal differences have equal distances.
+    /// Linear: equal differences have equal distances.
     #[default]
     Linear,
     /// Logarithmic, in decades. Values of zero and below are drawn at the low end.
@@ -57,10 +57,11 @@ pub(super) struct AxisLayout<'a> {
 }
 
 impl<'a> AxisLayout<'a> {
-    /// With `zero`, a linear axis without a given range starts at zero if no value is below it.
+    /// Lays out `axis` between the two pixels of `pixels`. With `zero`, a linear axis without a given range starts at
+    /// zero unless a value is below zero.
     pub fn new(axis: &'a Axis, values: impl Iterator<Item = f64>, pixels: (f64, f64), zero: bool) -> Self {
         let logarithmic = axis.scale != AxisScale::Linear;
-        // Beyond this, differences and quotients of the ends would not be finite.
+        // Differences and quotients of larger or smaller values would not be finite.
         let is_usable = |value: &f64| value.abs() < 1e150 && (!logarithmic || *value > 1e-150);
         let (mut low, mut high) = axis.range.unwrap_or_else(|| {
             let named_positions = axis.names.iter().map(|(position, _)| *position);
@@ -148,7 +149,7 @@ impl<'a> AxisLayout<'a> {
     }
 }
 
-/// A range that contains the data, with round ends, and zero unless the data goes below it.
+/// Returns a range with round ends that contains the data, and also zero unless all data are below it.
 fn settle_linear(low: f64, high: f64, zero: bool) -> (f64, f64) {
     let low = if zero { low.min(0.0) } else { low };
     let high = if zero { high.max(0.0) } else { high };

@@ -6,12 +6,12 @@ use super::chart::legend;
 use super::svg::{Anchor, Drawing, Svg, text_width};
 use crate::text::number;
 
-/// One value; `None` leaves its position empty.
+/// One bar of a group.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct ChartBar {
-    /// Height of the bar, in the unit of the y axis.
+    /// Height of the bar, in the unit of the y axis; `None` leaves the bar's position empty.
     pub value: Option<f64>,
-    /// Ends of its confidence interval.
+    /// Lower and upper end of the confidence interval.
     pub interval: Option<(f64, f64)>,
 }
 
@@ -41,9 +41,9 @@ pub struct BarChart {
     pub series: Vec<String>,
     /// Groups from left to right.
     pub groups: Vec<BarGroup>,
-    /// Are bars stacked instead of side by side (breakdowns)? Values below zero go downward.
+    /// Are the bars of a group stacked instead of drawn side by side? Stacked values below zero extend downward.
     pub stacked: bool,
-    /// Reference levels.
+    /// Reference levels: label and value in the unit of the y axis.
     pub references: Vec<(String, f64)>,
     /// Size in pixels; `None` for 680 x 340.
     pub size: Option<(f64, f64)>,
@@ -59,7 +59,7 @@ impl BarChart {
         self.draw().inline()
     }
 
-    /// All levels that must be inside the y axis.
+    /// All values that the y axis must include.
     fn levels(&self) -> Vec<f64> {
         let mut levels: Vec<f64> = self.references.iter().map(|(_, level)| *level).collect();
         for group in &self.groups {

@@ -12,9 +12,9 @@ pub struct ChartPoint {
     pub x: f64,
     /// Value in the unit of the y axis.
     pub y: f64,
-    /// Ends of the interval; `None` if the value is exact, or if its error is unknown.
+    /// Lower and upper end of the confidence interval; `None` if the value is exact, or if its error is unknown.
     pub interval: Option<(f64, f64)>,
-    /// Tooltip; `None` for the values themselves.
+    /// Tooltip; `None` to show the values of `x` and `y`.
     pub title: Option<String>,
 }
 
@@ -56,11 +56,11 @@ pub struct Series {
     pub points: Vec<ChartPoint>,
     /// Mark of the points.
     pub mark: Mark,
-    /// Style of their intervals.
+    /// Style of the points' intervals.
     pub spread: IntervalStyle,
-    /// Is the line dashed? Points are drawn as usual.
+    /// Is the line dashed? Points are not affected.
     pub dashed: bool,
-    /// Index of its color; `None` for the next one. The same index in two figures gives the same color.
+    /// Index of the series' color; `None` for the next unused color. Equal indices give equal colors in all figures.
     pub color: Option<usize>,
 }
 
@@ -263,7 +263,7 @@ impl ChartLayout<'_> {
         }
     }
 
-    /// Written after the data, which would otherwise cover it.
+    /// Draws the label of a reference. Labels are drawn after the data, because the data would otherwise cover them.
     fn reference_label(&mut self, reference: &ReferenceLine) {
         let (y, label) = match reference {
             ReferenceLine::Y { label, at } => (self.y.position(*at) - 5.0, label),

@@ -3,13 +3,13 @@
 use super::svg::{Anchor, Drawing, Svg, text_width};
 use crate::text::number;
 
-/// Meaning of the color.
+/// Color scale of a heat map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Shade {
     /// Colors from neutral to hot; values below zero are cool.
     #[default]
     Heat,
-    /// Grays from white to black (shMaps, activity vectors).
+    /// Grays from white to black, for shMaps and activity vectors.
     Grey,
 }
 
@@ -22,23 +22,23 @@ pub struct HeatMap {
     pub rows: Vec<String>,
     /// Names of the columns, from the left.
     pub columns: Vec<String>,
-    /// Role of the rows.
+    /// Label of the axis of rows.
     pub row_label: String,
-    /// Role of the columns.
+    /// Label of the axis of columns.
     pub column_label: String,
-    /// Values by row and column; dimensions as given by the names.
+    /// Values by row and column; as many as there are names.
     pub values: Vec<Vec<Option<f64>>>,
-    /// Value of the strongest color; `None` for the largest magnitude.
+    /// The value that has the strongest color; `None` for the largest magnitude in the map.
     pub full: Option<f64>,
     /// The scale of colors.
     pub shade: Shade,
-    /// Unit written after the number, with a space (`%`).
+    /// Unit written after each number and a blank, such as `%`.
     pub unit: String,
     /// Digits after the point; `None` for three significant digits.
     pub decimals: Option<usize>,
-    /// Is the color by the square root of the value, so that one very hot cell does not make the others look alike?
+    /// Does the color follow the square root of the value? Otherwise one very hot cell makes all others look alike.
     pub by_root: bool,
-    /// Are numbers omitted (large maps)? Names are omitted if rows are thinner than text.
+    /// Are numbers omitted, as in large maps? Names are also omitted if rows are thinner than text.
     pub bare: bool,
 }
 

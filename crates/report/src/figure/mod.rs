@@ -1,8 +1,8 @@
-//! Figures as SVG: the same few kinds serve the HTML report, the command line and the papers' figures.
+//! Figures as SVG: a few kinds of charts that the HTML report, the command line and the papers' figures share.
 //!
-//! A figure is plain data ([`Chart`], [`HeatMap`], [`BarChart`], [`TimelineChart`]); `svg()` gives a standalone file,
-//! and `inline()` the same drawing without its style, for a page that includes [`STYLE`]. Colors are names that the
-//! style defines, so that one drawing serves light and dark. The same data gives the same bytes.
+//! A figure is plain data ([`Chart`], [`HeatMap`], [`BarChart`], [`TimelineChart`]). `svg()` returns a standalone
+//! file, and `inline()` returns the same drawing without its style, for a page that includes [`STYLE`]. Colors are
+//! names that the style defines, so one drawing serves both light and dark mode. Equal data give equal bytes.
 
 mod axis;
 mod bars;
@@ -18,8 +18,8 @@ pub use heat_map::{HeatMap, Shade};
 pub use svg::Drawing;
 pub use timeline::{Lane, TimelineChart, TimelineSpan};
 
-/// The style that every figure needs, once per page: colors for light and dark, and text sizes.
+/// The style sheet that every figure needs, included once per page: colors for light and dark mode, and text sizes.
 pub const STYLE: &str = include_str!("figure.css");
 
-/// Number of colors for series; additional series reuse them with dashes.
+/// Number of colors for series; further series reuse the colors with dashed lines.
 pub const COLORS: usize = 8;

@@ -1,4 +1,4 @@
-//! Writing of SVG, with escaped text, and with short numbers that are the same everywhere.
+//! Writes SVG with escaped text, and with short numbers that do not depend on the host.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use maud::{Markup, PreEscaped, Render, html};
 
 use crate::text::{EscapedText, trim_lines};
 
-/// A coordinate, to a hundredth of a pixel.
+/// Formats a coordinate, rounded to a hundredth of a pixel.
 pub(super) fn px(value: f64) -> String {
     trim_lines(format!("{value:.2}"))
 }
@@ -56,7 +56,8 @@ pub(super) struct Svg {
 }
 
 impl Svg {
-    /// `label` is the text for screen readers: the title or, without one, the names of the axes.
+    /// An empty drawing. `label` is the text for screen readers: the title or, without a title, the names of the
+    /// axes.
     pub fn new(width: f64, height: f64, label: &[&str]) -> Self {
         let label = label.iter().find(|label| !label.trim().is_empty());
         Svg { width, height, label: escape(label.unwrap_or(&"figure")), body: String::new() }
@@ -103,7 +104,7 @@ impl Svg {
         self.push(format_args!(r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#));
     }
 
-    /// A rectangle from its corner; negative extents count as zero. `title` is the tooltip.
+    /// Draws a rectangle from its upper left corner; negative extents count as zero. `title` is the tooltip.
     pub fn rect(&mut self, class: &str, corner: (f64, f64), extent: (f64, f64), opacity: Option<f64>, title: &str) {
         let opacity = opacity.map(|o| format!(r#" fill-opacity="{}""#, px(o))).unwrap_or_default();
         let (x, y) = (px(corner.0), px(corner.1));
@@ -114,7 +115,7 @@ impl Svg {
         ));
     }
 
-    /// A line through the points, or an area if the class fills it.
+    /// Draws a line through the points, or an area if the style fills `class`.
     pub fn path(&mut self, class: &str, points: &[(f64, f64)], closed: bool) {
         if points.is_empty() {
             return;
@@ -138,7 +139,7 @@ impl Svg {
         self.push(format_args!(r#"<text class="{class}" x="{x}" y="{y}"{anchor}>{text}</text>"#));
     }
 
-    /// A text that reads upward, centered on its point.
+    /// Draws a text that reads upward, centered at `at`.
     pub fn draw_text_upwards(&mut self, class: &str, point: (f64, f64), text: &str) {
         let (x, y, text) = (px(point.0), px(point.1), escape(text));
         self.push(format_args!(
@@ -146,7 +147,7 @@ impl Svg {
         ));
     }
 
-    /// A slanted text, for long names under columns; it ends at its point.
+    /// Draws a slanted text that ends at `at`, for long names under columns.
     pub fn draw_text_leaning(&mut self, class: &str, point: (f64, f64), text: &str) {
         let (x, y, text) = (px(point.0), px(point.1), escape(text));
         self.push(format_args!(
@@ -176,8 +177,8 @@ impl Svg {
     }
 }
 
-/// A finished drawing without its style. Only this module creates one, so that no page can mistake foreign text for
-/// markup.
+/// A finished drawing without its style. Only this module creates drawings, so that a page cannot mistake untrusted
+/// text for markup.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Drawing(String);
 
@@ -189,7 +190,7 @@ impl Drawing {
 }
 
 impl Render for Drawing {
-    /// A box that scrolls, with the keyboard as well, if the window is narrower than the drawing.
+    /// Wraps the drawing in a box that scrolls, also by keyboard, if the window is narrower than the drawing.
     fn render(&self) -> Markup {
         html! { div.figure tabindex="0" { (PreEscaped(&self.0)) } }
     }
@@ -199,8 +200,8 @@ fn title_element(title: &str) -> String {
     if title.is_empty() { String::new() } else { format!("<title>{}</title>", escape(title)) }
 }
 
-/// Approximate width of a text in pixels, because no font is available to measure it. The estimate is on the wide side
-/// for the style's font.
+/// Estimates the width of a text in pixels, because no font is available to measure it. For the style's font, the
+/// estimate is slightly too large.
 pub(super) fn text_width(text: &str) -> f64 {
     text.chars()
         .map(|c| {

@@ -1,4 +1,4 @@
-//! Lanes over time: locations of tasks, phases, turns of gangs.
+//! Lanes over time: locations of tasks, phases, and turns of gangs.
 
 use super::COLORS;
 use super::axis::{Axis, AxisLayout};
@@ -6,7 +6,7 @@ use super::chart::legend;
 use super::svg::{Anchor, Drawing, Svg, text_width};
 use crate::text::number;
 
-/// A time span.
+/// A time span of one kind, such as a task's stay on one cache.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct TimelineSpan {
     /// Start, in the unit of the x axis.
@@ -15,7 +15,7 @@ pub struct TimelineSpan {
     pub to: f64,
     /// Index into [`TimelineChart::kinds`].
     pub kind: usize,
-    /// Tooltip; if empty, the kind's name.
+    /// Tooltip; if it is empty, the name of the kind is shown.
     pub title: String,
 }
 
@@ -24,7 +24,7 @@ pub struct TimelineSpan {
 pub struct Lane {
     /// Name at the left of the lane.
     pub name: String,
-    /// Its spans.
+    /// Spans of the lane.
     pub spans: Vec<TimelineSpan>,
 }
 
@@ -39,7 +39,7 @@ pub struct TimelineChart {
     pub kinds: Vec<String>,
     /// Lanes from the top.
     pub lanes: Vec<Lane>,
-    /// Important points in time, marked across all lanes.
+    /// Marked times across all lanes: label and position in the unit of the x axis.
     pub marks: Vec<(String, f64)>,
 }
 

@@ -1,11 +1,11 @@
-//! A plan as one box per cache, with the reasons below.
+//! A plan as one box per cache, with the reasons below the boxes.
 
 use super::Paint;
 use crate::results::{CacheAssignment, PlanResult};
 use crate::table::{Align, pad, width};
 use crate::text::{format_fixed, number};
 
-/// Boxes side by side as far as the terminal is wide, then the reasons by program, then the alternatives.
+/// Draws as many boxes side by side as the terminal is wide, then the reasons by program, then the alternatives.
 pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
     let boxes: Vec<Vec<String>> = plan.caches.iter().map(|cache| render_box(cache, &plan.unit, paint)).collect();
     let mut text = String::new();
@@ -70,7 +70,7 @@ fn join_side_by_side(boxes: &[Vec<String>]) -> String {
     text
 }
 
-/// Words wrapped to the width, with the first line less indented than the rest.
+/// Wraps words to the width; the first line is indented less than the others.
 fn indent(words: &str, width_limit: usize) -> String {
     let mut text = String::new();
     let mut line = " ".to_string();

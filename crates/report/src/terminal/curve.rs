@@ -4,23 +4,23 @@ use super::{Paint, SERIES};
 use crate::table::{Align, pad};
 use crate::text::{number, size_text};
 
-/// One curve.
+/// One curve of a picture.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CurveLine {
-    /// Name beside its color.
+    /// Name of the curve, printed in its color.
     pub name: String,
-    /// Size in bytes, ascending, and the value there.
+    /// Size in bytes, ascending, and the value at that size.
     pub points: Vec<(u64, f64)>,
 }
 
 const ROWS: usize = 12;
 
-/// Dot (column, row) of a Braille character, as its bit.
+/// Bit of a Braille character, by column and row of the dot.
 const DOT: [[u8; 4]; 2] = [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]];
 
 struct Canvas {
     columns: usize,
-    /// Dots, and the series that drew last, per character.
+    /// Dots of each character, and the series that drew a dot there last.
     cells: Vec<(u8, usize)>,
 }
 
@@ -34,7 +34,8 @@ impl Canvas {
     }
 }
 
-/// Curves over cache size, on a logarithmic size axis, with values from zero. Empty if there is nothing to draw.
+/// Draws curves over a logarithmic axis of cache sizes, with values from zero. Returns an empty text if there is
+/// nothing to draw.
 pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String {
     let points = || lines.iter().flat_map(|line| &line.points).filter(|(bytes, value)| *bytes > 0 && value.is_finite());
     let (Some(low), Some(high)) = (points().map(|p| p.0).min(), points().map(|p| p.0).max()) else {
@@ -109,7 +110,7 @@ fn series_color(paint: Paint, series: usize, text: &str) -> String {
     paint.sgr(&format!("38;5;{}", SERIES[series % SERIES.len()]), text)
 }
 
-/// The axis line, with sizes below it where they fit.
+/// The axis line, above those sizes that fit below it.
 fn size_axis(gutter: usize, columns: usize, low: u64, high: u64, place: &dyn Fn(f64) -> f64) -> String {
     let mut rule = vec!['─'; columns];
     let mut names = vec![' '; columns + gutter + 8];
@@ -132,7 +133,7 @@ fn size_axis(gutter: usize, columns: usize, low: u64, high: u64, place: &dyn Fn(
     format!("{}└{}\n{}\n", " ".repeat(gutter), rule.into_iter().collect::<String>(), names.trim_end())
 }
 
-/// Names in lines of at most `width` columns.
+/// Wraps names into lines of at most `width` columns.
 fn wrap(names: Vec<String>, width: usize) -> String {
     let mut text = String::new();
     let mut used_width = 0;
@@ -149,7 +150,7 @@ fn wrap(names: Vec<String>, width: usize) -> String {
     text + "\n"
 }
 
-/// Values as blocks of eight heights, from zero to `most`; a blank for `None`.
+/// Draws values as blocks of eight heights, from zero to `most`; `None` is a blank.
 pub fn sparkline(values: &[Option<f64>], max_value: f64) -> String {
     let block = |value: f64| {
         let eighth = if max_value > 0.0 { (value / max_value * 8.0).clamp(0.0, 8.0) } else { 0.0 };

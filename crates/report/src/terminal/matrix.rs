@@ -1,16 +1,17 @@
-//! Pairwise slowdowns as a matrix in colors, or in shades if there are none.
+//! Pairwise slowdowns as a matrix in colors, or in shades if colors are disabled.
 
 use super::Paint;
 use crate::results::CostTable;
 use crate::table::{Align, pad, width};
 use crate::text::number;
 
-/// From calm to hot, of the 256-color palette.
+/// Colors from calm to hot, from the 256-color palette.
 const HEAT: [u8; 6] = [0, 58, 94, 130, 166, 160];
-/// The same scale without color, as a character behind the number.
+/// Characters behind the numbers that represent the same scale without color.
 const SHADES: [&str; 6] = [" ", "·", "░", "▒", "▓", "█"];
 
-/// The matrix under its names, with a line that explains its direction: the column's program slows down the row's.
+/// Draws the matrix under its names, with a line that explains its direction: the column's program slows down the
+/// row's.
 pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     let percent = matrix.unit == "percent";
     let shown = |value: f64| if percent { format!("{value:.1}") } else { number(value) };
@@ -46,7 +47,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
 
 fn render_cell(value: Option<(String, f64)>, cell: usize, paint: Paint) -> String {
     let Some((shown, share)) = value else { return pad("– ", cell, Align::Right) };
-    // By the square root, so that one very hot pair does not make all others look alike.
+    // The color follows the square root, because one very hot pair would otherwise make all others look alike.
     let step = (share.clamp(0.0, 1.0).sqrt() * (HEAT.len() - 1) as f64 + 0.5) as usize;
     if paint.color {
         let padded = format!("{} ", pad(&shown, cell - 1, Align::Right));
@@ -59,7 +60,7 @@ fn render_cell(value: Option<(String, f64)>, cell: usize, paint: Paint) -> Strin
     format!("{}{}", pad(&shown, cell - 1, Align::Right), SHADES[step])
 }
 
-/// Names truncated to `most` characters if all of them stay distinct, otherwise the full names.
+/// Truncates names to `most` characters if they stay distinct; otherwise returns the full names.
 fn shorten_names(names: &[String], max_chars: usize) -> Vec<String> {
     let short_names: Vec<String> = names.iter().map(|name| name.chars().take(max_chars).collect()).collect();
     let mut distinct_names = short_names.clone();

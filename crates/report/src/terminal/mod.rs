@@ -1,7 +1,7 @@
 //! Pictures for a terminal: a curve in dots, a colored matrix, a plan as boxes.
 //!
-//! Each takes a [`Paint`], which the command derives from the terminal. Without color, the characters alone convey the
-//! same information; without Unicode, nothing here is used.
+//! Each function takes a [`Paint`], which the command derives from the terminal. Without color, the characters alone
+//! convey the same information. A terminal without Unicode gets none of these pictures.
 
 mod boxes;
 mod curve;
@@ -16,23 +16,23 @@ pub use matrix::matrix_picture;
 pub struct Paint {
     /// Does the terminal support colors, and are they wanted?
     pub color: bool,
-    /// Width in columns.
+    /// Width of the terminal in columns.
     pub width: usize,
 }
 
 impl Paint {
-    /// No color, 80 columns: for files and pipes.
+    /// No color and 80 columns, for files and pipes.
     pub const PLAIN: Paint = Paint { color: false, width: 80 };
 
-    /// The text under an SGR code (`1` bold, `2` faint, `38;5;n` color) if colors are enabled.
+    /// Applies an SGR code (`1` bold, `2` faint, `38;5;n` color) to the text if colors are enabled.
     pub fn sgr(&self, code: &str, text: &str) -> String {
         if self.color { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_string() }
     }
-    /// The text in bold if colors are enabled.
+    /// Returns the text in bold if colors are enabled.
     pub fn style_bold(&self, text: &str) -> String {
         self.sgr("1", text)
     }
-    /// The text in faint if colors are enabled.
+    /// Returns the text in faint if colors are enabled.
     pub fn style_faint(&self, text: &str) -> String {
         self.sgr("2", text)
     }

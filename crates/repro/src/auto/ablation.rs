@@ -1,8 +1,8 @@
-//! `AUTO-ABLATION`: the gain that `auto` loses without one of its parts.
+//! `AUTO-ABLATION`: the gain that `auto` loses if one of its parts is disabled.
 //!
-//! Problem: a part that brings nothing costs its code. Method: the drawn mixes of `AUTO` run under the default, under
-//! `auto`, and under `auto` without each part, which is a parameter of the policy. Properties: a mix counts once, with
-//! the mean over its machine seeds; intervals are by bootstrap over mixes ([`super::bounds`]).
+//! Problem: a part of the policy without a benefit should be removed. Method: the drawn mixes of `AUTO` run under the
+//! default, under `auto`, and under `auto` without each part, which a parameter disables. Properties: each mix counts
+//! once, with the mean over its machine seeds; intervals are by bootstrap over mixes ([`super::bounds`]).
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar};
 
@@ -12,7 +12,7 @@ use super::families::{AutoMix, ScoreKind, run_all};
 use super::run::AutoContender;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
-/// The parts, as in tables and in the policy's parameter.
+/// Parts of the policy: name in tables, and value of the parameter that disables the part.
 const PARTS: [(&str, &str); 5] = [
     ("evidence", "evidence"),
     ("joint search", "joint-search"),
@@ -20,7 +20,7 @@ const PARTS: [(&str, &str); 5] = [
     ("phases", "phases"),
     ("probes", "probes"),
 ];
-/// Positions of the default and of the whole policy among the contenders; the ablations follow.
+/// Positions of the default and of the full policy among the contenders; the ablations follow.
 const DEFAULT: usize = 0;
 const WHOLE: usize = 1;
 
@@ -32,7 +32,7 @@ fn contender_list() -> Vec<AutoContender> {
     baselines.into_iter().chain(ablated).collect()
 }
 
-/// Gain of the whole policy over a contender, in percent: the mean over machine seeds.
+/// Gain of the full policy over a contender in percent, as the mean over machine seeds.
 fn gain_over(mix: &AutoMix, contender: usize) -> f64 {
     let gains = mix.did.iter().map(|scores| scores[WHOLE].gain_over(&scores[contender], ScoreKind::WeightedSpeedup));
     mean(&gains.collect::<Vec<f64>>())
@@ -48,7 +48,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(findings)
 }
 
-/// Over all mixes, with the families as points.
+/// Finding over all mixes, with one point per family.
 fn finding(context: &ExperimentContext<'_>, mixes: &[AutoMix], contender: usize, what: &str) -> Finding {
     let gains: Vec<f64> = mixes.iter().map(|mix| gain_over(mix, contender)).collect();
     let (low, high) = bounds(&gains);

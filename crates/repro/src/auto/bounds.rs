@@ -4,7 +4,7 @@ use cachemate_core::SplitMix64;
 
 const DRAWS: usize = 2_000;
 
-/// Lower and upper bound of the mean; for a single value both equal it.
+/// Lower and upper bound of the mean; for a single value, both bounds equal the value.
 pub fn bounds(values: &[f64]) -> (f64, f64) {
     if values.is_empty() {
         return (f64::NAN, f64::NAN);

@@ -1,17 +1,17 @@
-//! Mixes drawn from a seed, by family: programs described by their solo behavior, relative to the machine.
+//! Draws mixes by family from a seed. Programs are described by their solo behavior, relative to the machine.
 //!
-//! A draw knows the machine's caches, CPUs and latencies, but no policy. Sizes are shares of the contended cache, so
-//! that a family means the same on every machine.
+//! A draw depends on the machine's caches, CPUs and latencies, but on no policy. Sizes are shares of the contended
+//! cache, so that a family has the same meaning on every machine.
 
 use cachemate_core::{CacheLevel, Goal, MachineSpec, SplitMix64};
 use cachemate_interval::{Demand, IntervalJob, PhasedProgram, PrivateLevel, ProgramPhase, RegionUse, SizePoint};
 use serde::Serialize;
 
-/// The property that a mix exercises.
+/// A family of mixes, defined by the property that it exercises.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MixFamily {
-    /// Threads that share data, with room for all.
+    /// Threads that share data, with enough room for all of it.
     Sharing,
     /// Programs that reuse data, beside streams.
     Contention,
@@ -19,7 +19,7 @@ pub enum MixFamily {
     Overcommitted,
     /// More programs that reuse data than can be separated: only cache partitioning helps.
     Space,
-    /// One program has the promise of a speed.
+    /// One program has the promise of a minimum speed.
     Floors,
     /// Sharing clusters, streams and programs that reuse data, all at once.
     Crossed,
@@ -27,7 +27,7 @@ pub enum MixFamily {
     Phased,
     /// Programs that arrive and exit.
     Arrivals,
-    /// No policy can gain anything.
+    /// Programs for which no policy can gain anything.
     Null,
 }
 
@@ -61,7 +61,7 @@ impl MixFamily {
     }
 }
 
-/// The machine's figures in which programs are described.
+/// Figures of the machine, relative to which programs are described.
 struct Measures {
     cache_bytes: f64,
     latency_cycles: f64,
@@ -97,7 +97,7 @@ struct MixGenerator<'a> {
 
 /// Number of points of a profile.
 const SIZES: u32 = 64;
-/// Maximum number of tasks: larger machines stay partly idle.
+/// Maximum number of tasks; larger machines remain partly idle.
 const MAX_TASKS: usize = 16;
 
 impl MixGenerator<'_> {
@@ -105,7 +105,8 @@ impl MixGenerator<'_> {
         low + (high - low) * self.generator.draw_unit()
     }
 
-    /// A phase from its fills per instruction by resident bytes; `overlap` fills share one memory latency.
+    /// A phase with these fills per instruction by resident bytes; `overlap` concurrent fills share one memory
+    /// latency.
     fn phase(&mut self, fills: impl Fn(f64) -> f64, overlap: f64, base_cycles: f64) -> ProgramPhase {
         let measures = self.measures;
         let point = |at: u32| {
@@ -139,8 +140,7 @@ impl MixGenerator<'_> {
         }
     }
 
-    /// A program that reuses a working set of this share of the cache, or two of them, and slows down with a smaller
-    /// share.
+    /// A program that reuses one or two working sets of this share of the cache, and slows down with less space.
     fn draw_keeper(&mut self, share: f64) -> ProgramPhase {
         let bytes = share * self.measures.cache_bytes;
         let (rate, hot) = (self.draw_between(0.004, 0.02), self.draw_between(0.1, 0.5));
@@ -168,7 +168,7 @@ impl MixGenerator<'_> {
         self.phase(move |occupancy| rate * (1.0 - occupancy / bytes).max(0.0) + 1e-7, 0.7, base)
     }
 
-    /// A program of `threads` threads that read and write one region.
+    /// A process of `threads` threads that read and write one region.
     fn sharers(&mut self, number: u32, threads: u32) -> IntervalJob {
         let share = self.draw_between(0.05, 0.2);
         let mut phase = self.draw_keeper(share);
@@ -235,7 +235,8 @@ impl MixGenerator<'_> {
                 jobs
             }
             MixFamily::Sharing => {
-                // Quiet programs come first, so that the threads of a process do not happen to fill a cache exactly.
+                // Quiet programs come first, because the threads of a process could otherwise fill a cache exactly by
+                // chance.
                 let threads = measures.cores_per_cache.min(4);
                 let first = 1 + self.generator.draw_below(measures.cores_per_cache as u64 - 1) as usize;
                 let processes = (tasks.saturating_sub(first) / threads).max(1);
@@ -278,7 +279,7 @@ impl MixGenerator<'_> {
         }
     }
 
-    /// Makes the job alternate between two behaviors.
+    /// Makes the job alternate between two kinds of behavior.
     fn add_phases(&mut self, job: &mut IntervalJob, length_ns: u64) {
         let other_phase = if job.name.starts_with("stream") { self.draw_quiet() } else { self.stream() };
         let instr_per_s = self.measures.hertz;
@@ -306,7 +307,7 @@ fn job(name: &str, phase: ProgramPhase) -> IntervalJob {
     IntervalJob { name: name.to_string(), ..IntervalJob::new(program) }
 }
 
-/// The programs of one mix; `None` if the machine has no data cache, or the family does not apply to it.
+/// Draws the programs of one mix; `None` if the machine has no data cache, or the family does not apply to it.
 pub fn mix(machine: &MachineSpec, family: MixFamily, seed: u64, length_ns: u64) -> Option<Vec<IntervalJob>> {
     let measures = Measures::from_machine(machine)?;
     let divides = machine.pages.colors.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());

@@ -1,4 +1,4 @@
-//! Every mix under every contender, on several machine seeds.
+//! Runs every mix under every contender, on several machine seeds.
 
 use cachemate_core::MachineSpec;
 use cachemate_interval::IntervalJob;
@@ -10,10 +10,10 @@ use super::run::{AutoContender, ContenderRun, run};
 use crate::setup::failed;
 use crate::{ExperimentContext, ReproError};
 
-/// Machine seeds: the first chooses the best single mechanism, the others score.
+/// Number of machine seeds: the first selects the best single mechanism, and the others score.
 const MACHINE_SEEDS: u64 = 3;
 
-/// The compared policies, the default first and `auto` last.
+/// The compared policies: the default is first and `auto` last.
 pub fn contender_list() -> Vec<AutoContender> {
     let mechanism_only =
         |title: &'static str, mechanisms: &str| AutoContender::new(title, "auto", &format!("disable = [{mechanisms}]"));
@@ -31,27 +31,27 @@ pub fn contender_list() -> Vec<AutoContender> {
     ]
 }
 
-/// The rows of [`contender_list`] that are single mechanisms.
+/// Positions in [`contender_list`] of the single mechanisms.
 pub fn single_mechanisms() -> std::ops::Range<usize> {
     1..contender_list().len() - 1
 }
 
-/// The scores of one contender on one machine seed.
+/// Scores of one contender on one machine seed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ContenderScore {
-    /// Mean over jobs of speed relative to solo speed, from arrival on.
+    /// Mean over jobs of speed divided by solo speed, from each job's arrival.
     pub weighted_speedup: f64,
-    /// Harmonic mean of the same ratios: throughput and fairness in one number.
+    /// Harmonic mean of the same ratios, which combines throughput and fairness.
     pub harmonic_mean: f64,
     /// Instructions per second of all jobs together.
     pub instr_per_s: f64,
-    /// Largest ratio of run time to solo run time.
+    /// Largest run time divided by solo run time.
     pub worst_slowdown: f64,
-    /// Share of settled windows in which a promised speed was kept; `None` = no speed was promised.
+    /// Share of settled windows in which a promised speed was kept; `None` if no speed was promised.
     pub floors_kept: Option<f64>,
 }
 
-/// The measure by which a contender is judged.
+/// The measure by which contenders are judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScoreKind {
     WeightedSpeedup,
@@ -61,7 +61,7 @@ pub enum ScoreKind {
 }
 
 impl ContenderScore {
-    /// Gain over another contender, in percent; in points for the worst slowdown, where less is better.
+    /// Gain over another contender in percent, or in points for the worst slowdown, where smaller is better.
     pub fn gain_over(&self, other: &Self, score_kind: ScoreKind) -> f64 {
         let percent = |a: f64, b: f64| 100.0 * (a / b - 1.0);
         match score_kind {
@@ -73,7 +73,7 @@ impl ContenderScore {
     }
 }
 
-/// One mix with all its measurements.
+/// One mix with all scores.
 #[derive(Clone, Debug)]
 pub struct AutoMix {
     pub family: MixFamily,
@@ -84,37 +84,37 @@ pub struct AutoMix {
 }
 
 impl AutoMix {
-    /// Gain of one contender over another, in percent, for the machine seeds that score.
+    /// Gain of one contender over another in percent, for each machine seed that scores.
     pub fn gains(&self, contender: usize, baseline: usize) -> Vec<f64> {
         self.gains_by(ScoreKind::WeightedSpeedup, contender, baseline)
     }
 
-    /// The same gain by another measure.
+    /// Gains as in [`Self::gains`], by another measure.
     pub fn gains_by(&self, score_kind: ScoreKind, contender: usize, baseline: usize) -> Vec<f64> {
         self.did.iter().skip(1).map(|did| did[contender].gain_over(&did[baseline], score_kind)).collect()
     }
 
-    /// The single mechanism that was best on the first machine seed.
+    /// Position of the single mechanism that was best on the first machine seed.
     pub fn best_single(&self) -> usize {
         let value = |index: usize| self.did[0][index].weighted_speedup;
         single_mechanisms().reduce(|a, b| if value(b) > value(a) { b } else { a }).unwrap_or(0)
     }
 }
 
-/// Length of the run of a job alone on the machine.
+/// Length of a solo run.
 const ALONE_NS: u64 = 60_000_000_000;
 
-/// A job's solo speed over time.
+/// Solo speed of a job over time.
 #[derive(Serialize, Deserialize)]
 struct SoloCourse {
     instr_per_s: f64,
-    /// Seconds, and instructions completed by then, of a program with phases, whose instructions are not all equal
-    /// work.
+    /// Seconds, and instructions completed by then, for a program with phases, whose instructions are not equal work.
     course: Vec<(f64, f64)>,
 }
 
 impl SoloCourse {
-    /// Speed relative to solo speed at equal work: the solo time for these instructions over the time that they took.
+    /// Speed relative to solo speed at equal work: solo time for these instructions, divided by the time that they
+    /// took.
     fn speed(&self, instr_per_s: f64, seconds: f64) -> f64 {
         let work_done = instr_per_s * seconds;
         let next = self.course.partition_point(|&(_, instructions)| instructions < work_done);
@@ -154,10 +154,10 @@ fn score_run(jobs: &[IntervalJob], alone: &[SoloCourse], outcome: &ContenderRun,
     }
 }
 
-/// Draws so many mixes of each family on each machine, and runs them under all contenders.
+/// Draws a number of mixes of each family on each machine, and runs them under all contenders.
 ///
 /// # Errors
-/// An unknown machine, a run that fails, or the interruption.
+/// A machine is unknown, a run fails, or the user interrupts.
 pub fn run_all(
     context: &ExperimentContext<'_>,
     mixes: u32,

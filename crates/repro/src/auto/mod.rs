@@ -1,10 +1,11 @@
-//! `AUTO`: the integrated policy on mixes that no policy was tuned for, against every baseline, from arrival on.
+//! `AUTO`: compares the integrated policy with every baseline, on mixes for which no policy was tuned.
 //!
 //! Problem: a policy that chooses among mechanisms has to match the best of them on every kind of mix, and must never
-//! lose. Method: mixes are drawn by family from seeds ([`draw`]) and run on the interval machine at nominal time
-//! ([`run()`]). Each runs under the default, under single mechanisms, and under `auto`; the best single mechanism of a
-//! mix is chosen on one machine seed and scored on another. Properties: the same seed and machine give the same
-//! numbers; all mixes count; bounds are one-sided 95 %, by bootstrap over mixes ([`bounds`]).
+//! lose. Method: mixes are drawn by family from seeds ([`draw`]) and run on the interval machine in nominal time
+//! ([`run()`]) under the default, under single mechanisms, and under `auto`. Runs are measured from the arrival of
+//! each program, so the time in which a policy learns counts. The best single mechanism of a mix is chosen on one
+//! machine seed and scored on others. Properties: the same seed and machine give the same numbers; all mixes count;
+//! bounds are one-sided 95 % bounds by bootstrap over mixes ([`bounds`]).
 
 mod ablation;
 mod bounds;
@@ -18,8 +19,8 @@ use crate::Experiment;
 pub use draw::{FAMILIES, MixFamily};
 pub use run::{AutoContender, ContenderRun, run};
 
-/// Machines of the development mixes: no way masks and few caches; many small caches behind one bus; way masks and
-/// large caches.
+/// Machines of the development mixes: one without way masks and with few caches, one with many small caches behind
+/// one bus, and one with way masks and large caches.
 pub const MACHINES: [&str; 3] = ["opteron-2350", "xeon-x5365", "epyc-7742?cores_per_package=8&contexts_per_core=1"];
 
 /// Experiments that are not from a paper.

@@ -1,4 +1,4 @@
-//! AUTO: the targets of the integrated policy, and the results of the mixes against them.
+//! Results of `AUTO` compared with their targets.
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
@@ -25,12 +25,12 @@ fn finding(
     Finding::new(id, title, PAPER, unit, target, &[(context.seeds[0], value)])
 }
 
-/// Mean over the machine seeds that score.
+/// Mean gain of `auto` over a contender, over the machine seeds that score.
 fn gain(mix: &AutoMix, baseline: usize) -> f64 {
     mean(&mix.gains(contender_list().len() - 1, baseline))
 }
 
-/// Lower bound of the geometric mean of gains in percent.
+/// Lower bound of the geometric mean of gains, in percent.
 fn lower_bound(percents: &[f64]) -> f64 {
     let logs: Vec<f64> = percents.iter().map(|percent| (percent / 100.0).max(-0.999).ln_1p()).collect();
     100.0 * bounds(&logs).0.exp_m1()
@@ -94,7 +94,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
     Ok(findings)
 }
 
-/// Points by which the worst-off job is slower than under the default.
+/// Finding about the job that is worst off: by how many points it is slower than under the default.
 fn slower_than_default(context: &ExperimentContext<'_>, subject: &str, mixes: &[&AutoMix]) -> Finding {
     let auto = contender_list().len() - 1;
     let points = |mix: &AutoMix| mean(&mix.gains_by(ScoreKind::WorstSlowdown, auto, 0));
@@ -102,7 +102,7 @@ fn slower_than_default(context: &ExperimentContext<'_>, subject: &str, mixes: &[
     finding("AUTO-7", subject, "points", ResultTarget::AtMost { target: 2.0, paper_best: None }, max_points, context)
 }
 
-/// The findings of one family, by kind: against the best single mechanism in hindsight, and against the default.
+/// Findings of one family: against the best single mechanism in hindsight, and against the default.
 fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[&AutoMix]) -> Vec<Finding> {
     if mixes.is_empty() {
         return Vec::new();
@@ -141,7 +141,7 @@ fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[
     findings
 }
 
-/// `auto` against each baseline separately, over all mixes: no fixed policy is better.
+/// Findings against each single baseline over all mixes, which show whether a fixed policy is better.
 fn baselines(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding> {
     let against = |(at, baseline): (usize, &AutoContender)| {
         let title = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.title);
@@ -158,7 +158,7 @@ fn baselines(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding
     contenders[..contenders.len() - 1].iter().enumerate().map(against).collect()
 }
 
-/// A mix fails if its one-sided upper bound is below -1 %.
+/// Finding about mixes that lose against the default: those whose one-sided upper bound is below -1 %.
 fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding {
     let auto = contender_list().len() - 1;
     let fails = |mix: &&AutoMix| bounds(&mix.gains(auto, 0)).1 < -1.0;
@@ -173,7 +173,7 @@ fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> 
         .with_note(note)
 }
 
-/// A promise is feasible if some contender keeps it in 99 % of windows.
+/// Finding about promised speeds. A promise counts as feasible if some contender keeps it in 99 % of windows.
 fn floors(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
     let auto = contender_list().len() - 1;
     let kept_floors = |mix: &AutoMix, at: usize| {
@@ -188,7 +188,7 @@ fn floors(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
         .with_note(note)
 }
 
-/// Every contender relative to the default, by family.
+/// Points of every contender relative to the default, by family.
 fn points(mixes: &[AutoMix]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (at, contender) in contender_list().iter().enumerate().skip(1) {

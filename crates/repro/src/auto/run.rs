@@ -1,4 +1,4 @@
-//! One mix under one policy on the interval machine, from arrival on, including all costs of the policy.
+//! Runs one mix under one policy on the interval machine, with all costs of the policy.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
 use crate::ReproError;
 use crate::setup::failed;
 
-/// A policy with its parameters.
+/// A policy with its parameters, as a contender.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct AutoContender {
-    /// Title in tables.
+    /// Title of the contender in tables.
     pub title: &'static str,
-    /// Name in the registry.
+    /// Name of the policy in the registry.
     pub policy: &'static str,
-    /// Parameters as TOML; empty = the policy's defaults.
+    /// Parameters as TOML; empty for the policy's defaults.
     pub parameters: String,
 }
 
@@ -29,26 +29,26 @@ impl AutoContender {
     }
 }
 
-/// The outcome of one run.
+/// Outcome of one run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ContenderRun {
-    /// Instructions per second of each job from its arrival to the end, over all threads.
+    /// Instructions per second of each job, over all its threads, from its arrival to the end of the run.
     pub instr_per_s: Vec<f64>,
     /// Seconds at the end of each window, and instructions of all jobs by then.
     pub course: Vec<(f64, f64)>,
-    /// Speed of each job in each window of the second half.
+    /// Speed of each job in each window of the run's second half.
     pub windows: Vec<Vec<f64>>,
     /// Number of windows of the whole run.
     pub records: u64,
 }
 
-/// Instructions from which on a counter reading is used: about those of a tenth of a second.
+/// Minimum number of instructions for which a counter reading is used: about a tenth of a second.
 const COUNTED_INSTRUCTIONS: f64 = 1e8;
 
 /// Runs a mix to its end.
 ///
 /// # Errors
-/// An invalid machine or program, or a policy that fails.
+/// The machine or a program is invalid, or the policy fails.
 pub fn run(
     machine: &MachineSpec,
     jobs: &[IntervalJob],
@@ -83,7 +83,7 @@ pub fn run(
     Ok(books.outcome(jobs, length_ns))
 }
 
-/// Instructions by job, from observations, which count them exactly.
+/// Instructions by job, from the machine's observations, which are exact.
 struct InstructionTotals {
     job_of: BTreeMap<ProcessId, usize>,
     names: Vec<String>,

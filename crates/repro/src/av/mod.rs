@@ -1,5 +1,5 @@
-//! AV: activity vectors, which show the part of a shared cache that each task uses, and whether they predict which
-//! tasks should run together.
+//! AV: activity vectors, which show the part of a shared cache that each task uses. Do they predict which tasks
+//! should run together?
 
 mod bits;
 mod mixes;
@@ -10,13 +10,13 @@ mod xeon;
 
 use crate::Experiment;
 
-/// The nine programs of AV's Table 4, by the names of our kernels (`perlbmk` is `perl`).
+/// The nine programs of AV's Table 4, by the names of cachemate's kernels (`perlbmk` is `perl`).
 const PROGRAMS: [&str; 9] = ["gzip", "mcf", "equake", "ammp", "twolf", "mesa", "parser", "perl", "bzip2"];
 
 const MACHINE: &str = "smt-av";
 
-/// Number of super sets, which the paper leaves open. Chosen before any run: 32 at every level, so that overlaps of
-/// different levels have the same unit. A super set has 4 sets in the L1 caches and 32 in the L2.
+/// Number of super sets, which the paper does not state. It was chosen before any run: 32 at every level, so that
+/// overlaps at different levels have the same unit. A super set has 4 sets in the L1 caches and 32 in the L2.
 const SUPER_SETS: u32 = 32;
 
 /// Length of a sample of the simulated runs (AV 2.2, 2.3), before scaling.

@@ -65,7 +65,7 @@ const FORMS: [(&str, SuperSets); 6] = [
     ("low bits, 128 super sets", SuperSets { contiguous: false, super_sets: 128 }),
 ];
 
-/// Names of [`PairRun::otherwise`].
+/// Names of the entries of [`PairRun::otherwise`].
 fn other_readings() -> impl Iterator<Item = &'static str> {
     let thresholds = OTHER_THRESHOLDS.iter().map(|(name, _)| *name);
     thresholds.chain(FORMS[1..].iter().map(|(name, _)| *name))
@@ -166,7 +166,7 @@ fn run_pair(
     Ok(PairRun { seed, name, instr_per_cycle, cells, moved: deviations, otherwise, l2 })
 }
 
-/// Bits that are set in the vectors of both tasks.
+/// Number of bits that are set in the vectors of both tasks, by vector.
 fn shared_bits(sample: &ActivitySample, vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6]) -> [f64; 6] {
     let (first, second) = (vectors(&sample.tasks[0]), vectors(&sample.tasks[1]));
     std::array::from_fn(|cell| f64::from(overlap(&first[cell], &second[cell])))

@@ -1,6 +1,6 @@
-//! BS (papers BS): caches and throughput of a multithreaded chip, and scheduling by group miss ratios.
+//! BS (papers BS): the caches and throughput of a multithreaded chip, and scheduling by group miss ratios.
 //!
-//! The paper names its workload "SPEC CPU"; here it is one copy of every SPEC CPU2000 program in the table.
+//! The paper calls its workload "SPEC CPU"; the runs here use one copy of every SPEC CPU2000 program in the table.
 
 mod balance_sets;
 mod first_level;

@@ -1,4 +1,4 @@
-//! BS-5: expected against measured miss ratios of groups, on random replacement by StatCache and on LRU by StatStack.
+//! BS-5: expected and measured miss ratios of groups, with random replacement (StatCache) and LRU (StatStack).
 //!
 //! Eight threads drawn from the mix run together until the cache is warm, and are then measured. That stretch of each
 //! run is then replayed access by access ([`super::stretch`]), which splits the error into parts: *model* is the error
@@ -169,7 +169,7 @@ fn solo_ratio(times: &ReuseTimes, lines: u64, model: ReplacementModel) -> Result
     ratio.ok_or_else(|| failed("BS-5")("a member made no accesses"))
 }
 
-/// Random groups that run without other threads.
+/// Miss ratios of random groups that run without other threads.
 fn isolated_group_ratios(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
     let mut generator = SplitMix64::new(case.seed);
     let mut pairs = Vec::new();
@@ -202,7 +202,7 @@ fn group(
     Ok(pairs)
 }
 
-/// Predictions in every form for one group that ran.
+/// Predictions of every form for one group that ran.
 fn judge(
     case: &ModelCase,
     workload: &Workload,
@@ -211,7 +211,7 @@ fn judge(
 ) -> Result<Vec<RatioPair>, ReproError> {
     let lines = (case.kb << 10) / LINE_BYTES;
     let read_reuse = |(job, task): (&WorkloadJob, &cachemate_sim::results::TaskResults)| {
-        // The speed is assumed to have been the same before.
+        // The thread is assumed to have had the same speed before the stretch.
         let history_instr = (u128::from(task.instructions) * u128::from(cycles.0) / u128::from(cycles.1)) as u64;
         read(job, InstructionSpan { history_instr, instr: task.instructions }, LOCATIONS)
     };
@@ -252,7 +252,7 @@ fn references(task: &cachemate_sim::results::TaskResults) -> Option<f64> {
     Some(level.references as f64).filter(|&references| references > 0.0)
 }
 
-/// The policy's method: all threads are watched under time sharing, and groups run together afterwards.
+/// Miss ratios by the policy's method: all threads are watched under time sharing, and groups run together afterward.
 fn time_shared_ratios(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
     let mut workload = NiagaraSetting::new(case.kb, case.seed, context).workload(jobs(case.seed))?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;

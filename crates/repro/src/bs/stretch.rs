@@ -1,9 +1,9 @@
-//! A stretch of a program's run, access by access: the exact reuse times that watchpoints sample.
+//! Replays a stretch of a program's run access by access, for the exact reuse times that watchpoints sample.
 //!
-//! Streams do not depend on the machine, so the stretch that a thread ran on it can be replayed afterwards. Lines are
-//! those of the last level; a fetched line of code counts as an access. Times are counted backwards to the previous
-//! touch, so that none is cut off at the end of the stretch; accesses before the stretch are followed from
-//! `history_instr` on.
+//! Access streams do not depend on the machine, so a stretch that a thread ran there can be replayed afterward. Lines
+//! are those of the last level; a fetched line of code counts as an access. Reuse times are counted backward to the
+//! previous touch, so that none is cut off at the end of the stretch. For this purpose, accesses are also followed
+//! for `history_instr` before the stretch.
 
 use std::collections::HashMap;
 
@@ -25,14 +25,14 @@ pub struct InstructionSpan {
     pub instr: u64,
 }
 
-/// Reuse times, each with the number of accesses from which they come.
+/// Reuse times of several streams, each with the number of accesses from which they were computed.
 pub struct ReuseTimesByFilter {
     pub all: CountedReuse,
-    /// Reuse times without code.
+    /// Reuse times of data accesses, without code.
     pub data: CountedReuse,
     /// Reuse times of accesses that miss in a quarter of the first-level caches.
     pub behind: CountedReuse,
-    /// Reuses as watchpoints would have reported them: at some locations of the stretch, until it ends.
+    /// Reuse times as watchpoints report them, at some locations, until the stretch ends.
     pub watched: ReuseTimes,
 }
 
@@ -76,7 +76,7 @@ impl QuarterL1 {
     }
 }
 
-/// Time of the last touch, by the clocks of all accesses, of data accesses, and of accesses that reach the next level.
+/// Time of a line's last touch, in three clocks: all accesses, data accesses, and accesses that reach the next level.
 #[derive(Default)]
 struct LastTouch {
     all: Option<u64>,
@@ -138,7 +138,7 @@ impl StretchReader {
 }
 
 /// # Errors
-/// As [`WorkloadJob::threads`]; a program that ends earlier.
+/// The error of [`WorkloadJob::threads`], or the program ends before the stretch does.
 pub fn read(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<ReuseTimesByFilter, ReproError> {
     let mut source = job.threads(0)?.into_iter().next().ok_or_else(|| failed(&job.name)("no thread"))?;
     // About three instructions per access; each location stands for this many accesses.

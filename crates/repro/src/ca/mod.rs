@@ -1,9 +1,9 @@
 //! CA: contention-aware scheduling (Zhuravlev, Blagodurov, Fedorova, ASPLOS 2010).
 //!
-//! Choices that the paper leaves open were made before any run. The ten representative programs are those that the text
-//! names (mcf, milc, gamess, namd, soplex, sphinx, gcc) and, in the order of Table 2, gobmk, libquantum and povray. Run
-//! times are cycles per instruction over equal work ([`crate::work`]), since kernels do not end; seeds change the order
-//! of arrival, the frames and, except where run-to-run deviation is the question, the inputs.
+//! Choices that the paper leaves open were made before any run. The ten representative programs are those that the
+//! text names (mcf, milc, gamess, namd, soplex, sphinx, gcc) and, in the order of Table 2, gobmk, libquantum and
+//! povray. Because the kernels do not end, run times are cycles per instruction over equal work ([`crate::work`]).
+//! Seeds change the order of arrival, the frames and, except where run-to-run deviation is measured, the inputs.
 
 mod factors;
 mod online;
@@ -74,8 +74,8 @@ pub(crate) fn experiments() -> Vec<Experiment> {
     ]
 }
 
-/// The programs of a run: all ten; in a quick one the first six, since of four there is one workload of four and hence one
-/// make-up only.
+/// Programs of a run: all ten, or six in a quick run. Four would not suffice, because they form only one workload of
+/// four.
 fn names(context: &ExperimentContext<'_>) -> &'static [&'static str] {
     context.pick_of_three(&TEN[..4], &TEN[..6], &TEN)
 }

@@ -46,17 +46,17 @@ const FOUR_CORES: &str = "xeon-x5365?cores_per_package=2";
 /// Cycles to refill a cache after the first window, in which a policy moves programs.
 const REFILL_CYCLES: u64 = 25_000_000;
 
-/// The source of the placement.
+/// The policy or oracle that chooses the placement.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum PlacementSource {
     Default,
     Di,
-    /// DI with the paper's rates: those of the programs alone on the whole cache.
+    /// DI with the paper's rates, which are those of the programs alone on the whole cache.
     DiWhole,
     Dio,
-    /// DIO by lines read from memory, prefetched or not.
+    /// DIO with lines read from memory as the rate, prefetched lines included.
     DioReads,
-    /// The paper's optimum: the least sum of measured slowdowns of pairs.
+    /// The paper's optimum: the placement with the smallest sum of measured pairwise slowdowns.
     Optimal,
 }
 
@@ -71,19 +71,19 @@ impl PlacementSource {
     }
 }
 
-/// The slowdown of every job, in the jobs' order.
+/// Slowdown of every job, in the order of the jobs.
 struct Slowdowns {
     times: Vec<f64>,
-    /// Number of moves of tasks to another CPU since the start.
+    /// Number of moves of tasks to another CPU since the start of the run.
     moves: f64,
-    /// The co-runner of each program for most of the time.
+    /// The programs that ran on the same cache for most of the time, as text.
     coscheduled: String,
 }
 
-/// A machine and the length of its runs.
+/// A machine with the lengths of its runs.
 struct Testbed {
     bench: CoRunBench,
-    /// Number of data accesses in profiles of programs alone.
+    /// Number of data accesses in the programs' solo profiles.
     profile_accesses: u64,
 }
 
@@ -168,7 +168,7 @@ impl Testbed {
     }
 }
 
-/// Programs by the cache on which each ran longest.
+/// Describes which programs ran longest on the same cache.
 fn coscheduled(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[TaskResults]) -> String {
     let cycles_on = |task: &TaskResults, cpus: &[CpuId]| -> u64 {
         task.on_cpu_cycles.iter().filter(|(cpu, _)| cpus.contains(cpu)).map(|(_, cycles)| cycles).sum()
@@ -190,14 +190,14 @@ fn jobs(workload: usize, copies: u64, inputs: u64) -> Vec<WorkloadJob> {
     (0..copies).flat_map(|nth| WORKLOADS[workload].iter().map(move |name| copy(nth, name))).collect()
 }
 
-/// The same jobs in another order of arrival.
+/// Shuffles the jobs' order of arrival.
 fn shuffle_arrivals(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
     let mut jobs = jobs.to_vec();
     SplitMix64::new(seed).shuffle(&mut jobs);
     jobs
 }
 
-/// The slowdowns of the jobs' programs, in the jobs' order.
+/// Pairwise slowdowns of the jobs, in the order of the jobs.
 fn pair_costs_by_job(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
     let seat_of = |job: &WorkloadJob| WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
     let seats = jobs.iter().map(seat_of).collect::<Vec<usize>>();
@@ -233,7 +233,7 @@ pub(super) fn four_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding>
     Ok(findings.into_iter().map(|finding| finding.time_scale(SCALE.scale_of(context) as f64)).collect())
 }
 
-/// One value of a workload's runs.
+/// Accessor of one figure of a workload.
 type FigureGetter = fn(&WorkloadFigures) -> f64;
 
 const SERIES: [(&str, FigureGetter); 8] = [
@@ -322,7 +322,7 @@ fn four_core_findings(
     ]
 }
 
-/// Mean run times relative to the best schedule, in percent.
+/// Mean run times of a workload relative to the best schedule, in percent.
 #[derive(Serialize, Deserialize)]
 struct WorkloadFigures {
     di: f64,
@@ -333,7 +333,7 @@ struct WorkloadFigures {
     worst: f64,
     di_moves: f64,
     dio_moves: f64,
-    /// Description of the best pairs, and of the policies' pairs.
+    /// Description of the best pairs, and of the pairs that the policies form.
     summary: String,
 }
 

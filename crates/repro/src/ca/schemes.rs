@@ -1,4 +1,4 @@
-//! CA-1, -4, -5 from one measured matrix of pairs, and CA-3 from the published one.
+//! CA-1, CA-4 and CA-5 from one measured matrix of pairs, and CA-3 from the published matrix.
 
 use cachemate_core::{Fact, Profile};
 use cachemate_policy::matrix::PairCosts;
@@ -13,14 +13,14 @@ use crate::corun::{CoRunBench, CoRunMatrix};
 use crate::setup::{WorkloadJob, failed};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean, solo};
 
-/// Numbers of cores; two cores share a cache.
+/// Numbers of cores of the compared machines; every two cores share a cache.
 const CORES: [usize; 4] = [4, 6, 8, 10];
 
-/// One seed's matrix and the profiles that the schemes use.
+/// Matrix of one seed, and the profiles from which the schemes predict.
 struct SchemeInputs {
     matrix: CoRunMatrix,
     profiles: Vec<Profile>,
-    /// Programs that miss more than the mean of the paper's ten (CA 4.1).
+    /// Programs with more misses than the mean of the paper's ten (CA 4.1).
     intensive: Vec<bool>,
     cache: SharedCache,
 }
@@ -61,7 +61,7 @@ pub(super) fn compare(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, R
     Ok(findings)
 }
 
-/// All choices of `of` programs.
+/// All choices of `size` out of `programs` programs.
 fn choices(programs: usize, size: usize) -> Vec<Vec<usize>> {
     let members_of = |set: u32| (0..programs).filter(|index| set >> index & 1 == 1).collect::<Vec<usize>>();
     (0u32..1 << programs).filter(|set| set.count_ones() as usize == size).map(members_of).collect()

@@ -1,4 +1,4 @@
-//! CASC-4 and CASC-5: what the measured rates predict for threads and for groups.
+//! CASC-4 and CASC-5: how well measured rates predict threads and groups.
 //!
 //! One run measures all threads in rows, as the policy does, and then random groups of eight for longer. The truth for
 //! a single thread is its miss ratio alone on an eighth of the cache, above or below the mean of all; for a group it is
@@ -21,7 +21,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mea
 /// Lengths of rows in addition to those of the policy's runs.
 const OTHER_ROWS: [(&str, u64); 2] = [("better, rows of 2.5 ms", 2_500_000), ("better, rows of 20 ms", 20_000_000)];
 
-/// The estimates of one run.
+/// Errors of the estimates in one run.
 #[derive(Serialize, Deserialize)]
 struct EstimateErrors {
     /// Largest and mean relative error of the expected group rates, in percent, by form.
@@ -130,7 +130,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(findings)
 }
 
-/// Index of the literal form among the forms.
+/// Index of the paper's literal form among the forms.
 const LITERAL: usize = 4;
 
 fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<EstimateErrors, ReproError> {
@@ -227,7 +227,7 @@ fn form_errors(
     Ok(forms.iter().map(summary).collect())
 }
 
-/// Every thread alone on an eighth of the cache: misses over references.
+/// Misses divided by references of every thread alone on an eighth of the cache.
 fn solo_ratios(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     let eighth = NiagaraSetting { quick: true, ..*setting };
     let run_alone = |(at, job): (usize, crate::setup::WorkloadJob)| {

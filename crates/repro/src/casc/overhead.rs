@@ -1,4 +1,4 @@
-//! CASC-7 and CASC-8: the cost of measuring, and the results of identical threads.
+//! CASC-7 and CASC-8: the cost of measuring, and the results for identical threads.
 
 use crate::niagara::{CONTEXTS, NiagaraPolicy, NiagaraSetting, SCALE, jobs, run_jobs};
 use crate::setup::{Comparison, WorkloadJob, failed};

@@ -18,7 +18,7 @@ use super::{COLORS, RunScale, decision_by, nominal_ns};
 use crate::setup::{Workload, build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
-/// Pairs on one machine, with or without its L3.
+/// Measurements of all pairs on one machine, with or without its L3.
 struct SplitStudy {
     by_seed: Vec<Vec<MeasuredPair>>,
     /// Both programs of each pair alone, with the first seed.
@@ -217,13 +217,13 @@ fn per_cycle(per_kilo_instr: &[f64], alone: &ColorCurves) -> Vec<f64> {
     per_kilo_instr.iter().zip(&alone.space.cycles_per_instr).map(|(rate, cycles)| rate / cycles).collect()
 }
 
-/// Weighted speed-up relative to sharing, minus one, in percent.
+/// Gain in weighted speed-up over sharing the cache, in percent.
 fn gain(pair: &MeasuredPair, first: Option<u32>) -> f64 {
     let rates = pair.rates_at(first).unwrap_or([f64::NAN; 2]);
     percent(pair.weighted_speedup(&rates) / pair.weighted_speedup(&pair.shared) - 1.0)
 }
 
-/// The curve that a chooser reads.
+/// Accessor of the curve that a chooser uses.
 type CurveGetter = fn(&ColorCurves) -> Vec<f64>;
 
 const KINDS: [(&str, CurveGetter); 4] = [

@@ -24,7 +24,7 @@ const DECIDES_FROM: u64 = 1_000_000;
 const TRACE_ENTRIES: u64 = 20_000;
 const DECISION_CYCLES: u64 = 200_000;
 
-/// How the cache is managed.
+/// The way in which the cache is managed.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum CacheMode {
     Shared,
@@ -74,7 +74,7 @@ fn slow_down(
     Ok([0, 1].map(|index| 100.0 * (alone[index].rate / rates[index].instr_per_cycle - 1.0)))
 }
 
-/// The same machine with cache allocation in the L2 instead of a kernel that colors.
+/// Gives the machine cache allocation by ways in the L2, instead of a kernel that colors pages.
 fn divide_in_ways(workload: &mut Workload) {
     workload.machine.pages.colors = None;
     let l2 = workload.machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2);

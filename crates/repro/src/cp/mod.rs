@@ -1,8 +1,8 @@
-//! CP: cache partitioning by page coloring, and sizing the partitions (thesis ch. 4 and 5.7).
+//! CP: cache partitioning by page coloring, and sizing of the partitions (thesis ch. 4 and 5.7).
 //!
-//! One chip of the thesis's machine, one program per core (4.5). Its runs measured 60·10^9 cycles; one time scale
-//! divides these, the windows, and all costs of the operating system alike. The warm-up is the exception: caches are as
-//! large as the thesis's and fill no faster, so it has the length that filling takes at any scale.
+//! Runs use one chip of the thesis's machine, with one program per core (4.5). The thesis measured 60·10^9 cycles;
+//! one time scale divides these, the windows, and all costs of the operating system. The warm-up is not scaled,
+//! because the caches are as large as the thesis's and fill no faster.
 
 mod choices;
 mod colors;
@@ -25,7 +25,7 @@ use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::FixedPlan;
 use crate::{Experiment, ReproError};
 
-/// Page colors of the machine.
+/// Number of page colors of the machine.
 pub(crate) const COLORS: u32 = 16;
 /// One chip with one program per core and memory for the largest mix (thesis 4.5: "we use only 1 chip of the system").
 const CHIP: &str = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
@@ -123,10 +123,10 @@ pub(crate) fn job(name: &str, seed: u64) -> WorkloadJob {
     job
 }
 
-/// Interval between two decisions of a policy with a fixed plan.
+/// Time between two decisions of a policy with a fixed plan.
 const TOLD_CYCLES: u64 = 50_000;
 
-/// A policy that gives each program its colors, in order, from the start on.
+/// A policy that assigns these colors to the programs, in order, from the start.
 pub(crate) fn fixed_plan(workload: &Workload, shares: &[String]) -> Result<FixedPlan, ReproError> {
     let topology = workload.machine.topology();
     let shared_cache = topology.last_level_caches().next().ok_or_else(|| failed(CHIP)("no cache to share"))?;

@@ -1,5 +1,5 @@
-//! Pairs of programs at splits of the cache, sharing it, and alone: the data for CP-2 to CP-4 and RM-4. Every program
-//! is timed over the same work in all of them ([`crate::work`]).
+//! Measures pairs of programs at splits of the cache, sharing the cache, and alone: the data for CP-2 to CP-4 and
+//! RM-4. All runs time every program over the same work ([`crate::work`]).
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ pub(crate) const PAIRS: [ProgramPair; 7] = [
 ];
 /// Pairs that sharing does not slow down (4.6.2).
 pub(super) const CONTROLS: [ProgramPair; 3] = [("gap", "parser"), ("apsi", "crafty"), ("vortex", "mesa")];
-/// Minimum slowdown (as a share) that counts as an effect of sharing; less is noise of frames and phases.
+/// Minimum slowdown that counts as an effect of sharing; smaller ones are noise of frames and phases.
 const SLOWED: f64 = 0.05;
 
 /// One pair under one seed; all rates in instructions per cycle, of the first and the second program.
@@ -39,7 +39,7 @@ pub(crate) struct MeasuredPair {
     pub pair: ProgramPair,
     pub alone: [f64; 2],
     pub shared: [f64; 2],
-    /// Rates by colors of the first program.
+    /// Number of colors of the first program, and the rates of both programs.
     pub splits: Vec<(u32, [f64; 2])>,
 }
 
@@ -51,14 +51,14 @@ impl MeasuredPair {
     pub fn sum(&self, rates: &[f64; 2]) -> f64 {
         self.gains(rates).iter().sum()
     }
-    /// Sum of speeds relative to running alone.
+    /// Sum of speeds relative to solo speed.
     pub fn weighted_speedup(&self, rates: &[f64; 2]) -> f64 {
         rates[0] / self.alone[0] + rates[1] / self.alone[1]
     }
     pub fn shared_speedup(&self) -> f64 {
         self.weighted_speedup(&self.shared)
     }
-    /// Rates at a split, or under sharing; `None` if that split was not measured.
+    /// Rates at a split, or under sharing if `first` is `None`; `None` if the split was not measured.
     pub fn rates_at(&self, first: Option<u32>) -> Option<[f64; 2]> {
         let Some(first) = first else { return Some(self.shared) };
         self.splits.iter().find(|(split, _)| *split == first).map(|(_, rates)| *rates)
@@ -81,7 +81,7 @@ impl MeasuredPair {
     }
 }
 
-/// A program alone on the whole cache.
+/// A program with its work, alone on the whole cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct SoloWork {
     pub rate: f64,
@@ -111,7 +111,7 @@ pub(crate) fn solos(
     })
 }
 
-/// The runs of a pair.
+/// Ways of running a pair.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum PairMode {
     Shared,
@@ -127,12 +127,12 @@ fn run_one(workload: &Workload, run: PairMode, solos: [SoloWork; 2]) -> Result<[
     Ok([rates[0].instr_per_cycle, rates[1].instr_per_cycle])
 }
 
-/// One pair with its inputs' seed, and the machine on which it is measured.
+/// A pair with the seed of its inputs, and the machine on which it is measured.
 #[derive(Clone, Debug)]
 pub(crate) struct PairRequest {
     pub pair: ProgramPair,
     pub seed: u64,
-    /// Added to the machine's seed, which determines the frames.
+    /// Offset added to the machine's seed, which determines the frames.
     pub other_frames: u64,
     pub alone: [SoloWork; 2],
     pub splits: BTreeSet<u32>,
@@ -176,10 +176,10 @@ pub(crate) fn pair_on_chip(
     chip_setup(jobs, 2, l3, scale, seed + other_frames)
 }
 
-/// A program alone with each number of colors.
+/// Rates of a program alone, with each number of colors.
 pub(crate) struct ColorCurves {
     pub space: DemandCurve,
-    /// Cycles stalled on data beyond the first level.
+    /// Cycles per thousand instructions in which the program stalls on data beyond the first level.
     pub stalls_per_kilo_instr: Vec<f64>,
 }
 
@@ -222,7 +222,7 @@ fn interpolate_curves(colors: &[u32], row: &[[f64; 3]]) -> ColorCurves {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct PairForecast {
     pub shared: [f64; 2],
-    /// Colors of the first program at the best split, and the speeds there.
+    /// Number of colors of the first program at the best split, and the speeds of both programs there.
     pub first: u32,
     pub split: [f64; 2],
 }
@@ -237,7 +237,7 @@ impl PairForecast {
     }
 }
 
-/// The forecast by the exact solver and the predictor; `None` if the predictor gives none.
+/// Forecasts by the exact solver with the predictor; `None` if the predictor gives no forecast.
 pub(super) fn expected(workload: &Workload, spaces: [&DemandCurve; 2]) -> Option<PairForecast> {
     let claims = spaces.map(|space| UnitClaim {
         costs: space.cycles_per_instr.iter().map(|cycles| -space.whole_cycles() / cycles).collect(),

@@ -1,5 +1,5 @@
-//! INTERVAL-1: does every policy of the registry behave for 10 000 windows? No task starves, plans settle, memory is
-//! flat.
+//! INTERVAL-1: does every policy of the registry behave well for 10 000 windows? No task may starve, plans must
+//! settle, and memory must not grow.
 //!
 //! Method: ten programs on four CPUs with two caches, all on the interval machine, each with phases of minutes; three
 //! come and go. Every policy decides 10 000 windows of its own length, without the guard, so that its own behavior is
@@ -16,11 +16,11 @@ use super::whatif::{differs, pipeline};
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
-/// The longest time for which a task may be kept from running.
+/// Maximum time for which a runnable task may be kept from running.
 const STARVES_NS: u64 = 10_000_000_000;
 const MACHINE: &str = "xeon-x5365-4";
 
-/// The measured behavior of one policy.
+/// Measured behavior of one policy.
 #[derive(Clone, Debug)]
 struct PolicyBehavior {
     policy: &'static str,
@@ -31,21 +31,21 @@ struct PolicyBehavior {
     longest_wait_seconds: f64,
     /// The smallest ratio of a task's processor time to its fair share, over lives of ten seconds or more.
     least_share: f64,
-    /// Processor time of a window, machine and profilers included; `None` if the host does not report it.
+    /// CPU time in ms of one window, including machine and profilers; `None` if the host does not report it.
     ms_per_window: Option<f64>,
     /// Growth of resident memory in bytes, from a fifth of the windows to the end; `None` if the host does not report
     /// it.
     grown_bytes: Option<f64>,
 }
 
-/// Runs every policy of the registry.
+/// Runs every policy of the registry, and checks its behavior.
 ///
 /// # Errors
-/// A plan that the loop refuses, or the interruption.
+/// The loop refuses a plan, or the user interrupts.
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let windows = context.pick(500, 10_000);
     let seed = context.seeds.first().copied().unwrap_or(1);
-    // One after another, because memory is measured for the whole process.
+    // Policies run one after another, because memory is measured for the whole process.
     let mut behaviors = Vec::new();
     for entry in policies::ENTRIES {
         context.check_not_stopped()?;
@@ -148,7 +148,7 @@ fn compare_behavior(
     })
 }
 
-/// Waiting times by task.
+/// Waiting times of all tasks.
 #[derive(Default)]
 struct WaitMonitor {
     /// By task: current wait, life, time on a processor, and fair time.
@@ -197,7 +197,8 @@ fn resident_bytes() -> Option<f64> {
     Some(pages * 4096.0)
 }
 
-/// Streams, working sets that fit and that do not, with phases of one to four minutes; three jobs end and start again.
+/// Streams, and working sets that fit or do not fit, with phases of one to four minutes; three jobs end and start
+/// again.
 fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
     let cache = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / f64::from(cache.line_bytes));
     let line = spec.last_level().map_or(64.0, |cache| f64::from(cache.line_bytes));

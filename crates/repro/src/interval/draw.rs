@@ -1,4 +1,4 @@
-//! Co-runs drawn from the seed, and their measurements on the cycle-level machine.
+//! Draws co-runs from the seed, and measures them on the cycle-level machine.
 
 use cachemate_core::SplitMix64;
 use cachemate_core::{CacheId, CacheShare, GroupId, MachineSpec, Plan, ShareMember, TaskId, Units, WindowLength};
@@ -14,7 +14,7 @@ use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::{FixedPlan, InstructionRange};
 use crate::{ExperimentContext, ReproError};
 
-/// A machine and the number of co-runs drawn on it.
+/// A machine, with the number of co-runs drawn on it.
 #[derive(Clone, Copy, Debug)]
 pub struct MachineSetup {
     /// Name of a specification; overrides are allowed.
@@ -29,9 +29,9 @@ pub struct MachineSetup {
     pub pairings: usize,
     /// Number of pairs in one cache, each divided in four ways.
     pub partitions: usize,
-    /// Warm-up cycles of each program alone.
+    /// Warm-up cycles of each solo run.
     pub warm_up_cycles: u64,
-    /// Measured cycles; the instructions that a program executes in them alone are its work.
+    /// Measured cycles. The instructions that a program executes in them when it runs alone are its work.
     pub measured_cycles: u64,
 }
 
@@ -91,16 +91,16 @@ pub fn setups(quick: bool) -> Vec<MachineSetup> {
     ]
 }
 
-/// One program of a machine's draw.
+/// One program that was drawn for a machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ProfiledProgram {
-    /// Name of its kernel.
+    /// Name of the program's kernel.
     pub name: String,
     /// Seed of its input and layout.
     pub seed: u64,
-    /// Measured alone, phase by phase.
+    /// Solo profile, by phase.
     pub profile: PhasedProgram,
-    /// Its instructions alone in the measured cycles, over which runs are compared.
+    /// Instructions that the program executes alone in the measured cycles; runs are compared over them.
     pub work: InstructionRange,
     /// Solo rates over `work`.
     pub alone: ProgramRate,
@@ -113,11 +113,11 @@ pub struct ProgramRate {
     pub instr_per_cycle: f64,
     /// Demand misses of the contended cache over its work.
     pub misses_per_instr: f64,
-    /// Queueing cycles over the whole run: the trail does not record the reason for a wait.
+    /// Queueing cycles per instruction over the whole run, because the readings do not record the reason for a wait.
     pub queue_cycles_per_instr: f64,
 }
 
-/// The experiment to which a run belongs.
+/// The kind of a co-run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CoRunKind {
@@ -125,28 +125,28 @@ pub enum CoRunKind {
     Pair,
     /// Four programs in one cache.
     Four,
-    /// A plan of a mix; plans of one mix have the same number.
+    /// A plan of the mix with this number.
     Plan(u32),
 }
 
 /// One co-run on the cycle-level machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CoRun {
-    /// The set in which it is scored.
+    /// Kind of the co-run, by which it is scored.
     pub kind: CoRunKind,
     /// Program (its position in the draw) and CPU of each job.
     pub jobs: Vec<(usize, u32)>,
-    /// Ways of each job in the first cache, from the lowest on; empty = not divided.
+    /// Number of ways of each job in the first cache, counted from the lowest; empty if the cache is not divided.
     pub ways: Vec<u32>,
     /// Memory traffic as a share of the bandwidth of the narrowest part.
     pub busy_share: f64,
     /// Rates by job.
     pub rates: Vec<ProgramRate>,
-    /// Whether all programs finished their work; other runs are not scored.
+    /// Did all programs finish their work? Other runs are not scored.
     pub finished: bool,
 }
 
-/// All that was measured on one machine.
+/// All measurements on one machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MachineTruth {
     /// Name as in [`MachineSetup::machine`].
@@ -160,7 +160,7 @@ pub struct MachineTruth {
 /// Draws the co-runs and runs them.
 ///
 /// # Errors
-/// An unknown machine, a run that fails, or the interruption.
+/// The machine is unknown, a run fails, or the user interrupts.
 pub fn measure(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64) -> Result<MachineTruth, ReproError> {
     let machine = cachemate_spec::load_machine(setup.machine).map_err(failed(setup.machine))?;
     let mut generator = SplitMix64::new(seed ^ u64::from(machine.cores()) << 32 ^ machine.hertz);
@@ -206,7 +206,7 @@ fn select_half_losing(
     Ok(losing)
 }
 
-/// Minimum slowdown, as a share, for a run to count as losing.
+/// Minimum slowdown, as a share, for a run to count as losing speed.
 const LOSS: f64 = 0.1;
 
 fn has_loser(run: &CoRun, programs: &[ProfiledProgram]) -> bool {
@@ -231,7 +231,7 @@ fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -
         instr_per_cycle: rates.instr_per_cycle,
         ..rate(&joint_run.rates[0], &joint_run.results.tasks[0])
     };
-    // A neighbor may take twice as long, while this program keeps running.
+    // A co-runner may take twice as long as this program, which must keep running until then.
     let until_instr = (work.to_instr + 0.5 * (work.to_instr - work.from_instr)) as u64;
     let phase_instr = (until_instr / 48).max(200_000);
     let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: 100_000 };

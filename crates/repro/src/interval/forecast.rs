@@ -1,5 +1,5 @@
-//! Forecasts of slowdowns on one shared cache, each with an interval: the interval machine's solution for programs whose
-//! timing was measured alone, or is a stated prior.
+//! Forecasts slowdowns on one shared cache, with intervals. The interval machine solves the co-run of programs whose
+//! timing was measured alone, or is drawn from a prior.
 //!
 //! Problem: a miss ratio says little about run time, because misses overlap, wait for bandwidth, and are fetched ahead.
 //! Method: a program's cycles, misses, overlap and prefetches are measured by running it alone ([`super::nominal`]), and the
@@ -32,7 +32,7 @@ pub enum TimingBasis {
 }
 
 impl TimingBasis {
-    /// As text.
+    /// Describes the source of the timing.
     pub fn describe(self) -> &'static str {
         match self {
             TimingBasis::SoloRun => "cycles and overlap measured by a short run alone",
@@ -44,7 +44,7 @@ impl TimingBasis {
 /// A program with its solo timing.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TimedProgram {
-    /// The program, once for each draw of its timing; one draw if it was measured.
+    /// The program, once for each draw of its timing; a measured timing has one draw.
     draws: Vec<PhasedProgram>,
     /// The source of the timing.
     pub basis: TimingBasis,
@@ -66,16 +66,16 @@ impl TimedProgram {
     /// Times a program by a short solo run on the cycle-level machine.
     ///
     /// # Errors
-    /// A job that cannot run alone.
+    /// The job cannot run alone.
     pub fn measure(job: &WorkloadJob, machine: &MachineSpec) -> Result<Self, ReproError> {
         Ok(TimedProgram { draws: vec![nominal::measure(job, machine, 1.0)?], basis: TimingBasis::SoloRun })
     }
 
-    /// Timing by a run alone if `recording` has one thread, else by the prior: of several threads, a run alone would time
-    /// the first, and other formats than `.cmt` cannot be run.
+    /// Times a recording's program by a solo run if the recording has one thread, and otherwise by the prior. A solo
+    /// run would time only the first of several threads, and formats other than `.cmt` cannot be run.
     ///
     /// # Errors
-    /// As [`TimedProgram::measure`] and [`TimedProgram::from_profile`].
+    /// The errors of [`TimedProgram::measure`] and [`TimedProgram::from_profile`].
     pub fn from_recording(recording: &Path, file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
         let threads = CmtReader::open(recording).ok().and_then(|reader| Some(reader.totals()?.threads.len()));
         match threads {
@@ -86,16 +86,16 @@ impl TimedProgram {
         }
     }
 
-    /// Times a profile's program by the prior.
+    /// Times a profile's program from the prior.
     ///
     /// # Errors
-    /// A profile without a miss curve, or without references per instruction.
+    /// The profile has no miss curve, or no references per instruction.
     pub fn from_profile(file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
         let draw = |index: usize| nominal::from_file_with(file, machine, &TimingPrior::draw(index, DRAWS));
         Ok(TimedProgram { draws: (0..DRAWS).map(draw).collect::<Result<_, _>>()?, basis: TimingBasis::Prior })
     }
 
-    /// The program with its middle timing.
+    /// The program with the median timing.
     pub fn middle_program(&self) -> &PhasedProgram {
         &self.draws[self.draws.len() / 2]
     }
@@ -108,17 +108,17 @@ impl TimedProgram {
 /// The forecast for one program of a group.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MemberForecast {
-    /// Run time over run time alone, minus one, with its 90 % interval.
+    /// Run time divided by solo run time, minus one, with its 90 % interval.
     pub slowdown: Estimate,
     /// Demand misses of the shared cache per thousand instructions.
     pub mpki: f64,
-    /// Demand misses over references.
+    /// Demand misses divided by references; `None` without references.
     pub miss_ratio: Option<f64>,
     /// Instructions per cycle in the group.
     pub instr_per_cycle: f64,
 }
 
-/// Demand misses over references of all programs of a group together; `None` without references.
+/// Demand misses divided by references, over all programs of a group; `None` without references.
 pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<f64> {
     let misses: f64 = members.iter().map(|member| member.mpki * member.instr_per_cycle).sum();
     let references =
@@ -127,11 +127,11 @@ pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<f64> {
     (references > 0.0).then(|| misses / references)
 }
 
-/// Forecasts for programs that share one cache, each on its own core. A cache with fewer cores is treated as if it had
-/// one for each program.
+/// Forecasts programs that share one cache, each on its own core. If the cache has fewer cores than programs, cores
+/// are added.
 ///
 /// # Errors
-/// A machine without a data cache.
+/// The machine has no data cache.
 pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<MemberForecast>, ReproError> {
     let machine = with_cores(machine, programs.len() as u32);
     let draws = programs.iter().map(|program| program.draws.len()).max().unwrap_or(1);
@@ -155,10 +155,10 @@ pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> R
     Ok((0..programs.len()).map(member).collect())
 }
 
-/// The forecast for each program beside each other one, and beside a copy of itself on the diagonal.
+/// Forecasts each program beside each other program and, on the diagonal, beside a copy of itself.
 ///
 /// # Errors
-/// As [`forecast_together`].
+/// The error of [`forecast_together`].
 pub fn pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<Vec<Estimate>>, ReproError> {
     let count = programs.len();
     let mut rows = vec![vec![Estimate::exact(0.0); count]; count];
@@ -174,7 +174,7 @@ pub fn pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<Ve
     Ok(rows)
 }
 
-/// The forecasts' values as costs.
+/// Converts the values of forecasts to costs.
 pub fn costs_of_pairs(pairs: &[Vec<Estimate>]) -> PairCosts {
     let cost = pairs.iter().map(|row| row.iter().map(|estimate| estimate.value).collect()).collect();
     PairCosts { kind: CostKind::Degradation, cost }
@@ -184,7 +184,7 @@ fn median(sorted: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// A slowdown from the interval machine with the model's own error.
+/// Adds the model's own error to a slowdown from the interval machine.
 pub fn with_error(slowdown: f64) -> Estimate {
     with_model_error(&[slowdown])
 }
@@ -224,7 +224,7 @@ fn solve(machine: &MachineSpec, programs: &[&TimedProgram], draw: usize) -> Resu
     let mut engine = IntervalEngine::new(machine, false).ok_or_else(wrong)?;
     let mut slots = Vec::new();
     for (index, program) in programs.iter().enumerate() {
-        // Each program is in a different draw of its own, so that the combinations differ.
+        // Each program takes a different draw, so that the combinations vary.
         let number = engine.add_program(program.draw(draw + index * (draw + 1)).clone());
         let cpu = index as u32 * machine.contexts_per_core;
         slots.push(engine.start(number, [cpu].into_iter().collect()));

@@ -1,5 +1,5 @@
-//! Validation of the interval machine: its predictions against the cycle-level machine, with the same programs and
-//! work.
+//! Validates the interval machine by comparing its predictions with the cycle-level machine, for the same programs
+//! and work.
 //!
 //! Every program is measured alone, phase by phase, at seven sizes of the contended cache ([`crate::phased_profile`]).
 //! Co-runs are drawn from the seed and measured on the cycle-level machine ([`draw`]). The interval machine predicts
@@ -71,21 +71,21 @@ pub(crate) fn experiments() -> Vec<Experiment> {
     ]
 }
 
-/// All measurements: the inputs of predictions, and the truth to which they are compared.
+/// All measurements of a validation: the inputs of predictions, and the truth.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ValidationTruth {
     /// Seed of the draw.
     pub seed: u64,
-    /// Whether there are few programs and short runs.
+    /// Is this a quick validation, with few programs and short runs?
     pub quick: bool,
     /// Measurements of each machine.
     pub benches: Vec<draw::MachineTruth>,
 }
 
-/// Measures programs and co-runs on all machines that are missing in `known`; `each` is called with the results so far.
+/// Measures programs and co-runs on all machines that `known` lacks. `each` is called with the results so far.
 ///
 /// # Errors
-/// A run that fails, an error of `each`, or the interruption.
+/// A run fails, `each` returns an error, or the user interrupts.
 pub fn measure_truth(
     context: &ExperimentContext<'_>,
     known_truth: Option<ValidationTruth>,

@@ -1,4 +1,4 @@
-//! Programs for hours of nominal time: from solo measurements on the cycle-level machine, and from profile files.
+//! Makes programs for hours of nominal time, from solo runs on the cycle-level machine or from profile files.
 
 use cachemate_core::{CoreModel, MachineSpec};
 use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint};
@@ -9,16 +9,16 @@ use crate::ReproError;
 use crate::phased_profile::{self, ProfilingLengths};
 use crate::setup::{WorkloadJob, failed};
 
-/// Cycles of a program's run at full size. The first quarter is start-up, which hours of nominal time do not repeat.
+/// Cycles of a program's full run. Its first quarter is start-up, which hours of nominal time do not repeat.
 const MEASURED_CYCLES: u64 = 16_000_000;
 /// Number of phases that are kept.
 const PHASES: u64 = 6;
 const READING_CYCLES: u64 = 100_000;
 
-/// A job measured alone on the cycle-level machine; its phases last `stretch` times longer, and repeat.
+/// Measures a job alone on the cycle-level machine; in the result, phases last `stretch` times longer, and repeat.
 ///
 /// # Errors
-/// As [`crate::phased_profile::profile`].
+/// The errors of [`crate::phased_profile::profile`].
 pub fn measure(job: &WorkloadJob, machine: &MachineSpec, stretch: f64) -> Result<PhasedProgram, ReproError> {
     // Hours of nominal time repeat no first touches.
     let options = SimOptions { seed: job.seed, is_resident: true, ..SimOptions::default() };
@@ -42,13 +42,13 @@ pub fn measure(job: &WorkloadJob, machine: &MachineSpec, stretch: f64) -> Result
 pub struct TimingPrior {
     /// Number of misses that overlap; one on an in-order core.
     pub overlapping_misses: f64,
-    /// Cycles per instruction in addition to those of an issue slot, of hits and of misses.
+    /// Cycles per instruction beyond those for issue slots, hits and misses.
     pub other_cycles_per_instr: f64,
 }
 
 const OVERLAPPING_MISSES: (f64, f64) = (1.0, 4.0);
 const OTHER_CYCLES_PER_INSTR: (f64, f64) = (0.1, 1.0);
-/// Dirty share of evicted lines: a proxy if no write-backs were recorded.
+/// Assumed share of evicted lines that are dirty, if no write-backs were recorded.
 const WRITTEN_BACK_SHARE: f64 = 0.3;
 
 impl TimingPrior {
@@ -78,15 +78,15 @@ impl TimingPrior {
 /// cycles come from a prior, unless the file states the solo speed.
 ///
 /// # Errors
-/// A file without a curve of misses per instruction, or without references.
+/// The file has no curve of misses per instruction, or no references.
 pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProgram, ReproError> {
     from_file_with(file, machine, &TimingPrior::midpoint())
 }
 
-/// Like [`from_file`], with a given timing.
+/// Makes a program as [`from_file`] does, with a given timing.
 ///
 /// # Errors
-/// As [`from_file`].
+/// The errors of [`from_file`].
 pub fn from_file_with(
     file: &ProfileFile,
     machine: &MachineSpec,

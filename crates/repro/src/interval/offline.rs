@@ -1,9 +1,9 @@
-//! Validation of forecasts from recordings: predicted slowdowns against the cycle-level machine.
+//! Validates forecasts from recordings by comparing predicted slowdowns with the cycle-level machine.
 //!
-//! Method: recordings of real programs are timed alone ([`super::forecast`]), as `cachemate predict` does it. Pairs and
-//! groups are drawn from the seed and run on the cycle-level machine over equal work, as in `cachemate attribute`,
-//! which gives the truth. Each forecast is compared with it, and a 90 % interval counts as right if it contains it.
-//! Properties: no co-run is an input of a forecast; all drawn runs count.
+//! Method: recordings of real programs are timed alone ([`super::forecast`]), as by `cachemate predict`. Pairs and
+//! groups are drawn from the seed and run on the cycle-level machine over equal work, as by `cachemate attribute`;
+//! these slowdowns are the truth. A 90 % interval counts as right if it contains the true slowdown. Properties: no
+//! co-run is an input of a forecast; all drawn runs count.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ use crate::{ExperimentContext, ReproError, mean};
 /// Two cores per cache behind a front-side bus, and four on a larger one.
 pub const MACHINES: [&str; 2] = ["xeon-x5365-4", "opteron-2350"];
 
-/// A forecast of one program in one run, and the truth.
+/// A forecast for one program in one run, with the truth.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct OfflineTask {
     /// Name of the machine.
@@ -30,7 +30,7 @@ pub struct OfflineTask {
     pub beside: Vec<String>,
     /// Slowdown on the cycle-level machine, in percent of the solo time.
     pub measured_slowdown_percent: f64,
-    /// Slowdown according to the forecast.
+    /// Forecast slowdown, in percent of the solo time.
     pub predicted_slowdown_percent: f64,
     /// Lower end of the forecast's 90 % interval.
     pub low_percent: f64,
@@ -40,7 +40,7 @@ pub struct OfflineTask {
     pub causes: OfflineCauses,
 }
 
-/// An error divided into parts that add up, in points of slowdown, predicted minus measured.
+/// An error, divided into parts that add up; in points of slowdown, predicted minus measured.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct OfflineCauses {
     /// Error of the number of additional misses, at the measured cost of a miss.
@@ -54,11 +54,11 @@ pub struct OfflineCauses {
 pub struct OfflineScore {
     /// Seed of the draw.
     pub seed: u64,
-    /// Whether runs were fewer and shorter.
+    /// Is this a quick validation, with fewer and shorter runs?
     pub quick: bool,
     /// Names of the recordings.
     pub programs: Vec<String>,
-    /// The machines.
+    /// Names of the machines.
     pub machines: Vec<String>,
     /// Number of runs, pairs and groups together.
     pub runs: usize,
@@ -68,13 +68,13 @@ pub struct OfflineScore {
     pub p90_error_points: f64,
     /// Mean of predicted minus measured slowdown.
     pub mean_signed_error_points: f64,
-    /// Mean absolute slowdown: the error of predicting none.
+    /// Mean absolute slowdown, which is the error of predicting no slowdown.
     pub error_of_predicting_nothing_points: f64,
     /// Rank correlation of predicted with measured slowdowns; `None` for fewer than two tasks.
     pub kendall_tau: Option<f64>,
     /// Share of the 90 % intervals that contain the measured slowdown, in percent.
     pub coverage_percent: f64,
-    /// Means of the absolute parts of the error.
+    /// Means over tasks of the absolute value of each part of the error.
     pub error_by_cause_points: OfflineCauses,
     /// Every forecast with its truth.
     pub tasks: Vec<OfflineTask>,
@@ -106,7 +106,7 @@ fn draw_groups(
 /// Predicts, measures and compares co-runs of `recordings`, given by name and file.
 ///
 /// # Errors
-/// Fewer than two recordings, or a run that fails.
+/// There are fewer than two recordings, or a run fails.
 pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]) -> Result<OfflineScore, ReproError> {
     if recordings.len() < 2 {
         return Err(failed("recordings")(format!("found {}, expected two or more", recordings.len())));

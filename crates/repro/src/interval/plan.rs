@@ -1,4 +1,4 @@
-//! A policy's decision for a set of programs from their profiles alone: it is run on the interval machine, and the
+//! Lets a policy decide for programs from their profiles alone: the policy runs on the interval machine, and its
 //! reasons are recorded.
 
 use std::collections::BTreeMap;
@@ -20,22 +20,22 @@ use crate::{ExperimentContext, ReproError};
 pub struct PlanReport {
     /// Nominal seconds since the programs started.
     pub seconds: f64,
-    /// Whether the plan changed.
+    /// Did the plan change?
     pub changed: bool,
     /// The reasons, with the names of the programs.
     pub reasons: Vec<String>,
 }
 
-/// The final decision of a policy.
+/// The final decision of a policy, with the way to it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PlannedRun {
-    /// Policy as requested, parameters included.
+    /// The policy as requested, including parameters.
     pub policy: String,
     /// Nominal time that the programs ran.
     pub seconds: f64,
     /// Changes from an untouched machine to the last plan, as text, in the order in which they are made.
     pub changes: Vec<String>,
-    /// Parts of the plan that are unavailable.
+    /// Parts of the plan that the machine cannot apply.
     pub refused: Vec<String>,
     /// Windows with reasons, in order; consecutive equal ones are listed once.
     pub decisions: Vec<PlanReport>,
@@ -44,7 +44,7 @@ pub struct PlannedRun {
 /// Runs the query under one policy of the registry and returns its decisions.
 ///
 /// # Errors
-/// As [`super::whatif::outcome`].
+/// The errors of [`super::whatif::outcome`].
 pub fn plan_query(
     context: &ExperimentContext<'_>,
     question: &WhatIfQuery,

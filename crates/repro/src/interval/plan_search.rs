@@ -1,10 +1,11 @@
-//! The best known plan for promises: a search over placements and partitions, scored by the interval machine itself.
+//! Searches the best plan for promises over placements and partitions, with the interval machine as the judge.
 //!
-//! Problem: whether a promise can be kept depends on the possible plans, not on a policy. Method: each program has its
-//! own core, and either exclusive units of its cache or the shared rest. From several random starts, the search
-//! exchanges cores and changes partitions; it keeps a change that reduces the shortfall from the promises, or at equal
-//! shortfall raises the mean speed. Properties: it knows nothing of a policy's model; the same seed gives the same
-//! plan; turns and CPU shares are not searched, so a promise that no known plan keeps may still be kept by another.
+//! Problem: whether a promise can be kept depends on the possible plans, not on a policy. Method: each program has
+//! its own core, and either exclusive units of its cache or the shared rest. From several random starts, the search
+//! exchanges cores and changes partitions. It keeps a change that reduces the shortfall from the promises or, at
+//! equal shortfall, raises the mean speed. Properties: the search does not use any policy's model, and the same seed
+//! gives the same plan. Turns and CPU shares are not searched, so another plan may keep a promise that no found plan
+//! keeps.
 
 use cachemate_core::{MachineSpec, SplitMix64};
 use cachemate_interval::IntervalJob;
@@ -20,17 +21,17 @@ const STARTS: u64 = 3;
 const SETTLED_CYCLES: f64 = 6e8;
 const READ_CYCLES: f64 = 2e8;
 
-/// The promised maximum of a job's slowdown.
+/// The promised maximum slowdown of a job; `None` without a promise.
 pub fn max_slowdown(job: &IntervalJob) -> Option<f64> {
     job.goal?.max_slowdown
 }
 
-/// A CPU for each job, and the exclusive units of its cache for each; 0 = the job uses the shared rest.
+/// A plan that assigns each job a CPU, and a number of exclusive units of its cache.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StaticPlan {
     /// The CPU of each job.
     pub cpu_of: Vec<u32>,
-    /// The exclusive units of each job.
+    /// Exclusive units of each job; 0 if the job uses the shared rest.
     pub units: Vec<u32>,
 }
 
@@ -39,21 +40,21 @@ pub struct StaticPlan {
 pub struct SearchedPlan {
     /// The plan.
     pub plan: StaticPlan,
-    /// Run time relative to running alone, minus one, of each job.
+    /// Run time divided by solo run time, minus one, of each job.
     pub slowdowns: Vec<f64>,
-    /// Shortfall from all promises, summed.
+    /// Sum of the shortfalls from all promises.
     pub missing: f64,
-    /// Mean speed over solo speed.
+    /// Mean over jobs of speed divided by solo speed.
     pub mean_speed: f64,
-    /// Whether it keeps all promises.
+    /// Does the plan keep all promises?
     pub keeps_all: bool,
 }
 
-/// Ground truth about static plans on one machine.
+/// Solver that determines the truth about static plans on one machine.
 pub struct PlanTruth<'a> {
     spec: &'a MachineSpec,
     jobs: &'a [IntervalJob],
-    /// Units of a cache; 1 = it cannot be partitioned.
+    /// Number of units of a cache; 1 if it cannot be partitioned.
     pub parts: u32,
     cpus: Vec<u32>,
     cpus_each: u32,
@@ -61,7 +62,7 @@ pub struct PlanTruth<'a> {
 
 impl<'a> PlanTruth<'a> {
     /// # Errors
-    /// More programs than cores, or a machine without a data cache.
+    /// There are more programs than cores, or the machine has no data cache.
     pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> Result<Self, ReproError> {
         let last = spec.last_level().ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
         let parts = last.way_partitions.map(|_| last.ways).or(spec.pages.colors).unwrap_or(1);
@@ -82,10 +83,10 @@ impl<'a> PlanTruth<'a> {
         })
     }
 
-    /// The plan with its forecast.
+    /// Forecasts a plan.
     ///
     /// # Errors
-    /// A machine without a data cache.
+    /// The machine has no data cache.
     pub fn solve(&self, plan: StaticPlan) -> Result<SearchedPlan, ReproError> {
         let slowdowns = self.slowdowns(&plan)?;
         let shortfall = |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
@@ -94,10 +95,11 @@ impl<'a> PlanTruth<'a> {
         Ok(SearchedPlan { plan, slowdowns, missing, mean_speed, keeps_all: missing <= 0.0 })
     }
 
-    /// The best plan that the search finds: the fastest that keeps all promises, or the one that misses them least.
+    /// Searches for the best plan: the fastest that keeps all promises, or otherwise the one with the smallest
+    /// shortfall.
     ///
     /// # Errors
-    /// A machine without a data cache.
+    /// The machine has no data cache.
     pub fn search(&self, seed: u64) -> Result<SearchedPlan, ReproError> {
         let mut generator = SplitMix64::new(seed ^ 0xbe57);
         let mut best = self.climb(&self.cpus, &mut generator)?;
@@ -112,7 +114,7 @@ impl<'a> PlanTruth<'a> {
         Ok(best)
     }
 
-    /// The best plan found by climbing from one start.
+    /// Climbs from one start to the best plan in reach.
     fn climb(&self, cpus: &[u32], generator: &mut SplitMix64) -> Result<SearchedPlan, ReproError> {
         let jobs = self.jobs.len();
         let mut current = self.solve(StaticPlan { cpu_of: cpus[..jobs].to_vec(), units: vec![0; jobs] })?;
@@ -125,7 +127,7 @@ impl<'a> PlanTruth<'a> {
         Ok(current)
     }
 
-    /// The plan with two CPUs exchanged, or with another partition for one job.
+    /// Draws a changed plan: two CPUs exchanged, or another partition for one job.
     fn draw_neighbor(&self, plan: &StaticPlan, generator: &mut SplitMix64) -> StaticPlan {
         let mut next = plan.clone();
         let job = generator.draw_below(plan.cpu_of.len() as u64) as usize;
@@ -145,7 +147,7 @@ impl<'a> PlanTruth<'a> {
             next.cpu_of[occupant] = plan.cpu_of[job];
         }
         next.cpu_of[job] = cpu;
-        // Partitions are lost, because they belong to one placement.
+        // Partitions are reset, because they belong to the previous placement.
         next.units.iter_mut().for_each(|units| *units = 0);
         next
     }

@@ -1,4 +1,4 @@
-//! Simulated time series of a machine under a policy, with a set of programs.
+//! Simulates a set of programs on a machine under a policy, with time series of the results.
 
 use std::sync::atomic::Ordering;
 
@@ -10,20 +10,20 @@ use cachemate_report::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeri
 use crate::setup::failed;
 use crate::{ExperimentContext, ReproError};
 
-/// The query of a comparison.
+/// A query: programs on a machine whose behavior under policies is to be compared.
 #[derive(Clone, Debug)]
 pub struct WhatIfQuery {
-    /// The machine on which they run.
+    /// The machine on which the programs run.
     pub machine: MachineSpec,
-    /// Jobs in the order of the time lines.
+    /// Jobs, in the order of the time series.
     pub jobs: Vec<IntervalJob>,
-    /// Nominal time.
+    /// Nominal length of the run.
     pub length_ns: u64,
     /// Seed of the machine and the policy.
     pub seed: u64,
-    /// Whether turns are simulated one by one.
+    /// Is each turn simulated, instead of averages?
     pub explicit: bool,
-    /// Whether a guard rolls back decisions that reduce performance.
+    /// Does a guard roll back decisions that reduce performance?
     pub guard: bool,
 }
 
@@ -33,7 +33,7 @@ const STRETCHES: u64 = 240;
 /// The standard pipeline around a policy on the interval machine.
 ///
 /// # Errors
-/// An unknown policy, or parameters that it does not take.
+/// The policy is unknown, or does not accept the parameters.
 pub fn pipeline(
     machine: &IntervalMachine,
     spec: &MachineSpec,
@@ -44,10 +44,10 @@ pub fn pipeline(
     crate::setup::build_pipeline(standard.for_machine(machine.topology(), machine.capabilities()))
 }
 
-/// The query's machine at its start, and the policy around it. `name` may carry parameters.
+/// The query's machine at its start, and the pipeline of the policy. `name` may include parameters.
 ///
 /// # Errors
-/// An invalid machine, program or policy.
+/// The machine, a program or the policy is invalid.
 pub fn start_query(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachine, Pipeline), ReproError> {
     let (policy, parameters) = name.split_once(':').unwrap_or((name, ""));
     let config = PolicyConfig { name: policy.to_string(), parameters: parameters.to_string(), seed: question.seed };
@@ -64,10 +64,10 @@ pub fn start_query(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachin
     Ok((machine, policy_pipeline))
 }
 
-/// Runs the query under one policy of the registry. `name` may carry parameters: `dio` or `dio:TOML`.
+/// Runs the query under one policy of the registry. `name` may include parameters: `dio` or `dio:TOML`.
 ///
 /// # Errors
-/// An invalid machine, program or policy.
+/// The machine, a program or the policy is invalid.
 pub fn outcome(
     context: &ExperimentContext<'_>,
     question: &WhatIfQuery,

@@ -1,4 +1,4 @@
-//! The machine and workload of both papers on multithreaded chip multiprocessors (BS, CASC), and its policies.
+//! The machine, workload and policies of both papers on multithreaded chip multiprocessors (BS, CASC).
 //!
 //! Two cores with four contexts each share an L2 of 48 to 768 KB. There are 18 threads: six copies each of twolf, art
 //! and BerkeleyDB, every copy with its own input (CASC 5). Everything here was chosen before any policy was run: the
@@ -32,7 +32,7 @@ use crate::sources::digest_of;
 use crate::store::{self, RunName};
 use crate::{ExperimentContext, ReproError, mean};
 
-/// The papers' L2 sizes.
+/// The papers' L2 sizes, in KB.
 pub const SIZES_KB: [u64; 5] = [48, 96, 192, 384, 768];
 /// Factor by which slices, windows and measurements are shorter than published.
 pub const SCALE: u64 = 5;
@@ -69,7 +69,7 @@ pub const SPEC_2000: [&str; 19] = [
     "parser", "perl", "swim", "twolf", "vortex", "vpr",
 ];
 
-/// The set of threads.
+/// The set of threads that run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ThreadMix {
     Casc,
@@ -87,7 +87,7 @@ impl ThreadMix {
     }
 }
 
-/// The parts of a run, besides its policy.
+/// Parameters of a run, except its policy.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct NiagaraSetting {
     pub mix: ThreadMix,
@@ -124,7 +124,7 @@ impl NiagaraSetting {
     }
 
     /// # Errors
-    /// An unknown machine.
+    /// The machine is unknown.
     pub fn workload(&self, jobs: Vec<WorkloadJob>) -> Result<Workload, ReproError> {
         let (warm_up, measured) = match (self.quick, self.mix) {
             (true, _) if self.sample => (8_000_000, 8_000_000),
@@ -155,18 +155,19 @@ pub const LONGEST_ROW_NS: u64 = 5_000_000;
 const PHASES: PhaseParameters = PhaseParameters { history: 3, threshold: 30.0, edge_share: 0.5 };
 const PHASE_INTERVAL_INSTR: f64 = 200_000.0;
 
-/// The policy that decides.
+/// The policy of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub enum NiagaraPolicy {
-    /// Only the machine's time sharing.
+    /// No policy: only the machine's own time sharing.
     Default,
-    /// One thread of the greedy program at a time, the rest fair: the gain that is possible without measurements.
+    /// Runs only one thread of the greedy program at a time, and the others fairly: the gain that needs no
+    /// measurements.
     OneGreedy,
     Casc {
         parameters: String,
-        /// Whether PCMRs come from members' own counts instead of the linear solver.
+        /// Do PCMRs come from the members' own counts instead of the linear solver?
         own_counts: bool,
-        /// Whether threads are measured again when their miss rate indicates a change of phase.
+        /// Are threads measured again when their miss rate indicates a change of phase?
         phases: bool,
     },
     BalanceSet(String),
@@ -233,7 +234,7 @@ impl NiagaraPolicy {
 /// Runs the mix under one policy.
 ///
 /// # Errors
-/// As [`Workload::run_managed`].
+/// The errors of [`Workload::run_managed`].
 pub fn run(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<RunResults, ReproError> {
     run_jobs(setting, policy, &setting.mix.jobs(setting.seed))
 }
@@ -241,7 +242,7 @@ pub fn run(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<RunResult
 /// Runs other jobs under one policy.
 ///
 /// # Errors
-/// As [`run`].
+/// The errors of [`run`].
 pub fn run_jobs(
     setting: &NiagaraSetting,
     policy: &NiagaraPolicy,
@@ -266,7 +267,7 @@ pub fn run_jobs(
 /// only in input.
 ///
 /// # Errors
-/// As [`run`].
+/// The errors of [`run`].
 pub fn solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     let jobs = setting.mix.jobs(setting.seed);
     let mut of_kernel: BTreeMap<&str, f64> = BTreeMap::new();
@@ -283,7 +284,7 @@ pub fn solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     Ok(jobs.iter().map(|job| of_kernel[job.kernel.as_str()]).collect())
 }
 
-/// One policy compared with the default scheduler.
+/// Comparison of one policy with the default scheduler.
 #[derive(Serialize, Deserialize)]
 pub struct NiagaraResult {
     pub gain: Comparison,
@@ -309,15 +310,15 @@ pub struct NiagaraResult {
 }
 
 /// # Errors
-/// As [`run`]; a cache without references.
+/// The errors of [`run`], or the cache has no references.
 pub fn measure(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<NiagaraResult, ReproError> {
     measure_against(setting, policy, setting)
 }
 
-/// Like [`measure`], against the default scheduler of another setting.
+/// Compares a policy as [`measure`] does, but with the default scheduler of another setting.
 ///
 /// # Errors
-/// As [`measure`].
+/// The errors of [`measure`].
 pub fn measure_against(
     setting: &NiagaraSetting,
     policy: &NiagaraPolicy,
@@ -371,10 +372,10 @@ pub fn measure_against(
     })
 }
 
-/// The gain over the default of a schedule of CASC's threads that never runs the greedy program.
+/// Gain over the default of a schedule that never runs the greedy program.
 ///
 /// # Errors
-/// As [`run`].
+/// The errors of [`run`].
 pub fn gain_without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> {
     let other_jobs: Vec<WorkloadJob> =
         setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY).collect();

@@ -54,7 +54,7 @@ pub struct HwOptions {
     pub seed: u64,
     /// Whether prefetchers are enabled.
     pub prefetch: bool,
-    /// Whether the first miss on a line counts as a miss on a line that its thread had before.
+    /// Whether programs begin with resident memory, so that the first miss on a line does not count as cold.
     pub is_resident: bool,
 }
 
@@ -69,7 +69,7 @@ impl Default for HwOptions {
 pub struct FrameLookup {
     /// Physical page number, below memory size / page size.
     pub frame: u64,
-    /// CPU time that it took; 0 if it was known.
+    /// CPU time that the lookup took, in cycles; 0 if the translation was known.
     pub cost_cycles: u64,
     /// Whether the page has just been copied to the frame.
     pub copied: bool,
@@ -151,7 +151,7 @@ pub struct Hardware {
 /// Bytes of state for each line of a simulated cache: tag, age, state.
 const LINE_STATE_BYTES: u64 = 12;
 
-/// Returns an error, rather than ending the process, if this host does not have enough memory for the machine's caches.
+/// Returns an error, rather than ending the process, if this host lacks the memory for the machine's caches.
 fn check_room(spec: &MachineSpec) -> Result<(), MachineSpecError> {
     let mut state_bytes = 0u64;
     for (index, cache) in spec.caches.iter().enumerate() {
@@ -254,7 +254,7 @@ impl Hardware {
         previous_thread
     }
 
-    /// Removes the thread from its context, whatever it is doing.
+    /// Removes and returns the thread on a context, whatever the thread is doing.
     pub fn unload(&mut self, cpu: CpuId) -> Option<HwThread> {
         let now = self.now;
         let context = self.context_mut(cpu);
@@ -418,7 +418,7 @@ impl Hardware {
     pub fn memory_counters(&self, node: u32) -> MemoryCounters {
         self.caches.dram.memory_counters(node).unwrap_or_default()
     }
-    /// `None` if packages have no bus.
+    /// Returns the counters of a package's bus; `None` if packages have no bus.
     pub fn bus_counters(&self, package: u32) -> Option<BusCounters> {
         self.caches.dram.bus_counters(package)
     }

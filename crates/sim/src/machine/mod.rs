@@ -1,8 +1,8 @@
-//! The simulated machine behind `core::Machine`, which policies cannot distinguish from a host.
+//! The simulated machine as a `core::Machine`, which policies cannot distinguish from a host.
 //!
-//! A window runs the operating system until its time is over, a probe is answered, or tasks arrive or exit; then
-//! everything that a host could have read is read. Times in nanoseconds are nominal (the run's time scale is divided
-//! out), counts and cycles are those of the simulated machine.
+//! A window runs the operating system until its time is over, a probe has a result, or tasks arrive or exit. The
+//! machine then reports the values that a host could read. Times in nanoseconds are nominal, that is, without the
+//! run's time scale; counts and cycles are those of the simulated machine.
 
 mod apply;
 mod capabilities;
@@ -43,7 +43,7 @@ use crate::os::queues::Slot;
 use crate::os::schedulers::{SchedulerTimes, scheduler};
 use crate::os::system::{OsCosts, System, SystemEvent};
 
-/// Multiplexed counters are switched at this nominal interval, as by a kernel's timer.
+/// Nominal interval at which multiplexed counters are switched, as by a kernel's timer.
 pub const COUNTER_TURN_NS: u64 = 4_000_000;
 const PAGE_MOVE_BURST_NS: u64 = 100_000;
 const TOUCH_WATCH_NS: u64 = 10_000_000;
@@ -92,22 +92,22 @@ pub struct SimMachine {
     segments: BTreeMap<u32, usize>,
     pub(crate) plan: Plan,
     pub(crate) penalties: Vec<CoRunPenalty>,
-    /// In ascending order of their CPUs.
+    /// Gangs, in ascending order of their CPUs.
     pub(crate) gangs: Vec<GangSchedule>,
     /// Way masks of classes of service; all other tasks are in the hardware's class 0, which has all ways.
     pub(crate) classes: BTreeMap<ServiceClassId, WayMasks>,
     ends: Option<RunLimit>,
-    /// End of the warm-up; `None` after it.
+    /// End of the warm-up; `None` once it is over.
     warms_up: Option<RunLimit>,
     pub(crate) baseline: Baseline,
     finished: bool,
     next_counter_turn: u64,
-    /// In scaled cycles.
+    /// Interval at which multiplexed counters are switched, in scaled cycles.
     counter_turn_cycles: u64,
     windows: u64,
     pub(crate) last_shared: observe::LastSharedCounts,
     probes: Vec<probes::ActiveProbe>,
-    /// The probe that has CPUs to itself.
+    /// The probe that has exclusive use of CPUs, if any.
     holder: Option<ProbeId>,
     stop: Arc<AtomicBool>,
     progress_log: Option<progress_log::ProgressLog>,
@@ -117,7 +117,7 @@ impl SimMachine {
     /// Builds a machine with these programs.
     ///
     /// # Errors
-    /// The first field that makes the machine impossible.
+    /// The first field that makes the machine impossible to simulate.
     pub fn new(spec: &MachineSpec, options: &SimOptions, programs: Vec<SimProgram>) -> Result<Self, MachineSpecError> {
         spec.check()?;
         let clock = NominalClock::new(spec, options.scale);
@@ -194,8 +194,8 @@ impl SimMachine {
         Ok(machine)
     }
 
-    /// Returns a flag that ends the run when it is set to true: the run ends after the current window, with the results
-    /// so far.
+    /// Returns a flag for other threads: once it is set to true, the run ends after the current window, with the
+    /// results so far.
     pub fn stop_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.stop)
     }
@@ -305,7 +305,7 @@ impl SimMachine {
         }
     }
 
-    /// Returns the cycle at which a length is certainly reached; never if it is not a time.
+    /// Returns the cycle at which a limit is certainly reached; the largest number if the limit is not a time.
     fn cycle_of(&self, length: RunLimit) -> u64 {
         match length {
             RunLimit::Cycles(cycles) => self.baseline.cycle + cycles,
@@ -408,11 +408,11 @@ impl SimMachine {
         MachineError(format!("machine '{machine}': the programs need more than its memory.size_bytes = {bytes}"))
     }
 
-    /// Returns the number by which a program's process is known outside.
+    /// Returns the number by which policies know a program's process.
     pub(crate) fn process_id(&self, process: usize) -> cachemate_core::ProcessId {
         cachemate_core::ProcessId((process - PROBE_PROCESS - 1) as u32)
     }
-    /// The machine's own probe process has no number outside.
+    /// Returns the index of a process. The machine's own probe process has no number outside.
     pub(crate) fn process_index(&self, process: cachemate_core::ProcessId) -> usize {
         process.0 as usize + PROBE_PROCESS + 1
     }

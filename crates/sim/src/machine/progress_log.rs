@@ -1,9 +1,10 @@
-//! The progress of every task, at regular moments of the run.
+//! A log of every task's progress, recorded at a fixed interval.
 //!
-//! Problem: programs have phases, so over equally many cycles, two runs see different parts of a slower program, and
-//! comparing their speeds compares phases. Method: instructions and misses of every task are recorded at a fixed
-//! interval; a comparison asks when a task had run a given number of instructions, and interpolates linearly between
-//! two records. Properties: the records are invisible to policies and cost no simulated time.
+//! Problem: programs have phases, so in the same number of cycles, a slower program executes different parts in two
+//! runs, and a comparison of its speeds compares phases. Method: instructions and misses of every task are recorded
+//! at a fixed interval. A comparison determines when a task had executed a given number of instructions, and
+//! interpolates linearly between two records. Properties: the records are invisible to policies and cost no simulated
+//! time.
 
 use super::SimMachine;
 
@@ -33,14 +34,14 @@ pub(crate) struct ProgressLog {
     every_cycles: u64,
     next_cycle: u64,
     steps: Vec<ProgressSample>,
-    /// Number of instructions of each task at which the run is over.
+    /// Number of instructions of each task at which the run ends.
     until_instructions: Vec<u64>,
     is_done: bool,
 }
 
 impl SimMachine {
-    /// Records the progress of every task each `every_cycles` (1 or more) from now on, and ends the run as soon as each
-    /// of the first `until_instructions.len()` tasks has run its number of instructions; if there are none, only the
+    /// Records the progress of every task every `every_cycles` (1 or more) from now on. The run ends once each of the
+    /// first `until_instructions.len()` tasks has executed its number of instructions; if the list is empty, only the
     /// run's length ends it.
     pub fn log_progress(&mut self, every_cycles: u64, until_instructions: Vec<u64>) {
         let (every_cycles, next_cycle) = (every_cycles.max(1), self.now_cycles());

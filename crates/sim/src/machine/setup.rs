@@ -5,32 +5,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::os::schedulers::SchedulerKind;
 
-/// Options of the run, as opposed to the machine.
+/// Options of a run, as opposed to properties of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SimOptions {
     /// Seed of frames, of caches with random replacement, and of jitter.
     pub seed: u64,
-    /// The one time scale (1 = as published). Windows, slices, and the costs of the operating system and of interrupts
-    /// that a plan or the machine's specification names are divided by it. Entries of a trace and samples are not: each
-    /// costs an interrupt, so with its cost scaled, this number of them takes the published share of the time. Times
-    /// that the machine reports in nanoseconds are multiplied by the scale again, so that a policy sees the published
-    /// scale; counts and cycles are reported as they are.
+    /// Time scale of the run; 1 is as published. Windows, slices, and the costs of the operating system and of
+    /// interrupts are divided by the scale.
+    ///
+    /// Entries of traces and samples are not divided: each costs an interrupt at the scaled cost, so the requested
+    /// number takes the published share of the time. Times that the machine reports in nanoseconds are multiplied by
+    /// the scale, so that a policy sees published times; counts and cycles are reported unscaled.
     pub scale: u64,
-    /// The default scheduler, which decides wherever a plan does not.
+    /// The default scheduler, which decides everything that a plan does not determine.
     pub scheduler: SchedulerKind,
     /// Whether hardware prefetchers are enabled.
     pub prefetch: bool,
-    /// Whether programs begin with their memory resident, as after minutes of running. The first touch of a page then
-    /// takes no fault, and the first miss on a line counts as one on a line that its thread had before.
+    /// Whether programs begin with resident memory, as after minutes of running. The first touch of a page then
+    /// causes no fault, and the first miss on a line does not count as cold.
     #[serde(default)]
     pub is_resident: bool,
-    /// Largest order of the pieces of free memory: 10 is an aged buddy allocator, 0 makes every frame separate.
+    /// Largest order of the pieces of free memory: 10 models an aged buddy allocator, and 0 makes every frame
+    /// separate.
     pub max_piece_order: u32,
-    /// Published cost of switching the counters on a CPU if events are multiplexed; 0 if they are not read.
+    /// Published cost, in cycles, of switching the counters on a CPU if events are multiplexed; 0 if counters are not
+    /// read.
     pub counter_turn_cycles: u64,
     /// Length of the run before the measured part.
     pub warm_up: Option<RunLimit>,
-    /// Length of the measured part; `None` means until nothing is left to run.
+    /// Length of the measured part; `None` if the run ends when no program is left.
     pub ends: Option<RunLimit>,
 }
 
@@ -70,11 +73,11 @@ pub type Maker = Box<dyn FnMut(u32) -> Vec<Box<dyn AccessSource>> + Send>;
 /// Memory that several programs map at the same virtual address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SharedMemory {
-    /// Programs that name the same number share it.
+    /// Number of the segment; programs that state the same number share it.
     pub number: u32,
-    /// Virtual address; the segment begins with its page.
+    /// Virtual address of the first byte; the segment begins at the start of that byte's page.
     pub first_byte: u64,
-    /// The segment ends with the page of the last byte.
+    /// Length in bytes; the segment ends with the page of the last byte.
     pub bytes: u64,
 }
 
@@ -82,9 +85,9 @@ pub struct SharedMemory {
 pub struct SimProgram {
     /// Name of the program's tasks; several programs may have the same name.
     pub name: String,
-    /// Called for every run of the program.
+    /// Builds the program's threads; called for every run of the program.
     pub maker: Maker,
-    /// Start in simulated time, not scaled.
+    /// Simulated time at which the program starts, in unscaled nanoseconds.
     pub start_ns: u64,
     /// Whether the program starts again when all its threads have ended.
     pub restart: bool,
@@ -127,12 +130,11 @@ impl NominalClock {
         let cycles = u128::from(nominal_ns) * u128::from(self.hertz) / 1_000_000_000 / u128::from(self.scale);
         cycles.clamp(1, u128::from(u64::MAX / 4)) as u64
     }
-    /// Returns the simulated cycles of unscaled time.
+    /// Returns the number of simulated cycles in this unscaled time.
     pub fn unscaled_cycles(&self, ns: u64) -> u64 {
         (u128::from(ns) * u128::from(self.hertz) / 1_000_000_000) as u64
     }
-    /// Returns a cost or count that the specification or a plan names, at the run's scale: at least one, unless it was
-    /// zero.
+    /// Returns a cost or count from the specification or a plan at the run's scale: at least one, unless it was zero.
     pub fn scale(&self, amount: u64) -> u64 {
         amount.div_ceil(self.scale)
     }

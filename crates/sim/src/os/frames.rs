@@ -34,27 +34,28 @@ pub struct FrameAllocatorSpec<'a> {
     pub colors: u32,
     /// Home node of each CPU.
     pub node_of_cpu: &'a [u32],
-    /// Largest order of the pieces of free memory: 10 as after boot and use, 0 makes every frame separate.
+    /// Largest order of the pieces of free memory: 10 models memory after boot and use, and 0 makes every frame
+    /// separate.
     pub max_piece_order: u32,
     pub seed: u64,
 }
 
 struct NodeFrames {
-    /// Whole blocks that are not cut yet, in the order in which they will be.
+    /// Whole blocks that have not been cut yet, in the order in which they will be cut.
     blocks: Vec<u32>,
-    /// First frame and length of each piece; taken from the back.
+    /// First frame and length of each piece; the last piece is used first.
     pieces: Vec<(u32, u32)>,
 }
 
 #[derive(Default)]
 struct CpuLists {
-    /// Frames drawn for requests without colors, the next at the back.
+    /// Frames drawn for requests without colors; the last one is used first.
     batch: Vec<u32>,
-    /// Frames drawn or freed, per node and color, the next at the back.
+    /// Frames drawn or freed, per node and color; the last one of each list is used first.
     by_color: Vec<Vec<u32>>,
 }
 
-/// All frames of the machine.
+/// The allocator of all frames of the machine.
 pub struct FrameAllocator {
     colors: u32,
     frames_per_node: u32,
@@ -125,8 +126,8 @@ impl FrameAllocator {
         frame
     }
 
-    /// Takes a frame of one of the allowed colors, tried in turn from `first_color` on, on the local node, then on the
-    /// others; `None` if none is free anywhere.
+    /// Takes a frame of an allowed color; colors are tried in order, starting at `first_color`, on the local node and
+    /// then on the others. `None` if no such frame is free anywhere.
     pub fn take_colored(&mut self, cpu: u32, allowed: &IndexSet, first_color: u32) -> Option<u32> {
         let home = self.node_of_cpu[cpu as usize];
         let in_turn: Vec<u32> = allowed
@@ -140,8 +141,9 @@ impl FrameAllocator {
         frame
     }
 
-    /// Takes `pages` (a power of two, at most 1024) contiguous frames, aligned to their number, all of allowed colors,
-    /// which are then adjacent ones (CP 4.4.1), and returns the first. `None` if free memory has no such run.
+    /// Takes `pages` contiguous frames (a power of two, at most 1024), aligned to their number, and returns the first
+    /// one. All frames have allowed colors, which are therefore adjacent (CP 4.4.1). `None` if free memory has no
+    /// such run.
     pub fn take_run(&mut self, cpu: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
         debug_assert!(pages.is_power_of_two() && pages <= BLOCK_FRAMES);
         let home = self.node_of_cpu[cpu as usize];
@@ -165,7 +167,7 @@ impl FrameAllocator {
         (node * self.colors + color) as usize
     }
 
-    /// Cuts more blocks if no piece is left. Returns false if the node's buddy lists are empty.
+    /// Cuts more blocks if no piece is left. Returns `false` if the node's buddy lists are empty.
     fn refill(&mut self, node: u32) -> bool {
         if !self.nodes[node as usize].pieces.is_empty() {
             return true;
@@ -238,7 +240,7 @@ impl FrameAllocator {
         }
     }
 
-    /// Takes a frame from any list of any CPU, once the buddy lists are empty.
+    /// Takes a frame from any list of any CPU; used once the buddy lists are empty.
     fn take_listed(&mut self, home: u32) -> Option<u32> {
         let colors = self.colors;
         self.nodes_from(home).find_map(|node| {
@@ -330,7 +332,7 @@ mod tests {
         assert_eq!(frames.free_frames(), (1 << 14) - 4);
     }
 
-    /// Is the default order neither sequential nor without runs (an aged buddy allocator avoids both)?
+    /// Does the default order have runs without being sequential, as in an aged buddy allocator?
     #[test]
     fn default_frames_come_in_runs_at_shuffled_places() {
         let mut frames = pool(1 << 18, 1, 1);

@@ -1,9 +1,9 @@
-//! Address spaces over colored frames: faults, shared segments, and pages that move under a running program (CP 4.4).
+//! Address spaces over colored frames: faults, shared segments, and pages that move while the program runs (CP 4.4).
 //!
-//! A process without colors takes any frame. One with colors takes frames of its allowed colors round robin; if none of
-//! them is free, it takes another one rather than swap, and this is counted. Changing the colors of a running process
-//! moves its pages one at a time, each at the machine's measured cost: all at once, hottest first, when next touched,
-//! or never. Pages that several address spaces share stay where they are.
+//! A process without colors takes any frame. A process with colors takes frames of its allowed colors in turn; if
+//! none of them is free, it takes a frame of another color rather than swap, and the fallback is counted. Changing
+//! the colors of a running process moves its pages one at a time, each at the machine's measured cost: all at once,
+//! hottest first, when next touched, or never. Pages that several address spaces share are not moved.
 
 use cachemate_core::{IndexSet, PageMigration};
 
@@ -29,7 +29,8 @@ pub struct Coloring {
     /// Number of pages taken from a color that was not allowed, since the coloring began.
     pub fallback_pages: u64,
     pub moved_pages: u64,
-    /// Pages still to be moved, the next at the back; for [`PageMigration::All`] and [`PageMigration::HotFirst`].
+    /// Pages still to be moved, the next one last in the list; for [`PageMigration::All`] and
+    /// [`PageMigration::HotFirst`].
     to_move: Vec<u64>,
     /// Number of pages that were to be moved at the start.
     pub total_pages: u64,
@@ -54,7 +55,7 @@ struct AddressSpace {
     pages_per_node: Vec<u64>,
 }
 
-/// A page that now has another frame: its translations must be dropped and the old frame's lines flushed.
+/// A page that has moved to another frame: its translations must be dropped, and the lines of the old frame flushed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MovedPage {
     pub process: usize,
@@ -63,24 +64,24 @@ pub struct MovedPage {
     pub frame: u32,
 }
 
-/// The result of a lookup.
+/// The result of looking up a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageLookup {
     Resident(u32),
-    /// The page was allocated now.
+    /// The page was not resident and has been allocated in this frame.
     Fault(u32),
-    /// The page was moved now, because the coloring is lazy: new frame and old one.
+    /// The page was moved by this lookup, because migration is lazy; contains the new frame and the old one.
     Moved(u32, u32),
 }
 
-/// All memory of the machine.
+/// The memory of the machine: all address spaces and frames.
 pub struct VirtualMemory {
     pub frames: FrameAllocator,
     spaces: Vec<AddressSpace>,
     segments: Vec<SharedSegment>,
     /// Migrated pages with their old frames, which become free once no translation refers to them.
     moved_pages: Vec<MovedPage>,
-    /// Whether a page was needed when no frame was free.
+    /// Whether a page was needed while no frame was free.
     pub exhausted: bool,
 }
 
@@ -119,8 +120,9 @@ impl VirtualMemory {
         self.spaces[process].segments.iter().copied().find(|&segment| holds_page(&self.segments[segment]))
     }
 
-    /// Returns the frame of a page that is touched on `cpu`, allocating or moving it if needed. If memory is exhausted,
-    /// a frame in use is returned and [`VirtualMemory::exhausted`] is set: the run must end.
+    /// Returns the frame of a page that is touched on `cpu`, and allocates or moves the page if needed. If memory is
+    /// exhausted, the method returns a frame that is in use and sets [`VirtualMemory::exhausted`]; the run must then
+    /// end.
     pub fn look_up(&mut self, process: usize, page: u64, cpu: u32) -> PageLookup {
         if let Some(segment) = self.segment_of(process, page) {
             return self.look_up_shared(process, segment, page, cpu);
@@ -226,8 +228,9 @@ impl VirtualMemory {
         moved_pages
     }
 
-    /// Sets the colors of a process. Setting the same colors and migration again changes nothing. If it returns `true`,
-    /// translations of all its pages must be dropped, so that touches are observed (lazy migration, hottest first).
+    /// Sets the colors of a process; setting the same colors and migration again changes nothing. If the result is
+    /// `true`, translations of all pages of the process must be dropped, so that touches are observed (lazy
+    /// migration, hottest first).
     pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, migration: PageMigration) -> bool {
         let earlier = self.spaces[process].coloring.take();
         if let Some(unchanged) =
@@ -264,10 +267,10 @@ impl VirtualMemory {
         self.spaces[process].coloring = None;
     }
 
-    /// Returns the pages outside the allowed colors, and those that overfill a color after the process got more
-    /// (growing a partition moves a part of its pages, shrinking moves all pages in revoked colors), in ascending
-    /// order. The pages that may stay are spread evenly among the pages of their color: neighbors are used together,
-    /// and must not all end up on one side of the former border.
+    /// Returns the pages outside the allowed colors, and the pages that overfill a color after the process got more
+    /// colors, in ascending order. (Growing a partition moves a part of its pages; shrinking moves all pages in
+    /// revoked colors.) The pages that stay are spread evenly among the pages of their color, because neighbors are
+    /// used together and should not all remain in the old colors.
     fn misplaced_pages(&self, process: usize, allowed: &IndexSet) -> Vec<u64> {
         let space = &self.spaces[process];
         let max_each = space.table.resident_pages().div_ceil(u64::from(allowed.count().max(1)));
@@ -293,8 +296,8 @@ impl VirtualMemory {
         coloring.to_move.sort_by_key(|&page| (touched.contains(&page), std::cmp::Reverse(page)));
     }
 
-    /// Moves the next page; `None` if none is left, or none can be moved. A page stays if no frame of an allowed color
-    /// is free for it, and counts as a fallback.
+    /// Moves the next page; `None` if no page is left or can be moved. If no frame of an allowed color is free for a
+    /// page, the page stays and counts as a fallback.
     pub fn move_next(&mut self, process: usize, cpu: u32) -> Option<MovedPage> {
         loop {
             let space = &mut self.spaces[process];
@@ -344,7 +347,7 @@ impl VirtualMemory {
         &self.spaces[process].pages_per_node
     }
 
-    /// Returns the number of own resident pages, and the number of those in allowed colors.
+    /// Returns the number of the process's own resident pages, and how many of them have allowed colors.
     pub fn pages_inside(&self, process: usize) -> (u64, u64) {
         let space = &self.spaces[process];
         let inside = space.coloring.as_ref().map_or(space.table.resident_pages(), |coloring| {
@@ -395,7 +398,8 @@ mod tests {
         std::iter::from_fn(|| memory.move_next(process, 0)).count() as u64
     }
 
-    /// Do shrinking and growing move what CP states: all pages of revoked colors, and an even part to new ones?
+    /// Do shrinking and growing move the pages that CP states: all pages of revoked colors, and an even part to new
+    /// colors?
     #[test]
     fn shrinking_empties_revoked_colors_and_growing_evens_out() {
         let mut memory = memory(4096, 16);
@@ -413,8 +417,8 @@ mod tests {
         assert_eq!(memory.coloring(process).unwrap().fallback_pages, 0);
     }
 
-    /// When a process is given more colors, do neighbors in memory end up in all colors, wherever they are, so that a
-    /// large share after a small one is as if it had been set from the start?
+    /// When a process gets more colors, are neighboring pages spread over all colors, as if the larger share had been
+    /// set from the start?
     #[test]
     fn growing_spreads_neighbors() {
         let mut memory = memory(4096, 16);
@@ -435,7 +439,7 @@ mod tests {
         }
     }
 
-    /// Is another color taken rather than none when the allowed ones are exhausted, and is that counted?
+    /// If the allowed colors are exhausted, is a frame of another color taken and counted?
     #[test]
     fn exhausted_colors_fall_back_and_are_counted() {
         let mut memory = memory(256, 16);
@@ -449,7 +453,7 @@ mod tests {
         assert!(memory.exhausted);
     }
 
-    /// Do the four ways of moving differ as described?
+    /// Do the four kinds of migration differ as documented?
     #[test]
     fn never_stays_lazy_waits_for_a_touch_and_hot_pages_go_first() {
         let mut memory = memory(4096, 4);
@@ -472,7 +476,8 @@ mod tests {
         assert_eq!(order.len(), wrong.len() - 1);
     }
 
-    /// Do two address spaces see one frame in a shared segment, and does it stay when one of them is recolored?
+    /// Do two address spaces use the same frame for a shared page, and does the page stay when one of them is
+    /// recolored?
     #[test]
     fn shared_pages_are_one_frame_and_stay() {
         let mut memory = memory(4096, 16);

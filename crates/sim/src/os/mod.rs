@@ -1,4 +1,4 @@
-//! The operating system on the simulated hardware: memory and processor time.
+//! The simulated operating system, which manages memory and processor time.
 
 pub(crate) mod dispatch;
 pub(crate) mod domains;

@@ -1,4 +1,4 @@
-//! The operating system: it loads the tasks that the dispatcher chose, handles page faults, and keeps the time.
+//! The operating system: it loads the tasks that the dispatcher selects, handles page faults, and advances time.
 //!
 //! Method: the hardware runs until the next action of the operating system (a slice ends, a task wakes, a gang's turn
 //! is over, a page is to be moved) or until a thread makes a request. All times are cycles of the simulated machine;
@@ -20,24 +20,25 @@ use crate::hw::{Charge, FrameLookup, FrameProvider, Hardware, HwThread, StopReas
 pub struct OsCosts {
     pub context_switch_cycles: u64,
     pub migration_cycles: u64,
-    /// Cost of a page's first touch; `None` means that every page is resident, and its frame is chosen without a fault.
+    /// Cost of a page's first touch; `None` if every page counts as resident, so that its frame is chosen without a
+    /// fault.
     pub fault_cycles: Option<u64>,
     pub move_page_cycles: u64,
     /// Clock of the cores, for sleeps, which programs request in nanoseconds.
     pub hertz: u64,
     /// Approximate length of a burst of page moves.
     pub move_burst_cycles: u64,
-    /// Time for which touches are observed before hot pages are moved first.
+    /// Time for which touches are observed before pages move, if hot pages move first.
     pub touch_watch_cycles: u64,
 }
 
 /// A thread of a program.
 pub struct OsTask {
-    /// Index of the thread's process; the hardware's process id.
+    /// Index of the thread's process, which is also the hardware's process id.
     pub process: usize,
     pub arrived_cycle: u64,
     pub exited_cycle: Option<u64>,
-    /// The thread while it is on no CPU.
+    /// The hardware thread while it is on no CPU.
     aside: Option<HwThread>,
     page_faults: u64,
     system_calls: u64,
@@ -97,7 +98,7 @@ pub struct System {
     pub page_copy_cycles: u64,
 }
 
-/// Memory as the hardware accesses it.
+/// Handler of the hardware's requests for frames.
 struct PageFaultHandler<'a> {
     memory: &'a mut VirtualMemory,
     costs: &'a OsCosts,
@@ -150,7 +151,7 @@ impl System {
         self.memory.add_process()
     }
 
-    /// Adds a thread to a process; it is runnable now.
+    /// Adds a thread to a process; the thread is runnable immediately.
     pub fn add_task(
         &mut self,
         process: usize,
@@ -201,7 +202,7 @@ impl System {
         counters
     }
 
-    /// Replaces the gang schedules; a schedule that stays keeps its turn.
+    /// Replaces the gang schedules; a schedule that is also in the new list keeps its turn.
     pub fn set_rotations(&mut self, mut rotations: Vec<SlotRotation>) {
         for fresh in &mut rotations {
             if let Some(current) = self.rotations.iter().find(|old_rotation| old_rotation.is_same_schedule(fresh)) {
@@ -333,7 +334,7 @@ impl System {
         }
     }
 
-    /// Updates turns of gangs, then CPU assignments, then the dispatcher, and finally the hardware.
+    /// Updates the turns of gangs, then the CPU assignments, then the dispatcher, and finally the hardware.
     fn settle_switches(&mut self) -> Vec<ContextSwitch> {
         for rotation in &mut self.rotations {
             let previous_gang = rotation.active_gang();
@@ -463,8 +464,8 @@ impl System {
         }
     }
 
-    /// Runs one burst of page moves, in the time of a CPU that runs the process, otherwise of the first idle CPU,
-    /// otherwise of the first CPU.
+    /// Runs one burst of page moves. The time is charged to a CPU that runs the process; if there is none, to the
+    /// first idle CPU, and otherwise to the first CPU.
     fn move_pages(&mut self, process: usize) {
         let cpus = self.dispatcher.cpus();
         let running_cpu =

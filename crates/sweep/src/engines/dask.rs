@@ -1,7 +1,7 @@
-//! Dask, for users of Python. A small client in Python submits the tasks, and workers run the command.
+//! Runs tasks with Dask. A small Python client submits the tasks, and Dask's workers run the command.
 //!
-//! The client writes one line of JSON for each event, and a heartbeat every two seconds. It is terminated after a long
-//! silence. If the scheduler is killed, the client ends as well, and the next round starts new ones.
+//! The client writes one line of JSON for each event, and a heartbeat every two seconds; a client that is silent for
+//! long is terminated. If the scheduler is killed, the client ends as well, and the next round starts both again.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -19,25 +19,25 @@ use crate::manifest::SweepTask;
 
 const NAME: &str = "dask";
 const CLIENT: &str = include_str!("../../client/dask_client.py");
-/// Time to reach the scheduler, and to start a local cluster.
+/// Maximum time to reach the scheduler, or to start a local cluster.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// A client that writes nothing for this time is treated as hung.
+/// Time without output after which a client is treated as hung.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Options for Dask.
+/// Options for the Dask engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DaskOptions {
-    /// A Python interpreter with Dask, by path or name.
+    /// Python interpreter that has Dask, by path or name.
     pub python: PathBuf,
-    /// Address of a scheduler; `None` for a cluster on this host for the duration of the sweep.
+    /// Address of a scheduler; `None` to start a cluster on this host for the duration of the sweep.
     pub scheduler: Option<String>,
     /// Number of workers of the local cluster.
     pub workers: usize,
-    /// Number of tasks submitted to a worker at once.
+    /// Number of tasks in one submission to a worker.
     pub batch_size: usize,
 }
 
-/// The engine, with its current client.
+/// The Dask engine, with its current client.
 pub struct Dask {
     command: WorkerCommand,
     options: DaskOptions,
@@ -50,10 +50,10 @@ struct DaskClient {
     report: Arc<Mutex<DaskReport>>,
 }
 
-/// Output of the client so far.
+/// Messages of the client so far.
 struct DaskReport {
     at: Instant,
-    /// Tasks submitted and not ended.
+    /// Number of tasks that were submitted and have not ended.
     open_tasks: usize,
     workers: Option<u64>,
     broken: Option<(String, bool)>,
@@ -83,7 +83,7 @@ impl Dask {
             command.args(["--scheduler", scheduler]);
         }
         command.arg("--ids").arg(ids).arg("--").arg(&self.command.program).args(self.command.args());
-        // A local cluster's spill files belong to the sweep's directory, not to the working directory.
+        // The working directory is the sweep's, because a local cluster writes spill files there.
         command.current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).process_group(0);
         let mut child = command
             .spawn()

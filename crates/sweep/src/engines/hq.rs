@@ -1,9 +1,9 @@
-//! HyperQueue, if `hq` is installed.
+//! Runs tasks with HyperQueue, if `hq` is installed.
 //!
-//! Determined by experiment (0.26 and 0.27): workers do not reconnect to a restarted server. A journal that is flushed
-//! every 30 s repeats finished tasks, so the server started here flushes five times a second. The exit codes of `submit
-//! --wait` and `job wait` are 0 on failures, so only the JSON of `job list` is read. A frozen worker's tasks are
-//! submitted again, so the crash limit is set explicitly, and the store's claims decide which worker runs.
+//! Observed with versions 0.26 and 0.27: workers do not reconnect to a restarted server. A journal that is flushed
+//! every 30 s repeats finished tasks, so the server started here flushes five times a second. `submit --wait` and
+//! `job wait` exit with 0 on failures, so only the JSON of `job list` is read. The tasks of a frozen worker are
+//! submitted again, so the crash limit is set explicitly, and claims in the store decide which worker runs a task.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -20,29 +20,30 @@ use crate::manifest::{SweepTask, SweepTaskId};
 const NAME: &str = "hq";
 const DEADLINE: Duration = Duration::from_secs(10);
 const FLUSH: &str = "200ms";
-/// Number of worker deaths after which the server abandons a task; the store counts separately.
+/// Number of worker deaths after which the server abandons a task; the store has its own count.
 const CRASHES: &str = "5";
 
-/// Options for HyperQueue.
+/// Options for the HyperQueue engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HqOptions {
     /// The `hq` program, by path or name.
     pub program: PathBuf,
-    /// The directory of a running server; `None` for a server and a worker on this host for the duration of the sweep.
+    /// Directory of a running server; `None` to start a server and a worker on this host for the duration of the
+    /// sweep.
     pub server_dir: Option<PathBuf>,
-    /// CPUs of the worker started here.
+    /// Number of CPUs of the worker that this engine starts.
     pub workers: usize,
-    /// Number of tasks per HyperQueue task.
+    /// Number of sweep tasks in one HyperQueue task.
     pub batch_size: usize,
 }
 
-/// The engine, with the server and the worker that it started.
+/// The HyperQueue engine, with the server and worker that it started.
 pub struct Hq {
     command: WorkerCommand,
     options: HqOptions,
     /// Name of all jobs of this sweep's directory.
     name: String,
-    /// The server and the worker started here.
+    /// The server and the worker that this engine started.
     children: Vec<Child>,
     rounds: u32,
 }

@@ -1,4 +1,4 @@
-//! An engine of threads in this process.
+//! Runs tasks on threads of this process.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -18,13 +18,13 @@ struct WorkerState {
     inputs: Arc<Inputs>,
     retries: u32,
     stop: AtomicBool,
-    /// The reason for which no task can run.
+    /// Set if no further task can run, with the reason.
     broken: Mutex<Option<String>>,
     live: Mutex<usize>,
     ended: Condvar,
 }
 
-/// The engine, with its threads.
+/// The local engine, with its threads.
 pub struct LocalEngine {
     workers: usize,
     worker_state: Arc<WorkerState>,
@@ -32,7 +32,7 @@ pub struct LocalEngine {
 }
 
 impl LocalEngine {
-    /// An engine with this number of threads, at least one; nothing is started yet.
+    /// An engine that will start `workers` threads, at least one.
     pub fn new(store: Arc<Store>, work: Arc<dyn JobRunner>, inputs: Arc<Inputs>, workers: usize, retries: u32) -> Self {
         let (broken, live, ended) = (Mutex::new(None), Mutex::new(0), Condvar::new());
         let worker_state =

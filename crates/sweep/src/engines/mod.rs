@@ -1,4 +1,4 @@
-//! The engines, one per file. A new one needs a file here, and a line where the command selects the engine.
+//! The engines, one per file. A new engine needs a file here, and a line where the command selects engines.
 
 pub mod dask;
 pub mod hq;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::manifest::SweepTask;
 
-/// Writes the ids of a round's tasks, one per line, for workers that know only a number.
+/// Writes the ids of a round's tasks, one per line. Workers are given only a number, and find their ids in this file.
 fn write_ids(dir: &Path, name: &str, tasks: &[SweepTask]) -> std::io::Result<PathBuf> {
     std::fs::create_dir_all(dir)?;
     let path = dir.join(format!("{name}.ids"));

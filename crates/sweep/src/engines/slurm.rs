@@ -1,9 +1,10 @@
-//! Slurm: job arrays with names that the sweep chooses.
+//! Runs tasks with Slurm, as job arrays whose names the sweep chooses.
 //!
-//! Determined by experiment (Slurm 22.05): the highest index of an array is MaxArraySize - 1. A job of a node that is
-//! declared dead is requeued while it still runs, and waits two minutes, so nothing is requeued and the sweep itself
-//! retries. A killed controller forgets recent jobs and repeats finished ones. Exit codes require a database. Arrays
-//! are therefore found again by name, never by number, and the only query is whether any of them are left.
+//! Observed with Slurm 22.05: the highest index of an array is MaxArraySize - 1. When a node is declared dead, its
+//! job is requeued while it still runs, and waits two minutes; the engine therefore disables requeueing, and the
+//! sweep retries. A killed controller forgets recent jobs and repeats finished ones, and exit codes require a
+//! database. The engine therefore finds arrays by name, never by number, and queries only whether any of them are
+//! left.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,12 +16,12 @@ use crate::engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};
 use crate::manifest::{SweepTask, SweepTaskId};
 
 const NAME: &str = "slurm";
-/// Needed because `squeue` hangs if the controller is dead.
+/// Deadline of a client program; without it, `squeue` hangs if the controller is dead.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Slurm's default, used if the controller does not report its own.
+/// Slurm's default limit on the size of an array, used if the controller does not report its own.
 const MAX_ARRAY: usize = 1000;
 
-/// The engine. Slurm knows its submitted jobs by name.
+/// The Slurm engine.
 pub struct Slurm {
     command: WorkerCommand,
     /// Number of tasks per job.
@@ -42,7 +43,7 @@ impl Slurm {
 
     fn client(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        // The user's own formats and layouts could not be parsed here.
+        // With the user's own formats and layouts, the output could not be parsed.
         for variable in ["SQUEUE_FORMAT", "SQUEUE_FORMAT2", "SQUEUE_STATES", "SINFO_FORMAT", "SBATCH_ARRAY_INX"] {
             command.env_remove(variable);
         }
@@ -60,7 +61,7 @@ impl Slurm {
         Ok(line.and_then(|value| value.split('=').nth(1)?.trim().parse().ok()).unwrap_or(MAX_ARRAY).max(2))
     }
 
-    /// The script of one array: job number `$SLURM_ARRAY_TASK_ID` runs its own ids.
+    /// The script of one array, in which job number `$SLURM_ARRAY_TASK_ID` runs its part of the ids.
     fn script(&self, ids: &std::path::Path) -> String {
         format!(
             "#!/bin/sh\nset -- \"$SLURM_ARRAY_TASK_ID\"\nids={}\n[ -n \"$ids\" ] || exit 0\n{}\n",

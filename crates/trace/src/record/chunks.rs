@@ -53,7 +53,7 @@ fn u64_of(bytes: &[u8], index: usize) -> u64 {
 }
 
 impl ChunkDecoder {
-    /// With `several`, children are followed: addresses contain their process.
+    /// With `has_several`, children are followed: addresses contain their process.
     pub(super) fn new(has_several: bool) -> Self {
         ChunkDecoder { has_several, ..Default::default() }
     }

@@ -1,4 +1,4 @@
-//! `cachemate lab config`: the configuration of the lab's machine, from a machine description.
+//! `cachemate lab config`: prints the lab machine's configuration for a machine description.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use clap::Args;
 
 use crate::session::Session;
 
-/// Limits of the lab's machine (lab/machine/config.h).
+/// Maximum number of CPUs of the lab's machine (lab/machine/config.h).
 const MAX_CPUS: u32 = 16;
 const MAX_L3S: u32 = 8;
 const MAX_WAYS: u32 = 32;
@@ -49,7 +49,7 @@ pub struct ProcessorOptions {
     load_tag_interval: Option<u32>,
 }
 
-/// Emulated processor whose samples have the format that the machine writes.
+/// Emulated processor model whose sample format equals the one that the lab's machine writes.
 const SAMPLING_PROCESSOR: &str = "family=6,model=85,stepping=4";
 
 impl LabConfigArgs {
@@ -59,7 +59,7 @@ impl LabConfigArgs {
     }
 }
 
-/// The caches of a machine that the lab can model: private ones, and one shared level behind them.
+/// Caches of a machine in the form that the lab can model: private levels, and one shared level behind them.
 struct Levels<'a> {
     l1: &'a CacheSpec,
     l2: Option<&'a CacheSpec>,
@@ -114,10 +114,10 @@ fn check(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The configuration of a machine, with comments that name the parts that are not modeled.
+/// Returns the lab's configuration of a machine, with comments that name the parts that are not modeled.
 ///
 /// # Errors
-/// The first property that the lab's machine cannot have, with the value found and the values expected.
+/// The machine has a property that the lab cannot model; the error names the value found and the values expected.
 pub fn text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<String> {
     let levels = levels(machine)?;
     check(machine, &levels)?;
@@ -185,12 +185,13 @@ pub fn text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<
     Ok(text)
 }
 
-/// Does each package, and so each L3 of the lab's machine, have its own memory node?
+/// Does each package have its own memory node? Each package is one L3 of the lab's machine.
 fn has_own_memories(machine: &MachineSpec) -> bool {
     machine.memory.nodes > 1 && machine.memory.nodes == machine.packages
 }
 
-/// The emulator's options for the memory nodes: equal parts of the memory, as in the machine's model.
+/// The emulator's options for memory nodes, which divide the memory into equal parts as the model of the machine
+/// does.
 fn memory_nodes(machine: &MachineSpec) -> String {
     let (nodes, cpus) = (machine.memory.nodes, machine.cpus() / machine.memory.nodes);
     let size_mib = machine.memory.size_bytes / u64::from(nodes) / (1 << 20);

@@ -1,4 +1,4 @@
-//! `cachemate lab report`: the results of the lab's tests as one HTML page.
+//! `cachemate lab report`: writes the results of the lab's tests as one HTML page.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `cachemate lab run`: a user's own programs on a modeled machine.
+//! `cachemate lab run`: runs a user's own programs on a modeled machine.
 //!
 //! Problem: predict the effect of a policy, or of cache allocation, on a machine that is not at hand. Method: the lab's
 //! scripts (a separate package) boot a guest on the machine and run each program alone, all programs together, and all
@@ -23,7 +23,7 @@ use crate::session::Session;
 /// Maximum size of a guest's `results.tsv`.
 const MAX_RESULTS_BYTES: u64 = 16 << 20;
 const SCRIPT: &str = "programs.sh";
-/// Phases of the script in their order; the last one runs only with a policy.
+/// Phases of the script, in order; the last one runs only with a policy.
 const PHASES: [&str; 3] = [ALONE, "together", "managed"];
 const ALONE: &str = "alone";
 
@@ -56,17 +56,17 @@ pub struct LabRunArgs {
     programs: Vec<String>,
 }
 
-/// One program in one phase. Unknown values are `None`: the script has no line for it, or the truth file has no entry.
+/// One program in one phase. `None` means that the script has no line, or the truth file no entry, for a value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct PhaseResult {
     phase: String,
     program: String,
     seconds: Option<f64>,
-    /// Did the program end before its time was over?
+    /// Did the program end before the phase was over?
     ended: Option<bool>,
     #[serde(flatten)]
     counts: PhaseCounts,
-    /// Slowdown relative to the run alone, by user instructions per second.
+    /// Slowdown relative to the run alone, based on user instructions per second.
     slowdown: Option<f64>,
 }
 
@@ -79,13 +79,13 @@ struct PhaseCounts {
     /// Misses on lines that another task had evicted.
     displaced_by_others: Option<u64>,
     memory_bytes: Option<u64>,
-    /// Sum of its threads' maximum occupancies of an L3.
+    /// Sum of the maximum L3 occupancies of the process' threads.
     held_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
 struct LabRunJson {
-    /// Always "modeled": no figure here was measured on hardware.
+    /// Always "modeled", because no figure in this result was measured on hardware.
     machine_is: &'static str,
     machine: String,
     policy: Option<String>,
@@ -141,7 +141,7 @@ impl LabRunArgs {
     }
 }
 
-/// Parses the script's table: every program in every phase, in the order of the run.
+/// Parses the script's table. Returns every program in every phase, in the order of the run.
 fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<PhaseResult>> {
     let mut by_phase: BTreeMap<(usize, usize), PhaseResult> = BTreeMap::new();
     for (index, line) in text.lines().enumerate() {
@@ -174,7 +174,7 @@ fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<
     Ok(phase_results)
 }
 
-/// The table's counts of one process; a dash stands for an unknown count.
+/// Parses the counts of one process; a dash stands for an unknown count.
 fn read_counts(fields: &[&str]) -> Option<PhaseCounts> {
     let read = |field: &&str| if *field == "-" { Some(None) } else { field.parse().ok().map(Some) };
     let counts: Vec<Option<u64>> = fields.iter().map(read).collect::<Option<_>>()?;

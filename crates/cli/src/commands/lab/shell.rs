@@ -1,4 +1,4 @@
-//! `cachemate lab shell`: a shell in a guest on a modeled machine.
+//! `cachemate lab shell`: opens a shell in a guest on a modeled machine.
 
 use std::process::Command;
 

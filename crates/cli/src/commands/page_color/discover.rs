@@ -1,4 +1,4 @@
-//! `cachemate page-color discover`.
+//! `cachemate page-color discover`: discovers and verifies the page colors of this host.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -62,15 +62,15 @@ impl Discover {
     }
 }
 
-/// Discovers the colors, with progress on a terminal.
+/// Discovers the colors of this host, and shows progress on a terminal.
 ///
 /// # Errors
-/// No colors were found, with the reason.
+/// No colors were found; the error gives the reason.
 pub fn discover_colors(session: &Session, bytes: u64, max_time: Duration, seed: u64) -> anyhow::Result<ColorMap> {
     let topology = read_topology(Path::new("/")).context("cannot read the caches of this host")?.topology;
     let allowed_cpus =
         LinuxHost::new("/").affinity(std::process::id() as i32).context("cannot read this process's CPUs")?;
-    // The last CPU, because most interrupts are handled on the first.
+    // The last CPU is used, because most interrupts are handled on the first.
     let cpu = allowed_cpus.iter().last().map(CpuId).context("this process may run on no CPU")?;
     let available = available_bytes().unwrap_or(u64::MAX);
     if bytes > available / 2 {
@@ -103,7 +103,7 @@ pub fn discover_colors(session: &Session, bytes: u64, max_time: Duration, seed: 
     Ok(discovery?)
 }
 
-/// The map without its frames, which only the file contains.
+/// A map without its frames, which only the map's file contains.
 struct MapSummary<'a>(&'a ColorMap);
 
 impl serde::Serialize for MapSummary<'_> {

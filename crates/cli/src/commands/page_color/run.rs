@@ -1,4 +1,4 @@
-//! `cachemate page-color run`.
+//! `cachemate page-color run`: runs a program on frames of some colors.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -44,14 +44,14 @@ pub struct ColorRunArgs {
     command: Vec<String>,
 }
 
-/// The file that `--report` writes.
+/// Content of the file that `--report` writes.
 #[derive(Serialize)]
 struct ColorRunReport {
     colors: IndexSet,
     exit_code: i32,
     seconds: f64,
     max_held_bytes: u64,
-    /// Pages of the program and its descendants by color, counted in the kernel's page map.
+    /// Pages of the program and its descendants by color, counted from the kernel's page map.
     resident: Option<ResidentPages>,
     processes: Vec<ProcessReport>,
 }
@@ -106,10 +106,10 @@ impl ColorRunArgs {
     }
 }
 
-/// Number of colors of the reference set; without a usable one, the colors are discovered now.
+/// Returns the number of colors of the reference set; if the set is not usable, discovers the colors first.
 ///
 /// # Errors
-/// They cannot be discovered.
+/// The colors cannot be discovered.
 fn known_colors(session: &Session) -> anyhow::Result<u32> {
     match reference_set::open(Path::new(reference_set::BASE)) {
         Ok(open) => Ok(open.kit.colors()),
@@ -121,7 +121,7 @@ fn known_colors(session: &Session) -> anyhow::Result<u32> {
     }
 }
 
-/// Records a map's frames in the ledger; each is still verified by timing before it is used.
+/// Records a map's frames in the ledger; each frame is still verified by timing before it is used.
 fn import_map(path: &Path, program: &ColoredProgram) -> anyhow::Result<()> {
     let map = ColorMap::read(path)?;
     if map.boot_id != cachemate_linux::act::colors::boot_id() {

@@ -1,4 +1,4 @@
-//! `cachemate page-color verify`.
+//! `cachemate page-color verify`: tests whether reference frames still have their colors.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -39,7 +39,7 @@ struct VerifyJson {
     frames_moved: u64,
     answers: u64,
     answers_disturbed: u64,
-    /// Ordered by color.
+    /// Results for each color, ordered by color.
     colors: Vec<ColorVerification>,
 }
 

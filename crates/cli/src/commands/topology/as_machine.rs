@@ -1,4 +1,4 @@
-//! This host as a machine description: the kernel's values, and marked estimates for the rest.
+//! Describes this host as a machine: values from the kernel, and marked estimates for the rest.
 //!
 //! Problem: predictors and the simulator need a machine file, and none exists for the user's own host. Method: CPUs,
 //! caches, clock, memory and classes of service are read from the kernel; latencies, pipeline and bandwidth, which the
@@ -16,10 +16,10 @@ use cachemate_core::{
     WayPartitions, WritePolicy,
 };
 
-/// Clock frequency if the kernel does not report one.
+/// Assumed clock frequency if the kernel does not report one.
 const USUAL_HERTZ: u64 = 2_500_000_000;
 const USUAL_MEMORY_BYTES: u64 = 64 << 30;
-/// Latency from the core to the data.
+/// Assumed latency from the core to data in memory.
 const MEMORY_NS: u64 = 110;
 const OTHER_PACKAGE_NS: u64 = 190;
 const MEMORY_BYTES_PER_S_PER_CORE: f64 = 4e9;
@@ -29,7 +29,7 @@ const MEMORY_BYTES_PER_S_PER_CORE: f64 = 4e9;
 pub struct HostFacts {
     pub hertz: Option<u64>,
     pub memory_bytes: Option<u64>,
-    /// Classes of service of the last level.
+    /// Way partitions (classes of service) of the last level.
     pub classes: Option<WayPartitions>,
 }
 
@@ -62,7 +62,7 @@ impl HostFacts {
 }
 
 /// # Errors
-/// Cores or caches that differ from each other, or a cache whose size the kernel does not report; with the place.
+/// Cores or caches differ from each other, or the kernel does not report a cache's size; the error names the place.
 pub fn text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<String> {
     let machine = machine(name, topology, facts)?;
     let text = toml::to_string(&machine).context("the machine cannot be written as TOML")?;
@@ -73,10 +73,10 @@ pub fn text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result
     ))
 }
 
-/// The description as a machine.
+/// The host's description as a machine.
 ///
 /// # Errors
-/// As [`text`].
+/// The errors of [`text`].
 pub fn machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<MachineSpec> {
     let cpus: Vec<&Cpu> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     let contexts = uniform_group_size(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
@@ -145,7 +145,7 @@ pub fn machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Res
     })
 }
 
-/// The common number of CPUs per group.
+/// Number of CPUs per group, if it is the same for all groups.
 fn uniform_group_size<K: Ord + std::fmt::Debug>(
     cpus: &[&Cpu],
     subject: &str,
@@ -162,7 +162,7 @@ fn uniform_group_size<K: Ord + std::fmt::Debug>(
     }
 }
 
-/// The caches of a level as one entry.
+/// Describes the caches of one level as a single entry.
 fn cache(topology: &Topology, level: CacheLevel, contexts: u32, cores_per_package: u32) -> anyhow::Result<CacheSpec> {
     let online = topology.online();
     let name = cachemate_report::level_text(level);

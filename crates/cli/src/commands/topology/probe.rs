@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::session::Session;
 use cachemate_daemon::host;
 
-/// Maximum number of attempts for a pair whose CPUs were busy or whose result was unclear.
+/// Maximum number of measurements of a pair, because CPUs may be busy or the result unclear.
 const TRIES: u32 = 5;
 /// Number of CPUs up to which every pair is measured; beyond it, each CPU is measured against one CPU of every group
 /// found so far.
@@ -20,9 +20,9 @@ pub struct ProbedTopology {
     pub shared_below_ns: f64,
     pub split_from_ns: f64,
     pub pairs: Vec<CpuPair>,
-    /// Groups of CPUs that share a cache by measurement.
+    /// Groups of CPUs that share a cache according to the measurement.
     pub groups: Vec<String>,
-    /// The kernel's groups for the last level.
+    /// Groups of CPUs that share the last level according to the kernel.
     pub declared: Vec<String>,
     pub agrees: bool,
 }
@@ -30,7 +30,7 @@ pub struct ProbedTopology {
 #[derive(Serialize)]
 pub struct CpuPair {
     pub cpus: (u32, u32),
-    /// Fastest attempt; missing if the CPUs were never free at the same time.
+    /// Shortest round trip of all attempts; missing if the CPUs were never free at the same time.
     pub round_trip_ns: Option<f64>,
     pub says: &'static str,
 }

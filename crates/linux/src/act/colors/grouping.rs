@@ -101,7 +101,7 @@ fn group_remaining(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses
     }
 }
 
-/// A subset of `from` of hardly more than `ways` items that pushes `target` out; `None` where all of them do not.
+/// A subset of `start_set` of hardly more than `ways` items that pushes `target` out; `None` where all of them do not.
 fn reduce_to_minimal(
     test: &mut impl EvictionOracle,
     target: usize,

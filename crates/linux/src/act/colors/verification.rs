@@ -152,7 +152,7 @@ impl ColorVerification {
     }
 }
 
-/// Tests every frame of the reference set once per round, until `at_most` has passed or `stop` returns true; results by
+/// Tests every frame of the reference set once per round, until `max_time` has passed or `stop` returns true; results by
 /// color.
 pub fn watch(kit: &mut ReferenceSet, max_time: Duration, stop: &dyn Fn() -> bool) -> Vec<ColorVerification> {
     let start = Instant::now();

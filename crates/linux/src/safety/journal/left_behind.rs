@@ -40,7 +40,7 @@ pub fn remove_left_behind(state_dir: &Path) -> Result<(), JournalError> {
     remove(&state_dir.join(Journal::FILE_NAME))
 }
 
-/// Reduces a journal that was left behind to the objects that `keep` names, in one step: the others are restored, and
+/// Reduces a journal that was left behind to the objects that `is_kept` names, in one step: the others are restored, and
 /// any later change of them by another process is its own.
 ///
 /// # Errors

@@ -38,7 +38,7 @@ impl NeighborLoad {
         NeighborLoad { memory, position: 0, chase }
     }
 
-    /// Runs for about `how_long`, and returns the number of touched lines.
+    /// Runs for about `duration`, and returns the number of touched lines.
     pub fn run(&mut self, duration: Duration) -> u64 {
         let start = Instant::now();
         let mut lines = 0;

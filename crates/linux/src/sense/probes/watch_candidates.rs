@@ -91,7 +91,7 @@ impl WatchCandidates {
         self.mappings = mappings;
     }
 
-    /// Draws the address of a resident word; `has` returns whether the page of an address is in memory. `None` = no
+    /// Draws the address of a resident word; `is_in_memory` returns whether the page of an address is in memory. `None` = no
     /// resident word was found.
     pub fn draw(&mut self, generator: &mut SplitMix64, is_in_memory: impl Fn(u64) -> Option<bool>) -> Option<u64> {
         let mut remaining_draws = DRAWS;

@@ -205,7 +205,7 @@ impl PerfSampler {
         Ok(PerfSampler { _leader: leader, file, ring: ring.cast() })
     }
 
-    /// Adds the records since the last call to `into`.
+    /// Adds the records since the last call to `contents`.
     pub fn drain(&mut self, contents: &mut RingContents) {
         let control = self.ring.cast::<perf::bindings::perf_event_mmap_page>();
         // SAFETY: the control page lives as long as the mapping. The head is written by the kernel and read with acquire

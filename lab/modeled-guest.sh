@@ -1,5 +1,5 @@
-# Sourced by the lab's scripts: builds the files of a guest on a modeled machine, and boots the guest. Expects $binary
-# (cachemate), $cache and $out (directories). Both `make lab` and `cachemate lab run` use it.
+# Sourced by the lab's scripts: what a guest on a modeled machine is made of, and how it is booted. Expects $binary
+# (cachemate), $cache and $out (folders). `make lab` and `cachemate lab run` use the same.
 . lab/packages.sh
 mkdir -p "$cache"
 cache=$(cd "$cache" && pwd)
@@ -7,13 +7,13 @@ tree=$cache/tree-11
 kernel_pinned=linux-image-6.18.15+deb13-cloud-amd64
 limit_seconds=${LAB_LIMIT_SECONDS:-1200} # a guest that hangs is ended
 
-# The kernel with which the lab was developed or, if it is not available, the newest of its series.
+# The kernel that the lab was written with, else the newest of its series.
 kernel_package() {
     in_root apt-cache pkgnames linux-image-6.18. | grep -E '^linux-image-[0-9.]+\+deb13-cloud-amd64$' | sort -V |
         awk -v pinned="$kernel_pinned" '{ last = $1 } $1 == pinned { found = $1 } END { print found ? found : last }'
 }
 
-# vmlinux FILE: extracts the kernel from its compressed image, because it then boots in half the time.
+# vmlinux FILE: the kernel out of its compressed image: it starts in half the time.
 vmlinux() {
     local magic unpack offset
     for magic in '\x28\xb5\x2f\xfd zstd' '\xfd7zXZ\x00 xz'; do
@@ -27,8 +27,7 @@ vmlinux() {
     return 1
 }
 
-# Prepares packages, the kernel's image, the machine and the guest's programs; reports NOT RUN if one of them is not
-# available.
+# Packages, the kernel's image, the machine and the guest's programs; NOT RUN where something cannot be had.
 prepare() {
     for tool in cc make zstd xz flock; do
         command -v "$tool" >/dev/null || not_run "$tool is missing on this host"
@@ -48,11 +47,13 @@ prepare() {
     loader=$(echo "$tree"/usr/lib64/ld-linux-x86-64.so.2)
     libraries=$tree/usr/lib/x86_64-linux-gnu
     make -s -C lab/machine OUT="$out/machine" >"$out/make.log" 2>&1 || not_run "the machine cannot be built (see $out/make.log)"
-    cc -O2 -o "$out/machine/lab-program" lab/guest/program.c -lpthread >>"$out/make.log" 2>&1 ||
-        not_run "the guest's programs cannot be built (see $out/make.log)"
+    for program in program phase; do
+        cc -O2 -o "$out/machine/lab-$program" "lab/guest/$program.c" -lpthread >>"$out/make.log" 2>&1 ||
+            not_run "the guest's programs cannot be built (see $out/make.log)"
+    done
 }
 
-# with_libraries FILE ROOT: copies a program and the host's libraries to which it is linked.
+# with_libraries FILE ROOT: a program and what it is linked with here, the same files.
 with_libraries() {
     local library
     cp "$1" "$2/bin/"
@@ -62,7 +63,7 @@ with_libraries() {
     done
 }
 
-# Creates the guest's files in $out/initramfs; `pack` makes the archive.
+# The guest's files in $out/initramfs; `pack` makes the archive of them.
 initramfs() {
     local root=$out/initramfs
     rm -rf "$root"
@@ -72,14 +73,16 @@ initramfs() {
     strip "$root/bin/$(basename "$binary")" 2>/dev/null || true
     [ "$(basename "$binary")" = cachemate ] || mv "$root/bin/$(basename "$binary")" "$root/bin/cachemate"
     with_libraries "$out/machine/lab-program" "$root"
+    with_libraries "$out/machine/lab-phase" "$root"
     cp lab/guest/init "$root/init"
     cp lab/guest/{scenarios,deaths,programs,evidence,auto,nodes,sweep,host-changes,shell}.sh "$root/lab/"
     chmod +x "$root/init"
 }
 pack() { (cd "$out/initramfs" && find . | LC_ALL=C sort | bin/busybox cpio -o -H newc 2>/dev/null) >"$out/initramfs.cpio"; }
 
-# follow PID: waits for a guest's `timeout`. The seconds that its threads ran, and waited for a CPU of this host, are
-# in $ran and $waited; $code is 124 if the guest was killed at the limit.
+progress() { :; } # of a guest, once per second
+# follow PID: waits for a guest's `timeout`. Seconds that its threads ran, and waited for a processor of this host, are in
+# $ran and $waited; $code is 124 where it was ended.
 follow() {
     local guest
     ran=0 waited=0 code=0
@@ -88,16 +91,17 @@ follow() {
         read -r ran waited < <(cat /proc/"${guest:-none}"/task/*/schedstat 2>/dev/null |
             awk -v ran="$ran" -v waited="$waited" '{ r += $1; w += $2 }
                 END { print r ? int(r / 1e9) : ran, r ? int(w / 1e9) : waited }')
+        progress
         sleep 1
     done
     wait "$1" || code=$?
     trap - EXIT
 }
-# starved: true if the guest was killed although it might have finished on an idle host. Code 137 means SIGKILL.
+# starved: the guest was ended although it might have come to its end on an idle host. 137: it had to be killed.
 starved() { { [ "$code" = 124 ] || [ "$code" = 137 ]; } && [ $((4 * waited)) -gt "$limit_seconds" ]; }
 
-# machine_command NAME MACHINE-CONFIG INITRAMFS: the emulator's command for a modeled machine, in $machine_command. In
-# the configuration, `# cpu OPTIONS` adds options of the processor, and `# qemu OPTIONS` adds other options.
+# machine_command NAME MACHINE-CONFIG INITRAMFS: the emulator on a modeled machine, in $machine_command. `# cpu OPTIONS` in
+# the configuration is what the emulator is told of the processor besides, `# qemu OPTIONS` anything else.
 machine_command() {
     local name=$1 config=$2 initramfs=$3 smp memory processor more=()
     smp=$(awk '$1 == "cpus" { cpus = $2 } $1 == "cpus_per_l3" { each = $2 }
@@ -117,7 +121,7 @@ initcall_blacklist=load_system_certificate_list,tracer_init_tracefs,event_trace_
     machine_command[-1]=${machine_command[-1]//$'\n'/ }
 }
 
-# boot NAME MACHINE-CONFIG INITRAMFS: runs one guest until it powers off; its console output is in $out/NAME.log.
+# boot NAME MACHINE-CONFIG INITRAMFS: one guest until it powers off; its console is in $out/NAME.log.
 boot() {
     local name=$1
     machine_command "$@"
@@ -131,8 +135,8 @@ boot() {
     fi
 }
 
-# report: prints the table and writes $out/result.json. A missed target does not fail the run, whereas a figure that
-# could not be measured, or a host that was not restored, does.
+# report: prints the table and writes $out/result.json. A missed target is listed without failing the run; a figure that could
+# not be measured, or a host that was not restored, fails it.
 report() {
     local failed missed
     printf '\nFigures of a modeled machine\n'

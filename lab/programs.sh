@@ -4,9 +4,10 @@
 # JOB is a directory with `machine` (cachemate lab config), `programs` (a command line each), `policy.toml` (the [policy] of
 # the daemon; absent = none), `seconds` (of the guest, for one phase) and `files` (copied to /programs in the guest;
 # may be absent).
-# It gets `results.tsv`: phase, program's number from 0, its command line, seconds, whether it ended by itself, and of the
-# process instructions, those in user code, misses of the L3, those for lines that others displaced, bytes moved to and from
-# memory, most bytes held in an L3. Each of these six is "-" if the truth file does not have the process.
+# It gets `results.tsv`: phase, program's number from 0, its command line, seconds, whether it ended by itself, its exit
+# code, the last line that it printed, and of the process instructions, those in user code, cycles, misses of the L3, those
+# for lines that others displaced, bytes moved to and from memory, most bytes held in an L3. Each of these seven is "-" if
+# the truth file does not have the process. Standard output gets a line for each program that starts.
 set -euo pipefail
 job=$(realpath "$1")
 binary=$(realpath "$2")
@@ -34,11 +35,20 @@ while read -r program _; do
 done <"$job/programs"
 pack
 printf 'model_on 0\ntruth_file %s\n' "$out/truth.tsv" >>"$job/machine"
+console=$out/programs.log
+shown=0
+# Each program that has started since the last call.
+progress() {
+    local started
+    mapfile -t started < <(tr -d '\r' <"$console" | sed -n 's/^.*PHASE\t\([a-z]*\)\t/\1: /p')
+    [ "${#started[@]}" -le "$shown" ] || printf '%s\n' "${started[@]:shown}"
+    shown=${#started[@]}
+}
 boot programs "$job/machine" "$out/initramfs.cpio"
-tr -d '\r' <"$out/programs.log" | grep -ao 'PROGRAM	.*' | cut -f2- >"$out/ran.tsv" || true
-if ! grep -aq 'LAB	end' "$out/programs.log"; then
+tr -d '\r' <"$console" | grep -ao 'PROGRAM	.*' | cut -f2- >"$out/ran.tsv" || true
+if ! grep -aq 'LAB	end' "$console"; then
     starved && echo "lab: this host is busy: the guest had $ran s of CPU time and waited for $waited s, in $limit_seconds s" >&2
-    echo "lab: the guest did not come to its end (see $out/programs.log)" >&2
+    echo "lab: the guest did not come to its end (see $console)" >&2
     exit 1
 fi
 awk -F '\t' -v OFS='\t' '
@@ -47,19 +57,19 @@ awk -F '\t' -v OFS='\t' '
         if (NF < at["cycles"]) next
         thread = $at["tid"] " " $at["name"]
         process[thread] = $at["pid"]
-        instructions[thread] = $at["instructions"]; user[thread] = $at["user_instructions"]
+        instructions[thread] = $at["instructions"]; user[thread] = $at["user_instructions"]; cycles[thread] = $at["cycles"]
         misses[thread] = $at["l3_misses"]; others[thread] = $at["others"]
         lines[thread] = $at["read_lines"] + $at["written_lines"]
         for (i in l3) if ($i > most[thread]) most[thread] = $i
         next
     }
     {
-        i = u = m = o = b = h = found = 0
+        i = u = c = m = o = b = h = found = 0
         for (t in process) if (process[t] == $4) {
             found = 1
-            i += instructions[t]; u += user[t]; m += misses[t]; o += others[t]; b += 64 * lines[t]; h += 64 * most[t]
+            i += instructions[t]; u += user[t]; c += cycles[t]; m += misses[t]; o += others[t]; b += 64 * lines[t]; h += 64 * most[t]
         }
-        printf "%s\t%s\t%s\t%s\t%s", $1, $2, $3, $5, $6
-        if (found) printf "\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\n", i, u, m, o, b, h
-        else printf "\t-\t-\t-\t-\t-\t-\n"
+        printf "%s\t%s\t%s\t%s\t%s\t%s\t%s", $1, $2, $3, $5, $6, $7, $8
+        if (found) printf "\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\n", i, u, c, m, o, b, h
+        else printf "\t-\t-\t-\t-\t-\t-\t-\n"
     }' "$out/truth.tsv" "$out/ran.tsv" >"$job/results.tsv"

@@ -5,8 +5,9 @@
 //! programs under the policy. This file writes the job, starts the script and reports the results.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 use cachemate_policy::policies;
@@ -26,6 +27,8 @@ const SCRIPT: &str = "programs.sh";
 /// Phases of the script, in order; the last one runs only with a policy.
 const PHASES: [&str; 3] = [ALONE, "together", "managed"];
 const ALONE: &str = "alone";
+/// Exit codes of a shell whose program cannot be executed, or does not exist.
+const NOT_STARTED: [u8; 2] = [126, 127];
 
 /// Run your own programs on a modeled machine: each alone, all together, and all together under a policy
 ///
@@ -64,6 +67,10 @@ struct PhaseResult {
     seconds: Option<f64>,
     /// Did the program end before the phase was over?
     ended: Option<bool>,
+    /// Exit code of a program that ended.
+    exit_code: Option<u8>,
+    /// The last line that the program printed.
+    last_line: Option<String>,
     #[serde(flatten)]
     counts: PhaseCounts,
     /// Slowdown relative to the run alone, based on user instructions per second.
@@ -75,6 +82,7 @@ struct PhaseResult {
 struct PhaseCounts {
     instructions: Option<u64>,
     user_instructions: Option<u64>,
+    cycles: Option<u64>,
     l3_misses: Option<u64>,
     /// Misses on lines that another task had evicted.
     displaced_by_others: Option<u64>,
@@ -99,18 +107,18 @@ impl LabRunArgs {
         let config = super::config::text(&machine, super::config::ProcessorOptions::default())?;
         let job = tempfile::tempdir().context("cannot create a temporary directory")?;
         self.write_job(job.path(), &config)?;
-        session.note("booting the modeled machine; each second of the guest takes ten seconds or more");
-        let binary = std::env::current_exe().context("this command's own file")?;
-        let output = Command::new(&script).arg(job.path()).arg(&binary).stdout(std::process::Stdio::null()).output();
-        let script_output = output.with_context(|| format!("{}: cannot be started", script.display()))?;
+        session.note("booting the modeled machine; each second of the guest takes several seconds of a host CPU");
+        let errors = job.path().join("errors");
+        run_script(&script, job.path(), &errors, session)?;
         let results = job.path().join("results.tsv");
         let Ok(text) = cachemate_files::read_text_limited(&results, MAX_RESULTS_BYTES) else {
-            let stderr = String::from_utf8_lossy(&script_output.stderr);
+            let stderr = cachemate_files::read_text_limited(&errors, MAX_RESULTS_BYTES).unwrap_or_default();
             let console_dir = job.keep(); // the guest's console is there
             bail!("{}: {} ({} is kept)", script.display(), stderr.trim(), console_dir.display());
         };
         let phases = if self.policy.is_some() { &PHASES[..] } else { &PHASES[..2] };
         let programs = read(&text, &self.programs, phases)?;
+        check_started(&programs)?;
         let result = LabRunJson { machine_is: "modeled", machine: machine.name, policy: self.policy.clone(), programs };
         session.answer(self.json.json, &result, || render(&result))
     }
@@ -124,7 +132,9 @@ impl LabRunArgs {
             bail!(crate::exit::UsageError(format!("PROGRAM: found {odd:?}, expected one command line")));
         }
         write("machine", config)?;
-        write("programs", &format!("{}\n", self.programs.join("\n")))?;
+        let commands: Vec<String> =
+            self.programs.iter().map(|line| self.guest_command(line)).collect::<Result<_, _>>()?;
+        write("programs", &format!("{}\n", commands.join("\n")))?;
         write("seconds", &format!("{}\n", self.seconds))?;
         if let Some(policy) = &self.policy {
             let parameters = self.parameters.as_ref().map(|table| format!("parameters = {table}\n"));
@@ -139,50 +149,114 @@ impl LabRunArgs {
         }
         Ok(())
     }
+
+    /// The command line for the guest. A relative path is one of --programs-dir, or without it of this directory.
+    fn guest_command(&self, line: &str) -> anyhow::Result<String> {
+        let line = line.trim();
+        let (program, arguments) = line.split_at(line.find(' ').unwrap_or(line.len()));
+        if !program.contains('/') {
+            return Ok(line.to_string()); // the guest's own
+        }
+        let in_dir = program.strip_prefix("/programs/").or((!program.starts_with('/')).then_some(program));
+        let (file, command) = match (&self.programs_dir, in_dir) {
+            (Some(dir), Some(relative)) => (dir.join(relative), line.to_string()),
+            _ => {
+                let file = std::path::absolute(program).with_context(|| format!("{program}: cannot be resolved"))?;
+                let command = format!("{}{arguments}", file.display());
+                (file, command)
+            }
+        };
+        let name = file.display().to_string();
+        if !file.is_file() || name.contains(char::is_whitespace) {
+            bail!(crate::exit::UsageError(format!(
+                "PROGRAM: found {name:?}, expected a file, in a path without spaces"
+            )));
+        }
+        Ok(command)
+    }
 }
 
-/// Parses the script's table. Returns every program in every phase, in the order of the run.
+/// Runs the script and reports each line of its output as progress; its errors go to a file.
+fn run_script(script: &Path, job: &Path, errors: &Path, session: &Session) -> anyhow::Result<()> {
+    let binary = std::env::current_exe().context("this command's own file")?;
+    let stderr =
+        cachemate_files::create(errors, true).with_context(|| format!("{}: cannot be written", errors.display()))?;
+    let child = Command::new(script).arg(job).arg(&binary).stdout(Stdio::piped()).stderr(stderr).spawn();
+    let mut child = child.with_context(|| format!("{}: cannot be started", script.display()))?;
+    for line in child.stdout.take().into_iter().flat_map(|stdout| BufReader::new(stdout).lines()).map_while(Result::ok)
+    {
+        session.note(&line);
+    }
+    child.wait().with_context(|| format!("{}: cannot be waited for", script.display()))?;
+    Ok(())
+}
+
+/// Fails if the guest's shell could not start a program: a table of its start would look like a result.
+fn check_started(results: &[PhaseResult]) -> anyhow::Result<()> {
+    let has_failed = |result: &&PhaseResult| result.exit_code.is_some_and(|code| NOT_STARTED.contains(&code));
+    if let Some(result) = results.iter().find(has_failed) {
+        let message = result.last_line.as_deref().unwrap_or("the guest gives no reason");
+        bail!("{}: exit code {} in the guest: {message}", result.program, result.exit_code.unwrap_or_default());
+    }
+    Ok(())
+}
+
+/// Parses the script's table: every program in every phase, in the order of the run.
 fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<PhaseResult>> {
     let mut by_phase: BTreeMap<(usize, usize), PhaseResult> = BTreeMap::new();
     for (index, line) in text.lines().enumerate() {
-        let problem =
-            || format!("results.tsv, line {}: found {line:?}, expected 11 fields of the lab's script", index + 1);
+        let bad = || format!("results.tsv, line {}: found {line:?}, expected 14 fields of the lab's script", index + 1);
         let fields: Vec<&str> = line.split('\t').collect();
-        let &[phase, number, _, seconds, ended, ref counts @ ..] = &fields[..] else { bail!(problem()) };
-        let order = phases.iter().position(|known| *known == phase).with_context(problem)?;
-        let number: usize = number.parse().with_context(problem)?;
+        let &[phase, number, _, seconds, ended, exit_code, last_line, ref counts @ ..] = &fields[..] else {
+            bail!(bad())
+        };
+        let order = phases.iter().position(|known| *known == phase).with_context(bad)?;
+        let number: usize = number.parse().with_context(bad)?;
+        let exit_code: u8 = exit_code.parse().with_context(bad)?;
+        let has_ended = ended == "yes";
         let phase_result = PhaseResult {
             phase: phase.to_string(),
-            program: programs.get(number).with_context(problem)?.clone(),
-            seconds: Some(seconds.parse().with_context(problem)?),
-            ended: Some(ended == "yes"),
-            counts: read_counts(counts).with_context(problem)?,
+            program: programs.get(number).with_context(bad)?.clone(),
+            seconds: Some(seconds.parse().with_context(bad)?),
+            ended: Some(has_ended),
+            exit_code: Some(exit_code).filter(|_| has_ended),
+            last_line: Some(last_line.to_string()).filter(|line| !line.is_empty()),
+            counts: read_counts(counts).with_context(bad)?,
             slowdown: None,
         };
         by_phase.insert((order, number), phase_result);
     }
-    let mut phase_results = Vec::new();
+    let mut all = Vec::new();
     for (order, phase) in phases.iter().enumerate() {
         for (number, program) in programs.iter().enumerate() {
             let phase_result = by_phase.get(&(order, number)).cloned();
             let mut phase_result = phase_result.unwrap_or_else(|| missing_result(phase, program));
-            let alone_result = by_phase.get(&(0, number)).filter(|_| *phase != ALONE);
-            phase_result.slowdown = alone_result.and_then(|alone_result| slowdown(alone_result, &phase_result));
-            phase_results.push(phase_result);
+            let alone = by_phase.get(&(0, number)).filter(|_| *phase != ALONE);
+            phase_result.slowdown = alone.and_then(|alone| slowdown(alone, &phase_result));
+            all.push(phase_result);
         }
     }
-    Ok(phase_results)
+    Ok(all)
 }
 
-/// Parses the counts of one process; a dash stands for an unknown count.
+/// The table's counts of one process; a dash stands for an unknown count.
 fn read_counts(fields: &[&str]) -> Option<PhaseCounts> {
     let read = |field: &&str| if *field == "-" { Some(None) } else { field.parse().ok().map(Some) };
     let counts: Vec<Option<u64>> = fields.iter().map(read).collect::<Option<_>>()?;
-    let &[instructions, user_instructions, l3_misses, displaced_by_others, memory_bytes, held_bytes] = &counts[..]
+    let &[instructions, user_instructions, cycles, l3_misses, displaced_by_others, memory_bytes, held_bytes] =
+        &counts[..]
     else {
         return None;
     };
-    Some(PhaseCounts { instructions, user_instructions, l3_misses, displaced_by_others, memory_bytes, held_bytes })
+    Some(PhaseCounts {
+        instructions,
+        user_instructions,
+        cycles,
+        l3_misses,
+        displaced_by_others,
+        memory_bytes,
+        held_bytes,
+    })
 }
 
 fn missing_result(phase: &str, program: &str) -> PhaseResult {
@@ -191,14 +265,16 @@ fn missing_result(phase: &str, program: &str) -> PhaseResult {
         program: program.to_string(),
         seconds: None,
         ended: None,
+        exit_code: None,
+        last_line: None,
         counts: PhaseCounts::default(),
         slowdown: None,
     }
 }
 
-fn slowdown(alone_result: &PhaseResult, now: &PhaseResult) -> Option<f64> {
+fn slowdown(alone: &PhaseResult, now: &PhaseResult) -> Option<f64> {
     let rate = |phase_result: &PhaseResult| Some(phase_result.counts.user_instructions? as f64 / phase_result.seconds?);
-    let ratio = rate(alone_result)? / rate(now)?;
+    let ratio = rate(alone)? / rate(now)?;
     ratio.is_finite().then_some(ratio - 1.0)
 }
 
@@ -219,11 +295,15 @@ fn render(result: &LabRunJson) -> String {
     let count = |count: Option<u64>| count.map_or(UNKNOWN.to_string(), count_text);
     let size = |bytes: Option<u64>| bytes.map_or(UNKNOWN.to_string(), size_text);
     for program in &result.programs {
-        let killed = if program.ended == Some(false) { " (killed)" } else { "" };
+        let end = match (program.ended, program.exit_code) {
+            (Some(false), _) => " (killed)".to_string(),
+            (_, Some(code)) if code != 0 => format!(" (exit code {code})"),
+            _ => String::new(),
+        };
         table.row([
             program.phase.clone(),
             program.program.clone(),
-            program.seconds.map_or(UNKNOWN.to_string(), |seconds| format!("{seconds:.2}{killed}")),
+            program.seconds.map_or(UNKNOWN.to_string(), |seconds| format!("{seconds:.2}{end}")),
             program
                 .slowdown
                 .map_or(UNKNOWN.to_string(), |slowdown| format!("{:.0} %", (100.0 * slowdown).round() + 0.0)),
@@ -254,10 +334,10 @@ mod tests {
     #[test]
     fn programs_are_compared_with_themselves_alone() {
         let programs = ["./a".to_string(), "./b -n 5".to_string()];
-        let text = "alone\t0\t./a\t2\tyes\t1500\t1000\t10\t0\t640\t64\n\
-                    alone\t1\t./b\t5\tno\t5001\t5000\t10\t0\t640\t64\n\
-                    together\t0\t./a\t3\tyes\t9000\t1000\t90\t80\t640\t64\n\
-                    together\t1\t./b\t5\tno\t9000\t2500\t10\t0\t640\t64\n";
+        let text = "alone\t0\t./a\t2\tyes\t0\t\t1500\t1000\t4000\t10\t0\t640\t64\n\
+                    alone\t1\t./b\t5\tno\t137\t\t5001\t5000\t9000\t10\t0\t640\t64\n\
+                    together\t0\t./a\t3\tyes\t0\t\t9000\t1000\t6000\t90\t80\t640\t64\n\
+                    together\t1\t./b\t5\tno\t137\t\t9000\t2500\t9000\t10\t0\t640\t64\n";
         let results = results(text, &programs);
         let slower: Vec<Option<f64>> = results.iter().map(|result| result.slowdown).collect();
         assert_eq!(slower, [None, None, Some(0.5), Some(1.0)]);
@@ -269,8 +349,8 @@ mod tests {
     /// time?
     #[test]
     fn a_killed_program_is_compared_by_its_work() {
-        let text = "alone\t0\t./a\t2\tyes\t900\t800\t1\t0\t64\t64\n\
-                    together\t0\t./a\t4\tno\t900\t400\t1\t0\t64\t64\n";
+        let text = "alone\t0\t./a\t2\tyes\t0\t\t900\t800\t4000\t1\t0\t64\t64\n\
+                    together\t0\t./a\t4\tno\t137\t\t900\t400\t8000\t1\t0\t64\t64\n";
         let mut phase_results = results(text, &["./a".to_string()]);
         assert_eq!(phase_results[1].slowdown, Some(3.0));
         phase_results[1].slowdown = Some(-0.001);
@@ -280,11 +360,11 @@ mod tests {
     /// Is a program without ground truth null in JSON and a dash in the table, never 0?
     #[test]
     fn a_program_without_truth_is_unknown() {
-        let text = "alone\t0\t./a\t2\tno\t900\t800\t1\t0\t64\t64\n\
-                    together\t0\t./a\t2.5\tno\t-\t-\t-\t-\t-\t-\n";
+        let text = "alone\t0\t./a\t2\tno\t137\t\t900\t800\t4000\t1\t0\t64\t64\n\
+                    together\t0\t./a\t2.5\tno\t137\t\t-\t-\t-\t-\t-\t-\t-\n";
         let phase_results = results(text, &["./a".to_string()]);
         let json = serde_json::to_value(&phase_results[1]).unwrap();
-        let keys = ["instructions", "user_instructions", "l3_misses", "displaced_by_others", "memory_bytes"];
+        let keys = ["instructions", "user_instructions", "cycles", "l3_misses", "displaced_by_others", "memory_bytes"];
         for key in keys.into_iter().chain(["held_bytes", "slowdown"]) {
             assert!(json.get(key).is_some_and(serde_json::Value::is_null), "{key}: {json}");
         }
@@ -297,8 +377,8 @@ mod tests {
     #[test]
     fn every_program_is_listed_in_every_phase() {
         let programs = ["./a".to_string(), "./b".to_string()];
-        let text = "alone\t1\t./b\t2\tno\t900\t800\t1\t0\t64\t64\n\
-                    managed\t0\t./a\t2\tno\t900\t800\t1\t0\t64\t64\n";
+        let text = "alone\t1\t./b\t2\tno\t137\t\t900\t800\t4000\t1\t0\t64\t64\n\
+                    managed\t0\t./a\t2\tno\t137\t\t900\t800\t4000\t1\t0\t64\t64\n";
         let phase_results = read(text, &programs, &PHASES).unwrap();
         let listed: Vec<(&str, &str, bool)> = phase_results
             .iter()
@@ -316,14 +396,45 @@ mod tests {
         assert!(phase_results.iter().all(|result| result.slowdown.is_none()));
     }
 
+    /// Is a program that the guest could not start an error with the guest's reason, and a failing program a result?
+    #[test]
+    fn a_program_that_does_not_start_is_an_error() {
+        let line =
+            |code: &str| format!("alone\t0\t./a\t0.02\tyes\t{code}\tsh: ./a: not found\t9\t8\t7\t0\t0\t64\t64\n");
+        let started = |code: &str| check_started(&results(&line(code), &["./a".to_string()]));
+        assert!(started("127").unwrap_err().to_string().contains("./a: not found"));
+        assert!(started("1").is_ok());
+        assert!(rendered(results(&line("1"), &["./a".to_string()])).contains("(exit code 1)"));
+    }
+
+    /// Is a relative path resolved, and a missing file refused before the guest boots?
+    #[test]
+    fn paths_are_checked_before_the_guest_boots() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            run: LabRunArgs,
+        }
+        let run = |arguments: &[&str]| <Line as clap::Parser>::parse_from([&["run"], arguments].concat()).run;
+        let here = std::env::current_dir().unwrap();
+        let plain = run(&["x"]);
+        assert_eq!(plain.guest_command("./Cargo.toml 5 6").unwrap(), format!("{}/Cargo.toml 5 6", here.display()));
+        assert_eq!(plain.guest_command("lab-program load").unwrap(), "lab-program load");
+        assert!(plain.guest_command("./nowhere 5").unwrap_err().to_string().contains("nowhere"));
+        let in_dir = run(&["--programs-dir", "src", "x"]);
+        assert_eq!(in_dir.guest_command("./main.rs 5").unwrap(), "./main.rs 5");
+        assert_eq!(in_dir.guest_command("/programs/main.rs").unwrap(), "/programs/main.rs");
+        assert!(in_dir.guest_command("./Cargo.toml").is_err());
+    }
+
     /// Is a table that the script could not have written rejected with its line?
     #[test]
     fn another_table_is_refused() {
         let programs = ["./a".to_string()];
         let read = |text: &str| read(text, &programs, &PHASES);
         assert!(read("alone\t0\t./a\n").unwrap_err().to_string().contains("line 1"));
-        assert!(read("alone\t7\t./a\t2\tyes\t1\t1\t1\t1\t1\t1\n").is_err());
-        assert!(read("alone\t0\t./a\t2\tyes\t1\t1\t1\t1\t1\tmany\n").is_err());
-        assert!(read("beside\t0\t./a\t2\tyes\t1\t1\t1\t1\t1\t1\n").is_err());
+        assert!(read("alone\t7\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\t1\n").is_err());
+        assert!(read("alone\t0\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\tmany\n").is_err());
+        assert!(read("beside\t0\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\t1\n").is_err());
     }
 }

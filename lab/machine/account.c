@@ -15,11 +15,16 @@ void model_set_class(struct model *m, unsigned cpu, unsigned class_of_service, u
 	m->cpu[cpu].monitor = monitor & (MONITORS_AT_MOST - 1);
 }
 
+static uint64_t counted(const struct cpu *c, enum count what)
+{
+	return c->count[what] + (what == ACCESSES ? c->recent.accesses : 0);
+}
+
 static void fold(struct model *m, struct cpu *c)
 {
 	for (unsigned i = 0; i < COUNTS; i++) {
-		m->task_count[c->task][i] += c->count[i] - c->count_at_switch[i];
-		c->count_at_switch[i] = c->count[i];
+		m->task_count[c->task][i] += counted(c, i) - c->count_at_switch[i];
+		c->count_at_switch[i] = counted(c, i);
 	}
 }
 
@@ -80,7 +85,7 @@ uint32_t model_mask(const struct model *m, unsigned l3, unsigned class_of_servic
 
 uint64_t model_count(const struct model *m, unsigned cpu, enum count what)
 {
-	return m->cpu[cpu].count[what];
+	return counted(&m->cpu[cpu], what);
 }
 
 uint64_t model_task_count(struct model *m, unsigned task, enum count what)
@@ -88,7 +93,7 @@ uint64_t model_task_count(struct model *m, unsigned task, enum count what)
 	uint64_t running = 0;
 	for (unsigned i = 0; i < m->config.cpus; i++)
 		if (m->cpu[i].task == task)
-			running += m->cpu[i].count[what] - m->cpu[i].count_at_switch[what];
+			running += counted(&m->cpu[i], what) - m->cpu[i].count_at_switch[what];
 	return m->task_count[task][what] + running;
 }
 

@@ -134,7 +134,7 @@ static void drop(struct model *m, struct cpu *c, uint32_t line)
 	at = find(l2, m->l2_ways, line);
 	if (at >= 0)
 		remove_at(l2, m->l2_ways, at);
-	c->recent_reads[line % RECENT] = c->recent_writes[line % RECENT] = 0;
+	c->recent.reads[line % RECENT] = c->recent.writes[line % RECENT] = 0;
 }
 
 static void no_longer_alone(struct model *m, struct cpu *c, uint32_t line)
@@ -146,7 +146,7 @@ static void no_longer_alone(struct model *m, struct cpu *c, uint32_t line)
 	at = find(l2, m->l2_ways, line);
 	if (at >= 0)
 		l2[at] &= ~(entry)EXCLUSIVE;
-	c->recent_reads[line % RECENT] = c->recent_writes[line % RECENT] = 0;
+	c->recent.reads[line % RECENT] = c->recent.writes[line % RECENT] = 0;
 }
 
 /* ---- misses ---- */
@@ -363,6 +363,8 @@ static struct outcome slow(struct model *m, unsigned cpu, uint32_t line, bool st
 	struct cpu *c = &m->cpu[cpu];
 	struct outcome o = { 0 };
 	entry *l2 = l2_set(m, c, line);
+	__builtin_prefetch(&m->line[line], 1);
+	l3_prepare(m, c->l3, line);
 	int at = find(l2, m->l2_ways, line);
 	entry flags = at >= 0 ? l2[at] & FLAGS : 0;
 	if (!in_l1) {
@@ -445,28 +447,21 @@ uint32_t model_lines(const struct model *m)
 
 /* ---- recent lines ---- */
 
-bool model_is_recent(const struct model *m, unsigned cpu, uint64_t line, bool store)
+struct recent *model_recent(struct model *m, unsigned cpu)
 {
-	const struct cpu *c = &m->cpu[cpu];
-	return (store ? c->recent_writes : c->recent_reads)[line % RECENT] == line + 1;
+	return &m->cpu[cpu].recent;
 }
 
 void model_touched(struct model *m, unsigned cpu, uint64_t line, bool store, bool moving)
 {
-	struct cpu *c = &m->cpu[cpu];
-	c->recent_reads[line % RECENT] = moving ? 0 : line + 1;
-	c->recent_writes[line % RECENT] = store && !moving ? line + 1 : 0;
+	struct recent *r = &m->cpu[cpu].recent;
+	r->reads[line % RECENT] = moving ? 0 : line + 1;
+	r->writes[line % RECENT] = store && !moving ? line + 1 : 0;
 }
 
 void model_forget(struct model *m, unsigned cpu)
 {
-	struct cpu *c = &m->cpu[cpu];
-	memset(c->recent_reads, 0, sizeof c->recent_reads);
-	memset(c->recent_writes, 0, sizeof c->recent_writes);
+	struct recent *r = &m->cpu[cpu].recent;
+	memset(r->reads, 0, sizeof r->reads);
+	memset(r->writes, 0, sizeof r->writes);
 }
-
-void model_count_access(struct model *m, unsigned cpu)
-{
-	m->cpu[cpu].count[ACCESSES]++;
-}
-

@@ -60,13 +60,24 @@ void model_flush(struct model *, uint32_t line);
 void model_prefetch(struct model *, unsigned cpu, uint32_t line, uint64_t now_cycles);
 uint32_t model_lines(const struct model *);
 
-/* What this CPU touched last in each set of its L1, by virtual line: a hit there changes nothing, and needs no look at
- * the model. `model_touched` says so after an access (of a line that is not moving between CPUs); whoever changes
+/* The line that a CPU accessed last in each set of its L1, by virtual line: another access to it changes nothing, and needs
+ * no look at the model. `model_touched` enters a line after its access, unless it is moving between CPUs; a change of
  * translations calls `model_forget`. */
-bool model_is_recent(const struct model *, unsigned cpu, uint64_t virtual_line, bool store);
+enum { RECENT = L1_SETS };
+struct recent {
+	uint64_t reads[RECENT], writes[RECENT]; /* virtual line + 1 */
+	uint64_t accesses;			/* answered here, and not yet counted in the model */
+};
+struct recent *model_recent(struct model *, unsigned cpu);
+static inline bool recent_access(struct recent *r, uint64_t virtual_line, bool store)
+{
+	if ((store ? r->writes : r->reads)[virtual_line % RECENT] != virtual_line + 1)
+		return false;
+	r->accesses++;
+	return true;
+}
 void model_touched(struct model *, unsigned cpu, uint64_t virtual_line, bool store, bool moving);
 void model_forget(struct model *, unsigned cpu);
-void model_count_access(struct model *, unsigned cpu);
 
 /* Who runs on a CPU from now on: its class and monitor (RDT), its task (for the truth). */
 void model_set_class(struct model *, unsigned cpu, unsigned class_of_service, unsigned monitor);

@@ -102,6 +102,15 @@ static void displace(struct model *m, struct cpu *by, unsigned l3, size_t at, ui
 	take_out(m, l3, at);
 }
 
+void l3_prepare(const struct model *m, unsigned l3, uint32_t line)
+{
+	const struct l3 *c = &m->l3[l3];
+	size_t set = l3_set(m, line), base = set * m->l3_ways;
+	__builtin_prefetch(c->tag + base);
+	__builtin_prefetch(c->stamp + base);
+	__builtin_prefetch(c->clock + set);
+}
+
 bool l3_touch(struct model *m, struct cpu *by, unsigned l3, uint32_t line, uint64_t now)
 {
 	struct l3 *c = &m->l3[l3];

@@ -22,7 +22,7 @@ struct line {
 _Static_assert(sizeof(struct line) == 8, "a line's record must stay small: there is one for each line of memory");
 
 enum { CLASSES_AT_MOST = 16, MONITORS_AT_MOST = 256 };
-enum { RECENT = 64, STREAMS_AT_MOST = 32, IN_FLIGHT = 64, LINES_OF_A_PAGE_LOG2 = 6 };
+enum { STREAMS_AT_MOST = 32, IN_FLIGHT = 64, LINES_OF_A_PAGE_LOG2 = 6 };
 
 /* Misses of the L1 that follow each other upwards; `ahead` is the last line asked for in advance. */
 struct stream {
@@ -39,7 +39,7 @@ struct in_flight {
 struct cpu {
 	entry l1[L1_SETS * WAYS_AT_MOST];
 	entry *l2;
-	uint64_t recent_reads[RECENT], recent_writes[RECENT]; /* virtual line + 1 */
+	struct recent recent;
 	struct stream streams[STREAMS_AT_MOST];
 	unsigned next_stream;
 	struct in_flight in_flight[IN_FLIGHT];
@@ -90,6 +90,8 @@ struct model {
 bool holds(struct model *, struct cpu *, uint32_t line);
 /* Whether the L3 has it; if not it is put in, into a way of the class's mask. */
 bool l3_touch(struct model *, struct cpu *by, unsigned l3, uint32_t line, uint64_t now);
+/* Fetches the L3's records of the line into the host's cache, while the private caches are searched. */
+void l3_prepare(const struct model *, unsigned l3, uint32_t line);
 void l3_remove(struct model *, unsigned l3, uint32_t line);
 /* A store takes the line out of all L3s but one. */
 void lose_elsewhere(struct model *, unsigned l3, uint32_t line);

@@ -36,6 +36,12 @@ struct counters_of_vcpu { /* QEMU adds to these inline */
 	uint64_t run, user_instructions, kernel_instructions;
 };
 
+/* A page of memory that the CPU used: virtual page below the generation in which it was entered. */
+enum { PAGE_SHIFT = 12, TRANSLATIONS = 2048, GENERATION_SHIFT = 64 - PAGE_SHIFT, GENERATIONS = 1 << PAGE_SHIFT };
+struct translation {
+	uint64_t virtual_page, physical_page;
+};
+
 struct vcpu {
 	struct counters_of_vcpu *counted;
 	struct registers registers;
@@ -49,11 +55,14 @@ struct vcpu {
 	uint64_t task_pointer;
 	unsigned switch_looks;
 	uint64_t next_look;
+	struct translation translations[TRANSLATIONS];
+	uint64_t translation_generation;
 };
 
 static struct config config;
 static struct model *model;
 static struct vcpu *vcpus[CPUS_AT_MOST];
+static struct recent *recents[CPUS_AT_MOST];
 static struct qemu_plugin_scoreboard *scoreboard;
 static qemu_plugin_u64 run_word, user_word, kernel_word;
 static volatile bool model_on;
@@ -124,27 +133,38 @@ static bool line_of(uint64_t physical, uint32_t *line)
 	return true;
 }
 
-static void on_memory(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t vaddr, void *ip)
+static inline uint64_t virtual_page_key(const struct vcpu *v, uint64_t vaddr)
+{
+	return vaddr >> PAGE_SHIFT | v->translation_generation << GENERATION_SHIFT;
+}
+
+/* False: the access goes to no memory. The emulator is asked once for each page and generation. */
+static bool accessed_line(struct vcpu *v, qemu_plugin_meminfo_t info, uint64_t vaddr, uint32_t *line)
+{
+	uint64_t key = virtual_page_key(v, vaddr), lines_of_page_mask = (1u << (PAGE_SHIFT - LINE_SHIFT)) - 1;
+	struct translation *t = &v->translations[(vaddr >> PAGE_SHIFT) % TRANSLATIONS];
+	if (t->virtual_page != key) {
+		struct qemu_plugin_hwaddr *where = qemu_plugin_get_hwaddr(info, vaddr);
+		if (!where)
+			return false;
+		if (qemu_plugin_hwaddr_is_io(where)) {
+			stall(v, config.io_cycles);
+			return false;
+		}
+		uint64_t physical = qemu_plugin_hwaddr_phys_addr(where);
+		if (!line_of(physical, line))
+			return false;
+		*t = (struct translation){ key, physical >> PAGE_SHIFT };
+	}
+	*line = (uint32_t)(t->physical_page << (PAGE_SHIFT - LINE_SHIFT) | (vaddr >> LINE_SHIFT & lines_of_page_mask));
+	return true;
+}
+
+static __attribute__((noinline)) void beyond_recent(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t vaddr, void *ip, bool store)
 {
 	struct vcpu *v = vcpus[cpu];
 	uint32_t line;
-	if (!model_on || v->out_of_order)
-		return;
-	bool store = qemu_plugin_mem_is_store(info);
-	if (model_is_recent(model, cpu, vaddr >> LINE_SHIFT, store)) {
-		model_count_access(model, cpu);
-		if (v->registers.sampling.by_access)
-			stall(v, samples_access(&v->registers, &(struct access){ (uint64_t)ip, vaddr, 0, FROM_L1, store }));
-		return;
-	}
-	struct qemu_plugin_hwaddr *where = qemu_plugin_get_hwaddr(info, vaddr);
-	if (!where)
-		return;
-	if (qemu_plugin_hwaddr_is_io(where)) {
-		stall(v, config.io_cycles);
-		return;
-	}
-	if (!line_of(qemu_plugin_hwaddr_phys_addr(where), &line))
+	if (!model_on || v->out_of_order || !accessed_line(v, info, vaddr, &line))
 		return;
 	struct outcome o = model_access(model, cpu, line, store, clock_now(cpu));
 	stall(v, o.cycles);
@@ -157,6 +177,39 @@ static void on_memory(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t vaddr, 
 		clock_line_moved(cpu);
 	if (o.coherent || o.moving)
 		clock_order(cpu, AHEAD_SHARED);
+}
+
+/* The emulator calls one of these at each access, so most accesses must be over after a comparison. */
+static void on_load(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t vaddr, void *ip)
+{
+	if (!recent_access(recents[cpu], vaddr >> LINE_SHIFT, false))
+		beyond_recent(cpu, info, vaddr, ip, false);
+}
+
+static void on_store(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t vaddr, void *ip)
+{
+	if (!recent_access(recents[cpu], vaddr >> LINE_SHIFT, true))
+		beyond_recent(cpu, info, vaddr, ip, true);
+}
+
+static void on_sampled(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t vaddr, void *ip)
+{
+	struct vcpu *v = vcpus[cpu];
+	bool store = qemu_plugin_mem_is_store(info);
+	if (!recent_access(recents[cpu], vaddr >> LINE_SHIFT, store))
+		beyond_recent(cpu, info, vaddr, ip, store);
+	else if (v->registers.sampling.by_access)
+		stall(v, samples_access(&v->registers, &(struct access){ (uint64_t)ip, vaddr, 0, FROM_L1, store }));
+}
+
+static void forget_translations(unsigned cpu)
+{
+	struct vcpu *v = vcpus[cpu];
+	model_forget(model, cpu);
+	if (++v->translation_generation == GENERATIONS) {
+		memset(v->translations, 0, sizeof v->translations);
+		v->translation_generation = 1;
+	}
 }
 
 static bool operand_line(struct vcpu *v, const struct operand *o, uint32_t *line)
@@ -188,7 +241,7 @@ static void on_prefetch(unsigned cpu, void *operand)
 static void on_translation(unsigned cpu, void *unused)
 {
 	(void)unused;
-	model_forget(model, cpu);
+	forget_translations(cpu);
 }
 
 /* ---- who runs ---- */
@@ -383,6 +436,9 @@ static void on_cpuid(unsigned cpu, void *unused)
 		break;
 	case GUEST_MODEL:
 		model_on = rcx != 0;
+		for (unsigned i = 0; i < config.cpus; i++) /* nothing is recent while the model is off */
+			if (vcpus[i])
+				model_forget(model, i);
 		break;
 	case GUEST_MARK:
 		on_mark(cpu, (unsigned)rcx);
@@ -520,7 +576,13 @@ static void on_translate(struct qemu_plugin_tb *tb, void *unused)
 		struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
 		if (after)
 			qemu_plugin_register_vcpu_insn_exec_cb(insn, after, CALL_RW_REGS, NULL);
-		qemu_plugin_register_vcpu_mem_cb(insn, on_memory, CALL_NO_REGS, MEMORY_RW, (void *)qemu_plugin_insn_vaddr(insn));
+		void *ip = (void *)qemu_plugin_insn_vaddr(insn);
+		if (config.sampling) {
+			qemu_plugin_register_vcpu_mem_cb(insn, on_sampled, CALL_NO_REGS, MEMORY_RW, ip);
+		} else {
+			qemu_plugin_register_vcpu_mem_cb(insn, on_load, CALL_NO_REGS, MEMORY_R, ip);
+			qemu_plugin_register_vcpu_mem_cb(insn, on_store, CALL_NO_REGS, MEMORY_W, ip);
+		}
 		after = watch(insn, i + 1 == count);
 	}
 }
@@ -557,6 +619,8 @@ static void on_vcpu_init(unsigned cpu, void *unused)
 		fail("the emulator has more CPUs than the machine (cpus)");
 	v->bytes = g_byte_array_new();
 	v->counted = qemu_plugin_scoreboard_find(scoreboard, cpu);
+	v->translation_generation = 1;
+	recents[cpu] = model_recent(model, cpu);
 	v->registers = (struct registers){
 		.config = &config, .model = model, .cpu = cpu, .instructions = instructions_of, .cycles = clock_now,
 		.read = read_guest, .write = write_guest, .interrupt = interrupt_guest

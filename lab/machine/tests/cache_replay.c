@@ -41,8 +41,7 @@ static bool step(unsigned cpu, FILE *from, bool store)
 	uint64_t line = address >> LINE_SHIFT, before = model_count(model, cpu, L2_MISSES);
 	if (line >= model_lines(model))
 		fail("an address beyond memory_bytes", "trace");
-	if (model_is_recent(model, cpu, line, store)) {
-		model_count_access(model, cpu);
+	if (recent_access(model_recent(model, cpu), line, store)) {
 		now++;
 		return true;
 	}

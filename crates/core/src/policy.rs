@@ -144,6 +144,9 @@ pub struct ProposedChange {
     pub objective: SpeedObjective,
     /// Processes that count, with their weighted speeds under the old plan, in any unit.
     pub speeds: Vec<(ProcessId, f64)>,
+    /// Processes whose goals are the reason for the change, because the old plan misses them by more. If one of them
+    /// is measured to be faster, other processes may pay for it.
+    pub goal_processes: Vec<ProcessId>,
 }
 
 /// A difference of logarithms with its standard error.

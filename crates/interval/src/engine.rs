@@ -268,6 +268,11 @@ impl IntervalEngine {
         slot
     }
 
+    /// Sets the CPUs that a task may use from now on.
+    pub fn allow(&mut self, slot: u32, allowed: CpuSet) {
+        self.turns.allow(slot, allowed);
+    }
+
     /// Makes a task end after this many instructions, whatever its phases.
     pub(crate) fn set_work(&mut self, slot: u32, instructions: f64) {
         self.slots.work_left_instr[slot as usize] = instructions.max(1.0);

@@ -167,7 +167,7 @@ const TRUTH_WINDOWS: usize = 64;
 
 fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
     let spec = load(mix.machine)?;
-    let truth = PlanTruth::new(&spec, &mix.jobs)?;
+    let truth = PlanTruth::new(&spec, &mix.jobs)?.of_running_jobs();
     let options = Options { seed: mix.seed, length_ns: Some(length_ns), ..Options::default() };
     let mut machine = IntervalMachine::new(&spec, options, mix.jobs.clone()).map_err(failed(mix.machine))?;
     let policy = PolicyConfig { name: "auto".to_string(), parameters: String::new(), seed: mix.seed };

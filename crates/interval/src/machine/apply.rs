@@ -114,7 +114,7 @@ impl IntervalMachine {
         match &change.kind {
             ChangeKind::Affinity { task, to, .. } => {
                 let slot = self.slot_of(*task).ok_or_else(refuse_exited)?;
-                self.engine.turns.allow(slot, to.clone());
+                self.engine.allow(slot, to.clone());
             }
             ChangeKind::Weight { task, to, .. } => {
                 let slot = self.slot_of(*task).ok_or_else(refuse_exited)?;

@@ -21,6 +21,15 @@ pub struct Regression {
     pub measured: Option<MeasuredLogRatio>,
     /// Whether the state was compared with the one before the first small loss, rather than with the last settled one.
     pub in_total: bool,
+    /// Whether a goal that was met before is missed.
+    pub breaks_goal: bool,
+}
+
+impl Regression {
+    fn from_changes(judgement: GuardVerdict, changes: &[ProcessChange]) -> Self {
+        let breaks_goal = changes.iter().any(|change| change.floor.newly_broken() > 0);
+        Regression { judgement, measured: None, in_total: false, breaks_goal }
+    }
 }
 
 /// The result of a window for the state in force.
@@ -79,14 +88,20 @@ impl Judge<'_> {
         let is_slower = measured.zip(self.monitored).is_some_and(|(measured, change)| {
             measured.log_ratio < -2.0 * measured.error && measured.log_ratio < -0.5 * change.min_gain
         });
-        let is_worse = is_slower || self.is_guarded && local.worse;
-        let in_total = !is_worse && self.is_guarded && total.worse && history.baseline.is_some();
+        let mends_goal = self.monitored.is_some_and(|change| mends(change, &of_reference));
+        let is_worse = !mends_goal && (is_slower || self.is_guarded && local.worse);
+        let in_total = !is_worse && !mends_goal && self.is_guarded && total.worse && history.baseline.is_some();
         let back_to = if in_total { history.baseline.as_ref() } else { Some(&history.reference) };
         if (is_worse || in_total) && back_to.is_some_and(|state| can_revert(state, view)) {
             let judgement = if in_total { total } else { local };
-            return Judgement::Worse(Regression { judgement, measured, in_total });
+            return Judgement::Worse(Regression {
+                measured,
+                in_total,
+                ..Regression::from_changes(judgement, &of_reference)
+            });
         }
-        let has_lost = total.mean_log_ratio < 0.0 || total.any_process_lost;
+        // What others pay for a goal is no loss that adds up with later ones.
+        let has_lost = !mends_goal && (total.mean_log_ratio < 0.0 || total.any_process_lost);
         history.accept(windows_after, has_lost.then(|| totals_of(&of_baseline)));
         Judgement::Kept(measured)
     }
@@ -97,9 +112,10 @@ impl Judge<'_> {
         let Some(windows_after) = history.windows_to_compare(compared).filter(|_| self.is_guarded) else {
             return Judgement::Open;
         };
-        let judgement = self.verdict_on(&changes(view, history.reference.windows.iter(), &windows_after, compared));
+        let changes = changes(view, history.reference.windows.iter(), &windows_after, compared);
+        let judgement = self.verdict_on(&changes);
         if judgement.floors_broken > 0 && can_revert(&history.reference, view) {
-            return Judgement::Worse(Regression { judgement, measured: None, in_total: false });
+            return Judgement::Worse(Regression::from_changes(judgement, &changes));
         }
         Judgement::Open
     }
@@ -108,9 +124,10 @@ impl Judge<'_> {
     /// both plans alternated.
     fn check_harm(&self, history: &mut History, view: &View<'_>) -> Judgement {
         let (other_windows, own_windows) = history.trial_windows();
-        let judgement = self.verdict_on(&changes(view, other_windows.iter(), &own_windows, other_windows.len()));
+        let changes = changes(view, other_windows.iter(), &own_windows, other_windows.len());
+        let judgement = self.verdict_on(&changes);
         if self.is_guarded && judgement.is_harmful && can_revert(&history.reference, view) {
-            return Judgement::Worse(Regression { judgement, measured: None, in_total: false });
+            return Judgement::Worse(Regression::from_changes(judgement, &changes));
         }
         history.adopt(own_windows);
         Judgement::Kept(None)
@@ -133,6 +150,17 @@ fn measured_log_ratio(change: &ProposedChange, changes: &[ProcessChange]) -> Opt
     let shifts = change.speeds.iter().filter_map(|&(process, _)| Some(shifted(Some(process))? - middle));
     let error = libm::sqrt(shifts.map(|shift| shift * shift).sum());
     Some(MeasuredLogRatio { log_ratio: middle, error })
+}
+
+/// Did the change surely speed up a process whose goal is its reason, without breaking another goal?
+fn mends(change: &ProposedChange, changes: &[ProcessChange]) -> bool {
+    let is_mended = |process_change: &ProcessChange| {
+        change.goal_processes.contains(&process_change.process)
+            && process_change.log_ratio > 0.0
+            && process_change.is_sure(changes.len())
+    };
+    let is_intact = |process_change: &ProcessChange| process_change.floor.newly_broken() <= 0;
+    changes.iter().any(is_mended) && changes.iter().all(is_intact)
 }
 
 /// Would a roll-back change anything for the remaining tasks?

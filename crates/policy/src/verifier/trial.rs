@@ -168,6 +168,7 @@ mod tests {
                 forecast_gain: 0.05,
                 min_gain: 0.01,
                 objective: SpeedObjective::Sum,
+                goal_processes: Vec::new(),
                 speeds: observation_with(1).tasks.iter().map(|task| (task.process, 0.5)).collect(),
             };
             let mut trial = Trial::from_method(method).unwrap();

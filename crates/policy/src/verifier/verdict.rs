@@ -53,7 +53,7 @@ impl ProcessChange {
     }
 
     /// Does the change exceed noise, if this many processes are tested?
-    fn is_sure(&self, min_windows: usize) -> bool {
+    pub fn is_sure(&self, min_windows: usize) -> bool {
         let bound = student_bound(FALSE_ALARMS / min_windows.max(1) as f64, self.degrees_of_freedom);
         self.log_ratio.abs() > bound * self.standard_error
     }
@@ -117,7 +117,7 @@ impl GoalChange {
         }
     }
 
-    fn newly_broken(self) -> i64 {
+    pub fn newly_broken(self) -> i64 {
         i64::from(self.broken_after) - i64::from(self.broken_before)
     }
 }

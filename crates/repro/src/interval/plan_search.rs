@@ -7,7 +7,7 @@
 //! gives the same plan. Turns and CPU shares are not searched, so another plan may keep a promise that no found plan
 //! keeps.
 
-use cachemate_core::{MachineSpec, SplitMix64};
+use cachemate_core::{CpuSet, MachineSpec, SplitMix64};
 use cachemate_interval::IntervalJob;
 use cachemate_interval::engine::{ALONE_CYCLES, IntervalEngine, TaskTotals};
 
@@ -17,6 +17,8 @@ use crate::{ReproError, mean};
 /// Plans tried from each start, and number of starts.
 const TRIED: u32 = 80;
 const STARTS: u64 = 3;
+/// Cycles in which running jobs touch their memory before a plan moves them.
+const TOUCHED_CYCLES: f64 = 1e6;
 /// Cycles after which a plan's speeds are steady, and cycles over which they are then measured.
 const SETTLED_CYCLES: f64 = 6e8;
 const READ_CYCLES: f64 = 2e8;
@@ -58,6 +60,7 @@ pub struct PlanTruth<'a> {
     pub parts: u32,
     cpus: Vec<u32>,
     cpus_each: u32,
+    are_jobs_running: bool,
 }
 
 impl<'a> PlanTruth<'a> {
@@ -80,7 +83,15 @@ impl<'a> PlanTruth<'a> {
             parts,
             cpus: (0..cores).map(|core| core * contexts).collect(),
             cpus_each: last.shared_by_cores * contexts,
+            are_jobs_running: false,
         })
+    }
+
+    /// The truth for jobs that already run under the default placement: their memory is on the nodes on which they
+    /// started, and no plan moves it. Otherwise, a plan places jobs before they touch their memory.
+    #[must_use]
+    pub fn of_running_jobs(self) -> Self {
+        PlanTruth { are_jobs_running: true, ..self }
     }
 
     /// Forecasts a plan.
@@ -161,8 +172,20 @@ impl<'a> PlanTruth<'a> {
         let mut slots = Vec::new();
         for &(job, cpu) in &placed_jobs {
             let program = engine.add_program((*job.program).clone());
-            slots.push(engine.start(program, [cpu].into_iter().collect()));
+            let allowed: CpuSet = [cpu].into_iter().collect();
+            let first_cpus = if self.are_jobs_running { self.cpus.iter().copied().collect() } else { allowed.clone() };
+            slots.push((engine.start(program, first_cpus), allowed));
         }
+        if self.are_jobs_running {
+            engine.run(TOUCHED_CYCLES);
+        }
+        let slots: Vec<u32> = slots
+            .into_iter()
+            .map(|(slot, allowed)| {
+                engine.allow(slot, allowed);
+                slot
+            })
+            .collect();
         let caches = spec.cpus() / cpus_each.max(1);
         for cache in 0..caches {
             let on_it: Vec<usize> =

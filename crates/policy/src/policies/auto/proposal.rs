@@ -36,6 +36,8 @@ pub struct Proposal {
     pub old: DecidedPlan,
     /// Processes in the objective, with their weighted speeds under the plan in force, as forecast.
     pub speeds: Vec<(ProcessId, f64)>,
+    /// Processes whose goals are the reason for the change.
+    pub goal_processes: Vec<ProcessId>,
     /// Forecast gain, as a share.
     pub gain: f64,
     /// Forecast of the new plan.
@@ -100,10 +102,11 @@ impl PlanFinder<'_, '_> {
         let probability = gain.probability(self.parameters.min_gain);
         unmet_goals::explain_unmet(problem, &candidates[0].layout, &best.layout, reasons);
         let new_plan = self.plan_of(problem, &best.layout);
+        let mends_goal = unmet_goals::is_improvement(now.unmet_goals, best.score.unmet_goals);
         let verdict = decide(
             &CandidateComparison {
                 is_in_force: best.layout == held || new_plan.is_same(&self.current_plan.0),
-                mends_goal: unmet_goals::is_improvement(now.unmet_goals, best.score.unmet_goals),
+                mends_goal,
                 gain: gain.middle,
                 probability,
                 has_time_for_trial: self.has_time_for_trial,
@@ -136,7 +139,8 @@ impl PlanFinder<'_, '_> {
         let (old_plan, speeds) =
             (self.plan_of(problem, &pinned), weighted_speeds(problem, &held, self.parameters.objective));
         let forecast = self.forecast(problem, &best.layout);
-        Some(Proposal { verdict, new: new_plan, old: old_plan, speeds, gain: gain.middle, forecast })
+        let goal_processes = if mends_goal { unmet_goals::mended(problem, &held, &best.layout) } else { Vec::new() };
+        Some(Proposal { verdict, new: new_plan, old: old_plan, speeds, goal_processes, gain: gain.middle, forecast })
     }
 
     /// All candidates, and their comparator.

@@ -8,6 +8,7 @@ struct ProposingPolicy<'a> {
     window: u64,
     plan: Plan,
     method: VerificationMethod,
+    goal_processes: Vec<ProcessId>,
     is_open: bool,
     verdicts: &'a mut Vec<(u64, VerificationOutcome)>,
 }
@@ -28,6 +29,7 @@ impl Policy for ProposingPolicy<'_> {
                 forecast_gain: 0.1,
                 min_gain: 0.01,
                 objective: SpeedObjective::Sum,
+                goal_processes: self.goal_processes.clone(),
                 speeds: vec![(ProcessId(0), 1.0), (ProcessId(1), 1.0)],
             };
             let verification = Verification::Proposed(Box::new(terms));
@@ -52,7 +54,9 @@ fn proposed(
     tasks: impl Fn(u64) -> u32,
 ) -> (Vec<Decision>, Vec<(u64, VerificationOutcome)>) {
     let mut verdicts = Vec::new();
-    let policy = ProposingPolicy { window: 10, plan: new_plan(), method, is_open: false, verdicts: &mut verdicts };
+    let goal_processes = Vec::new();
+    let (plan, verdicts_seen) = (new_plan(), &mut verdicts);
+    let policy = ProposingPolicy { window: 10, plan, method, goal_processes, is_open: false, verdicts: verdicts_seen };
     let decisions = run(policy, guard, 200, |window, plan| {
         let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
         let noise = (window * 7919 % 13) as f64;
@@ -97,6 +101,30 @@ fn a_monitored_plan_is_rolled_back_if_it_is_slower() {
             let is_kept = decisions[199].plan.affinity == new_plan().affinity;
             assert_eq!(is_kept, expected == VerificationOutcome::NotSlower);
         }
+    }
+}
+
+/// Is a plan that slows the others for a goal kept if it speeds up the process with the goal, and rolled back if it does
+/// not, or if no goal is its reason?
+#[test]
+fn others_may_pay_for_a_goal_that_is_mended() {
+    let goal = ProcessId(0);
+    for (goal_processes, factor, expected) in [
+        (vec![goal], 1.1, VerificationOutcome::NotSlower),
+        (vec![goal], 1.0, VerificationOutcome::Slower),
+        (vec![], 1.1, VerificationOutcome::Slower),
+    ] {
+        let mut verdicts = Vec::new();
+        let method = VerificationMethod::Monitoring;
+        let (plan, is_open) = (new_plan(), false);
+        let policy = ProposingPolicy { at: 10, plan, method, goal_processes, is_open, verdicts: &mut verdicts };
+        run(policy, Some(GuardConfig::default()), 100, |window, plan| {
+            let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
+            let noise = (window * 7919 % 13) as f64;
+            let factors = if is_new { [factor, 0.7] } else { [1.0, 1.0] };
+            (0..2).map(|id| program(id, None, 1000.0 * factors[id as usize] + noise)).collect()
+        });
+        assert_eq!(verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(), [expected], "{factor}");
     }
 }
 
@@ -169,7 +197,8 @@ fn short_phases_neither_hide_a_loss_nor_count_as_one() {
     for (factor, offset, is_identified, expected) in cases {
         let mut verdicts = Vec::new();
         let method = VerificationMethod::Monitoring;
-        let policy = ProposingPolicy { window: 10, plan: new_plan(), method, is_open: false, verdicts: &mut verdicts };
+        let (plan, goal_processes) = (new_plan(), Vec::new());
+        let policy = ProposingPolicy { window: 10, plan, method, goal_processes, is_open: false, verdicts: &mut verdicts };
         run_with_profiles(policy, GuardConfig::default(), 60, |window, plan| {
             let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
             // Eight windows fast and eight slow.

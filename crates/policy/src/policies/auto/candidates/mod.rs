@@ -205,6 +205,14 @@ impl PlanSearch<'_> {
             });
             add(label, None, layout);
         }
+        if problem.bus.is_some() && self.allowed.has(Mechanism::Placement) && problem.tasks.len() <= JOINT_TASKS {
+            let keyed = |candidate: &CandidatePlan| self.judge.key(candidate.score);
+            let undivided = candidates.iter().filter(|candidate| candidate.layout.is_undivided());
+            let best = undivided.reduce(|a, b| if keyed(b) > keyed(a) { b } else { a }).unwrap_or(&candidates[0]);
+            let layout = self.place_by_traffic(best.layout.clone());
+            let layout = held.as_ref().map_or(layout.clone(), |held| problem.with_closed(layout, held));
+            self::add(&mut candidates, problem, memo, ("placement by memory traffic", Some(Mechanism::Placement)), layout);
+        }
         candidates
     }
 

@@ -2,7 +2,10 @@
 
 use super::{EXCHANGES, MIN_STEP, PlanSearch};
 use crate::policies::auto::model::layout::SiteLayout;
-use crate::policies::auto::model::score::LayoutScore;
+use crate::policies::auto::model::score::{LayoutScore, score};
+
+/// Number of layouts that a search by scores of whole layouts tries.
+const TRAFFIC_SCORES: usize = 200;
 
 impl PlanSearch<'_> {
     /// Puts the tasks that miss most even with the largest cache onto as few sites as possible, so that they displace
@@ -97,6 +100,54 @@ impl PlanSearch<'_> {
             }
         }
         SiteLayout::unpartitioned(self.problem, homes.site_of, true)
+    }
+
+    /// Searches the placement locally by scores of the whole layout. The other searches score sites one by one, which
+    /// leaves out that tasks of different sites wait for the same memory.
+    pub(super) fn place_by_traffic(&self, from: SiteLayout) -> SiteLayout {
+        let (room, movable) = (self.free_seats(), self.movable_tasks());
+        let mut best = SiteLayout::unpartitioned(self.problem, from.site_of, true);
+        let mut best_key = self.judge.key(score(self.problem, &best, self.memo));
+        let mut remaining = TRAFFIC_SCORES;
+        let mut improved = true;
+        while improved {
+            improved = false;
+            for &index in &movable {
+                for neighbor in self.neighbors_of(&best, index, &room) {
+                    if remaining == 0 {
+                        return best;
+                    }
+                    remaining -= 1;
+                    let key = self.judge.key(score(self.problem, &neighbor, self.memo));
+                    if key > best_key + MIN_STEP {
+                        (best, best_key, improved) = (neighbor, key, true);
+                        break;
+                    }
+                }
+            }
+        }
+        best
+    }
+
+    /// Returns the layouts in which a task has moved to another site with a free CPU, or has exchanged its site with
+    /// another task.
+    fn neighbors_of(&self, layout: &SiteLayout, index: usize, room: &[usize]) -> Vec<SiteLayout> {
+        let Some(site) = layout.site_of[index] else { return Vec::new() };
+        let with = |changes: &[(usize, usize)]| {
+            let mut neighbor = layout.clone();
+            changes.iter().for_each(|&(task, site)| neighbor.site_of[task] = Some(site));
+            neighbor
+        };
+        let mut neighbors = Vec::new();
+        for other_site in (0..room.len()).filter(|&other| other != site && !self.problem.is_closed(other)) {
+            let residents = layout.known_tasks_on(self.problem, other_site);
+            if residents.len() < room[other_site] {
+                neighbors.push(with(&[(index, other_site)]));
+            }
+            let partners = residents.into_iter().filter(|&partner| self.problem.can_move(partner)).take(EXCHANGES);
+            neighbors.extend(partners.map(|partner| with(&[(index, other_site), (partner, site)])));
+        }
+        neighbors
     }
 
     /// Applies the first move or exchange of this task that is better. Returns whether there was one.

@@ -366,6 +366,11 @@ impl ProgramModel {
         }
     }
 
+    /// Shifts the cycles apart from waits by the difference between measured and forecast cycles per instruction.
+    pub fn match_cycles(&mut self, forecast: f64, measured: f64) {
+        self.base_cycles = (self.base_cycles + measured - forecast).max(MIN_OWN_SHARE * measured);
+    }
+
     /// Returns the solo cycles per instruction on a cache of this size.
     pub fn solo_cycles(&self, cache_bytes: f64) -> f64 {
         if let Some(solo) = self.solo {

@@ -58,6 +58,11 @@ impl ForecastSpeed {
         slower.clamp(0.0, 10.0) + below.clamp(0.0, 10.0)
     }
 
+    /// Returns the cycles per instruction while the task runs.
+    pub fn cycles_per_instr(&self, program: &ProgramModel) -> f64 {
+        self.share_of_demand * program.cpu_demand / self.instr_per_cycle.max(1e-12)
+    }
+
     /// Returns the work per second, now and at best alone on the machine; `None` if no rate was promised, or it was not
     /// measured.
     pub fn rates(&self, program: &ProgramModel) -> Option<(f64, f64)> {

@@ -6,7 +6,7 @@
 //! same plan, the one whose removal helps most first. Programs that are slower than by default pay for goals.
 //! Properties: tasks without a goal or a forecast are not reported; work is bounded, whatever the number of tasks.
 
-use cachemate_core::{Reason, ReasonKind, TaskId};
+use cachemate_core::{ProcessId, Reason, ReasonKind, TaskId};
 
 use super::layout::SiteLayout;
 use super::problem::PlanningProblem;
@@ -34,6 +34,18 @@ const FORECAST_WITHIN: f64 = 0.02;
 pub fn is_improvement(missing_now: f64, missing_then: f64) -> bool {
     let becomes_met = missing_now > MET_WITHIN && missing_then <= MET_WITHIN;
     becomes_met || missing_now - missing_then > FORECAST_WITHIN
+}
+
+/// Returns the processes that miss a goal by less under the new layout than under the old one.
+pub fn mended(problem: &PlanningProblem, old: &SiteLayout, new: &SiteLayout) -> Vec<ProcessId> {
+    let (old_speeds, new_speeds) = (speeds(problem, old), speeds(problem, new));
+    let is_mended = |&index: &usize| {
+        let program = problem.tasks[index].program.as_ref();
+        let missing = |speed: Option<ForecastSpeed>| Some(speed?.missing(program?));
+        let shortfalls = missing(old_speeds[index]).zip(missing(new_speeds[index]));
+        shortfalls.is_some_and(|(old, new)| old > new + MET_WITHIN)
+    };
+    problem.known_tasks().filter(is_mended).map(|index| problem.tasks[index].process).collect()
 }
 
 /// One unmet goal.

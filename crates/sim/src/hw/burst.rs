@@ -6,7 +6,7 @@
 
 use cachemate_core::{Access, AccessKind, BatchEnd, CacheLevel};
 
-use super::caches::{CacheRequest, Caches};
+use super::caches::Caches;
 use super::context::{HwContext, OutstandingMiss, StallSource, UnattributedTicks};
 use super::core_kind::{ANY, AnyCore, CoreKind, WatchedCore};
 use super::fast_path::quick_fetch;
@@ -333,16 +333,8 @@ impl CoreFrontEnd {
             context.ready = t + burst.spent.faults;
             return Some(BurstOutcome::Blocked);
         };
-        let request = CacheRequest {
-            address: frame << page_shift | address & ((1 << page_shift) - 1),
-            at: t,
-            store: false,
-            through: false,
-            prefetch: false,
-            task: thread.slot(),
-            class: thread.class,
-            package: self.package,
-        };
+        let request = self.request(frame << page_shift | address & ((1 << page_shift) - 1), t, false, thread);
+        let context = &mut self.contexts[burst.run.nth];
         let (late, line_bytes) = (t + unit.latency, 1 << unit.line_shift);
         let place = unit.store.find(request.address >> unit.line_shift);
         let probed = !(thread.probes.activity.is_empty() && thread.probes.trace.is_none());

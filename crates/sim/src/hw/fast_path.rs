@@ -10,7 +10,6 @@ use cachemate_core::{Access, AccessKind, CacheLevel, WritePolicy};
 
 use super::burst::{Burst, SlowPathCause};
 use super::cache_unit::{CacheUnit, DataOrigin};
-use super::caches::CacheRequest;
 use super::context::StallSource;
 use super::core_kind::{ANY, CoreKind, PLAIN_PAGE_SHIFT};
 use super::pipeline::{CoreEnvironment, CoreFrontEnd};
@@ -295,16 +294,7 @@ impl CoreFrontEnd {
             }
             burst.room = self.free_mshrs(nth);
         }
-        let request = CacheRequest {
-            address,
-            at: cursor.t,
-            store,
-            through: false,
-            prefetch: false,
-            task: thread.slot(),
-            class: thread.class,
-            package: self.package,
-        };
+        let request = self.request(address, cursor.t, store, thread);
         let response = environment.caches.first_level::<K>(self.l1d, place, &request, &mut thread.counters);
         cursor.slow_accesses += 1;
         let wait = StallSource { served: response.served, queue: response.queue, joined };

@@ -26,7 +26,7 @@ impl CacheUnit {
     /// Handles a hit that affects no other cache: gives the line to a child, whose line length and bit are `to`, or takes
     /// a store that goes through (`None`). The line's data may still be in transit.
     #[inline(always)]
-    fn serve_plain_line(&mut self, line: u64, place: usize, to: Option<(u64, u32)>, tick: u64) -> CacheResponse {
+    pub fn serve_plain_line(&mut self, line: u64, place: usize, to: Option<(u64, u32)>, tick: u64) -> CacheResponse {
         let mut meta = self.store.meta(place);
         let (mut ready_tick, mut served) = (tick + self.latency, DataOrigin::Hit(self.level));
         let exclusive = meta.state() >= EXCLUSIVE;
@@ -147,24 +147,7 @@ impl Caches {
             return Some(response);
         }
         if !stores_through {
-            let state = match () {
-                () if request.store => MODIFIED,
-                () if first.level == CacheLevel::L1Instruction || writes_through => SHARED,
-                () if response.dirty => MODIFIED,
-                () if response.exclusive => EXCLUSIVE,
-                () => SHARED,
-            };
-            let filled = LineMeta(LineMeta::new(state, 0, request.task).0 | PENDING);
-            let evicted = first.store.insert(line, filled, first.mask_of(request.class), K::DATA);
-            first.record_arrival(request.task);
-            first.pending.add(line, response.ready_tick, response.served, request.at);
-            if let Some(evicted) = evicted {
-                if !writes_through && evicted.meta.state() == MODIFIED {
-                    self.evict(l1, evicted, request, counters);
-                } else {
-                    first.record_eviction(evicted.line, evicted.meta, Some(request.task));
-                }
-            }
+            self.fill_first_level::<K>(l1, line, &response, request, counters);
         }
         if self.units[l1].prefetcher.is_some() {
             self.note_prefetches(l1, line, request);
@@ -173,5 +156,38 @@ impl Caches {
             self.start_prefetches(request, counters);
         }
         Some(response)
+    }
+
+    /// Puts the line that an L1 lacked into it, and handles the line that it displaces.
+    #[inline(always)]
+    pub fn fill_first_level<K: CoreKind>(
+        &mut self,
+        l1: usize,
+        line: u64,
+        response: &CacheResponse,
+        request: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) {
+        let first = &mut self.units[l1];
+        let writes_through = K::WRITE.unwrap_or(first.write) == WritePolicy::Through;
+        let state = match () {
+            () if request.store => MODIFIED,
+            () if first.level == CacheLevel::L1Instruction || writes_through => SHARED,
+            () if response.dirty => MODIFIED,
+            () if response.exclusive => EXCLUSIVE,
+            () => SHARED,
+        };
+        let filled = LineMeta(LineMeta::new(state, 0, request.task).0 | PENDING);
+        let evicted = first.store.insert(line, filled, first.mask_of(request.class), K::DATA);
+        first.record_arrival(request.task);
+        first.pending.add(line, response.ready_tick, response.served, request.at);
+        let Some(evicted) = evicted else { return };
+        let is_clean = writes_through || evicted.meta.state() != MODIFIED;
+        let l2 = first.parent;
+        if is_clean && !self.units.get(l2).is_some_and(CacheUnit::is_victim) {
+            self.units[l1].record_eviction(evicted.line, evicted.meta, Some(request.task));
+        } else {
+            self.evict(l1, evicted, request, counters);
+        }
     }
 }

@@ -10,12 +10,13 @@ use cachemate_core::{CacheLevel, CoreModel, CpuId, MachineSpec};
 
 use super::burst::{Burst, BurstOutcome};
 use super::cache_unit::DataOrigin;
-use super::caches::Caches;
+use super::caches::{CacheRequest, Caches};
 use super::context::{HwContext, OutstandingMiss};
 use super::core_kind::{
     AnyCore, BackCore, CoreKind, CoreKindName, InOrderThroughCore, LRU_2, LRU_4, LRU_8, WindowThroughCore,
 };
 use super::sampling::SamplingUnit;
+use super::thread::HwThread;
 use super::{Charge, FrameProvider, StopReason};
 
 /// Cycles by which a core may run ahead with accesses that no other core observes. A line that another core invalidates
@@ -289,6 +290,13 @@ impl Core {
 }
 
 impl CoreFrontEnd {
+    /// Returns the request of a thread of this core for a physical address.
+    #[inline(always)]
+    pub fn request(&self, address: u64, at: u64, store: bool, thread: &HwThread) -> CacheRequest {
+        let (task, class, package) = (thread.slot(), thread.class, self.package);
+        CacheRequest { address, at, store, through: false, prefetch: false, task, class, package }
+    }
+
     /// Returns the miss that returns first if there is no miss register (or entry of the store buffer) for another
     /// miss.
     pub fn first_blocking_miss(&mut self, nth: usize, t: u64) -> Option<OutstandingMiss> {

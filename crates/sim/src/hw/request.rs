@@ -4,7 +4,7 @@ use cachemate_core::{CacheLevel, Inclusion, WritePolicy};
 
 use super::cache_unit::{DataOrigin, ROOT};
 use super::caches::{CacheRequest, CacheResponse, Caches, SnoopAction, SnoopResult};
-use super::core_kind::CoreKind;
+use super::core_kind::{AnyCore, CoreKind};
 use super::counters::TaskCounters;
 use super::store::{ALL_SHARERS, EXCLUSIVE, LineMeta, MODIFIED, PENDING, PREFETCHED, SHARED, SHARER_BITS, SPECIAL};
 
@@ -80,15 +80,7 @@ impl Caches {
         self.units[l1].miss(line, request.task, counters);
         let response = self.fetch(parent, l1, &CacheRequest { through: stores_through, ..*request }, counters);
         if !stores_through {
-            let state = match () {
-                () if request.store => MODIFIED,
-                () if level == CacheLevel::L1Instruction || self.units[l1].write == WritePolicy::Through => SHARED,
-                () if response.dirty => MODIFIED,
-                () if response.exclusive => EXCLUSIVE,
-                () => SHARED,
-            };
-            self.fill(l1, LineMeta(LineMeta::new(state, 0, request.task).0 | PENDING), request, counters);
-            self.units[l1].pending.add(line, response.ready_tick, response.served, request.at);
+            self.fill_first_level::<AnyCore>(l1, line, &response, request, counters);
         }
         self.note_prefetches(l1, line, request);
         response
@@ -195,20 +187,7 @@ impl Caches {
             return None;
         }
         unit.store.touch(line, place);
-        let mut queue = 0;
-        if request.through {
-            unit.store.set_meta(place, meta.with_state(MODIFIED));
-        } else {
-            queue = unit.transfer_out(request.at, 1 << child_shift);
-            unit.store.set_meta(place, meta.with_sharers(meta.sharers() | bit));
-        }
-        Some(CacheResponse {
-            ready_tick: request.at + unit.latency + queue,
-            queue,
-            served: DataOrigin::Hit(unit.level),
-            exclusive: meta.state() >= EXCLUSIVE,
-            dirty: false,
-        })
+        Some(unit.serve_plain_line(line, place, (!request.through).then_some((1 << child_shift, bit)), request.at))
     }
 
     fn hit(

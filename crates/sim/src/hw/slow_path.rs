@@ -79,16 +79,12 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> SlowAccess {
-        let request = CacheRequest {
-            address: frame | access.address() & ((1 << environment.page_shift) - 1),
-            at: burst.t,
-            store: access.kind() == AccessKind::Store,
-            through: false,
-            prefetch: false,
-            task: thread.slot(),
-            class: thread.class,
-            package: self.package,
-        };
+        let request = self.request(
+            frame | access.address() & ((1 << environment.page_shift) - 1),
+            burst.t,
+            access.kind() == AccessKind::Store,
+            thread,
+        );
         let unit = &environment.caches.units[self.l1d];
         if burst.watched {
             let line = request.address >> unit.line_shift;

@@ -5,7 +5,6 @@ use proptest::prelude::*;
 use super::*;
 use crate::hw::burst::{Burst, SlowPathCause};
 use crate::hw::cache_unit::DataOrigin;
-use crate::hw::caches::CacheRequest;
 use crate::hw::context::StallSource;
 use crate::hw::core_kind::{AnyCore, CoreKindName};
 use crate::hw::pipeline::{CoreEnvironment, CoreFrontEnd};
@@ -86,16 +85,7 @@ impl CoreFrontEnd {
             }
             burst.room = self.free_mshrs(nth);
         }
-        let request = CacheRequest {
-            address,
-            at: issue,
-            store,
-            through: false,
-            prefetch: false,
-            task: thread.slot(),
-            class: thread.class,
-            package: self.package,
-        };
+        let request = self.request(address, issue, store, thread);
         let response = environment.caches.first_level::<AnyCore>(self.l1d, place, &request, &mut thread.counters);
         let wait = StallSource { served: response.served, queue: response.queue, joined };
         let context = &mut self.contexts[nth];

@@ -280,7 +280,7 @@ impl<P> Verifier<P> {
     /// Returns to the reference.
     fn roll_back(&mut self, regression: &Regression, view: &View<'_>, reasons: &mut Vec<Reason>) {
         let deciding_tasks = self.history.as_ref().map(|history| history.deciding_tasks().clone()).unwrap_or_default();
-        let times = if worse.breaks_goal { GOAL_COOLDOWNS } else { 1 };
+        let times = if regression.breaks_goal { GOAL_COOLDOWNS } else { 1 };
         let cooldown_windows = self.record_failure(view.previous_plan, &deciding_tasks, times, view);
         let open = self.open.take();
         let Some(history) = &mut self.history else { return };

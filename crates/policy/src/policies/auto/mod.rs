@@ -327,7 +327,8 @@ impl Auto {
         let SearchResult { current_forecast: of_old, proposal } = finder.find(&input, &mut self.reported, reasons);
         self.searches.finish(input);
         self.lifecycle.forecast = Some(of_old.clone());
-        let Some(Proposal { verdict, new: new_plan, old: old_plan, speeds, goal_processes, gain, forecast }) = proposal else {
+        let Some(Proposal { verdict, new: new_plan, old: old_plan, speeds, goal_processes, gain, forecast }) = proposal
+        else {
             return no_better_plan;
         };
         let (event, method) = if verdict == CandidateVerdict::Try {

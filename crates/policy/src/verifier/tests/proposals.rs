@@ -117,7 +117,7 @@ fn others_may_pay_for_a_goal_that_is_mended() {
         let mut verdicts = Vec::new();
         let method = VerificationMethod::Monitoring;
         let (plan, is_open) = (new_plan(), false);
-        let policy = ProposingPolicy { at: 10, plan, method, goal_processes, is_open, verdicts: &mut verdicts };
+        let policy = ProposingPolicy { window: 10, plan, method, goal_processes, is_open, verdicts: &mut verdicts };
         run(policy, Some(GuardConfig::default()), 100, |window, plan| {
             let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
             let noise = (window * 7919 % 13) as f64;
@@ -198,7 +198,8 @@ fn short_phases_neither_hide_a_loss_nor_count_as_one() {
         let mut verdicts = Vec::new();
         let method = VerificationMethod::Monitoring;
         let (plan, goal_processes) = (new_plan(), Vec::new());
-        let policy = ProposingPolicy { window: 10, plan, method, goal_processes, is_open: false, verdicts: &mut verdicts };
+        let policy =
+            ProposingPolicy { window: 10, plan, method, goal_processes, is_open: false, verdicts: &mut verdicts };
         run_with_profiles(policy, GuardConfig::default(), 60, |window, plan| {
             let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
             // Eight windows fast and eight slow.

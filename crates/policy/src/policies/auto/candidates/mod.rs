@@ -210,8 +210,17 @@ impl PlanSearch<'_> {
             let undivided = candidates.iter().filter(|candidate| candidate.layout.is_undivided());
             let best = undivided.reduce(|a, b| if keyed(b) > keyed(a) { b } else { a }).unwrap_or(&candidates[0]);
             let layout = self.place_by_traffic(best.layout.clone());
-            let layout = held.as_ref().map_or(layout.clone(), |held| problem.with_closed(layout, held));
-            self::add(&mut candidates, problem, memo, ("placement by memory traffic", Some(Mechanism::Placement)), layout);
+            let layout = match &current_layout {
+                Some(current_layout) => problem.with_closed(layout, current_layout),
+                None => layout,
+            };
+            self::add(
+                &mut candidates,
+                problem,
+                memo,
+                ("placement by memory traffic", Some(Mechanism::Placement)),
+                layout,
+            );
         }
         candidates
     }

@@ -302,12 +302,12 @@ impl PlanningProblem {
     /// Adjusts the cycles that tasks do not wait for memory, so that the forecast of the layout in force equals the
     /// measured cycles per instruction. The composition and the queue are modeled, and their errors would otherwise look
     /// like gains of other layouts.
-    pub fn match_cycles(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) {
-        let composed = speeds(self, held);
+    pub fn match_cycles(&mut self, current_layout: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) {
+        let composed = speeds(self, current_layout);
         for (index, composed) in composed.into_iter().enumerate() {
-            let Some((_, composed)) = self.part_bytes(held, index).zip(composed) else { continue };
-            let scene_task = &mut self.tasks[index];
-            if let Some((program, measured)) = scene_task.program.as_mut().zip(measured(scene_task.task)) {
+            let Some((_, composed)) = self.partition_bytes(current_layout, index).zip(composed) else { continue };
+            let problem_task = &mut self.tasks[index];
+            if let Some((program, measured)) = problem_task.program.as_mut().zip(measured(problem_task.task)) {
                 program.match_cycles(composed.cycles_per_instr(program), measured);
             }
         }

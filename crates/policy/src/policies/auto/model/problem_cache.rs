@@ -212,7 +212,7 @@ impl InputBuilder<'_, '_> {
     /// Shifts the curves of these tasks to the measurements, and scales promised rates to them.
     fn calibrate(&self, problem: &mut PlanningProblem, layout: &SiteLayout, metric: impl Fn(TaskId) -> bool) {
         problem.calibrate(layout, |task| self.count_now(task).filter(|_| metric(task))?.misses_per_instr);
-        problem.match_cycles(held, |task| Some(self.count_now(task).filter(|_| metric(task))?.cycles_per_instr));
+        problem.match_cycles(layout, |task| Some(self.count_now(task).filter(|_| metric(task))?.cycles_per_instr));
         problem.anchor(layout, |task| {
             self.count_now(task)?;
             let sample = self.view.live_tasks().find(|sample| sample.task == task)?;

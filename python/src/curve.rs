@@ -141,11 +141,14 @@ pub fn mrc(
     sizes.dedup();
     let mut reading = trace.read()?;
     let mut engine = match sample {
+        Some(_) if !reading.burst_starts().is_empty() => {
+            return Err(in_field("sample")("found a recording in bursts, expected one without gaps".to_string()));
+        }
         Some(rate) => {
             check_rate(rate).map_err(in_field("sample"))?;
             CurveEngine::Sampled(Box::new(FixedRateSampler::new(rate, seed).map_err(value_error)?))
         }
-        None => CurveEngine::Exact(DistanceEngine::new(threads, reading.expected())),
+        None => CurveEngine::Exact(DistanceEngine::new(threads, reading.expected(), &reading.burst_starts())),
     };
     let shift = line_bytes.trailing_zeros();
     let mut batch = Vec::new();
@@ -162,8 +165,8 @@ pub fn mrc(
     let part_totals = PartTotals::from_totals(reading.totals().as_ref(), reading.header().instructions_known);
     let counts = py.detach(|| match engine {
         CurveEngine::Exact(engine) => {
-            let histogram = engine.finish().map_err(|error| error.to_string())?;
-            Ok::<_, String>(curve_counts(&histogram, part_totals, &sizes, line_bytes))
+            let distances = engine.finish().map_err(|error| error.to_string())?;
+            Ok::<_, String>(curve_counts(&distances, part_totals, &sizes, line_bytes))
         }
         CurveEngine::Sampled(engine) => {
             let curve = engine.finish().map_err(|error| error.to_string())?;

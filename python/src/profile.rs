@@ -83,7 +83,8 @@ pub fn profile(py: Python<'_>, trace: &Trace, machine: Option<&str>, name: Optio
     let target = machine.as_ref().map(ProfileTarget::from_machine).transpose().map_err(value_error)?;
     let mut reading = trace.read()?;
     let instructions_known = reading.header().instructions_known;
-    let mut profiling = ProfilePass::new(target, instructions_known, reading.expected()).map_err(value_error)?;
+    let profiling = ProfilePass::new(target, instructions_known, reading.expected(), &reading.burst_starts());
+    let mut profiling = profiling.map_err(value_error)?;
     let mut records = Vec::new();
     while reading.records(py, &mut records)? {
         py.detach(|| profiling.push(&records)).map_err(value_error)?;

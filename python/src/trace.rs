@@ -208,6 +208,11 @@ impl TracePass<'_> {
         }
     }
 
+    /// First records of the recording's bursts; empty for a recording without gaps.
+    pub fn burst_starts(&self) -> Vec<u64> {
+        self.totals().map(|totals| totals.bursts).unwrap_or_default()
+    }
+
     /// Number of accesses of the whole trace; 0 if unknown.
     pub fn expected(&self) -> u64 {
         self.trace.accesses.unwrap_or(0)

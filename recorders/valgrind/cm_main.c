@@ -41,6 +41,8 @@ extern Bool VG_(ok_to_discard_translations);
 static const HChar *clo_fifo = NULL;
 static ULong clo_skip = 0, clo_max = ~0ULL;
 static ULong clo_skip_ms = 0, clo_max_ms = 0;
+static ULong clo_burst = 0;
+static Long clo_burst_percent = 10;
 static Long clo_l1_bytes = 0, clo_l1_ways = 8, clo_l1_line = 64;
 static Bool clo_follow = False;
 static Bool clo_stop = False;
@@ -132,7 +134,7 @@ static ULong instructions, accesses;
 static ULong seen_elsewhere;
 /* Every access calls the helper, which counts it. */
 static Bool exact;
-static enum { WAITING, SKIPPING, RECORDING, OFF } mode = RECORDING;
+static enum { WAITING, SKIPPING, RECORDING, PAUSED, OFF } mode = RECORDING;
 /* When the program started, or the wait ended. */
 static ULong begun_ms;
 
@@ -140,7 +142,7 @@ static ULong begun_ms;
 #define CHUNK_MAGIC 0x314b4d43u /* CMK1 */
 #define CHUNK_BYTES 4096u       /* PIPE_BUF */
 #define NO_THREAD 0xffffffffu   /* a chunk that speaks for the process */
-enum { FLAG_START = 1, FLAG_END = 2, FLAG_MAX = 4 };
+enum { FLAG_START = 1, FLAG_END = 2, FLAG_MAX = 4, FLAG_BURST = 8 };
 typedef struct {
    UInt magic, payload_bytes, pid, thread;
    ULong instructions, accesses;
@@ -305,7 +307,7 @@ static VG_REGPARM(2) void on_exact_access(Addr address, UWord imm)
 static Bool near_an_end(void)
 {
    ULong seen = seen_elsewhere + accesses;
-   if (mode == WAITING)
+   if (mode == WAITING || mode == PAUSED)
       return False;
    if (mode == SKIPPING)
       return clo_skip - seen < TURN_ACCESSES;
@@ -466,7 +468,7 @@ static void add_accesses(Build *b, IRTypeEnv *types, IRStmt *st)
 static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayout *layout,
                         const VexGuestExtents *extents, const VexArchInfo *arch, IRType guest_word, IRType host_word)
 {
-   if (mode == OFF || mode == WAITING)
+   if (mode == OFF || mode == WAITING || mode == PAUSED)
       return in;
    Build b = {deepCopyIRSBExceptStmts(in), 0, 0, NULL, NULL, 0};
    Int i = 0;
@@ -539,10 +541,10 @@ static void look_at_time(void)
    started = True;
    if (mode == WAITING && VG_(read_millisecond_timer)() - begun_ms >= clo_skip_ms) {
       begun_ms = VG_(read_millisecond_timer)();
-      mode = clo_skip ? SKIPPING : RECORDING;
+      mode = clo_burst ? PAUSED : clo_skip ? SKIPPING : RECORDING;
       discard_due = True;
    }
-   if (mode == RECORDING && clo_max_ms && VG_(read_millisecond_timer)() - begun_ms >= clo_max_ms) {
+   if ((mode == RECORDING || mode == PAUSED) && clo_max_ms && VG_(read_millisecond_timer)() - begun_ms >= clo_max_ms) {
       send(FLAG_MAX);
       switch_off();
       if (clo_stop)
@@ -550,10 +552,48 @@ static void look_at_time(void)
    }
 }
 
+/* ---- Bursts ---- */
+/* Blocks at which the pause ends or the burst began, and accesses at which the burst ends. */
+static ULong pause_end, burst_begin, burst_end;
+
+/* Uniform from 0 to 1 in 2^32 steps; seeded by a constant, so that the same run has the same bursts. */
+static ULong draw(void)
+{
+   static ULong state = 0x9e3779b97f4a7c15ULL;
+   state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+   return state >> 32;
+}
+
+/* Pauses are drawn, half to one and a half times as long as the share asks for: no period of the program matches them.
+   They are counted in blocks, of which the core keeps count, also while the program runs without our code. */
+static void pause(ULong now, ULong burst_blocks)
+{
+   ULong mean = burst_blocks * (100 - clo_burst_percent) / clo_burst_percent;
+   pause_end = now + mean / 2 + (ULong)((double)mean * draw() / 4294967296.0);
+   mode = PAUSED;
+   discard_due = True;
+}
+
+static void look_at_burst(ULong now)
+{
+   if (mode == PAUSED && now >= pause_end) {
+      mode = RECORDING;
+      discard_due = True;
+      burst_begin = now;
+      burst_end = seen_elsewhere + accesses + clo_burst;
+      send(FLAG_BURST);
+   } else if (mode == RECORDING && seen_elsewhere + accesses >= burst_end) {
+      send(0);
+      pause(now, now - burst_begin);
+   }
+}
+
 static void on_run(ThreadId tid, ULong blocks)
 {
    if (UNLIKELY(mode == WAITING || clo_max_ms))
       look_at_time();
+   if (UNLIKELY(clo_burst))
+      look_at_burst(blocks);
    if (UNLIKELY(mode != OFF && exact != near_an_end())) {
       exact = !exact;
       discard_due = True;
@@ -586,7 +626,7 @@ static void on_exit_thread(ThreadId tid)
       leave_thread();
       enter_thread(thread);
    }
-   if (mode == RECORDING)
+   if (mode == RECORDING || mode == PAUSED)
       send(0);
    leave_thread();
    if (thread->l1)
@@ -651,6 +691,8 @@ static Bool option(const HChar *arg)
    else if (VG_BINT_CLO(arg, "--cm-l1-bytes", clo_l1_bytes, 0, 64 << 20)) {}
    else if (VG_BINT_CLO(arg, "--cm-l1-ways", clo_l1_ways, 1, 64)) {}
    else if (VG_BINT_CLO(arg, "--cm-l1-line", clo_l1_line, 16, 4096)) {}
+   else if (VG_BINT_CLO(arg, "--cm-burst", clo_burst, 0, 0x7fffffffffffffffLL)) {}
+   else if (VG_BINT_CLO(arg, "--cm-burst-percent", clo_burst_percent, 1, 99)) {}
    else if (VG_BOOL_CLO(arg, "--cm-follow", clo_follow)) {}
    else if (VG_BOOL_CLO(arg, "--cm-stop-at-max", clo_stop)) {}
    else
@@ -665,6 +707,8 @@ static void usage(void)
                "    --cm-max=<n>              then record n data accesses and go on unrecorded [all]\n"
                "    --cm-skip-ms=<n>          first let the program run n ms without our code [0]\n"
                "    --cm-max-ms=<n>           record for n ms and go on unrecorded, 0 = to the end [0]\n"
+               "    --cm-burst=<n>            record bursts of n data accesses, 0 = all [0]\n"
+               "    --cm-burst-percent=<n>    share of the run in bursts; pauses run without our code [10]\n"
                "    --cm-stop-at-max=no|yes   end the program there instead [no]\n"
                "    --cm-l1-bytes=<n>         size of the L1 filter, 0 = none [0]\n"
                "    --cm-l1-ways=<n>          its ways [8]\n"
@@ -702,6 +746,9 @@ static void post_clo_init(void)
    my_pid = VG_(getpid)();
    send_start();
    mode = clo_skip_ms ? WAITING : clo_skip ? SKIPPING : RECORDING;
+   /* A block makes some two accesses; the first burst comes half a pause or more after the start. */
+   if (clo_burst && mode == RECORDING)
+      pause(0, clo_burst / 2);
    exact = near_an_end();
    if (clo_max == 0) {
       send(FLAG_MAX);
@@ -711,7 +758,7 @@ static void post_clo_init(void)
 
 static void fini(Int exit_code)
 {
-   if (mode != RECORDING)
+   if (mode != RECORDING && mode != PAUSED)
       return;
    send(FLAG_END);
    /* The others that still live, at their last switch. */

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use cachemate_core::MachineSpec;
 use cachemate_interval::{IntervalJob, PhasedProgram};
-use cachemate_repro::interval::nominal::{from_file, measure};
+use cachemate_repro::interval::nominal::{HOUR_PROFILE_CYCLES, from_file, measure};
 use cachemate_repro::setup;
 use cachemate_sim::kernels::{self, Options};
 use cachemate_trace::{ProfileFile, bundled_recording};
@@ -129,7 +129,7 @@ fn load_program(
             "'{name}': found {threads} threads, expected one: programs with several threads cannot be measured alone"
         );
     }
-    Ok(measure(&job, machine, phase_scale)?)
+    Ok(measure(&job, machine, HOUR_PROFILE_CYCLES, phase_scale)?)
 }
 
 fn recording(name: &str) -> anyhow::Result<std::path::PathBuf> {

@@ -68,8 +68,8 @@ fn profile(
     source: &str,
     target: Option<ProfileTarget>,
 ) -> anyhow::Result<ProfileFile> {
-    let expected = trace.reader_totals().map_or(0, |totals| totals.records);
-    let mut profiling = ProfilePass::new(target, trace.header().instructions_known, expected)?;
+    let bursts = trace.burst_starts().to_vec();
+    let mut profiling = ProfilePass::new(target, trace.header().instructions_known, trace.expected_records(), &bursts)?;
     let mut records = Vec::new();
     while trace.records(&mut records)? {
         profiling.push(&records)?;

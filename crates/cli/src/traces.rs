@@ -140,9 +140,9 @@ impl TraceInput {
         self.bar.length().unwrap_or(0)
     }
 
-    /// Totals of the file, which a seekable file provides before it is read.
-    pub fn reader_totals(&self) -> Option<&TraceTotals> {
-        self.reader.totals()
+    /// First records of the bursts of a seekable file, before it is read; empty for a recording without gaps.
+    pub fn burst_starts(&self) -> &[u64] {
+        self.reader.totals().map_or(&[], |totals| &totals.bursts)
     }
 
     /// Checks that the trace was read to its end; called after the result has been printed.

@@ -80,6 +80,8 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     let mrc = [
         json(&["mrc", "small.cmt", "--json", "--by", "thread"]),
         json(&["mrc", "small.cmt", "--json", "--sample-rate", "0.9"]),
+        serde_json::json!({ "bursts": { "count": 9, "reach_bytes": 64, "error": 0.1 } }),
+        serde_json::json!({ "bursts": { "error": null } }),
     ];
     check("mrc", &mrc, &[], &[]);
     let sim = ["cachesim", "small.cmt", "--size", "16K", "--ways", "4", "--json"];

@@ -47,6 +47,17 @@ pub struct SamplingSummary {
     pub error: Option<f64>,
 }
 
+/// The curve of a recording in bursts.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct BurstSummary {
+    /// Bursts with records.
+    pub count: usize,
+    /// Largest size with an estimate: that of the lines that one burst touched.
+    pub reach_bytes: u64,
+    /// Largest `miss_ratio_error` of the curve; `None` if there are too few bursts.
+    pub error: Option<f64>,
+}
+
 /// One part of a recording that `--by` splits.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct MrcPart {
@@ -71,6 +82,8 @@ pub struct MrcResult {
     pub all: CurveCounts,
     /// The sampling of the curve; `None` if every access was followed.
     pub sampled: Option<SamplingSummary>,
+    /// The bursts of the recording; `None` if it has no gaps.
+    pub bursts: Option<BurstSummary>,
     /// Parts with `--by process` or `--by thread`, ascending; empty otherwise.
     pub parts: Vec<MrcPart>,
 }
@@ -358,9 +371,10 @@ mod tests {
         let point = CurvePoint { bytes: 65536, miss_ratio: 0.25, mpki: None, miss_ratio_error: None };
         let all =
             CurveCounts { accesses: 4, program_accesses: None, instructions: None, cold: Some(1), curve: vec![point] };
-        let result = MrcResult { file: "t.u64".into(), line_bytes: 64, all, sampled: None, parts: vec![] };
+        let result =
+            MrcResult { file: "t.u64".into(), line_bytes: 64, all, sampled: None, bursts: None, parts: vec![] };
         let want = expect_test::expect![[
-            r#"{"file":"t.u64","line_bytes":64,"accesses":4,"program_accesses":null,"instructions":null,"cold":1,"curve":[{"bytes":65536,"miss_ratio":0.25,"mpki":null,"miss_ratio_error":null}],"sampled":null,"parts":[]}"#
+            r#"{"file":"t.u64","line_bytes":64,"accesses":4,"program_accesses":null,"instructions":null,"cold":1,"curve":[{"bytes":65536,"miss_ratio":0.25,"mpki":null,"miss_ratio_error":null}],"sampled":null,"bursts":null,"parts":[]}"#
         ]];
         want.assert_eq(&serde_json::to_string(&result).unwrap());
     }

@@ -1,9 +1,11 @@
 //! Miss-rate curves: one interface for several engines, and conversion of their output to results.
 
 use cachemate_locality::sampled::SampledCurve;
-use cachemate_locality::stack::{DistanceHistogram, ParallelStackDistances, StackDistances, StackError};
+use cachemate_locality::stack::{ParallelStackDistances, StackDistances, StackError};
 use cachemate_report::{CurveCounts, CurvePoint};
 use cachemate_trace::{ProfileFile, ThreadTotals, TraceTotals};
+
+use crate::bursts::{BurstDistances, MeasuredDistances};
 
 /// Default sizes of curves: half-doublings from 4 KiB to 64 MiB, in bytes.
 pub fn usual_sizes() -> Vec<u64> {
@@ -60,17 +62,23 @@ pub fn check_rate(rate: f64) -> Result<(), String> {
 /// Minimum number of records for a second thread; shorter traces end before a second thread pays off.
 const LARGE_RECORDS: u64 = 4_000_000;
 
-/// The exact engine, on one or several threads. The number of threads does not affect the result.
+/// The exact engine on one or several threads, with the same result; or that of a recording in bursts.
 pub enum DistanceEngine {
     /// Runs on the caller's thread.
     One(Box<StackDistances>),
     /// Runs on several threads.
     Several(Box<ParallelStackDistances>),
+    /// For a recording in bursts, on the caller's thread.
+    Bursts(Box<BurstDistances>),
 }
 
 impl DistanceEngine {
-    /// An engine for a trace. If `threads` is `None`, large traces use two threads on hosts with two CPUs.
-    pub fn new(threads: Option<usize>, expected_records: u64) -> Self {
+    /// If `threads` is `None`, large traces use two threads on hosts with two CPUs. `bursts`: first records of the bursts, if
+    /// the recording has any.
+    pub fn new(threads: Option<usize>, expected_records: u64, bursts: &[u64]) -> Self {
+        if !bursts.is_empty() {
+            return DistanceEngine::Bursts(Box::new(BurstDistances::new(bursts)));
+        }
         let default_threads = || {
             let cpus = std::thread::available_parallelism().map_or(1, usize::from);
             if cpus > 1 && expected_records >= LARGE_RECORDS { 2 } else { 1 }
@@ -89,6 +97,7 @@ impl DistanceEngine {
         match self {
             DistanceEngine::One(engine) => engine.push(lines),
             DistanceEngine::Several(engine) => engine.push(lines),
+            DistanceEngine::Bursts(engine) => engine.push(lines),
         }
     }
 
@@ -96,11 +105,13 @@ impl DistanceEngine {
     ///
     /// # Errors
     /// The error of [`Self::push`].
-    pub fn finish(self) -> Result<DistanceHistogram, StackError> {
-        match self {
-            DistanceEngine::One(engine) => engine.finish(),
-            DistanceEngine::Several(engine) => engine.finish(),
-        }
+    pub fn finish(self) -> Result<MeasuredDistances, StackError> {
+        let histogram = match self {
+            DistanceEngine::One(engine) => engine.finish()?,
+            DistanceEngine::Several(engine) => engine.finish()?,
+            DistanceEngine::Bursts(engine) => return engine.finish(),
+        };
+        Ok(histogram.into())
     }
 }
 
@@ -143,9 +154,14 @@ impl PartTotals {
     }
 }
 
-/// The curve of exact distances at these sizes in bytes; it has no points if there are no accesses.
-pub fn curve_counts(histogram: &DistanceHistogram, totals: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
-    let lines: Vec<u64> = sizes.iter().map(|bytes| bytes / u64::from(line_bytes)).collect();
+/// The curve at these sizes in bytes; without accesses it has no points, and distances from bursts have none beyond their
+/// reach.
+pub fn curve_counts(distances: &MeasuredDistances, totals: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
+    let MeasuredDistances { histogram, bursts } = distances;
+    let in_lines = |bytes: u64| bytes / u64::from(line_bytes);
+    let is_in_reach = |bytes: &&u64| bursts.as_ref().is_none_or(|bursts| in_lines(**bytes) <= bursts.reach_lines);
+    let sizes: Vec<u64> = sizes.iter().filter(is_in_reach).copied().collect();
+    let lines: Vec<u64> = sizes.iter().map(|&bytes| in_lines(bytes)).collect();
     // Without accesses there is no miss ratio, and therefore no curve.
     let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
     let accesses = histogram.accesses();
@@ -154,13 +170,13 @@ pub fn curve_counts(histogram: &DistanceHistogram, totals: PartTotals, sizes: &[
         bytes: *bytes,
         miss_ratio,
         mpki: per_kilo.map(|scale| miss_ratio * scale),
-        miss_ratio_error: None,
+        miss_ratio_error: bursts.as_ref().and_then(|bursts| bursts.error(in_lines(*bytes))),
     };
     CurveCounts {
         accesses,
         program_accesses: totals.program_accesses,
         instructions: totals.instructions,
-        cold: Some(histogram.cold_count()),
+        cold: bursts.is_none().then(|| histogram.cold_count()),
         curve: sizes.iter().zip(ratios).map(point).collect(),
     }
 }
@@ -210,7 +226,7 @@ mod tests {
     fn a_sweeps_curve_is_a_step() {
         let sweep: Vec<u64> = (0..100).cycle().take(1000).collect();
         for threads in [Some(1), Some(2), None] {
-            let mut distances = DistanceEngine::new(threads, 1000);
+            let mut distances = DistanceEngine::new(threads, 1000, &[]);
             distances.push(&sweep).unwrap();
             let histogram = distances.finish().unwrap();
             let counts = curve_counts(&histogram, PartTotals::default(), &[99 * 64, 100 * 64], 64);

@@ -6,11 +6,13 @@
 
 #![warn(missing_docs)]
 
+mod bursts;
 mod curve;
 mod kernel_footprint;
 mod prediction;
 mod profiling;
 
+pub use bursts::{BurstDistances, BurstSample, MeasuredDistances};
 pub use curve::{
     DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample,
     sizes_in_equal_ratios, usual_sizes, whole_curve,

@@ -1,17 +1,17 @@
 //! Makes a profile file from a trace in one pass: exact stack distances, sampled reuse times, and phases.
 
 use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, MachineSpec, PhaseParameters, Profile};
-use cachemate_locality::cachesim::{CacheGeometry, CacheSim, PositionProfile, Replacement};
+use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::curve::{SetMapping, fold_to_ways};
 use cachemate_locality::phases::phases;
 use cachemate_locality::reuse::ReuseSampler;
-use cachemate_locality::stack::{DistanceHistogram, StackDistances};
+use cachemate_locality::stack::DistanceHistogram;
 use cachemate_trace::{
     AccessRecord, ProfileFile, ProfileSource, StackPositions, StoredCurve, StoredCurvePoint,
     StoredHistogram as FileHistogram, StoredInterval, StoredIntervals, TraceHeader, TraceTotals,
 };
 
-use crate::{PartTotals, StudyError, curve_counts, usual_sizes};
+use crate::{DistanceEngine, MeasuredDistances, PartTotals, StudyError, curve_counts, usual_sizes};
 
 /// One access in this many is watched, which gives enough samples of a million accesses and is cheap for a billion.
 const REUSE_ONE_IN: u32 = 64;
@@ -56,7 +56,7 @@ impl ProfileTarget {
 pub struct ProfilePass {
     target: ProfileTarget,
     instructions_known: bool,
-    distances: StackDistances,
+    distances: DistanceEngine,
     reuse: ReuseSampler,
     cache: CacheSim,
     interval_records: u64,
@@ -68,7 +68,8 @@ pub struct ProfilePass {
 const EMPTY: StoredInterval = StoredInterval { accesses: 0, instructions: None, misses: 0, phase: 0 };
 
 impl ProfilePass {
-    /// A pass for the cache of `target`, or for a default cache without a target. `expected_records` is 0 if unknown.
+    /// For `target`'s cache (a usual one without a target). `expected_records` is 0 if the number is unknown; `bursts` are the
+    /// first records of the bursts, if the recording has any.
     ///
     /// # Errors
     /// The cache cannot be simulated.
@@ -76,6 +77,7 @@ impl ProfilePass {
         target: Option<ProfileTarget>,
         instructions_known: bool,
         expected_records: u64,
+        bursts: &[u64],
     ) -> Result<Self, StudyError> {
         let usual = ProfileTarget {
             level: CacheLevel::L3,
@@ -90,7 +92,7 @@ impl ProfilePass {
         Ok(ProfilePass {
             target,
             instructions_known,
-            distances: StackDistances::new(),
+            distances: DistanceEngine::new(Some(1), expected_records, bursts),
             reuse: ReuseSampler::new(REUSE_ONE_IN, 1),
             cache: CacheSim::new(shape, Replacement::Lru)?,
             interval_records: (expected_records / MAX_INTERVALS).max(10_000),
@@ -141,7 +143,8 @@ impl ProfilePass {
         totals: Option<&TraceTotals>,
     ) -> Result<ProfileFile, StudyError> {
         let target = self.target;
-        let histogram = self.distances.finish()?;
+        let distances = self.distances.finish()?;
+        let histogram = &distances.histogram;
         let part_totals = PartTotals::from_totals(totals, header.instructions_known);
         let tool = concat!("cachemate ", env!("CARGO_PKG_VERSION")).to_string();
         let source = ProfileSource {
@@ -155,8 +158,14 @@ impl ProfilePass {
         file.accesses = part_totals.program_accesses;
         file.records = Some(histogram.accesses());
         file.instructions = part_totals.instructions;
-        file.curves = vec![curve(&histogram, part_totals, target.line_bytes)];
-        file.histograms = vec![bucket(&histogram, target.line_bytes)];
+        file.curves = vec![curve(&distances, part_totals, target.line_bytes)];
+        file.histograms = vec![bucket(histogram, target.line_bytes)];
+        if distances.bursts.is_some() {
+            // Reuse times, LRU positions and phases across a pause are unknown; positions follow from the distances.
+            fill_rates(&mut file, target.level);
+            file.profile = profile_for_target(&file, target)?;
+            return Ok(file);
+        }
         let positions = self.cache.positions().unwrap_or_default();
         file.stack_positions = vec![StackPositions {
             size_bytes: target.size_bytes,
@@ -173,21 +182,33 @@ impl ProfilePass {
             let (size_bytes, line_bytes) = (target.size_bytes, target.line_bytes);
             file.intervals = Some(StoredIntervals { size_bytes, line_bytes, every });
         }
-        fill_rates(&mut file, target.level, &positions);
+        fill_rates(&mut file, target.level);
+        if file.instructions.is_some_and(|count| count > 0) {
+            file.profile = profile_for_target(&file, target)?;
+        }
         Ok(file)
     }
 }
 
-fn curve(histogram: &DistanceHistogram, totals: PartTotals, line_bytes: u32) -> StoredCurve {
-    let counts = curve_counts(histogram, totals, &usual_sizes(), line_bytes);
-    let points = counts.curve.iter().map(|point| StoredCurvePoint {
-        size_bytes: point.bytes,
-        miss_ratio: Estimate::exact(point.miss_ratio),
-        misses_per_kilo_instr: point.mpki.map(Estimate::exact),
+fn curve(distances: &MeasuredDistances, totals: PartTotals, line_bytes: u32) -> StoredCurve {
+    let counts = curve_counts(distances, totals, &usual_sizes(), line_bytes);
+    let points = counts.curve.iter().map(|point| {
+        // The interval of a profile's estimates holds 95 %, as that of the bursts does.
+        let share_of_error =
+            point.miss_ratio_error.map_or(0.0, |error| error / point.miss_ratio.max(f64::MIN_POSITIVE));
+        let with_error = |value: f64| {
+            let error = value * share_of_error;
+            Estimate { value, low: (value - error).max(0.0), high: value + error }
+        };
+        StoredCurvePoint {
+            size_bytes: point.bytes,
+            miss_ratio: with_error(point.miss_ratio),
+            misses_per_kilo_instr: point.mpki.map(with_error),
+        }
     });
     StoredCurve {
         policy: "lru".to_string(),
-        method: "exact".to_string(),
+        method: if distances.bursts.is_some() { "bursts" } else { "exact" }.to_string(),
         line_bytes,
         thread: None,
         points: points.collect(),
@@ -222,7 +243,7 @@ fn with_phases(mut every: Vec<StoredInterval>) -> Vec<StoredInterval> {
 }
 
 /// Adds rates per instruction for models and policies, if instructions are known.
-fn fill_rates(file: &mut ProfileFile, level: CacheLevel, positions: &PositionProfile) {
+fn fill_rates(file: &mut ProfileFile, level: CacheLevel) {
     let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return };
     let per_mega = |count: u64| count as f64 * 1e6 / instructions as f64;
     let curve = file.curves.first().map(|curve| {
@@ -234,8 +255,6 @@ fn fill_rates(file: &mut ProfileFile, level: CacheLevel, positions: &PositionPro
         references.map(|rate| Fact::from_measurement(rate, FactSource::ExactTrace, 0));
     let locality = &mut file.profile.locality;
     locality.misses_per_kilo_instr = curve.map(|points| (level, trace_fact(points))).into_iter().collect();
-    let counts = positions.hits.iter().chain([&positions.misses]);
-    locality.stack_positions = Some(trace_fact(counts.map(|count| per_mega(*count)).collect()));
 }
 
 /// A fact that holds for a whole recording.

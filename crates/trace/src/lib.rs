@@ -32,7 +32,8 @@ pub use profile_file::{
     StoredHistogram, StoredInterval, StoredIntervals,
 };
 pub use record::{
-    ChildProcesses, Recorder, RecorderTool, RecordingEnd, RecordingProgress, RecordingSummary, find_recording,
+    BurstSampling, ChildProcesses, Recorder, RecorderTool, RecordingEnd, RecordingProgress, RecordingSummary,
+    find_recording,
 };
 pub use record_type::{AccessRecord, L1Filter, ProcessTotals, ThreadTotals, TraceHeader, TraceTotals};
 pub use run_log::{RUN_LOG_VERSION, RunLogReader, RunLogWriter};

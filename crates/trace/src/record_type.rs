@@ -212,6 +212,9 @@ pub struct TraceTotals {
     /// One entry per process, by its index; empty if the format does not distinguish processes.
     #[serde(default)]
     pub processes: Vec<ProcessTotals>,
+    /// Number of the first record of each burst, ascending; empty if the recording has no gaps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bursts: Vec<u64>,
     /// The end of the recording: `exit 0`, `signal 15`, `interrupted`, ...
     #[serde(default)]
     pub ended: Option<String>,

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use cachemate_locality::sampled::FixedRateSampler;
 use cachemate_locality::stack::StackDistances;
 use cachemate_report::terminal::{CurveLine, curve_picture};
-use cachemate_report::text::{count_text, number, percent_text, size_text, value_or_dash};
-use cachemate_report::{Align, CurveCounts, MrcPart, MrcResult, SamplingSummary, Table};
+use cachemate_report::text::{count_text, counted_text, number, percent_text, size_text, value_or_dash};
+use cachemate_report::{Align, BurstSummary, CurveCounts, MrcPart, MrcResult, SamplingSummary, Table};
 use cachemate_study::{
     DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample,
 };
@@ -22,8 +22,8 @@ use crate::traces::{TraceArgs, TraceInput};
 
 /// Print the miss-rate curve of a trace: the misses of a cache of each size
 ///
-/// The caches are fully associative LRU caches, and the curve is exact unless --sample-rate is given. Misses per thousand
-/// instructions (MPKI) are printed if the trace has instruction counts.
+/// The caches are fully associative LRU caches. The curve is exact, unless --sample-rate is given or the trace was recorded
+/// in bursts. Misses per thousand instructions (MPKI) are printed if the trace has instruction counts.
 #[derive(Args)]
 pub struct Mrc {
     /// The trace; - is standard input
@@ -137,14 +137,27 @@ impl Mrc {
     /// # Errors
     /// The trace cannot be read or is damaged, or the command was interrupted.
     pub fn measure(&self, session: &Session) -> anyhow::Result<MrcResult> {
+        let (result, trace) = self.measure_part(session)?;
+        trace.check_whole()?;
+        Ok(result)
+    }
+
+    /// The curve of the part that could be read.
+    fn measure_part(&self, session: &Session) -> anyhow::Result<(MrcResult, TraceInput)> {
         let sizes = self.sizes.clone().unwrap_or_else(SizeList::with_defaults).0;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
+        if !trace.burst_starts().is_empty() && (self.sample_rate.is_some() || self.by != CurveScope::All) {
+            let file = &self.file;
+            return Err(UsageError(format!(
+                "{file}: found a recording in bursts, for which --sample-rate and --by have no curve"
+            ))
+            .into());
+        }
         let result = match self.sample_rate {
             Some(rate) => self.sampled_curve(session, &mut trace, rate, &sizes)?,
             None => self.exact_curve(session, &mut trace, &sizes)?,
         };
-        trace.check_whole()?;
-        Ok(result)
+        Ok((result, trace))
     }
 
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
@@ -152,12 +165,7 @@ impl Mrc {
         if let Some(path) = &self.histogram {
             crate::files::refuse_existing(path, self.force)?;
         }
-        let sizes = self.sizes.clone().unwrap_or_else(SizeList::with_defaults).0;
-        let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
-        let result = match self.sample_rate {
-            Some(rate) => self.sampled_curve(session, &mut trace, rate, &sizes)?,
-            None => self.exact_curve(session, &mut trace, &sizes)?,
-        };
+        let (result, trace) = self.measure_part(session)?;
         session.answer(self.json.json, &result, || render(&result, session))?;
         trace.check_whole()
     }
@@ -180,19 +188,18 @@ impl Mrc {
         let part_totals = PartTotals::from_totals(totals.as_ref(), trace.header().instructions_known);
         let curve = sample.finish()?;
         let whole_counts = curve_counts_from_sample(&curve, part_totals, sizes, self.line_bytes);
-        let errors = whole_counts.curve.iter().map(|point| point.miss_ratio_error);
-        let error = errors.collect::<Option<Vec<f64>>>().map(|values| values.into_iter().fold(0.0, f64::max));
         let sampled = SamplingSummary {
             rate: curve.rate(),
             accesses: curve.sampled_accesses(),
             lines: curve.sampled_lines(),
-            error,
+            error: max_error(&all),
         };
         Ok(MrcResult {
             file: self.file.clone(),
             line_bytes: self.line_bytes,
             all: whole_counts,
             sampled: Some(sampled),
+            bursts: None,
             parts: Vec::new(),
         })
     }
@@ -201,7 +208,7 @@ impl Mrc {
         let mut engines = Engines {
             shift: self.line_bytes.trailing_zeros(),
             by: self.by,
-            all: DistanceEngine::new(self.threads.map(usize::from), trace.expected_records()),
+            all: DistanceEngine::new(self.threads.map(usize::from), trace.expected_records(), trace.burst_starts()),
             parts: BTreeMap::new(),
         };
         if self.by == CurveScope::All {
@@ -213,35 +220,53 @@ impl Mrc {
         let instructions_known = trace.header().instructions_known;
         let whole_histogram = engines.all.finish()?;
         if let Some(path) = &self.histogram {
-            write_file(path, whole_histogram.to_string().as_bytes(), self.force)?;
+            write_file(path, whole_histogram.histogram.to_string().as_bytes(), self.force)?;
         }
         let mut parts = Vec::new();
         for ((process, thread), engine) in engines.parts {
             let thread = (self.by == CurveScope::Thread).then_some(thread);
             let is_in_part = |t: &ThreadTotals| t.process == process && thread.is_none_or(|thread| t.thread == thread);
             let part_totals = PartTotals::for_part(totals.as_ref(), instructions_known, is_in_part);
-            let counts = curve_counts(&engine.finish()?, part_totals, sizes, self.line_bytes);
+            let counts = curve_counts(&engine.finish()?.into(), part_totals, sizes, self.line_bytes);
             parts.push(MrcPart { process: Some(process), thread, counted: counts });
         }
         let part_totals = PartTotals::from_totals(totals.as_ref(), instructions_known);
-        Ok(MrcResult {
-            file: self.file.clone(),
-            line_bytes: self.line_bytes,
-            all: curve_counts(&whole_histogram, part_totals, sizes, self.line_bytes),
-            sampled: None,
-            parts,
-        })
+        let curve = curve_counts(&whole_histogram, part_totals, sizes, self.line_bytes);
+        let bursts = all.bursts.map(|bursts| BurstSummary {
+            count: bursts.count,
+            reach_bytes: bursts.reach_lines * u64::from(self.line_bytes),
+            error: max_error(&curve),
+        });
+        Ok(MrcResult { file: self.file.clone(), line_bytes: self.line_bytes, all: curve, sampled: None, bursts, parts })
     }
+}
+
+/// The largest error of a point; `None` if a point has none.
+fn max_error(counted: &CurveCounts) -> Option<f64> {
+    let errors = counted.curve.iter().map(|point| point.miss_ratio_error);
+    errors.collect::<Option<Vec<f64>>>().map(|errors| errors.into_iter().fold(0.0, f64::max))
+}
+
+fn error_bar(error: Option<f64>, missing: &str) -> String {
+    error.map_or(format!("unknown: {missing}"), |error| format!("±{} at most", percent_text(error, 2)))
 }
 
 fn render(result: &MrcResult, session: &Session) -> String {
     let mut text = summary(&result.file, &result.all);
+    if let Some(bursts) = &result.bursts {
+        text.push_str(&format!(
+            "recorded in {}: sizes up to {} have an estimate, error bar {} (95 %)\n",
+            counted_text(bursts.count as u64, "burst"),
+            size_text(bursts.reach_bytes),
+            error_bar(bursts.error, "too few bursts")
+        ));
+    }
     if let Some(sampled) = &result.sampled {
         text.push_str(&format!(
             "sampled: {} of the lines, {} accesses followed, error bar {} (95 %)\n",
             percent_text(sampled.rate, 2),
             count_text(sampled.accesses),
-            sampled.error.map_or("unknown: too few lines".to_string(), |e| format!("±{} at most", percent_text(e, 2)))
+            error_bar(sampled.error, "too few lines")
         ));
     }
     let mpki = result.all.curve.iter().all(|point| point.mpki.is_some());

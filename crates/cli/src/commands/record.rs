@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cachemate_report::text::{count_text, counted_text, size_text};
-use cachemate_trace::{ChildProcesses, L1Filter, Recorder, RecordingEnd, RecordingSummary};
+use cachemate_trace::{BurstSampling, ChildProcesses, L1Filter, Recorder, RecordingEnd, RecordingSummary};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
@@ -44,6 +44,13 @@ pub struct RecordArgs {
     /// Then record for this long; the program runs to its end unrecorded
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     max_seconds: Option<Duration>,
+    /// Record bursts of this many data accesses; between them, the program runs at Valgrind's bare speed. The curve then has
+    /// an error bar, and reaches as far as the lines of one burst
+    #[arg(long, value_name = "N", conflicts_with = "skip_accesses", value_parser = clap::value_parser!(u64).range(1..))]
+    burst_accesses: Option<u64>,
+    /// Share of the run to record in bursts, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=99))]
+    burst_share: u8,
     /// Write no more when the file has this size; the program runs to its end
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     max_size: ByteSize,
@@ -116,6 +123,14 @@ impl RecordArgs {
         output: &Path,
         force: bool,
     ) -> anyhow::Result<RecordingSummary> {
+        if self.burst_accesses.is_some() && self.children == ChildrenArg::Follow {
+            return Err(UsageError(
+                "--burst-accesses: found --children follow, expected ignore: bursts of several \
+                 processes have no common curve"
+                    .to_string(),
+            )
+            .into());
+        }
         if let Some(pid) = self.pid {
             return Err(UsageError(attach_refusal(pid)).into());
         }
@@ -125,6 +140,7 @@ impl RecordArgs {
         recorder.max = self.max_accesses;
         recorder.skip_time = self.skip_seconds;
         recorder.max_time = self.max_seconds;
+        recorder.bursts = self.burst_accesses.map(|accesses| BurstSampling { accesses, percent: self.burst_share });
         recorder.max_bytes = self.max_size.0;
         recorder.kill_at_max = self.kill_at_max;
         recorder.filter = self.l1.0;

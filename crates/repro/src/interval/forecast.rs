@@ -17,6 +17,7 @@ use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_trace::{CmtReader, ProfileFile, TraceReader};
 use serde::{Deserialize, Serialize};
 
+use super::conflict_free;
 use super::nominal::{self, TimingPrior};
 use crate::ReproError;
 use crate::setup::{WorkloadJob, failed};
@@ -61,14 +62,18 @@ const NINETY_PERCENT: f64 = 1.645;
 /// Cycles of a forecast: the start, in which caches fill, and the rest, over which speeds are measured.
 const START_CYCLES: f64 = 40e6;
 const READ_CYCLES: f64 = 100e6;
+/// Cycles of a solo run that times a recording. A forecast holds for the last three quarters of them.
+pub const SOLO_CYCLES: u64 = 40_000_000;
 
 impl TimedProgram {
-    /// Times a program by a short solo run on the cycle-level machine.
+    /// Times a program by a solo run of `cycles` on the cycle-level machine.
     ///
     /// # Errors
     /// The job cannot run alone.
-    pub fn measure(job: &WorkloadJob, machine: &MachineSpec) -> Result<Self, ReproError> {
-        Ok(TimedProgram { draws: vec![nominal::measure(job, machine, 1.0)?], basis: TimingBasis::SoloRun })
+    pub fn measure(job: &WorkloadJob, machine: &MachineSpec, cycles: u64) -> Result<Self, ReproError> {
+        let mut program = nominal::measure(job, machine, cycles, 1.0)?;
+        conflict_free::correct_sizes(&mut program, job, machine)?;
+        Ok(TimedProgram { draws: vec![program], basis: TimingBasis::SoloRun })
     }
 
     /// Times a recording's program by a solo run if the recording has one thread, and otherwise by the prior. A solo
@@ -80,7 +85,8 @@ impl TimedProgram {
         let threads = CmtReader::open(recording).ok().and_then(|reader| Some(reader.totals()?.threads.len()));
         match threads {
             Some(0 | 1) => {
-                TimedProgram::measure(&WorkloadJob::from_recording(&file.program, recording.to_path_buf(), 1), machine)
+                let job = WorkloadJob::from_recording(&file.program, recording.to_path_buf(), 1);
+                TimedProgram::measure(&job, machine, SOLO_CYCLES)
             }
             _ => TimedProgram::from_profile(file, machine),
         }
@@ -285,7 +291,7 @@ mod tests {
         let machine = cachemate_spec::load_machine("opteron-2350").unwrap();
         let timed = |name: &str, seed| {
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recordings/{name}.cmt"));
-            TimedProgram::measure(&WorkloadJob::from_recording(name, path, seed), &machine).unwrap()
+            TimedProgram::measure(&WorkloadJob::from_recording(name, path, seed), &machine, SOLO_CYCLES / 4).unwrap()
         };
         let members = forecast_together(&machine, &[&timed("sort", 4), &timed("cc1", 7)]).unwrap();
         let slowdowns: Vec<f64> = members.iter().map(|member| member.slowdown.value).collect();

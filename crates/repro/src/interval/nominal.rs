@@ -9,20 +9,26 @@ use crate::ReproError;
 use crate::phased_profile::{self, ProfilingLengths};
 use crate::setup::{WorkloadJob, failed};
 
-/// Cycles of a program's full run. Its first quarter is start-up, which hours of nominal time do not repeat.
-const MEASURED_CYCLES: u64 = 16_000_000;
+/// Cycles of a program's run at full size for hours of nominal time.
+pub const HOUR_PROFILE_CYCLES: u64 = 16_000_000;
 /// Number of phases that are kept.
 const PHASES: u64 = 6;
 const READING_CYCLES: u64 = 100_000;
 
-/// Measures a job alone on the cycle-level machine; in the result, phases last `stretch` times longer, and repeat.
+/// A job measured alone on the cycle-level machine for `cycles`; its phases last `stretch` times longer, and repeat. The
+/// first quarter is start-up, which is not repeated.
 ///
 /// # Errors
 /// The errors of [`crate::phased_profile::profile`].
-pub fn measure(job: &WorkloadJob, machine: &MachineSpec, stretch: f64) -> Result<PhasedProgram, ReproError> {
+pub fn measure(
+    job: &WorkloadJob,
+    machine: &MachineSpec,
+    cycles: u64,
+    stretch: f64,
+) -> Result<PhasedProgram, ReproError> {
     // Hours of nominal time repeat no first touches.
     let options = SimOptions { seed: job.seed, is_resident: true, ..SimOptions::default() };
-    let until_instr = phased_profile::instructions_in(job, machine, &options, MEASURED_CYCLES)?;
+    let until_instr = phased_profile::instructions_in(job, machine, &options, cycles)?;
     let phase_instr = (until_instr * 3 / 4 / PHASES).max(1);
     let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: READING_CYCLES };
     let mut program = phased_profile::profile(job, machine, &options, lengths)?;

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use cachemate_core::{CpuId, SplitMix64};
 use serde::{Deserialize, Serialize};
 
-use super::forecast::{TimedProgram, forecast_together};
+use super::forecast::{SOLO_CYCLES, TimedProgram, forecast_together};
 use super::score::{percentile, tau};
 use crate::corun::{CoRunBench, ProgramRates, caches};
 use crate::setup::{WorkloadJob, failed};
@@ -113,10 +113,11 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
     }
     let seed = context.seeds.first().copied().unwrap_or(1);
     let (pairs, groups) = context.pick((4, 1), (14, 5));
-    let (warm_up, measured) = context.pick((12_000_000, 8_000_000), (25_000_000, 15_000_000));
+    // The truth covers the instructions that the forecast holds for: the last three quarters of the solo run.
+    let warm_up_cycles = SOLO_CYCLES / 4;
     let (mut tasks, mut runs) = (Vec::new(), 0);
     for name in MACHINES {
-        let bench = CoRunBench::load(name, seed, warm_up, measured)?;
+        let bench = CoRunBench::load(name, seed, warm_up_cycles, SOLO_CYCLES - warm_up_cycles)?;
         let cpus = caches(&bench.machine.topology())?;
         let cpus = cpus.into_iter().find(|cpus| cpus.len() > 1).ok_or_else(|| failed(name)("no shared cache"))?;
         let mut generator = SplitMix64::new(seed ^ 0x0ff1);
@@ -130,7 +131,7 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
         };
         let timed = context.run_here(&used_recordings, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
-            TimedProgram::measure(&job(index), &bench.machine)
+            TimedProgram::measure(&job(index), &bench.machine, SOLO_CYCLES)
         })?;
         let timed_of =
             |index: usize| &timed[used_recordings.iter().position(|&recording| recording == index).unwrap_or(0)];

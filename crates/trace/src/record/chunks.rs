@@ -11,12 +11,14 @@ const PAYLOAD_LIMIT: usize = 4096 - HEAD_BYTES;
 const FLAG_START: u32 = 1;
 const FLAG_END: u32 = 2;
 const FLAG_MAX: u32 = 4;
+const FLAG_BURST: u32 = 8;
 /// Marks a chunk of the process rather than of a thread.
 const NO_THREAD: u32 = u32::MAX;
 /// The address bits from here on contain the process.
 pub(super) const PROCESS_SHIFT: u32 = 48;
 const PROCESSES_LIMIT: usize = 1 << 16;
 const THREADS_LIMIT: usize = 1 << 20;
+const BURSTS_LIMIT: usize = 1 << 20;
 
 /// Turns chunks into records with dense threads and processes, and computes totals.
 #[derive(Default)]
@@ -28,6 +30,9 @@ pub(super) struct ChunkDecoder {
     thread_of: BTreeMap<(u32, u32), u32>,
     pub(super) processes: Vec<ProcessTotals>,
     threads: Vec<ThreadTotals>,
+    records: u64,
+    /// Number of the first record of each burst.
+    bursts: Vec<u64>,
     pub(super) max_reached: bool,
     /// Has a process reported its end? A process that replaced itself by another program does not.
     pub(super) end_seen: bool,
@@ -111,6 +116,12 @@ impl ChunkDecoder {
         let Some(&process) = self.process_of_pid.get(&head.pid) else {
             return self.chunk_error(format!("a chunk of process {}", head.pid), "a process that has started");
         };
+        if head.flags & FLAG_BURST != 0 {
+            if self.bursts.len() == BURSTS_LIMIT {
+                return self.chunk_error("one burst more".into(), "at most 1048576 bursts in one recording");
+            }
+            self.bursts.push(self.records);
+        }
         if head.thread == NO_THREAD {
             return Ok(());
         }
@@ -147,7 +158,7 @@ impl ChunkDecoder {
     }
 
     fn records(
-        &self,
+        &mut self,
         count: u32,
         process: u32,
         thread: u32,
@@ -175,6 +186,7 @@ impl ChunkDecoder {
                 None => return self.chunk_error("a record that its chunk cuts off".into(), "whole records"),
             }
         }
+        self.records += u64::from(count);
         if remaining.is_empty() {
             Ok(())
         } else {
@@ -197,6 +209,7 @@ impl ChunkDecoder {
             instructions: sum(|thread| thread.instructions),
             threads: self.threads.clone(),
             processes: self.processes.clone(),
+            bursts: self.bursts.clone(),
             ..TraceTotals::default()
         }
     }

@@ -36,6 +36,15 @@ pub enum ChildProcesses {
     Ignore,
 }
 
+/// Bursts of accesses, between which the program runs without the recorder's code.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BurstSampling {
+    /// Minimum number of data accesses of a burst.
+    pub accesses: u64,
+    /// Share of the run in bursts, 1 to 99.
+    pub percent: u8,
+}
+
 /// The options of a recording.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Recorder {
@@ -54,6 +63,8 @@ pub struct Recorder {
     pub skip_time: Duration,
     /// Time to record after that.
     pub max_time: Option<Duration>,
+    /// Record bursts with pauses between them, instead of everything?
+    pub bursts: Option<BurstSampling>,
     /// Maximum size of the file in bytes, after which nothing more is written; the program continues to its end.
     pub max_bytes: u64,
     /// Kill the program at `max`, `max_time` or `max_bytes`?
@@ -129,6 +140,7 @@ impl Recorder {
             max: None,
             skip_time: Duration::ZERO,
             max_time: None,
+            bursts: None,
             max_bytes: u64::MAX,
             kill_at_max: false,
             filter: Some(L1Filter::default()),
@@ -164,8 +176,8 @@ impl Recorder {
         if let Some(filter) = &self.filter {
             filter.check().map_err(|why| TraceError::Recorder { why: format!("L1 filter: {why}"), remedy: None })?;
         }
-        if let (RecorderTool::Lackey { because, .. }, true) = (recording, self.is_timed()) {
-            let why = format!("a part of a run by time needs cachemate's own tool; {because}");
+        if let (RecorderTool::Lackey { because, .. }, true) = (recording, self.needs_own_tool()) {
+            let why = format!("parts of a run by time and bursts need cachemate's own tool; {because}");
             return Err(TraceError::Recorder { why, remedy: None });
         }
         check_program(self.command.first().map(String::as_str).unwrap_or(""))?;
@@ -205,6 +217,9 @@ impl Recorder {
             && matches!(recording_end, RecordingEnd::Exit(_));
         let note = match recording {
             RecorderTool::Lackey { because, .. } => Some(lackey_note(because, self.filter.is_some())),
+            RecorderTool::Tool { .. } if totals.bursts.is_empty() && self.bursts.is_some() => {
+                Some(NO_BURST_NOTE.to_string())
+            }
             RecorderTool::Tool { .. } if totals.threads.is_empty() && !self.skip_time.is_zero() => {
                 Some(EARLY_END_NOTE.to_string())
             }
@@ -218,8 +233,8 @@ impl Recorder {
         Ok(RecordingSummary { header, totals, recording_end, bytes, note })
     }
 
-    fn is_timed(&self) -> bool {
-        !self.skip_time.is_zero() || self.max_time.is_some()
+    fn needs_own_tool(&self) -> bool {
+        !self.skip_time.is_zero() || self.max_time.is_some() || self.bursts.is_some()
     }
 
     fn header(&self, recording: &RecorderTool) -> TraceHeader {
@@ -255,6 +270,10 @@ impl Recorder {
                 line.arg(format!("--cm-skip-ms={}", self.skip_time.as_millis()));
                 if let Some(time) = self.max_time {
                     line.arg(format!("--cm-max-ms={}", time.as_millis().max(1)));
+                }
+                if let Some(BurstSampling { accesses, percent }) = self.bursts {
+                    line.arg(format!("--cm-burst={}", accesses.min(i64::MAX as u64)));
+                    line.arg(format!("--cm-burst-percent={percent}"));
                 }
                 if self.kill_at_max {
                     line.arg("--cm-stop-at-max=yes");
@@ -367,6 +386,9 @@ const REPLACED_NOTE: &str = "the program replaced itself by another (exec), whic
 const FULL_NOTE: &str = "the file reached its maximum size, so the rest of the run is not in it: --skip-seconds, \
      --max-accesses or a larger --l1 choose another part, --max-size another maximum";
 const EARLY_END_NOTE: &str = "the program ended before the time to skip was over, so nothing is recorded";
+
+const NO_BURST_NOTE: &str =
+    "the program ended before the first burst, so nothing is recorded: record it without --burst-accesses";
 
 /// The result of a recording.
 struct CaptureSummary {

@@ -258,3 +258,23 @@ fn a_part_by_time_or_size_leaves_the_program_whole() {
     let killed = run(&Recorder { max_bytes: 20_000, kill_at_max: true, force: true, ..unfiltered("full.cmt") });
     assert_eq!(killed.recording_end, RecordingEnd::AtMax);
 }
+
+/// Are bursts a part of the run that is marked in the file, does the program run to its end, and does a program that is too
+/// short for a burst say so?
+#[test]
+fn bursts_are_marked_and_leave_the_program_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let count = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done; exit 7";
+    let whole = quiet(vec!["sh".into(), "-c".into(), count.into()], &dir.path().join("whole.cmt"));
+    let bursts = Some(BurstSampling { accesses: 400_000, percent: 10 });
+    let part = Recorder { bursts, output: dir.path().join("part.cmt"), ..whole.clone() };
+    let (whole, part) = (run(&whole), run(&part));
+    assert_eq!((whole.ended, part.ended), (RecordingEnd::Exit(7), RecordingEnd::Exit(7)));
+    let share = part.totals.program_accesses.unwrap() as f64 / whole.totals.program_accesses.unwrap() as f64;
+    assert!((0.03..0.3).contains(&share), "{share}");
+    let (records, totals) = read(&dir.path().join("part.cmt"));
+    assert!(totals.bursts.len() > 2 && totals.bursts.is_sorted() && totals.bursts[0] == 0, "{:?}", totals.bursts);
+    assert!(totals.bursts.iter().all(|start| *start <= records.len() as u64));
+    let short = run(&Recorder { bursts, ..quiet(words("true"), &dir.path().join("short.cmt")) });
+    assert!(short.note.unwrap().contains("before the first burst"));
+}

@@ -19,7 +19,7 @@ use cachemate_interval::{IntervalJob, PhasedProgram};
 use cachemate_report::PolicyOutcome;
 use serde::{Deserialize, Serialize};
 
-use super::nominal::measure;
+use super::nominal::{HOUR_PROFILE_CYCLES, measure};
 use super::whatif::{WhatIfQuery, outcome};
 use crate::setup::failed;
 use crate::{ExperimentContext, ReproError, mean};
@@ -109,7 +109,10 @@ fn programs(
     names.dedup();
     context.report_progress(&format!("{}: {} programs alone, seed {seed}", machine.name, names.len()));
     context.run_here(&names, |&name| {
-        Ok((name, Arc::new(measure(&crate::setup::WorkloadJob::new(name, seed), machine, STRETCH)?)))
+        Ok((
+            name,
+            Arc::new(measure(&crate::setup::WorkloadJob::new(name, seed), machine, HOUR_PROFILE_CYCLES, STRETCH)?),
+        ))
     })
 }
 

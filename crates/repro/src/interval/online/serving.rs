@@ -47,7 +47,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let seed = context.seeds.first().copied().unwrap_or(1);
     let machine = chip(CLIENTS as u32)?;
     context.report_progress("INTERVAL-7: a client alone");
-    let measured_program = measure(&crate::cp::job("warehouses", seed), &machine, STRETCH)?;
+    let measured_program = measure(&crate::cp::job("warehouses", seed), &machine, HOUR_PROFILE_CYCLES, STRETCH)?;
     let client =
         Arc::new(PhasedProgram { progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION), ..measured_program });
     let half_ns = context.pick(30_000_000_000, 120_000_000_000);

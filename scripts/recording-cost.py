@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """CPU time of `cachemate record`, whole and in bursts, as a multiple of the program's own, and the error of the curve.
 
-usage: recording-cost.py CACHEMATE [--accesses N] [--share PERCENT] -- PROGRAM [ARGUMENT...]
+usage: recording-cost.py CACHEMATE [--accesses N] [--share PERCENT] [--repeat N] -- PROGRAM [ARGUMENT...]
 
-Each kind of run is made three times in turn, and the median counts. The program's output is discarded.
+Each kind of run is made three times in turn by default, and the median counts. The program's output is discarded.
 """
 import argparse, json, os, resource, statistics, subprocess, sys, tempfile
 
@@ -27,6 +27,7 @@ def main():
     parser.add_argument("cachemate")
     parser.add_argument("--accesses", default="10000000")
     parser.add_argument("--share", default="10")
+    parser.add_argument("--repeat", type=int, default=3)
     options, program = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1:]
     with tempfile.TemporaryDirectory() as folder:
         whole, bursts = os.path.join(folder, "whole.cmt"), os.path.join(folder, "bursts.cmt")
@@ -36,7 +37,7 @@ def main():
                 "whole": [*record, "-o", whole, "--", *program],
                 "bursts": [*record, *parts, "-o", bursts, "--", *program]}
         seconds = {name: [] for name in runs}
-        for _ in range(3):
+        for _ in range(options.repeat):
             for name, command in runs.items():
                 seconds[name].append(cpu_seconds(command))
         median = {name: statistics.median(values) for name, values in seconds.items()}

@@ -68,8 +68,8 @@ pub struct ProfilePass {
 const EMPTY: StoredInterval = StoredInterval { accesses: 0, instructions: None, misses: 0, phase: 0 };
 
 impl ProfilePass {
-    /// For `target`'s cache (a usual one without a target). `expected_records` is 0 if the number is unknown; `bursts` are the
-    /// first records of the bursts, if the recording has any.
+    /// For `target`'s cache (a usual one without a target). `expected_records` is 0 if the number is unknown; `bursts` are
+    /// the first records of the bursts, if the recording has any.
     ///
     /// # Errors
     /// The cache cannot be simulated.

@@ -1,10 +1,10 @@
 //! The sizes of a recording's profile, corrected for conflict misses.
 //!
 //! Problem: a profile is measured on caches with fewer ways, which miss by conflict although they have room. In a shared
-//! cache with all ways, a program with as much space has no such misses, so a forecast takes them for a lack of space. Method:
-//! each measured size is replaced by the size of the fully associative cache that misses as often. Stack distances of the
-//! recording give that cache's misses, and Smith's binomial model those of the narrow one. Properties: only sizes change, no
-//! measured rate; a size never grows; a stream, which misses at every size, keeps its sizes.
+//! cache with all ways, a program with as much space has no such misses, so a forecast takes them for a lack of space.
+//! Method: each measured size is replaced by the size of the fully associative cache that misses as often. Stack distances
+//! of the recording give that cache's misses, and Smith's binomial model those of the narrow one. Properties: only sizes
+//! change, no measured rate; a size never grows; a stream, which misses at every size, keeps its sizes.
 
 use cachemate_core::{AccessSource, BatchEnd, MachineSpec};
 use cachemate_interval::PhasedProgram;

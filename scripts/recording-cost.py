@@ -29,8 +29,8 @@ def main():
     parser.add_argument("--share", default="10")
     parser.add_argument("--repeat", type=int, default=3)
     options, program = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1:]
-    with tempfile.TemporaryDirectory() as folder:
-        whole, bursts = os.path.join(folder, "whole.cmt"), os.path.join(folder, "bursts.cmt")
+    with tempfile.TemporaryDirectory() as directory:
+        whole, bursts = os.path.join(directory, "whole.cmt"), os.path.join(directory, "bursts.cmt")
         record = [options.cachemate, "record", "-q", "--force"]
         parts = ["--burst-accesses", options.accesses, "--burst-share", options.share]
         runs = {"native": program, "bare": ["valgrind", "-q", "--tool=none", *program],

@@ -192,7 +192,7 @@ impl Mrc {
             rate: curve.rate(),
             accesses: curve.sampled_accesses(),
             lines: curve.sampled_lines(),
-            error: max_error(&all),
+            error: max_error(&whole_counts),
         };
         Ok(MrcResult {
             file: self.file.clone(),
@@ -218,9 +218,9 @@ impl Mrc {
         }
         let totals = trace.finish(session);
         let instructions_known = trace.header().instructions_known;
-        let whole_histogram = engines.all.finish()?;
+        let distances = engines.all.finish()?;
         if let Some(path) = &self.histogram {
-            write_file(path, whole_histogram.histogram.to_string().as_bytes(), self.force)?;
+            write_file(path, distances.histogram.to_string().as_bytes(), self.force)?;
         }
         let mut parts = Vec::new();
         for ((process, thread), engine) in engines.parts {
@@ -231,8 +231,8 @@ impl Mrc {
             parts.push(MrcPart { process: Some(process), thread, counted: counts });
         }
         let part_totals = PartTotals::from_totals(totals.as_ref(), instructions_known);
-        let curve = curve_counts(&whole_histogram, part_totals, sizes, self.line_bytes);
-        let bursts = all.bursts.map(|bursts| BurstSummary {
+        let curve = curve_counts(&distances, part_totals, sizes, self.line_bytes);
+        let bursts = distances.bursts.map(|bursts| BurstSummary {
             count: bursts.count,
             reach_bytes: bursts.reach_lines * u64::from(self.line_bytes),
             error: max_error(&curve),

@@ -269,7 +269,7 @@ fn bursts_are_marked_and_leave_the_program_whole() {
     let bursts = Some(BurstSampling { accesses: 400_000, percent: 10 });
     let part = Recorder { bursts, output: dir.path().join("part.cmt"), ..whole.clone() };
     let (whole, part) = (run(&whole), run(&part));
-    assert_eq!((whole.end, part.end), (RecordingEnd::Exit(7), RecordingEnd::Exit(7)));
+    assert_eq!((whole.recording_end, part.recording_end), (RecordingEnd::Exit(7), RecordingEnd::Exit(7)));
     let share = part.totals.program_accesses.unwrap() as f64 / whole.totals.program_accesses.unwrap() as f64;
     assert!((0.03..0.3).contains(&share), "{share}");
     let (records, totals) = read(&dir.path().join("part.cmt"));

@@ -276,10 +276,9 @@ impl CascCache {
         if self.wait_windows > 0 || !crowded {
             return;
         }
-        if parameters.is_better_form()
-            || self.task_rates.len() + 1 < domain.cpus.count() as usize
-            || !self.stale.is_empty()
-        {
+        // The literal form measures a thread again beside threads of known PCMR, as a newcomer (CASC 5.3.4).
+        let current = domain.tasks.iter().filter(|sample| self.is_current(sample.task)).count();
+        if parameters.is_better_form() || current + 1 < domain.cpus.count() as usize {
             self.request_rows(domain, parameters, next);
         } else {
             self.request_newcomer_rows(domain, parameters, next);

@@ -1,8 +1,6 @@
 //! BS-2, -3, -4, -6: a mix on two cores at several sizes of the L2, under the default scheduler and balance sets.
 
-use crate::niagara::cells::{
-    Cell, METRICS, cells, means, points, shortfall, size_chart, splits, values_over_bandwidth, worst_by_seed,
-};
+use crate::niagara::cells::{METRICS, SizeSweep, cells, points, shortfall, size_chart, values_over_bandwidth};
 use crate::niagara::{NiagaraPolicy, NiagaraSetting, SCALE, ThreadMix, ratio, run as run_mix, sensitivity};
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
@@ -68,7 +66,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     .time_scale(scale);
     let mut findings = vec![bs_2];
     for (form, cells) in [(NAME, &literal), (FAIR, &fair)] {
-        findings.extend(throughput_and_misses(form, cells, sizes, &all_points));
+        findings.extend(throughput_and_misses(form, SizeSweep { cells, sizes, points: &all_points }));
     }
     findings[1].figures.push(sweep);
     findings.push(doubled_cache_finding(context, sizes, &policy)?);
@@ -85,42 +83,20 @@ fn paper_policy() -> NiagaraPolicy {
 }
 
 /// BS-3 and BS-4 for one form.
-fn throughput_and_misses(form: &str, cells: &[Cell], sizes: &[u64], all_points: &[DataPoint]) -> [Finding; 2] {
-    let (gain, misses) = (METRICS[0].1, METRICS[7].1);
+fn throughput_and_misses(form: &str, sweep: SizeSweep<'_>) -> [Finding; 2] {
     let series =
         ["throughput gain %", "of which mix %", "of which contention %"].map(|title| format!("{form}: {title}"));
     let series: Vec<&str> = series.iter().map(String::as_str).collect();
     let name = if form == NAME { "bs-3-throughput" } else { "bs-3-throughput-fair-turns" };
-    let bs_3 = Finding::new(
-        "BS-3",
-        &format!("{form}: instructions per cycle against the default scheduler, at the size where they grow least"),
-        "+27 % (384 KB) to +45 % (48 KB)",
-        "%",
-        ResultTarget::AtLeast { target: 27.0, paper_best: Some(45.0) },
-        &worst_by_seed(cells, gain, f64::min),
-    )
-    .require_every_seed()
-    .with_note(format!(
-        "{} {}.",
-        shortfall(means(cells, sizes, gain).into_iter(), |value| value >= 27.0),
-        splits(cells, sizes)
-    ))
-    .figure(size_chart(name, "Gain of balance sets and what it is made of", "%", all_points, &series))
-    .points(all_points.to_vec())
-    .time_scale(SCALE as f64);
-    let bs_4 = Finding::new(
-        "BS-4",
-        &format!("{form}: L2 miss ratio against the default scheduler, at the size where it falls least"),
-        "-25 to -37 %",
-        "%",
-        ResultTarget::AtMost { target: -25.0, paper_best: Some(-37.0) },
-        &worst_by_seed(cells, misses, f64::max),
-    )
-    .require_every_seed()
-    .with_note(shortfall(means(cells, sizes, misses).into_iter(), |value| value <= -25.0))
-    .points(all_points.to_vec())
-    .time_scale(SCALE as f64);
-    [bs_3, bs_4]
+    let title =
+        format!("{form}: instructions per cycle against the default scheduler, at the size where they grow least");
+    let target = ResultTarget::AtLeast { target: 27.0, paper_best: Some(45.0) };
+    let bs_3 = sweep.worst_size("BS-3", &title, "+27 % (384 KB) to +45 % (48 KB)", METRICS[0].1, target);
+    let chart = size_chart(name, "Gain of balance sets and what it is made of", "%", sweep.points, &series);
+    let title = format!("{form}: L2 miss ratio against the default scheduler, at the size where it falls least");
+    let target = ResultTarget::AtMost { target: -25.0, paper_best: Some(-37.0) };
+    let bs_4 = sweep.worst_size("BS-4", &title, "-25 to -37 %", METRICS[7].1, target);
+    [sweep.with_splits(bs_3).figure(chart), bs_4]
 }
 
 /// BS-6: against the default on twice the cache.

@@ -3,9 +3,7 @@
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 
 use crate::niagara::SIZES_KB;
-use crate::niagara::cells::{
-    Cell, METRICS, cells, means, points, shortfall, size_chart, splits, values_over_bandwidth, worst_by_seed,
-};
+use crate::niagara::cells::{Cell, METRICS, SizeSweep, cells, points, shortfall, size_chart, values_over_bandwidth};
 use crate::niagara::{
     NiagaraPolicy, NiagaraResult, NiagaraSetting, SCALE, ThreadMix, measure, ratio, run as run_mix, sensitivity,
 };
@@ -15,7 +13,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
     let better_cells = cells(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), sizes)?;
-    let literal = cells(context, ThreadMix::Casc, &NiagaraPolicy::literal(), sizes)?;
+    let literal = cells(context, ThreadMix::Casc, &NiagaraPolicy::literal(""), sizes)?;
     let mut all_points = points("casc", &better_cells, sizes);
     all_points.extend(points(LITERAL, &literal, sizes));
     let (bound, bound_words) = sensitivity::gain_bound(context, sizes)?;
@@ -38,9 +36,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let (swept, figure) =
         values_over_bandwidth(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), "casc-2-bandwidth", "casc")?;
     all_points.extend(swept);
-    let mut findings = misses_and_throughput("casc", &better_cells, sizes, &all_points, &bound_words).to_vec();
+    let mut findings =
+        misses_and_throughput("casc", SizeSweep { cells: &better_cells, sizes, points: &all_points }, &bound_words)
+            .to_vec();
     findings[1].figures.push(figure);
-    findings.extend(misses_and_throughput(LITERAL, &literal, sizes, &all_points, &bound_words));
+    findings.extend(misses_and_throughput(
+        LITERAL,
+        SizeSweep { cells: &literal, sizes, points: &all_points },
+        &bound_words,
+    ));
     findings.push(twice_cache_finding(context, sizes, &better_cells)?);
     findings.extend(fairness(context, sizes, &better_cells)?);
     Ok(findings)
@@ -49,58 +53,32 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 const LITERAL: &str = "casc as the paper has it";
 
 /// CASC-1 and CASC-2 for one form.
-fn misses_and_throughput(
-    form: &str,
-    cells: &[Cell],
-    sizes: &[u64],
-    all_points: &[DataPoint],
-    bound: &str,
-) -> [Finding; 2] {
-    let (misses, gain) = (METRICS[7].1, METRICS[0].1);
-    let series = |parts: &[&str]| parts.iter().map(|part| format!("{form}: {part}")).collect::<Vec<String>>();
+fn misses_and_throughput(form: &str, sweep: SizeSweep<'_>, bound: &str) -> [Finding; 2] {
     let chart = |name: &str, title: &str, y: &str, parts: &[&str]| {
-        let series = series(parts);
+        let series: Vec<String> = parts.iter().map(|part| format!("{form}: {part}")).collect();
         let series: Vec<&str> = series.iter().map(String::as_str).collect();
         let name = if form == LITERAL { format!("{name}-literal") } else { name.to_string() };
-        size_chart(&name, title, y, all_points, &series)
+        size_chart(&name, title, y, sweep.points, &series)
     };
-    let casc_1 = Finding::new(
-        "CASC-1",
-        &format!("{form}: L2 miss ratio against the default scheduler, at the size where it falls least"),
-        "-15 to -46 %",
-        "%",
-        ResultTarget::AtMost { target: -15.0, paper_best: Some(-46.0) },
-        &worst_by_seed(cells, misses, f64::max),
-    )
-    .require_every_seed()
-    .with_note(shortfall(means(cells, sizes, misses).into_iter(), |value| value <= -15.0))
-    .figure(chart(
+    let title = format!("{form}: L2 miss ratio against the default scheduler, at the size where it falls least");
+    let target = ResultTarget::AtMost { target: -15.0, paper_best: Some(-46.0) };
+    let casc_1 = sweep.worst_size("CASC-1", &title, "-15 to -46 %", METRICS[7].1, target).figure(chart(
         "casc-1-miss-ratio",
         "L2 miss ratio, default scheduler and CASC",
         "misses per 100 references",
         &["L2 miss ratio, default %", "L2 miss ratio %"],
-    ))
-    .points(all_points.to_vec())
-    .time_scale(SCALE as f64);
-    let shortfall_note = shortfall(means(cells, sizes, gain).into_iter(), |value| value >= 28.0);
-    let casc_2 = Finding::new(
-        "CASC-2",
-        &format!("{form}: instructions per second against the default scheduler, at the size where they grow least"),
-        "+28 to +50 %",
-        "%",
-        ResultTarget::AtLeast { target: 28.0, paper_best: Some(50.0) },
-        &worst_by_seed(cells, gain, f64::min),
-    )
-    .require_every_seed()
-    .with_note(format!("{shortfall_note} {}. {bound}.", splits(cells, sizes)))
-    .figure(chart(
+    ));
+    let title =
+        format!("{form}: instructions per second against the default scheduler, at the size where they grow least");
+    let target = ResultTarget::AtLeast { target: 28.0, paper_best: Some(50.0) };
+    let casc_2 = sweep.worst_size("CASC-2", &title, "+28 to +50 %", METRICS[0].1, target).figure(chart(
         "casc-2-throughput",
         "Throughput gain of CASC and what it is made of",
         "%",
         &["throughput gain %", "of which mix %", "of which contention %", "weighted speed-up change %"],
-    ))
-    .points(all_points.to_vec())
-    .time_scale(SCALE as f64);
+    ));
+    let mut casc_2 = sweep.with_splits(casc_2);
+    casc_2.note = format!("{} {bound}.", casc_2.note);
     [casc_1, casc_2]
 }
 
@@ -187,20 +165,17 @@ fn cells_bounded_at(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Ve
 
 /// CASC-6: the spread of run times, and gain against fairness.
 fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better_cells: &[Cell]) -> Result<Vec<Finding>, ReproError> {
-    let variation = METRICS[12].1;
     let minimum = better_cells.iter().map(|cell| cell.measured.least_share).fold(f64::INFINITY, f64::min);
-    let spread = Finding::new(
-        "CASC-6",
-        "standard deviation of run times over their mean, at the worst size",
-        "90 % with CASC, 43 % with the default scheduler; no thread starved",
-        "%",
-        ResultTarget::AtMost { target: 90.0, paper_best: None },
-        &worst_by_seed(better_cells, variation, f64::max),
-    )
-    .require_every_seed()
-    .with_note(format!("The thread with the least CPU time has {:.2} of the mean.", minimum))
-    .points(points("casc", better_cells, sizes))
-    .time_scale(SCALE as f64);
+    let spread_points = points("casc", better_cells, sizes);
+    let spread = SizeSweep { cells: better_cells, sizes, points: &spread_points }
+        .worst_size(
+            "CASC-6",
+            "standard deviation of run times over their mean, at the worst size",
+            "90 % with CASC, 43 % with the default scheduler; no thread starved",
+            METRICS[12].1,
+            ResultTarget::AtMost { target: 90.0, paper_best: None },
+        )
+        .with_note(format!("The thread with the least CPU time has {minimum:.2} of the mean."));
     let size = *sizes.last().unwrap_or(&768);
     let of_sizes = cells_bounded_at(context, sizes)?;
     let bounds: &[f64] = context.pick(&[], &[0.1, 0.3, 0.5, 0.7, 0.9, 1.1]);
@@ -211,8 +186,14 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better_cells: &[Cell
             curve.push((format!("{bound}"), cell.measured));
         }
     }
-    let at_defaults = worst_by_seed(&of_sizes, METRICS[8].1, f64::min);
     let mut points = points("bound to the default's spread", &of_sizes, sizes);
+    let bounded = SizeSweep { cells: &of_sizes, sizes, points: &points }.worst_size(
+        "CASC-6",
+        "weighted speed-up against the default's, with the spread of run times bound to the default's, worst size",
+        "not given",
+        METRICS[8].1,
+        ResultTarget::AtLeast { target: 0.0, paper_best: None },
+    );
     let cells_at_size = of_sizes.into_iter().filter(|cell| cell.l2_kb == size);
     curve.extend(cells_at_size.map(|cell| ("the default's".to_string(), cell.measured)));
     let mut names: Vec<String> = curve.iter().map(|(name, _)| name.clone()).collect();
@@ -251,18 +232,6 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better_cells: &[Cell
         ..Chart::default()
     };
     let figure = ResultFigure::chart("casc-6-fairness", &chart);
-    let bounded = Finding::new(
-        "CASC-6",
-        "weighted speed-up against the default's, with the spread of run times bound to the default's, worst size",
-        "not given",
-        "%",
-        ResultTarget::AtLeast { target: 0.0, paper_best: None },
-        &at_defaults,
-    )
-    .require_every_seed()
-    .points(points)
-    .figure(figure)
-    .with_note("The bound holds for the shares that the assignment leads one to expect; points show the spread that was measured.")
-    .time_scale(SCALE as f64);
-    Ok(vec![spread, bounded])
+    let note = "The bound holds for the shares that the assignment leads one to expect; points show the spread that was measured.";
+    Ok(vec![spread, bounded.points(points).figure(figure).with_note(note)])
 }

@@ -3,8 +3,8 @@
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 
-use super::{NiagaraPolicy, NiagaraResult, NiagaraSetting, ThreadMix, measure};
-use crate::{DataPoint, ExperimentContext, ReproError, ResultFigure, mean};
+use super::{NiagaraPolicy, NiagaraResult, NiagaraSetting, SCALE, ThreadMix, measure};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, ResultVerdict, mean};
 
 /// One setting's outcome under one policy.
 #[derive(Serialize, Deserialize)]
@@ -135,7 +135,7 @@ pub fn values_over_bandwidth(
 }
 
 /// One value per seed: the worst over all sizes.
-pub fn worst_by_seed(cells: &[Cell], metric: Metric, worse: fn(f64, f64) -> f64) -> Vec<(u64, f64)> {
+fn worst_by_seed(cells: &[Cell], metric: Metric, worse: fn(f64, f64) -> f64) -> Vec<(u64, f64)> {
     let mut seeds: Vec<u64> = cells.iter().map(|cell| cell.seed).collect();
     seeds.sort_unstable();
     seeds.dedup();
@@ -147,6 +147,34 @@ pub fn worst_by_seed(cells: &[Cell], metric: Metric, worse: fn(f64, f64) -> f64)
         values.into_iter().reduce(worse).filter(|_| is_complete).unwrap_or(f64::NAN)
     };
     seeds.into_iter().map(|seed| (seed, value(seed))).collect()
+}
+
+/// One form of a policy at every size, with the points of all forms.
+#[derive(Clone, Copy)]
+pub struct SizeSweep<'a> {
+    pub cells: &'a [Cell],
+    pub sizes: &'a [u64],
+    pub points: &'a [DataPoint],
+}
+
+impl SizeSweep<'_> {
+    /// The finding of a metric at the size where it is worst, which every seed must meet. The note names the sizes that
+    /// miss the target.
+    pub fn worst_size(&self, id: &str, title: &str, paper: &str, metric: Metric, target: ResultTarget) -> Finding {
+        let is_met = |value: f64| target.verdict(Some(value)) != Some(ResultVerdict::Missed);
+        let worse = if matches!(target, ResultTarget::AtMost { .. }) { f64::max } else { f64::min };
+        Finding::new(id, title, paper, "%", target, &worst_by_seed(self.cells, metric, worse))
+            .require_every_seed()
+            .with_note(shortfall(means(self.cells, self.sizes, metric).into_iter(), is_met))
+            .points(self.points.to_vec())
+            .time_scale(SCALE as f64)
+    }
+
+    /// Adds the parts of the throughput gain to the note of its finding.
+    pub fn with_splits(&self, finding: Finding) -> Finding {
+        let note = format!("{} {}.", finding.note, splits(self.cells, self.sizes));
+        finding.with_note(note)
+    }
 }
 
 /// A chart over L2 sizes, one line per series.
@@ -181,7 +209,7 @@ pub fn shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64) -> bool
 }
 
 /// Means over seeds, by size.
-pub fn means(cells: &[Cell], sizes: &[u64], metric: Metric) -> Vec<(u64, f64)> {
+fn means(cells: &[Cell], sizes: &[u64], metric: Metric) -> Vec<(u64, f64)> {
     let at = |size: u64| {
         let values: Vec<f64> =
             cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| metric(&cell.measured)).collect();
@@ -191,7 +219,7 @@ pub fn means(cells: &[Cell], sizes: &[u64], metric: Metric) -> Vec<(u64, f64)> {
 }
 
 /// The parts of a throughput gain as text, by size.
-pub fn splits(cells: &[Cell], sizes: &[u64]) -> String {
+fn splits(cells: &[Cell], sizes: &[u64]) -> String {
     let split = |&size: &u64| {
         let gain = |metric: usize| means(cells, &[size], METRICS[metric].1)[0].1;
         format!("{size} KB: mix {:+.1} %, contention {:+.1} %, busy {:+.1} %", gain(1), gain(2), gain(4))

@@ -174,8 +174,8 @@ pub enum NiagaraPolicy {
 }
 
 impl NiagaraPolicy {
-    pub fn literal() -> Self {
-        NiagaraPolicy::Casc { parameters: "form = \"literal\"\n".to_string(), own_counts: false, phases: false }
+    pub fn literal(more: &str) -> Self {
+        NiagaraPolicy::Casc { parameters: format!("form = \"literal\"\n{more}"), own_counts: false, phases: false }
     }
     pub fn better_policy(extra_parameters: &str) -> Self {
         let parameters = format!("form = \"better\"\nmax_row_ns = {LONGEST_ROW_NS}\n{extra_parameters}");
@@ -253,14 +253,21 @@ pub fn run_jobs(
         // A single thread is fast enough to simulate whole periods of art.
         workload = workload.with_length(4_000_000, 40_000_000);
     }
+    run_workload(&workload, policy, setting.l2_kb)
+}
+
+/// Runs a workload on another machine under one policy.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> Result<RunResults, ReproError> {
     if *policy == NiagaraPolicy::Default {
         return workload.unmanaged_run();
     }
-    let label = format!("{} under {policy:?}", label(&workload));
+    let label = format!("{} under {policy:?}", label(workload));
     let sources = digest_of(module_path!()).to_string();
-    let name =
-        RunName { kind: "steered", label, sources, inputs: format!("{workload:?} {policy:?} {}", setting.l2_kb) };
-    store::remember(name, || Ok(workload.run_managed(policy.pipeline(&workload, setting.l2_kb)?)?.results))
+    let name = RunName { kind: "steered", label, sources, inputs: format!("{workload:?} {policy:?} {l2_kb}") };
+    store::remember(name, || Ok(workload.run_managed(policy.pipeline(workload, l2_kb)?)?.results))
 }
 
 /// Instructions per cycle of each thread alone on the machine, from one copy of each program, because copies differ

@@ -134,6 +134,7 @@ mod tests {
             container: None,
             tasks: 2,
             task_ids: vec![1, 2],
+            unread_programs: None,
             cpu_share: 1.0,
             slowdown_percent: slowdown_by.first().map(|cause| cause.percent),
             slowdown_range_percent: None,

@@ -4,7 +4,9 @@
 
 mod common;
 
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cachemate_linux::kernel::{Kernel, LinuxHost};
@@ -129,6 +131,45 @@ fn the_longest_wait_under_churn_is_told() {
     );
 }
 
+const BIRTHS_PER_SECOND: u64 = 1_000;
+
+/// A thread that starts [`BIRTHS_PER_SECOND`] short programs, or as many as the host manages.
+struct Births {
+    count: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Births {
+    fn start() -> Self {
+        let (count, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (births, is_stopped) = (count.clone(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            let (start, mut programs) = (Instant::now(), 0);
+            while !is_stopped.load(Ordering::Relaxed) {
+                let due = (start.elapsed().as_millis() as u64 * BIRTHS_PER_SECOND / 1_000).saturating_sub(programs);
+                let children: Vec<Child> =
+                    (0..due.min(100)).map(|_| Command::new("/bin/true").spawn().unwrap()).collect();
+                programs = births.fetch_add(children.len() as u64, Ordering::Relaxed) + children.len() as u64;
+                children.into_iter().for_each(|mut child| _ = child.wait());
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        Births { count, stop, thread: Some(thread) }
+    }
+
+    fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Births {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
 /// Duration in seconds from which the cost of births is a figure rather than a sample.
 const LONG_RUN_S: u64 = 60;
 
@@ -145,16 +186,7 @@ fn births_are_followed_at_a_small_cost() {
     let seconds = from_environment("CACHEMATE_BIRTHS_SECONDS", 3);
     let threads = from_environment("CACHEMATE_BIRTHS_THREADS", 500);
     let dir = tempfile::tempdir().unwrap();
-    let script = "n=0; while [ ! -e stop ]; do i=0; while [ $i -lt 50 ]; do /bin/true & i=$((i+1)); done; \
-                  n=$((n+50)); sleep 0.02; [ -e live -a ! -e lives ] && { sleep 1000 & echo $! >pid; touch lives; }; \
-                  echo $n >births; done; kill $(cat pid)";
-    let mut births = Command::new("bash")
-        .args(["-c", script])
-        .current_dir(dir.path())
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let births = Births::start();
     let pid = std::process::id();
     let config = format!("window_ms = 200\npolicy = {{ name = \"default\" }}\n[[rules]]\npid = {pid}\n");
     let mut daemon = daemon(dir.path(), &config);
@@ -166,32 +198,29 @@ fn births_are_followed_at_a_small_cost() {
         let tasks = status["tasks"].as_array().map(Vec::as_slice).unwrap_or_default();
         tasks.iter().filter(|task| task["name"] == name).count() as u64
     };
-    let read_births = || {
-        let text = std::fs::read_to_string(dir.path().join("births")).unwrap_or_default();
-        text.trim().parse::<u64>().unwrap_or(0)
-    };
-    let settled = status("the first windows", &|status| windows(status) > Some(5) && read_births() > 0);
-    let (start, born_before) = (Instant::now(), read_births());
+    let settled = status("the first windows", &|status| windows(status) > Some(5) && births.count() > 0);
+    let (start, first_births) = (Instant::now(), births.count());
+    let (pages_start, _) = held(daemon.0.id());
     std::thread::sleep(Duration::from_secs(seconds).div_f64(2.0));
     let (pages_half, files_half) = held(daemon.0.id());
     std::thread::sleep(Duration::from_secs(seconds).div_f64(2.0));
     let ended = status("the last windows", &|_| true);
     let (pages_end, files_end) = held(daemon.0.id());
-    let rate = (read_births() - born_before) as f64 / start.elapsed().as_secs_f64();
+    let rate = (births.count() - first_births) as f64 / start.elapsed().as_secs_f64();
+    let unread = |status: &serde_json::Value| {
+        let services = status["services"].as_array().map(Vec::as_slice).unwrap_or_default();
+        services.iter().filter_map(|service| service["unread_programs"].as_u64()).sum::<u64>()
+    };
+    let unread_programs = unread(&ended) - unread(&settled);
     let cost = |from: &serde_json::Value, to: &serde_json::Value| {
         let since = |field: &str| (to[field].as_u64().unwrap() - from[field].as_u64().unwrap()) as f64;
         since("cpu_ns") / since("running_ns")
     };
     let cost_of_births = cost(&settled, &ended);
-    std::fs::write(dir.path().join("live"), "").unwrap();
-    while !dir.path().join("lives").exists() {
-        assert!(start.elapsed() < Duration::from_secs(seconds + 120));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let lasting = common::ChildGuard(Command::new("sleep").arg("1000").spawn().unwrap());
     let born = windows(&status("a status", &|_| true)).unwrap();
     let managed = windows(&status("the program that lives", &|status| names(status, "sleep") > 0)).unwrap();
-    std::fs::write(dir.path().join("stop"), "").unwrap();
-    births.wait().unwrap();
+    drop((lasting, births));
     let (gate, crowd_name) = (std::sync::Arc::new(std::sync::Barrier::new(threads as usize + 1)), "crowd");
     for _ in 0..threads {
         let gate = gate.clone();
@@ -206,8 +235,8 @@ fn births_are_followed_at_a_small_cost() {
     Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
     assert!(daemon.0.wait().unwrap().success());
     println!(
-        "{rate:.0} births a second for {seconds} s: {:.1} % of a CPU, pages {pages_half} -> {pages_end}, files {files_half} -> \
-         {files_end}; {threads} threads: {:.1} % of a CPU",
+        "{rate:.0} births a second for {seconds} s, {unread_programs} only counted: {:.1} % of a CPU, pages {pages_start} -> \
+         {pages_half} -> {pages_end}, files {files_half} -> {files_end}; {threads} threads: {:.1} % of a CPU",
         100.0 * cost_of_births,
         100.0 * cost_of_threads
     );

@@ -25,6 +25,9 @@ pub struct ServiceStatus {
     pub tasks: u32,
     /// Ids of these threads.
     pub task_ids: Vec<u32>,
+    /// Programs that ended before a window could read them, since the daemon's start; `None` if the kernel does not tell.
+    #[serde(default)]
+    pub unread_programs: Option<u64>,
     /// CPU time over elapsed time.
     pub cpu_share: f64,
     /// Run time over solo run time, minus one; `None` if unknown, for the reason in `reason`.
@@ -102,6 +105,7 @@ impl ServiceStatus {
             container,
             tasks: report.tasks.len() as u32,
             task_ids: report.tasks.iter().map(|task| task.0).collect(),
+            unread_programs: None,
             cpu_share: report.cpu_share,
             slowdown_percent: report.slowdown.map(|(slowdown, _)| percent(slowdown.value)),
             slowdown_range_percent: report.slowdown.map(|(slowdown, _)| range(slowdown)),

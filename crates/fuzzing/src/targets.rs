@@ -190,7 +190,6 @@ fn host(bytes: &[u8]) {
     ];
     let mut task_table = tasks::TaskTable::new(true);
     for now_ns in 0..2 {
-        task_table.forget_reused(&fuzzed_host);
         task_table.refresh(&fuzzed_host, &rules, now_ns).ok();
     }
     for task in task_table.all() {

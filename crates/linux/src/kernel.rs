@@ -15,9 +15,11 @@ use crate::act::colors::reference_set::BASE;
 use crate::safety::fence::Fence;
 
 pub mod group_dirs;
+pub mod process_events;
 pub mod scheduling;
 pub(crate) mod systemd_units;
 
+use process_events::ProcessEvents;
 use scheduling::SchedParams;
 
 /// Identity of a thread. Thread ids are reused, but id and start time together are unique within one boot.
@@ -48,8 +50,6 @@ pub struct ThreadStat {
     pub priority: u32,
     /// Processor on which it last ran.
     pub cpu: u32,
-    /// User and system time in clock ticks.
-    pub ran_ticks: u64,
     /// Page faults so far that did not wait for a disk.
     pub minor_faults: u64,
     /// Page faults so far that waited for a disk.
@@ -66,36 +66,10 @@ pub struct DirLock {
     _file: Option<fs::File>,
 }
 
-/// A small file that is read repeatedly: an open file if that saves time, otherwise its path.
-#[derive(Debug)]
-pub enum CachedFile {
-    /// An open file, read through its descriptor.
-    File(fs::File),
-    /// A path that is reopened for each read.
-    Path(PathBuf),
-}
-
 /// The calls that read and change a host. Errors are the kernel's own; callers add the name of the object.
 pub trait Kernel {
     /// Reads the text of a small file below the root.
     fn read(&self, path: &Path) -> io::Result<String>;
-    /// Opens a file for repeated reads by [`Kernel::read_cached`]. An open file of a thread still belongs to that
-    /// thread after its id is reused.
-    fn open_cached(&self, path: &Path) -> io::Result<CachedFile> {
-        Ok(CachedFile::Path(path.to_path_buf()))
-    }
-    /// Reads the current text, which is at most a few hundred bytes long.
-    fn read_cached(&self, cached: &CachedFile) -> io::Result<String> {
-        use std::os::unix::fs::FileExt;
-        match cached {
-            CachedFile::Path(path) => self.read(path),
-            CachedFile::File(file) => {
-                let mut bytes = [0u8; 512];
-                let read = file.read_at(&mut bytes, 0)?;
-                Ok(String::from_utf8_lossy(&bytes[..read]).into_owned())
-            }
-        }
-    }
     /// Writes the whole text by one `write(2)`, as kernel files require; a short write is an error.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
     /// Asks the owner of the control group with this control file to set its CPUs. Returns false if the group has no
@@ -164,8 +138,7 @@ pub trait Kernel {
     }
     /// Reads `/proc/TID/stat` of an existing thread, which may be a zombie.
     fn stat(&self, tid: i32) -> io::Result<ThreadStat> {
-        let path = PathBuf::from(format!("/proc/{tid}/stat"));
-        parse_stat(&self.read(&path)?).ok_or_else(|| invalid_file(&path, "not the form of a stat line"))
+        read_stat(self, Path::new(&format!("/proc/{tid}/stat")))
     }
     /// Returns the scheduling class of a thread. The default implementation returns only the fields that the stat
     /// line contains.
@@ -173,7 +146,15 @@ pub trait Kernel {
         let stat = self.stat(tid)?;
         Ok(SchedParams { priority: stat.priority, ..SchedParams::from_policy(stat.policy) })
     }
-    /// Returns the threads of a process, in ascending order.
+    /// Processor time of all threads of a process so far, including those that have ended if the host tells.
+    fn run_time_ns(&self, pid: i32) -> io::Result<u64> {
+        sum_run_times(pid, self.threads(pid)?, |path| self.read(path))
+    }
+    /// Subscribes to the events of processes.
+    fn process_events(&self) -> io::Result<ProcessEvents> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Threads of a process, ascending.
     fn threads(&self, pid: i32) -> io::Result<Vec<i32>> {
         Ok(numbers(self.list(&PathBuf::from(format!("/proc/{pid}/task")))?))
     }
@@ -217,6 +198,21 @@ pub(crate) fn pid_namespace() -> Option<u64> {
     fs::metadata("/proc/self/ns/pid").ok().map(|namespace| namespace.ino())
 }
 
+fn read_stat(kernel: &(impl Kernel + ?Sized), path: &Path) -> io::Result<ThreadStat> {
+    parse_stat(&kernel.read(path)?).ok_or_else(|| invalid_file(path, "not the form of a stat line"))
+}
+
+/// Sum of the processor times of a process's threads, by their `schedstat` files.
+fn sum_run_times(pid: i32, tids: Vec<i32>, read: impl Fn(&Path) -> io::Result<String>) -> io::Result<u64> {
+    let mut sum = 0u64;
+    for tid in tids {
+        let path = PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"));
+        let ran_ns = read(&path)?.split_ascii_whitespace().next().and_then(|word| word.parse::<u64>().ok());
+        sum = sum.saturating_add(ran_ns.ok_or_else(|| invalid_file(&path, "not the form of a schedstat line"))?);
+    }
+    Ok(sum)
+}
+
 fn numbers(names: Vec<String>) -> Vec<i32> {
     let mut numbers: Vec<i32> = names.iter().filter_map(|name| name.parse().ok()).collect();
     numbers.sort_unstable();
@@ -243,7 +239,6 @@ fn parse_stat(line: &str) -> Option<ThreadStat> {
         policy: number(41)?.try_into().ok()?,
         priority: number(40)?.try_into().ok()?,
         cpu: number(39)?.try_into().ok()?,
-        ran_ticks: number(14)?.saturating_add(number(15)?),
         minor_faults: number(10)?,
         major_faults: number(12)?,
         flags: number(9)?,
@@ -361,10 +356,6 @@ impl Kernel for LinuxHost {
         }
         Ok(String::from_utf8(bytes).unwrap_or_else(|odd| String::from_utf8_lossy(odd.as_bytes()).into_owned()))
     }
-    fn open_cached(&self, path: &Path) -> io::Result<CachedFile> {
-        let file = self.open(path, OFlags::RDONLY)?;
-        Ok(if is_descriptor_scarce(&file) { CachedFile::Path(path.to_path_buf()) } else { CachedFile::File(file) })
-    }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         use std::io::Write;
         self.check_fence()?;
@@ -431,6 +422,31 @@ impl Kernel for LinuxHost {
     fn set_fence(&self, fence: Option<Arc<Fence>>) {
         *self.fence.write().unwrap_or_else(PoisonError::into_inner) = fence;
     }
+    fn process_events(&self) -> io::Result<ProcessEvents> {
+        if self.root != Path::new("/") {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        ProcessEvents::subscribe()
+    }
+    fn stat(&self, tid: i32) -> io::Result<ThreadStat> {
+        // The counts in `/proc/TID/stat` are sums over all threads of the process, at a cost for each of them.
+        let dir = if self.root == Path::new("/") { format!("/proc/{tid}/task/{tid}") } else { format!("/proc/{tid}") };
+        read_stat(self, &Path::new(&dir).join("stat"))
+    }
+    fn run_time_ns(&self, pid: i32) -> io::Result<u64> {
+        if self.root != Path::new("/") {
+            return sum_run_times(pid, self.threads(pid)?, |path| self.read(path));
+        }
+        // The clock of a process, as clock_getcpuclockid(3) forms it: one call instead of a file of each thread.
+        let clock = (!pid << 3) | 2;
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the kernel writes a live structure.
+        let answer = unsafe { libc::clock_gettime(clock, &raw mut time) };
+        if answer < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+    }
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {
         // The mask is built manually, because rustix and libc stop at 1 024 CPUs and the system call does not.
         let words = cpus.iter().last().map_or(1, |last| last as usize / 64 + 1);
@@ -483,7 +499,7 @@ mod tests {
         let line = "42 (a) b (c) S 7 42 42 0 -1 4194560 11 0 2 0 30 4 0 0 20 5 3 0 987654 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 17 3 0 0";
         let stat = parse_stat(line).unwrap();
         assert_eq!((stat.key, stat.parent, stat.state), (ThreadKey { tid: 42, start_ticks: 987_654 }, 7, 'S'));
-        assert_eq!((stat.name.as_str(), stat.nice, stat.cpu, stat.ran_ticks), ("a) b (c", 5, 3, 34));
+        assert_eq!((stat.name.as_str(), stat.nice, stat.cpu), ("a) b (c", 5, 3));
         assert_eq!((stat.minor_faults, stat.major_faults, stat.threads), (11, 2, 3));
         assert_eq!(parse_stat("42 (a"), None);
     }

@@ -7,6 +7,7 @@
 
 mod apply;
 mod lifecycle;
+mod probing;
 mod starts;
 
 use std::collections::BTreeMap;
@@ -16,10 +17,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    Ability, ActiveShare, AppliedPlan, CacheShare, Capabilities, Change, CounterEvent, CounterScope, CpuId,
-    EventCount as CounterReading, EventCounts, Machine, MachineError, Observation, Plan, PlanItem, ProbeEvidence,
-    ProbeId, ProbeKind, ProbeRequest, ProbeResult, ProcessId, Profile, Profiles, RefusalReason, ServiceProfiles,
-    Support, TaskId, TaskSample, TimeSpan, Topology, Units, WindowEnd, WindowLength,
+    ActiveShare, AppliedPlan, CacheShare, Capabilities, Change, CounterEvent, CounterScope,
+    EventCount as CounterReading, EventCounts, Machine, MachineError, Observation, Plan, ProbeEvidence, ProbeId,
+    ProbeResult, Profile, Profiles, ServiceIdentity, ServiceProfiles, TaskSample, TimeSpan, Topology, Units, WindowEnd,
+    WindowLength,
 };
 
 use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
@@ -34,11 +35,10 @@ use crate::nri::ContainerStarts;
 use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::restore::RestoredObject;
-use crate::sense::access_probe::SampledThreads;
 use crate::sense::continuity::{SuspendClock, refresh_online};
 use crate::sense::counters::{EventSurvey, ThreadCounters};
 use crate::sense::memory_nodes::MemoryNodes;
-use crate::sense::probe_runner::{Participant, ProbePlacement, ProbeRunner};
+use crate::sense::probe_runner::ProbeRunner;
 use crate::sense::progress::{ProgressFiles, ProgressSweep};
 use crate::sense::service_directory::ServiceDirectory;
 use crate::sense::tasks::{ManagedThread, TaskTable, ThreadUsage};
@@ -160,6 +160,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         options.acting.iter().for_each(|acting| actuator.acquire(acting.clone()));
         let mut tasks = TaskTable::new(!counts_instructions(&events));
         tasks.set_directory(options.directory.clone());
+        // Where events are not allowed, every refresh lists the processes.
+        lock(&kernel).process_events().into_iter().for_each(|events| tasks.follow(events));
         LiveMachine {
             ways: options.resctrl.clone().map(|resctrl| WayController::new(resctrl, owner)),
             gangs: GangRunners::new(kernel.clone(), options.gang_scheduler_socket.as_deref()),
@@ -261,6 +263,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         &self.options.learned_profiles
     }
 
+    /// Programs of each service that ended before any window read them; `None` = the kernel does not tell.
+    pub fn unread_programs(&self) -> Option<&BTreeMap<ServiceIdentity, u64>> {
+        self.tasks.unread_programs()
+    }
+
     /// The managed threads, in order of arrival.
     pub fn managed_threads(&self) -> Vec<&ManagedThread> {
         self.tasks.all()
@@ -300,6 +307,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             if self.is_overruled() {
                 return Some(WindowEnd::Interrupted);
             }
+            self.tasks.take_events();
             let remaining = due.saturating_duration_since(Instant::now());
             if remaining.is_zero() {
                 return Some(WindowEnd::Elapsed);
@@ -316,130 +324,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
     }
 
-    /// Runs one step of the next probe; false if there is nothing to do.
-    fn probe(&mut self) -> bool {
-        let Some(probe) = self.probing.next() else { return false };
-        let task = match probe.kind {
-            ProbeKind::PingPong { cpus } => {
-                self.probing.ping_pong(&probe, cpus);
-                return true;
-            }
-            ProbeKind::AccessSamples { ref processes, sample_period: one_in, remote_only, max_samples: at_most } => {
-                self.sample(&probe, processes, one_in, remote_only, at_most);
-                return true;
-            }
-            ProbeKind::PrimeProbe { task, .. }
-            | ProbeKind::Neighbor { task, .. }
-            | ProbeKind::ReuseTimes { task, .. } => task,
-            _ => return false, // refused when it was asked for
-        };
-        let kernel = self.kernel();
-        let Some(placement) = self.placement(&*lock(&kernel), task) else {
-            let message = "the task is gone or fixed, or its cache has no second CPU";
-            self.probing.abandon(&probe, RefusalReason::NotFound, message);
-            return true;
-        };
-        if let ProbeKind::ReuseTimes { locations, .. } = probe.kind {
-            self.probing.watch(&kernel, &probe, &placement.target, locations);
-            return true;
-        }
-        if !self.options.act {
-            self.probing.abandon(&probe, RefusalReason::NoPermission, OBSERVING);
-            return true;
-        }
-        if let Some(reason) = self.missing_ability(Ability::Gangs).map(str::to_string) {
-            self.probing.abandon(&probe, RefusalReason::NoPermission, &reason);
-            return true;
-        }
-        if !placement.target.scheduling.can_wait() {
-            let message = format!("{}: it cannot be kept off for a while", placement.target.scheduling);
-            self.probing.abandon(&probe, RefusalReason::NotSupported, &message);
-            return true;
-        }
-        // The gangs are stopped, because during the probe, the probe decides which tasks run.
-        let running_schedules = self.gangs.schedules();
-        self.gangs.stop_all();
-        let Some(placement) = self.placement(&*lock(&kernel), task) else { return true };
-        let journaled =
-            self.actuator.journal_originals(&*lock(&kernel), &placement.desired_states(&PlanItem::Probe(probe.id)));
-        match journaled {
-            Ok(()) => self.probing.bracket(&kernel, &placement, &probe, &self.options.progress),
-            Err(error) => self.probing.abandon(&probe, RefusalReason::NoCapacity, &error.to_string()),
-        }
-        self.restart_gangs(running_schedules);
-        true
-    }
-
-    /// The reason for which this host lacks an ability, if the survey at the start found one.
-    fn missing_ability(&self, ability: Ability) -> Option<&str> {
-        match self.capabilities.abilities.get(&ability) {
-            Some(Support::No { reason: why, .. }) => Some(why),
-            _ => None,
-        }
-    }
-
-    fn sample(
-        &mut self,
-        probe: &ProbeRequest,
-        processes: &[ProcessId],
-        one_in: u32,
-        remote_only: bool,
-        max_samples: u32,
-    ) {
-        let is_sampled = |task: &&ManagedThread| processes.contains(&task.process) && !task.has_exited;
-        let tasks = self.tasks.all().into_iter().filter(is_sampled);
-        let threads: BTreeMap<i32, TaskId> = tasks.map(|task| (task.thread.tid, task.task)).collect();
-        if threads.is_empty() {
-            self.probing.abandon(probe, RefusalReason::NotFound, "none of the processes has a managed thread");
-            return;
-        }
-        let lines = self.topology.last_level_caches().find_map(|cache| cache.line_bytes);
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-        let online = self.topology.online();
-        let subjects = SampledThreads {
-            threads: &threads,
-            online: &online,
-            line_bytes: lines.unwrap_or(64),
-            origin_ns: now_ns.saturating_sub(self.started.elapsed().as_nanos() as u64),
-        };
-        self.probing.sample(probe, &subjects, one_in, remote_only, max_samples);
-    }
-
-    /// The placement for a probe of this task: the cache that the task last ran on.
-    fn placement(&self, kernel: &K, task: TaskId) -> Option<ProbePlacement> {
-        let target = self.tasks.get(task).filter(|task| !task.is_fixed && !task.has_exited)?;
-        let online = self.topology.online();
-        let shared_cache = |cpu: CpuId| {
-            let caches = self.topology.caches.iter();
-            caches.filter(|cache| cache.last_level).find(|cache| cache.cpus.contains(cpu.0) && cache.cpus.count() > 1)
-        };
-        let current_place = target.last_cpu.and_then(|cpu| Some((cpu, shared_cache(cpu)?)));
-        let (target_cpu, cache) =
-            current_place.or_else(|| online.iter().find_map(|cpu| Some((CpuId(cpu), shared_cache(CpuId(cpu))?))))?;
-        let probe_cpu = cache.cpus.intersection(&online).iter().find(|&cpu| cpu != target_cpu.0).map(CpuId)?;
-        let participant = |task: &ManagedThread| {
-            kernel.stat(task.thread.tid).ok().filter(|stat| stat.key == task.thread)?;
-            let scheduling = kernel.scheduling(task.thread.tid).ok()?;
-            let cpus = kernel.affinity(task.thread.tid).ok()?;
-            Some(Participant { task: task.task, pid: task.pid, thread: task.thread, scheduling, cpus })
-        };
-        let is_nearby = |other: &&ManagedThread| {
-            let runs_here = other.last_cpu.is_none_or(|cpu| cache.cpus.contains(cpu.0));
-            other.task != task && !other.is_fixed && !other.has_exited && runs_here
-        };
-        let other_participants = self.tasks.all().into_iter().filter(is_nearby).filter_map(participant);
-        // Real-time threads cannot wait as idle tasks, so they stay unchanged.
-        let other_participants = other_participants.filter(|participant| participant.scheduling.can_wait()).collect();
-        Some(ProbePlacement {
-            target: participant(target)?,
-            other_participants,
-            target_cpu,
-            probe_cpu,
-            cache_bytes: cache.size_bytes,
-        })
-    }
-
     fn refresh_tasks(&mut self) -> Result<(), MachineError> {
         self.keep_guarded()?;
         let now_ns = self.started.elapsed().as_nanos() as u64;
@@ -448,7 +332,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.tasks.set_guardian(self.actuator.guardian_pid());
         {
             let kernel = lock(&kernel);
-            self.tasks.forget_reused(&*kernel);
             self.looked_ticks = (self.looked_ticks.1, kernel.ticks_since_boot().ok());
             let refresh_result = self.tasks.refresh(&*kernel, &self.options.rules, now_ns);
             refresh_result.map_err(|error| MachineError(format!("/proc: {error}")))?;

@@ -128,7 +128,6 @@ fn every_program_keeps_the_right_service() {
         // With hundreds of programs, control groups are read less often.
         let processes = cachemate_linux::kernel::Kernel::processes(&host).unwrap().len();
         for _ in 0..if processes < 200 { 2 } else { 10 } {
-            table.forget_reused(&host);
             table.refresh(&host, &rules, 0).unwrap();
         }
         let seen: BTreeMap<i32, String> = table
@@ -147,7 +146,6 @@ fn every_program_keeps_the_right_service() {
     }
     assert!(rounds > 3, "{rounds} rounds in {seconds} s");
     drop(programs);
-    table.forget_reused(&host);
     table.refresh(&host, &rules, 0).unwrap();
     table.drop_exited();
     assert!(table.all().into_iter().all(|task| !members.contains_key(&task.pid)), "ended programs are forgotten");

@@ -45,7 +45,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// The journal could not be removed. The account names the objects that could not be restored.
     pub fn restore_all(&mut self) -> Result<Vec<RestoredObject>, MachineError> {
         self.counters.clear();
-        self.tasks.close();
         self.undo()
     }
 

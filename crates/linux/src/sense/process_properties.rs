@@ -67,8 +67,14 @@ impl RuleProperties {
 }
 
 impl PropertyReader<'_> {
-    /// Reads the properties, but keeps the lineage of an earlier read.
-    pub(crate) fn read(&self, stat: &ThreadStat, previous: Option<&RuleProperties>) -> io::Result<RuleProperties> {
+    /// Reads the properties, but keeps the lineage of an earlier read. A new process in the control groups of its parent
+    /// belongs to the parent's service.
+    pub(crate) fn read(
+        &self,
+        stat: &ThreadStat,
+        previous: Option<&RuleProperties>,
+        parent: Option<&RuleProperties>,
+    ) -> io::Result<RuleProperties> {
         let pid = stat.key.tid;
         let mut properties = RuleProperties {
             is_kernel_thread: stat.flags & KERNEL_THREAD != 0,
@@ -94,7 +100,9 @@ impl PropertyReader<'_> {
             None if self.rules.iter().any(|rule| rule.pid.is_some()) => find_lineage(self.kernel, stat)?,
             None => vec![pid],
         };
-        self.identify(&text, stat, previous, &mut properties)?;
+        // A shim's children belong to the container, and the shim does not.
+        let relative = previous.or(parent.filter(|parent| shim_option(&parent.command).is_none()));
+        self.identify(&text, stat, relative, &mut properties)?;
         Ok(properties)
     }
 
@@ -126,7 +134,7 @@ impl PropertyReader<'_> {
         &self,
         text: &str,
         stat: &ThreadStat,
-        previous: Option<&RuleProperties>,
+        relative: Option<&RuleProperties>,
         properties: &mut RuleProperties,
     ) -> io::Result<()> {
         let mut service = service_of_cgroups(text);
@@ -137,9 +145,9 @@ impl PropertyReader<'_> {
         }
         if service.is_none() && properties.cgroups.iter().any(|path| path != "/") {
             // A runtime may put a container into any group. The name is known from the parent, a shim or a monitor.
-            let same_cgroups = previous.filter(|previous| previous.cgroups == properties.cgroups);
+            let same_cgroups = relative.filter(|relative| relative.cgroups == properties.cgroups);
             let identity = match same_cgroups {
-                Some(previous) => previous.service.clone(),
+                Some(relative) => relative.service.clone(),
                 None => shim_container(self.kernel, stat)?,
             };
             service = identity.map(|identity| CgroupService { identity, is_helper: false });
@@ -168,13 +176,9 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
             return Ok(None);
         }
         let Some(stat) = none_if_missing(kernel.stat(parent))? else { return Ok(None) };
-        let option = match stat.name.as_str() {
-            name if name.starts_with("containerd-shim") => "-id",
-            "conmon" => "-n",
-            _ => {
-                parent = stat.parent;
-                continue;
-            }
+        let Some(option) = shim_option(&stat.name) else {
+            parent = stat.parent;
+            continue;
         };
         let line = none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{parent}/cmdline"))))?.unwrap_or_default();
         let words: Vec<&str> = line.split('\0').collect();
@@ -182,6 +186,11 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
         return Ok(name.map(ServiceIdentity::container));
     }
     Ok(None)
+}
+
+/// The option with which a shim or a monitor is given the name of its container; `None` = the command is neither.
+fn shim_option(command: &str) -> Option<&'static str> {
+    if command.starts_with("containerd-shim") { Some("-id") } else { (command == "conmon").then_some("-n") }
 }
 
 /// The process and its ancestors.
@@ -219,7 +228,7 @@ mod tests {
     fn service(host: &FakeHost, directory: &ServiceDirectory, pid: i32) -> (Option<String>, bool) {
         let own_service = ServiceIdentity::new(ServiceKind::Session, "session-1.scope");
         let reader = PropertyReader { kernel: host, rules: &[], directory, own_service: Some(&own_service) };
-        let properties = reader.read(&host.stat(pid).unwrap(), None).unwrap();
+        let properties = reader.read(&host.stat(pid).unwrap(), None, None).unwrap();
         (properties.service.map(|service| service.to_string()), properties.is_helper)
     }
 

@@ -1,14 +1,18 @@
 //! The managed threads of the host, with dense ids in order of arrival.
 //!
 //! Problem: pids are reused, threads come and go between two refreshes, and a refresh costs time: with hundreds of
-//! threads and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: one
-//! listing of `/proc` per refresh; the properties that rules test are read when a process is new, in each of the next
-//! refreshes (a shell may be about to become its program), when it runs under another name, and later in every tenth
-//! refresh; its control groups are read in every second refresh, or less often if there are hundreds of programs. Per
-//! refresh a thread costs one small read (`schedstat`, a file that stays open). Everything else is reread only for
-//! processes that ran since the last refresh: a process that did not run was not created, did not exit, has no new
-//! threads, and is the same program of the same user. A sixteenth of the unmanaged processes is checked per refresh for a
-//! reused pid.
+//! threads and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: births,
+//! changes and exits of processes come from the kernel's events ([`BirthLedger`]). Where these are not allowed, each
+//! refresh lists `/proc`, and checks a sixteenth of the unmanaged processes for a reused pid. The properties that rules
+//! test are read when a process is new, when it changes, and in every tenth refresh; without events also in each of the
+//! first refreshes, because a shell may be about to become its program. Control groups are read in each of the first
+//! refreshes, then in every second one, or less often if there are hundreds of programs. Per refresh a process costs one
+//! call, which reads its processor time. Everything else is reread only if it ran since the last refresh: a process that
+//! did not run was not created, did not exit, has no new threads, and is the same program of the same user.
+
+#[cfg(test)]
+mod tests;
+mod thread_reads;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,10 +20,11 @@ use std::io;
 use cachemate_core::{CpuId, Goal, ProcessId, ProfileKey, ServiceIdentity, ServiceKind, TaskId, is_virtual_cpu};
 
 use crate::act::rules::{ManageAction, ManageRule};
-use crate::kernel::{CachedFile, Kernel, ThreadKey, ThreadStat, is_gone};
+use crate::kernel::process_events::ProcessEvents;
+use crate::kernel::{Kernel, ThreadKey, ThreadStat, is_gone};
+use crate::sense::births::BirthLedger;
 use crate::sense::process_properties::{PropertyReader, RuleProperties, own_service};
 use crate::sense::service_directory::ServiceDirectory;
-use crate::sense::thread_counts::{SchedstatTimes, calls, parse_times, schedstat, schedstat_path};
 
 /// Number of refreshes over which every unmanaged process is checked once for a reused pid.
 const TURNS: u32 = 16;
@@ -27,8 +32,10 @@ const TURNS: u32 = 16;
 const YOUNG_REFRESHES: u32 = 10;
 /// Number of refreshes in which an older process is matched once.
 const MATCH_PERIOD: u32 = 10;
-/// Maximum number of files that stay open, because descriptors are few (1024 by default), and counters need some.
-const MAX_OPEN_FILES: usize = 400;
+/// Number of refreshes after which a listing heals whatever the events did not tell.
+const LISTING_PERIOD: u32 = 64;
+/// Services whose short programs are counted at most.
+const MAX_COUNTED_SERVICES: usize = 1_000;
 /// Number of older processes whose control groups are read in one refresh, if there are too many to read all of them in
 /// every second refresh.
 const GROUPS_PER_REFRESH: usize = 125;
@@ -72,6 +79,8 @@ pub struct ManagedThread {
     pub nice: i32,
     /// Whether it had exited by the last refresh; it is kept until this has been reported.
     pub has_exited: bool,
+    /// The refresh that found that it had run since the one before.
+    ran_in_refresh: u32,
 }
 
 /// Totals since the thread's start.
@@ -115,15 +124,17 @@ pub struct TaskTable {
     processes: BTreeMap<i32, ManagedProcess>,
     next_task: u32,
     next_process: u32,
-    /// Managed processes that have not run since the previous refresh.
+    /// Managed processes that have not run between the last two refreshes.
     asleep: BTreeSet<i32>,
     refreshes: u32,
     /// Whether calls are counted as well, which costs one more small file for every thread that ran.
     counts_calls: bool,
-    /// Open `schedstat` files of threads, at most [`MAX_OPEN_FILES`].
-    open_files: BTreeMap<ThreadKey, CachedFile>,
-    /// Times that [`TaskTable::forget_reused`] has read for the next refresh.
-    times: BTreeMap<ThreadKey, SchedstatTimes>,
+    /// The kernel's events; `None` = not allowed, so every refresh lists `/proc`.
+    events: Option<ProcessEvents>,
+    births: BirthLedger,
+    /// Programs of each service that ended before they were read.
+    unread_programs: BTreeMap<ServiceIdentity, u64>,
+    /// First threads, as this refresh has read them.
     leaders: BTreeMap<i32, ThreadStat>,
     /// Unmanaged processes, examined in the last refresh, that a managed process created: pid and parent.
     unmanaged_children: Vec<(i32, i32)>,
@@ -147,6 +158,10 @@ struct ManagedProcess {
     properties: RuleProperties,
     /// The refresh that found the process, or its current program.
     since_refresh: u32,
+    /// Processor time of all its threads, read before they were; `None` = unknown.
+    ran_ns: Option<u64>,
+    /// Part of this that no live thread has: of ended ones. `None` = to be found by reading all threads.
+    ended_ran_ns: Option<u64>,
 }
 
 impl ManagedProcess {
@@ -169,6 +184,26 @@ impl TaskTable {
         TaskTable { counts_calls, ..TaskTable::default() }
     }
 
+    /// Follows these events from now on.
+    pub fn follow(&mut self, events: ProcessEvents) {
+        self.events = Some(events);
+        self.births.forget();
+    }
+
+    /// Takes the events that have come since the last call. To be called several times in a long window, because their
+    /// buffer is bounded.
+    pub fn take_events(&mut self) {
+        let Some(events) = &mut self.events else { return };
+        if events.take(|event| self.births.record(event)).is_err() {
+            self.births.forget();
+        }
+    }
+
+    /// Programs of each service that ended before any refresh read them; `None` = events are not allowed.
+    pub fn unread_programs(&self) -> Option<&BTreeMap<ServiceIdentity, u64>> {
+        self.events.is_some().then_some(&self.unread_programs)
+    }
+
     /// Excludes the guardian, which must not be slowed down whatever the rules are. To be called before each refresh.
     pub fn set_guardian(&mut self, pid: Option<u32>) {
         self.guardian = pid.and_then(|pid| i32::try_from(pid).ok());
@@ -184,70 +219,141 @@ impl TaskTable {
     /// # Errors
     /// `/proc` itself cannot be listed. A thread that exits meanwhile is not an error.
     pub fn refresh(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], now_ns: u64) -> io::Result<()> {
-        let pids = kernel.processes()?;
-        let own_pids = [Some(std::process::id() as i32), self.guardian];
-        self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
+        self.refreshes = self.refreshes.wrapping_add(1);
         self.unmanaged_children.clear();
         self.renamed.clear();
+        self.leaders.clear();
+        self.find_births_and_exits(kernel)?;
+        self.find_sleepers(kernel);
         let own_service = self.own_service.get_or_insert_with(|| own_service(kernel)).clone();
         let directory = self.directory.clone();
         let reader = PropertyReader { kernel, rules, directory: &directory, own_service: own_service.as_ref() };
         let programs = self.processes.values().filter(|process| !process.properties.is_kernel_thread).count();
         let group_period = (programs.div_ceil(GROUPS_PER_REFRESH) as u32).clamp(2, MATCH_PERIOD);
-        for &pid in pids.iter().filter(|&&pid| !own_pids.contains(&Some(pid))) {
-            if !self.processes.contains_key(&pid) {
-                self.examine(&reader, pid);
-            } else if self.is_match_due(&reader, pid, group_period) {
+        for pid in self.processes.keys().copied().collect::<Vec<_>>() {
+            if self.is_match_due(&reader, pid, group_period) {
                 self.rematch(&reader, pid);
             }
         }
-        let asleep = std::mem::take(&mut self.asleep);
-        let is_awake = |(pid, process): &(&i32, &ManagedProcess)| process.id.is_some() && !asleep.contains(pid);
-        let awake: Vec<(i32, ManagedProcess)> =
-            self.processes.iter().filter(is_awake).map(|(&pid, process)| (pid, process.clone())).collect();
-        let sleeping_tasks = self.by_thread.values().filter(|task| asleep.contains(&task.pid));
-        let mut live_threads: BTreeSet<ThreadKey> = sleeping_tasks.map(|task| task.thread).collect();
-        for (pid, process) in awake {
-            let is_single = self.leaders.get(&pid).is_some_and(|stat| stat.threads == 1);
-            let tids = match if is_single { Ok(vec![pid]) } else { kernel.threads(pid) } {
-                Ok(tids) => tids,
-                Err(error) if is_gone(&error) => continue,
-                // A thread that cannot be read has not necessarily exited.
-                Err(_) => {
-                    live_threads.extend(self.by_thread.values().filter(|task| task.pid == pid).map(|task| task.thread));
-                    continue;
-                }
-            };
-            for tid in tids {
-                match self.leaders.remove(&tid).map_or_else(|| kernel.stat(tid), Ok) {
-                    Ok(stat) if matches!(stat.state, 'Z' | 'X') || process.emulates(&stat) => {}
-                    Ok(stat) => {
-                        live_threads.insert(stat.key);
-                        self.upsert(kernel, pid, &process, &stat, now_ns);
-                    }
-                    Err(error) if is_gone(&error) => {}
-                    Err(_) => live_threads.extend(self.by_thread.keys().filter(|thread| thread.tid == tid)),
-                }
+        let own = [Some(std::process::id() as i32), self.guardian];
+        for pid in self.births.unread() {
+            if own.contains(&Some(pid)) || self.examine(&reader, pid) {
+                self.births.remove_read(pid);
             }
         }
-        self.times.clear();
-        self.leaders.clear();
-        self.by_thread
-            .values_mut()
-            .filter(|task| !live_threads.contains(&task.thread))
-            .for_each(|task| task.has_exited = true);
+        self.read_threads(kernel, now_ns);
+        self.births.finish_refresh();
         Ok(())
     }
 
+    /// Drops the processes that have ended, and lists those that are to be read.
+    fn find_births_and_exits(&mut self, kernel: &dyn Kernel) -> io::Result<()> {
+        self.take_events();
+        for (ancestor, programs) in self.births.take_ended_unread() {
+            self.count_unread_programs(ancestor, programs);
+        }
+        if self.births.is_complete() && !self.refreshes.is_multiple_of(LISTING_PERIOD) {
+            for pid in self.births.take_ended_leaders() {
+                let Some(process) = self.processes.get(&pid) else { continue };
+                match kernel.stat(pid) {
+                    Ok(stat) if stat.key == process.leader && !has_ended(&stat) => {}
+                    Err(error) if !is_gone(&error) => {}
+                    _ => _ = self.processes.remove(&pid),
+                }
+            }
+            return Ok(());
+        }
+        // Events that come during the listing wait for the next refresh.
+        let pids = kernel.processes()?;
+        self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
+        let unread = pids.into_iter().filter(|pid| !self.processes.contains_key(pid));
+        self.births.add_listed(unread, self.events.is_some());
+        Ok(())
+    }
+
+    /// Finds the processes that have not run since the last refresh, and drops those whose pid was reused.
+    fn find_sleepers(&mut self, kernel: &dyn Kernel) {
+        // A thread that was on a processor may be waiting for one now, which only its state shows.
+        let was_on_cpu = |task: &&ManagedThread| !task.has_exited && task.cpu.is_some();
+        let awake: BTreeSet<i32> = self.by_thread.values().filter(was_on_cpu).map(|task| task.pid).collect();
+        let turn = self.refreshes % TURNS;
+        let is_followed = self.births.is_complete();
+        let (asleep, leaders) = (&mut self.asleep, &mut self.leaders);
+        asleep.clear();
+        let mut reused = Vec::new();
+        self.processes.retain(|&pid, process| {
+            let is_managed = process.id.is_some();
+            if !is_managed && (is_followed || pid as u32 % TURNS != turn) {
+                return true;
+            }
+            if is_managed {
+                let ran_ns = kernel.run_time_ns(pid).ok();
+                let has_slept = ran_ns.is_some() && ran_ns == process.ran_ns && !awake.contains(&pid);
+                process.ran_ns = ran_ns;
+                if has_slept {
+                    asleep.insert(pid);
+                    return true;
+                }
+            }
+            let stat = match kernel.stat(pid) {
+                Ok(stat) => stat,
+                Err(error) => return !is_gone(&error),
+            };
+            if stat.key != process.leader {
+                reused.push(pid);
+                return false;
+            }
+            leaders.insert(pid, stat);
+            true
+        });
+        self.births.add_listed(reused, is_followed);
+    }
+
+    /// Counts programs that ended before they were read, for the service of the process that started them.
+    fn count_unread_programs(&mut self, ancestor: i32, programs: u64) {
+        let Some(process) = self.processes.get(&ancestor).filter(|process| process.id.is_some()) else { return };
+        let service = process.properties.service.clone();
+        let service = service.unwrap_or_else(|| ServiceIdentity::command(&process.properties.command));
+        if self.unread_programs.len() >= MAX_COUNTED_SERVICES && !self.unread_programs.contains_key(&service) {
+            self.unread_programs.clear();
+        }
+        *self.unread_programs.entry(service).or_default() += programs;
+    }
+
     /// Reads the properties that rules test, and decides about the process. A reused pid has a new leader and is
-    /// examined again. If a property cannot be read, the next refresh tries again instead of deciding, because a rule
+    /// examined again. If a property cannot be read, the answer is false and the next refresh tries again, because a rule
     /// with the action "ignore" must not be missed.
-    fn examine(&mut self, reader: &PropertyReader<'_>, pid: i32) {
-        let Ok(stat) = reader.kernel.stat(pid) else { return };
-        let Ok(properties) = reader.read(&stat, None) else { return };
+    fn examine(&mut self, reader: &PropertyReader<'_>, pid: i32) -> bool {
+        let ran_ns = reader.kernel.run_time_ns(pid).ok();
+        let stat = match reader.kernel.stat(pid) {
+            Ok(stat) if !has_ended(&stat) => stat,
+            Err(error) if !is_gone(&error) => return false,
+            _ => {
+                self.births.count_ended(pid);
+                return true;
+            }
+        };
+        if self.processes.get(&pid).is_some_and(|process| process.leader == stat.key) {
+            return true;
+        }
+        let parent = self.processes.get(&stat.parent).map(|parent| &parent.properties);
+        let Ok(properties) = reader.read(&stat, None, parent) else { return false };
         let action = properties.decide(reader.rules);
-        self.insert(pid, &stat, action, properties, None, self.refreshes);
+        // Whatever starts in the groups of its parent stays there, as a rule: it is as old as the parent.
+        let parent = self.processes.get(&stat.parent).filter(|parent| parent.properties.cgroups == properties.cgroups);
+        let since_refresh = parent.filter(|_| self.births.is_complete()).map(|parent| parent.since_refresh);
+        let process = ManagedProcess {
+            leader: stat.key,
+            id: None,
+            action,
+            properties,
+            since_refresh: since_refresh.unwrap_or(self.refreshes),
+            ran_ns,
+            ended_ran_ns: None,
+        };
+        self.insert(&stat, process);
         self.leaders.insert(pid, stat);
+        true
     }
 
     /// Whether the properties of a process are to be read in this refresh. A process that ran under another name than
@@ -256,10 +362,13 @@ impl TaskTable {
         let Some(process) = self.processes.get(&pid).filter(|process| !process.properties.is_kernel_thread) else {
             return false;
         };
+        let is_followed = self.births.is_complete();
         let is_renamed = self.leaders.get(&pid).is_some_and(|stat| stat.name != process.properties.command);
+        let is_changed = is_renamed || self.births.is_changed(pid);
         let is_young = self.refreshes.wrapping_sub(process.since_refresh) < YOUNG_REFRESHES;
         let turn = self.refreshes.wrapping_add(pid as u32);
-        if !self.asleep.contains(&pid) && (is_renamed || is_young || turn.is_multiple_of(MATCH_PERIOD)) {
+        let has_turn = turn.is_multiple_of(MATCH_PERIOD) || is_young && !is_followed;
+        if !self.asleep.contains(&pid) && (is_changed || has_turn) {
             return true;
         }
         (is_young || turn.is_multiple_of(group_period)) && reader.is_moved(pid, &process.properties)
@@ -273,7 +382,7 @@ impl TaskTable {
         if stat.key != old_process.leader {
             return; // another process with the same number: as in a refresh that finds it
         }
-        let Ok(properties) = reader.read(&stat, Some(&old_process.properties)) else { return };
+        let Ok(properties) = reader.read(&stat, Some(&old_process.properties), None) else { return };
         if properties == old_process.properties {
             return;
         }
@@ -283,7 +392,7 @@ impl TaskTable {
         let is_other_program =
             properties.command != old_process.properties.command || service != old_process.properties.service;
         let since_refresh = if is_other_program { self.refreshes } else { old_process.since_refresh };
-        self.insert(pid, &stat, action, properties, old_process.id, since_refresh);
+        self.insert(&stat, ManagedProcess { action, properties, since_refresh, ..old_process });
         // A sleeping process may have been moved to another control group, and is listed nevertheless.
         self.asleep.remove(&pid);
         let is_ended = action == ManageAction::Ignore;
@@ -309,117 +418,24 @@ impl TaskTable {
         }
     }
 
-    fn insert(
-        &mut self,
-        pid: i32,
-        stat: &ThreadStat,
-        action: ManageAction,
-        properties: RuleProperties,
-        id: Option<ProcessId>,
-        since_refresh: u32,
-    ) {
-        if action == ManageAction::Ignore && self.processes.get(&stat.parent).is_some_and(|parent| parent.id.is_some())
-        {
-            self.unmanaged_children.push((pid, stat.parent));
+    fn insert(&mut self, stat: &ThreadStat, process: ManagedProcess) {
+        let is_ignored = process.action == ManageAction::Ignore;
+        if is_ignored && self.processes.get(&stat.parent).is_some_and(|parent| parent.id.is_some()) {
+            self.unmanaged_children.push((stat.key.tid, stat.parent));
         }
-        let id = (action != ManageAction::Ignore).then(|| {
-            id.unwrap_or_else(|| {
+        let id = (!is_ignored).then(|| {
+            process.id.unwrap_or_else(|| {
                 self.next_process += 1;
                 ProcessId(self.next_process - 1)
             })
         });
-        self.processes.insert(pid, ManagedProcess { leader: stat.key, id, action, properties, since_refresh });
+        self.processes.insert(stat.key.tid, ManagedProcess { id, ..process });
     }
 
     /// Takes the threads that rules no longer allow to be moved, because their process has changed since the previous
     /// refresh; their originals must be restored.
     pub fn take_released(&mut self) -> Vec<ManagedThread> {
         std::mem::take(&mut self.released)
-    }
-
-    fn upsert(&mut self, kernel: &dyn Kernel, pid: i32, process: &ManagedProcess, stat: &ThreadStat, now_ns: u64) {
-        let Some(id) = process.id else { return };
-        let next_task = &mut self.next_task;
-        let task = self.by_thread.entry(stat.key).or_insert_with(|| {
-            *next_task += 1;
-            ManagedThread {
-                task: TaskId(*next_task - 1),
-                process: id,
-                user: process.properties.user,
-                pid,
-                thread: stat.key,
-                parent: stat.parent,
-                name: stat.name.clone(),
-                program: process.properties.command.clone(),
-                service: process.properties.service.clone(),
-                image: process.properties.image().map(str::to_string),
-                arrived_ns: now_ns,
-                goal: process.goal(),
-                is_fixed: process.is_fixed(),
-                usage: ThreadUsage::default(),
-                cpu: None,
-                last_cpu: None,
-                nice: stat.nice,
-                has_exited: false,
-            }
-        });
-        if task.name != stat.name {
-            task.name.clone_from(&stat.name);
-        }
-        task.last_cpu = Some(CpuId(stat.cpu));
-        task.cpu = task.last_cpu.filter(|_| stat.state == 'R');
-        let previous_usage = task.usage;
-        let times = self.times.remove(&stat.key);
-        if times.is_none() && previous_usage.ran_ns.is_none() && self.open_files.len() < MAX_OPEN_FILES {
-            // If the thread has exited or descriptors have run out, its file is read by its path, if at all.
-            self.open_files
-                .extend(kernel.open_cached(&schedstat_path(pid, stat.key.tid)).ok().map(|file| (stat.key, file)));
-        }
-        task.usage = usage(times.unwrap_or_else(|| schedstat(kernel, pid, stat.key.tid)), stat);
-        if self.counts_calls {
-            // A thread that has not run since the last refresh has made no calls either.
-            let is_idle = previous_usage.ran_ns.is_some() && previous_usage.ran_ns == task.usage.ran_ns;
-            task.usage.calls = if is_idle { previous_usage.calls } else { calls(kernel, pid, stat.key.tid) };
-        }
-    }
-
-    /// To be called before each refresh: a process whose pid has been reused (shown by the start time) must be examined
-    /// again, and a process that has not run since then need not be examined.
-    pub fn forget_reused(&mut self, kernel: &dyn Kernel) {
-        self.refreshes = self.refreshes.wrapping_add(1);
-        let turn = self.refreshes % TURNS;
-        let mut awake = BTreeSet::new();
-        let mut asleep = BTreeSet::new();
-        self.times.clear();
-        self.leaders.clear();
-        for task in self.by_thread.values().filter(|task| !task.has_exited) {
-            // A thread that was on a processor may be waiting for one now, which only its state shows.
-            let slept = task.cpu.is_none() && task.usage.ran_ns.is_some();
-            let now = match self.open_files.get(&task.thread) {
-                Some(cached) => kernel.read_cached(cached).map(|text| parse_times(&text)).unwrap_or_default(),
-                None => schedstat(kernel, task.pid, task.thread.tid),
-            };
-            let is_unchanged = now == (task.usage.ran_ns, task.usage.waited_ns, task.usage.slices);
-            let list = if slept && is_unchanged { &mut asleep } else { &mut awake };
-            list.insert(task.pid);
-            self.times.insert(task.thread, now);
-        }
-        asleep.retain(|pid| !awake.contains(pid));
-        let leaders = &mut self.leaders;
-        self.processes.retain(|&pid, process| {
-            let is_trusted = asleep.contains(&pid) || process.id.is_none() && pid as u32 % TURNS != turn;
-            if is_trusted {
-                return true;
-            }
-            let stat = match kernel.stat(pid) {
-                Ok(stat) => stat,
-                Err(error) => return !is_gone(&error),
-            };
-            let is_same = stat.key == process.leader;
-            leaders.insert(pid, stat);
-            is_same
-        });
-        self.asleep = asleep;
     }
 
     /// Tasks whose program or service has changed since the refresh before.
@@ -492,212 +508,13 @@ impl TaskTable {
         self.by_thread.values().find(|managed| managed.task == task)
     }
 
-    /// Closes the files that are kept open, because their descriptors are needed.
-    pub fn close(&mut self) {
-        self.open_files.clear();
-    }
-
     /// Drops the exited threads; to be called once they have been reported.
     pub fn drop_exited(&mut self) {
         self.by_thread.retain(|_, task| !task.has_exited);
-        self.open_files.retain(|thread, _| self.by_thread.contains_key(thread));
     }
 }
 
-fn usage((ran_ns, waited_ns, slices): SchedstatTimes, stat: &ThreadStat) -> ThreadUsage {
-    ThreadUsage { ran_ns, waited_ns, slices, faults: stat.minor_faults.saturating_add(stat.major_faults), calls: None }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fake_tests::FakeHost;
-
-    fn everything() -> Vec<ManageRule> {
-        vec![ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }]
-    }
-
-    fn ids(tasks: &TaskTable) -> Vec<(u32, i32, bool)> {
-        tasks.all().iter().map(|task| (task.task.0, task.thread.tid, task.has_exited)).collect()
-    }
-
-    /// Do threads get ids in order of arrival, keep them, and lose them for good at their exit, also if a pid is
-    /// reused?
-    #[test]
-    fn ids_are_dense_and_never_reused() {
-        let host = FakeHost::default();
-        let mut tasks = TaskTable::default();
-        host.thread(5, 5, 1, "0");
-        host.thread(5, 6, 1, "0");
-        tasks.refresh(&host, &everything(), 0).unwrap();
-        assert_eq!(ids(&tasks), [(0, 5, false), (1, 6, false)]);
-        host.threads.borrow_mut().remove(&6);
-        host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1; // another program under the same pid
-        tasks.forget_reused(&host);
-        tasks.refresh(&host, &everything(), 1).unwrap();
-        assert_eq!(ids(&tasks), [(0, 5, true), (1, 6, true), (2, 5, false)]);
-        tasks.drop_exited();
-        assert_eq!(ids(&tasks), [(2, 5, false)]);
-        assert_ne!(tasks.all()[0].process, ProcessId(0));
-    }
-
-    /// Is a process that has not run assumed to be the same, and examined again as soon as it has?
-    #[test]
-    fn who_sleeps_is_not_looked_at() {
-        let host = FakeHost::default();
-        let set_run_time = |ns: u64| {
-            for tid in [5, 6] {
-                host.file(&format!("/proc-schedstat/{tid}"), &format!("{ns} 2 3\n"));
-            }
-        };
-        set_run_time(10);
-        host.thread(5, 5, 1, "0");
-        let mut tasks = TaskTable::default();
-        let look = |tasks: &mut TaskTable| {
-            tasks.forget_reused(&host);
-            tasks.refresh(&host, &everything(), 0).unwrap();
-            ids(tasks)
-        };
-        assert_eq!(look(&mut tasks), [(0, 5, false)]);
-        host.thread(5, 6, 1, "0"); // cannot be: a thread is born by one that runs
-        assert_eq!(look(&mut tasks), [(0, 5, false)]);
-        set_run_time(11);
-        assert_eq!(look(&mut tasks), [(0, 5, false), (1, 6, false)]);
-        host.threads.borrow_mut().remove(&6);
-        host.files.borrow_mut().remove(std::path::Path::new("/proc-schedstat/6"));
-        assert_eq!(look(&mut tasks), [(0, 5, false), (1, 6, true)]);
-    }
-
-    /// Are programs that no rule matches left out completely?
-    #[test]
-    fn unmatched_programs_do_not_appear() {
-        let host = FakeHost::default();
-        host.thread(5, 5, 1, "0");
-        let mut tasks = TaskTable::default();
-        let rule =
-            ManageRule { command: Some("other".into()), action: ManageAction::Manage(None), ..ManageRule::default() };
-        tasks.refresh(&host, &[rule], 0).unwrap();
-        assert!(tasks.all().is_empty());
-    }
-
-    /// Is every thread reported with the real user of its process, and without one if the kernel does not report it?
-    #[test]
-    fn threads_carry_their_process_user() {
-        let host = FakeHost::default();
-        host.file("/proc/5/status", "Name:\tx\nUid:\t1000\t0\t0\t0\n");
-        for (pid, tid) in [(5, 5), (5, 6), (7, 7)] {
-            host.thread(pid, tid, 1, "0");
-        }
-        let mut tasks = TaskTable::default();
-        tasks.refresh(&host, &everything(), 0).unwrap();
-        let users: Vec<_> = tasks.all().iter().map(|task| (task.thread.tid, task.user)).collect();
-        assert_eq!(users, [(5, Some(1000)), (6, Some(1000)), (7, None)]);
-    }
-
-    /// Is the guardian never managed, even by rules that match every program?
-    #[test]
-    fn the_guardian_is_never_managed() {
-        let host = FakeHost::default();
-        host.thread(5, 5, 1, "0");
-        host.thread(6, 6, std::process::id() as i32, "0");
-        let mut tasks = TaskTable::default();
-        tasks.set_guardian(Some(6));
-        tasks.refresh(&host, &everything(), 0).unwrap();
-        assert_eq!(ids(&tasks), [(0, 5, false)]);
-    }
-
-    fn wait_for_command(pid: i32, command: &str) {
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        let name = || crate::kernel::LinuxHost::new("/").stat(pid).unwrap().name;
-        while name() != command {
-            assert!(std::time::Instant::now() < deadline, "{} is not {command}", name());
-            std::thread::sleep(std::time::Duration::from_millis(2));
-        }
-    }
-
-    /// If a shell becomes another program (`bash -c 'sleep 2; exec prog'`): is that program managed within two
-    /// refreshes if a rule names it, and is a program that was managed under its shell's name released if a rule
-    /// ignores it?
-    #[test]
-    fn an_exec_neither_escapes_a_rule_nor_misses_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let host = crate::kernel::LinuxHost::new("/");
-        let rule =
-            |command: &str, action| ManageRule { command: Some(command.into()), action, ..ManageRule::default() };
-        let manage = ManageAction::Manage(None);
-        let late = |rules: &[ManageRule], program: &str, refreshes_before: u32, refreshes_after: u32| {
-            let path = dir.path().join(program);
-            assert!(std::process::Command::new("cp").arg("/bin/sleep").arg(&path).status().unwrap().success());
-            let (reader, writer) = std::io::pipe().unwrap();
-            let mut shell = std::process::Command::new("bash");
-            shell.args(["-c", "read -r; exec -a sleep \"$0\" 100"]).arg(&path).stdin(reader);
-            let mut child = shell.spawn().unwrap();
-            let pid = child.id() as i32;
-            wait_for_command(pid, "bash");
-            let mut tasks = TaskTable::default();
-            let mut refresh = |refreshes: u32| {
-                for _ in 0..refreshes {
-                    tasks.forget_reused(&host);
-                    tasks.refresh(&host, rules, 0).unwrap();
-                }
-                let released = tasks.take_released().len();
-                let live = tasks.all().into_iter().filter(|task| task.pid == pid && !task.has_exited);
-                (live.map(|task| task.name.clone()).collect::<Vec<_>>(), released)
-            };
-            let before = refresh(refreshes_before);
-            std::io::Write::write_all(&mut { writer }, b"\n").unwrap();
-            wait_for_command(pid, program);
-            let after = refresh(refreshes_after);
-            child.kill().unwrap();
-            child.wait().unwrap();
-            (before, after)
-        };
-        let none = || (Vec::<String>::new(), 0);
-        let managed = |name: &str| (vec![name.to_string()], 0);
-        assert_eq!(late(&[rule("managed-late", manage)], "managed-late", 2, 2), (none(), managed("managed-late")));
-        assert_eq!(late(&[rule("managed-old", manage)], "managed-old", 20, 10), (none(), managed("managed-old")));
-        let rules = [rule("ignored-late", ManageAction::Ignore), rule("bash", manage), rule("*-late", manage)];
-        assert_eq!(late(&rules, "ignored-late", 2, 2), (managed("bash"), (Vec::new(), 1)));
-        let rules = [rule("fixed-late", ManageAction::Observe), rule("bash", manage)];
-        assert_eq!(late(&rules, "fixed-late", 2, 2), (managed("bash"), (vec!["fixed-late".to_string()], 1)));
-    }
-
-    /// If a process joins another control group, or changes its user, when it is old and asleep: does the rule for these
-    /// hold within ten refreshes?
-    #[test]
-    fn a_process_that_joins_a_control_group_later_is_matched() {
-        let host = FakeHost::default();
-        for pid in [5, 6] {
-            host.thread(pid, pid, 1, "0");
-            host.file(&format!("/proc/{pid}/cgroup"), "0::/user.slice\n");
-            host.file(&format!("/proc/{pid}/status"), "Uid:\t1000\t0\t0\t0\n");
-            host.file(&format!("/proc-schedstat/{pid}"), "1 2 3\n");
-        }
-        let rule = |cgroup: Option<&str>, user, action| ManageRule {
-            cgroup: cgroup.map(str::to_string),
-            user,
-            action,
-            ..ManageRule::default()
-        };
-        let rules = [
-            rule(Some("/protected"), None, ManageAction::Ignore),
-            rule(Some("/batch"), None, ManageAction::Manage(None)),
-            rule(None, Some(7), ManageAction::Manage(None)),
-        ];
-        let mut tasks = TaskTable::default();
-        let mut look = |refreshes: u32| {
-            for _ in 0..refreshes {
-                tasks.forget_reused(&host);
-                tasks.refresh(&host, &rules, 0).unwrap();
-            }
-            let live = tasks.all().into_iter().filter(|task| !task.has_exited).map(|task| (task.pid, task.user));
-            (live.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>(), tasks.take_released().len())
-        };
-        assert_eq!(look(20), (vec![], 0));
-        host.file("/proc/5/cgroup", "0::/batch/job\n");
-        host.file("/proc/6/status", "Uid:\t7\t0\t0\t0\n");
-        assert_eq!(look(MATCH_PERIOD), (vec![(5, Some(1000)), (6, Some(7))], 0));
-        host.file("/proc/5/cgroup", "0::/protected\n");
-        assert_eq!(look(MATCH_PERIOD), (vec![(6, Some(7))], 1));
-    }
+/// Whether the last thread of a process has ended, as its first thread's state shows.
+fn has_ended(stat: &ThreadStat) -> bool {
+    matches!(stat.state, 'Z' | 'X') && stat.threads <= 1
 }

@@ -1,0 +1,137 @@
+//! Probes of a live machine, which run in the time that a window leaves them.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Ability, CpuId, PlanItem, ProbeKind, ProbeRequest, ProcessId, RefusalReason, Support, TaskId};
+
+use super::{LiveMachine, OBSERVING, lock};
+use crate::kernel::Kernel;
+use crate::sense::access_probe::SampledThreads;
+use crate::sense::probe_runner::{Participant, ProbePlacement};
+use crate::sense::tasks::ManagedThread;
+
+impl<K: Kernel + Send + 'static> LiveMachine<K> {
+    /// Runs one step of the next probe; false if there is nothing to do.
+    pub(super) fn probe(&mut self) -> bool {
+        let Some(probe) = self.probing.next() else { return false };
+        let task = match probe.kind {
+            ProbeKind::PingPong { cpus } => {
+                self.probing.ping_pong(&probe, cpus);
+                return true;
+            }
+            ProbeKind::AccessSamples { ref processes, sample_period: one_in, remote_only, max_samples: at_most } => {
+                self.sample(&probe, processes, one_in, remote_only, at_most);
+                return true;
+            }
+            ProbeKind::PrimeProbe { task, .. }
+            | ProbeKind::Neighbor { task, .. }
+            | ProbeKind::ReuseTimes { task, .. } => task,
+            _ => return false, // refused when it was asked for
+        };
+        let kernel = self.kernel();
+        let Some(placement) = self.placement(&*lock(&kernel), task) else {
+            let message = "the task is gone or fixed, or its cache has no second CPU";
+            self.probing.abandon(&probe, RefusalReason::NotFound, message);
+            return true;
+        };
+        if let ProbeKind::ReuseTimes { locations, .. } = probe.kind {
+            self.probing.watch(&kernel, &probe, &placement.target, locations);
+            return true;
+        }
+        if !self.options.act {
+            self.probing.abandon(&probe, RefusalReason::NoPermission, OBSERVING);
+            return true;
+        }
+        if let Some(reason) = self.missing_ability(Ability::Gangs).map(str::to_string) {
+            self.probing.abandon(&probe, RefusalReason::NoPermission, &reason);
+            return true;
+        }
+        if !placement.target.scheduling.can_wait() {
+            let message = format!("{}: it cannot be kept off for a while", placement.target.scheduling);
+            self.probing.abandon(&probe, RefusalReason::NotSupported, &message);
+            return true;
+        }
+        // The gangs are stopped, because during the probe, the probe decides which tasks run.
+        let running_schedules = self.gangs.schedules();
+        self.gangs.stop_all();
+        let Some(placement) = self.placement(&*lock(&kernel), task) else { return true };
+        let journaled =
+            self.actuator.journal_originals(&*lock(&kernel), &placement.desired_states(&PlanItem::Probe(probe.id)));
+        match journaled {
+            Ok(()) => self.probing.bracket(&kernel, &placement, &probe, &self.options.progress),
+            Err(error) => self.probing.abandon(&probe, RefusalReason::NoCapacity, &error.to_string()),
+        }
+        self.restart_gangs(running_schedules);
+        true
+    }
+
+    /// The reason for which this host lacks an ability, if the survey at the start found one.
+    fn missing_ability(&self, ability: Ability) -> Option<&str> {
+        match self.capabilities.abilities.get(&ability) {
+            Some(Support::No { reason: why, .. }) => Some(why),
+            _ => None,
+        }
+    }
+
+    fn sample(
+        &mut self,
+        probe: &ProbeRequest,
+        processes: &[ProcessId],
+        one_in: u32,
+        remote_only: bool,
+        max_samples: u32,
+    ) {
+        let is_sampled = |task: &&ManagedThread| processes.contains(&task.process) && !task.has_exited;
+        let tasks = self.tasks.all().into_iter().filter(is_sampled);
+        let threads: BTreeMap<i32, TaskId> = tasks.map(|task| (task.thread.tid, task.task)).collect();
+        if threads.is_empty() {
+            self.probing.abandon(probe, RefusalReason::NotFound, "none of the processes has a managed thread");
+            return;
+        }
+        let lines = self.topology.last_level_caches().find_map(|cache| cache.line_bytes);
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        let online = self.topology.online();
+        let subjects = SampledThreads {
+            threads: &threads,
+            online: &online,
+            line_bytes: lines.unwrap_or(64),
+            origin_ns: now_ns.saturating_sub(self.started.elapsed().as_nanos() as u64),
+        };
+        self.probing.sample(probe, &subjects, one_in, remote_only, max_samples);
+    }
+
+    /// The placement for a probe of this task: the cache that the task last ran on.
+    fn placement(&self, kernel: &K, task: TaskId) -> Option<ProbePlacement> {
+        let target = self.tasks.get(task).filter(|task| !task.is_fixed && !task.has_exited)?;
+        let online = self.topology.online();
+        let shared_cache = |cpu: CpuId| {
+            let caches = self.topology.caches.iter();
+            caches.filter(|cache| cache.last_level).find(|cache| cache.cpus.contains(cpu.0) && cache.cpus.count() > 1)
+        };
+        let current_place = target.last_cpu.and_then(|cpu| Some((cpu, shared_cache(cpu)?)));
+        let (target_cpu, cache) =
+            current_place.or_else(|| online.iter().find_map(|cpu| Some((CpuId(cpu), shared_cache(CpuId(cpu))?))))?;
+        let probe_cpu = cache.cpus.intersection(&online).iter().find(|&cpu| cpu != target_cpu.0).map(CpuId)?;
+        let participant = |task: &ManagedThread| {
+            kernel.stat(task.thread.tid).ok().filter(|stat| stat.key == task.thread)?;
+            let scheduling = kernel.scheduling(task.thread.tid).ok()?;
+            let cpus = kernel.affinity(task.thread.tid).ok()?;
+            Some(Participant { task: task.task, pid: task.pid, thread: task.thread, scheduling, cpus })
+        };
+        let is_nearby = |other: &&ManagedThread| {
+            let runs_here = other.last_cpu.is_none_or(|cpu| cache.cpus.contains(cpu.0));
+            other.task != task && !other.is_fixed && !other.has_exited && runs_here
+        };
+        let other_participants = self.tasks.all().into_iter().filter(is_nearby).filter_map(participant);
+        // Real-time threads cannot wait as idle tasks, so they stay unchanged.
+        let other_participants = other_participants.filter(|participant| participant.scheduling.can_wait()).collect();
+        Some(ProbePlacement {
+            target: participant(target)?,
+            other_participants,
+            target_cpu,
+            probe_cpu,
+            cache_bytes: cache.size_bytes,
+        })
+    }
+}

@@ -1,0 +1,180 @@
+//! Processes that began, changed and ended since the last refresh, as far as the kernel's events tell.
+//!
+//! Problem: on a host with a thousand short programs a second, reading each of them costs more than managing all others.
+//! Method: the events are noted as they come. A process that ends before a refresh has read it is only counted, for the
+//! nearest ancestor that was read. Property: after a loss of events the ledger is incomplete, until a listing of all
+//! processes completes it again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::kernel::process_events::ProcessEvent;
+
+/// Number of entries beyond which a listing is cheaper, and memory is bounded.
+const MAX_ENTRIES: usize = 100_000;
+
+/// A live process that no refresh has read yet.
+#[derive(Clone, Copy, Debug)]
+struct UnreadProcess {
+    /// The nearest ancestor that is not unread itself.
+    ancestor: i32,
+    live_threads: u32,
+}
+
+/// Births, changes and exits since the last refresh.
+#[derive(Debug, Default)]
+pub(crate) struct BirthLedger {
+    unread: BTreeMap<i32, UnreadProcess>,
+    ended_unread: BTreeMap<i32, u64>,
+    changed: BTreeSet<i32>,
+    rethreaded: BTreeSet<i32>,
+    ended_leaders: BTreeSet<i32>,
+    is_complete: bool,
+}
+
+impl BirthLedger {
+    /// Notes an event.
+    pub(crate) fn record(&mut self, event: ProcessEvent) {
+        match event {
+            ProcessEvent::Birth { parent, pid } => {
+                let ancestor = self.unread.get(&parent).map_or(parent, |parent| parent.ancestor);
+                self.unread.insert(pid, UnreadProcess { ancestor, live_threads: 1 });
+            }
+            ProcessEvent::ThreadBirth { pid } => match self.unread.get_mut(&pid) {
+                Some(process) => process.live_threads += 1,
+                None => _ = self.rethreaded.insert(pid),
+            },
+            ProcessEvent::Change { pid } => _ = self.changed.insert(pid),
+            ProcessEvent::Exit { pid, tid } => match self.unread.get_mut(&pid) {
+                Some(process) if process.live_threads > 1 => process.live_threads -= 1,
+                Some(_) => self.count_ended(pid),
+                None => {
+                    self.rethreaded.insert(pid);
+                    if tid == pid {
+                        self.ended_leaders.insert(pid);
+                    }
+                }
+            },
+        }
+        let sets = self.changed.len() + self.rethreaded.len() + self.ended_leaders.len();
+        if self.unread.len() + self.ended_unread.len() + sets > MAX_ENTRIES {
+            self.forget();
+        }
+    }
+
+    /// Counts an unread process as ended.
+    pub(crate) fn count_ended(&mut self, pid: i32) {
+        self.changed.remove(&pid);
+        if let Some(process) = self.unread.remove(&pid) {
+            *self.ended_unread.entry(process.ancestor).or_default() += 1;
+        }
+    }
+
+    /// Forgets everything, because events were lost.
+    pub(crate) fn forget(&mut self) {
+        *self = BirthLedger::default();
+    }
+
+    /// Whether every birth since the last listing is known.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// Adds the processes of a listing that no refresh has read. `is_followed` = events will tell of all later ones.
+    pub(crate) fn add_listed(&mut self, pids: impl IntoIterator<Item = i32>, is_followed: bool) {
+        for pid in pids {
+            self.unread.entry(pid).or_insert(UnreadProcess { ancestor: 0, live_threads: 1 });
+        }
+        self.is_complete = is_followed;
+    }
+
+    /// Processes to be read, ascending.
+    pub(crate) fn unread(&self) -> Vec<i32> {
+        self.unread.keys().copied().collect()
+    }
+
+    /// Takes a process that was read, or is not to be read, off the list.
+    pub(crate) fn remove_read(&mut self, pid: i32) {
+        self.unread.remove(&pid);
+    }
+
+    /// Whether a process has another program, user or name than at the last refresh.
+    pub(crate) fn is_changed(&self, pid: i32) -> bool {
+        self.changed.contains(&pid)
+    }
+
+    /// Whether a process may have other threads than at the last refresh.
+    pub(crate) fn is_rethreaded(&self, pid: i32) -> bool {
+        !self.is_complete || self.rethreaded.contains(&pid)
+    }
+
+    /// Takes the processes whose first thread has ended; others of their threads may live on.
+    pub(crate) fn take_ended_leaders(&mut self) -> BTreeSet<i32> {
+        std::mem::take(&mut self.ended_leaders)
+    }
+
+    /// Takes the numbers of programs that ended unread, by their ancestors.
+    pub(crate) fn take_ended_unread(&mut self) -> BTreeMap<i32, u64> {
+        std::mem::take(&mut self.ended_unread)
+    }
+
+    /// Forgets the changes that this refresh has read.
+    pub(crate) fn finish_refresh(&mut self) {
+        self.changed.clear();
+        self.rethreaded.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn birth(parent: i32, pid: i32) -> ProcessEvent {
+        ProcessEvent::Birth { parent, pid }
+    }
+
+    fn exit(pid: i32, tid: i32) -> ProcessEvent {
+        ProcessEvent::Exit { pid, tid }
+    }
+
+    fn ledger_after(events: &[ProcessEvent]) -> BirthLedger {
+        let mut ledger = BirthLedger::default();
+        ledger.add_listed([], true);
+        events.iter().for_each(|event| ledger.record(*event));
+        ledger
+    }
+
+    /// Are short programs counted for the program that started them, also through a shell that ended before them?
+    #[test]
+    fn short_programs_count_for_their_ancestor() {
+        let mut ledger =
+            ledger_after(&[birth(5, 10), birth(10, 11), birth(10, 12), exit(10, 10), exit(11, 11), birth(5, 13)]);
+        assert_eq!(ledger.unread(), [12, 13]);
+        assert_eq!(ledger.take_ended_unread(), BTreeMap::from([(5, 2)]));
+        assert_eq!(ledger.take_ended_unread(), BTreeMap::new());
+    }
+
+    /// Does a process live until its last thread ends, and is the number of one that ended free for another?
+    #[test]
+    fn a_process_lives_as_long_as_a_thread() {
+        let mut ledger = ledger_after(&[birth(5, 10), ProcessEvent::ThreadBirth { pid: 10 }, exit(10, 10)]);
+        assert_eq!(ledger.unread(), [10]);
+        ledger.record(exit(10, 11));
+        assert_eq!((ledger.unread(), ledger.take_ended_leaders()), (Vec::new(), BTreeSet::new()));
+        ledger.record(birth(5, 10));
+        assert_eq!(ledger.unread(), [10]);
+        ledger.remove_read(10);
+        ledger.record(exit(10, 10));
+        assert_eq!(ledger.take_ended_leaders(), BTreeSet::from([10]));
+        assert!(ledger.is_rethreaded(10) && !ledger.is_rethreaded(5));
+    }
+
+    /// Are events beyond the bound forgotten, and the ledger incomplete until the next listing?
+    #[test]
+    fn too_many_events_need_a_listing() {
+        let mut ledger = ledger_after(&[]);
+        (1..=MAX_ENTRIES as i32 + 1).for_each(|pid| ledger.record(birth(1, pid)));
+        assert!(!ledger.is_complete() && ledger.unread().is_empty() && ledger.is_rethreaded(5));
+        ledger.add_listed([7], true);
+        assert!(ledger.is_complete() && ledger.unread() == [7]);
+    }
+}

@@ -1,0 +1,240 @@
+use super::*;
+use crate::fake_tests::FakeHost;
+use crate::kernel::process_events::ProcessEvent;
+
+fn everything() -> Vec<ManageRule> {
+    vec![ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }]
+}
+
+fn ids(tasks: &TaskTable) -> Vec<(u32, i32, bool)> {
+    tasks.all().iter().map(|task| (task.task.0, task.thread.tid, task.has_exited)).collect()
+}
+
+/// Do threads get ids in order of arrival, keep them, and lose them for good at their exit, also if a pid is
+/// reused?
+#[test]
+fn ids_are_dense_and_never_reused() {
+    let host = FakeHost::default();
+    let mut tasks = TaskTable::default();
+    host.thread(5, 5, 1, "0");
+    host.thread(5, 6, 1, "0");
+    tasks.refresh(&host, &everything(), 0).unwrap();
+    assert_eq!(ids(&tasks), [(0, 5, false), (1, 6, false)]);
+    host.threads.borrow_mut().remove(&6);
+    host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1; // another program under the same pid
+    tasks.refresh(&host, &everything(), 1).unwrap();
+    assert_eq!(ids(&tasks), [(0, 5, true), (1, 6, true), (2, 5, false)]);
+    tasks.drop_exited();
+    assert_eq!(ids(&tasks), [(2, 5, false)]);
+    assert_ne!(tasks.all()[0].process, ProcessId(0));
+}
+
+/// Is a process that has not run assumed to be the same, and examined again as soon as it has?
+#[test]
+fn who_sleeps_is_not_looked_at() {
+    let host = FakeHost::default();
+    let set_run_time = |ns: u64| {
+        for (tid, ns) in [(5, ns), (6, 0)] {
+            host.file(&format!("/proc-schedstat/{tid}"), &format!("{ns} 2 3\n"));
+        }
+    };
+    set_run_time(10);
+    host.thread(5, 5, 1, "0");
+    let mut tasks = TaskTable::default();
+    let look = |tasks: &mut TaskTable| {
+        tasks.refresh(&host, &everything(), 0).unwrap();
+        ids(tasks)
+    };
+    assert_eq!(look(&mut tasks), [(0, 5, false)]);
+    host.thread(5, 6, 1, "0"); // cannot be: a thread is born by one that runs
+    assert_eq!(look(&mut tasks), [(0, 5, false)]);
+    set_run_time(11);
+    assert_eq!(look(&mut tasks), [(0, 5, false), (1, 6, false)]);
+    host.threads.borrow_mut().remove(&6);
+    set_run_time(12); // an exit takes time as well
+    host.files.borrow_mut().remove(std::path::Path::new("/proc-schedstat/6"));
+    assert_eq!(look(&mut tasks), [(0, 5, false), (1, 6, true)]);
+}
+
+/// Are programs that no rule matches left out completely?
+#[test]
+fn unmatched_programs_do_not_appear() {
+    let host = FakeHost::default();
+    host.thread(5, 5, 1, "0");
+    let mut tasks = TaskTable::default();
+    let rule =
+        ManageRule { command: Some("other".into()), action: ManageAction::Manage(None), ..ManageRule::default() };
+    tasks.refresh(&host, &[rule], 0).unwrap();
+    assert!(tasks.all().is_empty());
+}
+
+/// Is every thread reported with the real user of its process, and without one if the kernel does not report it?
+#[test]
+fn threads_carry_their_process_user() {
+    let host = FakeHost::default();
+    host.file("/proc/5/status", "Name:\tx\nUid:\t1000\t0\t0\t0\n");
+    for (pid, tid) in [(5, 5), (5, 6), (7, 7)] {
+        host.thread(pid, tid, 1, "0");
+    }
+    let mut tasks = TaskTable::default();
+    tasks.refresh(&host, &everything(), 0).unwrap();
+    let users: Vec<_> = tasks.all().iter().map(|task| (task.thread.tid, task.user)).collect();
+    assert_eq!(users, [(5, Some(1000)), (6, Some(1000)), (7, None)]);
+}
+
+/// Is the guardian never managed, even by rules that match every program?
+#[test]
+fn the_guardian_is_never_managed() {
+    let host = FakeHost::default();
+    host.thread(5, 5, 1, "0");
+    host.thread(6, 6, std::process::id() as i32, "0");
+    let mut tasks = TaskTable::default();
+    tasks.set_guardian(Some(6));
+    tasks.refresh(&host, &everything(), 0).unwrap();
+    assert_eq!(ids(&tasks), [(0, 5, false)]);
+}
+
+/// With events: is a birth read without a listing, a program that has ended by then only counted for the service that
+/// started it, and an exit noticed?
+#[test]
+fn events_replace_listings() {
+    let host = FakeHost::default();
+    host.thread(5, 5, 1, "0");
+    let mut tasks = TaskTable::default();
+    tasks.refresh(&host, &everything(), 0).unwrap();
+    tasks.births.add_listed([], true);
+    let birth = |pid| ProcessEvent::Birth { parent: 5, pid };
+    let exit = |pid| ProcessEvent::Exit { pid, tid: pid };
+    [birth(7), birth(8), exit(8)].into_iter().for_each(|event| tasks.births.record(event));
+    host.thread(7, 7, 5, "0");
+    host.thread(9, 9, 5, "0"); // no event tells of it
+    tasks.refresh(&host, &everything(), 0).unwrap();
+    assert_eq!(ids(&tasks), [(0, 5, false), (1, 7, false)]);
+    assert_eq!(tasks.unread_programs, BTreeMap::from([(ServiceIdentity::command("x"), 1)]));
+    host.threads.borrow_mut().remove(&7);
+    tasks.births.record(exit(7));
+    tasks.refresh(&host, &everything(), 0).unwrap();
+    assert_eq!(ids(&tasks), [(0, 5, false), (1, 7, true)]);
+    tasks.births.forget();
+    tasks.refresh(&host, &everything(), 0).unwrap();
+    assert_eq!(ids(&tasks), [(0, 5, false), (1, 7, true), (2, 9, false)], "lost events cost a listing");
+}
+
+/// Is the thread of a large process that ran found by the process's processor time, and an exit noticed?
+#[test]
+fn the_thread_that_ran_is_found_among_many() {
+    let host = FakeHost::default();
+    let set_run_time = |tid: i32, ns: u64| host.file(&format!("/proc-schedstat/{tid}"), &format!("{ns} 2 3\n"));
+    for tid in 5..105 {
+        host.thread(5, tid, 1, "0");
+        set_run_time(tid, 10);
+    }
+    let mut tasks = TaskTable::default();
+    tasks.refresh(&host, &everything(), 0).unwrap();
+    tasks.births.add_listed([], true);
+    for tid in [77, 5, 104] {
+        set_run_time(tid, 20);
+        tasks.refresh(&host, &everything(), 0).unwrap();
+        let ran = tasks.all().into_iter().filter(|task| task.usage.ran_ns == Some(20)).map(|task| task.thread.tid);
+        assert!(ran.max().is_some_and(|last| last == tid || tid == 5), "thread {tid}");
+    }
+    host.threads.borrow_mut().remove(&50);
+    set_run_time(77, 37);
+    tasks.births.record(ProcessEvent::Exit { pid: 5, tid: 50 });
+    tasks.refresh(&host, &everything(), 0).unwrap();
+    let exited: Vec<i32> = tasks.all().iter().filter(|task| task.has_exited).map(|task| task.thread.tid).collect();
+    assert_eq!(exited, [50]);
+    assert_eq!(tasks.all().iter().filter(|task| task.usage.ran_ns == Some(37)).count(), 1);
+}
+
+fn wait_for_command(pid: i32, command: &str) {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let name = || crate::kernel::LinuxHost::new("/").stat(pid).unwrap().name;
+    while name() != command {
+        assert!(std::time::Instant::now() < until, "{} is not {command}", name());
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+/// If a shell becomes another program (`bash -c 'sleep 2; exec prog'`): is that program managed within two
+/// refreshes if a rule names it, and is a program that was managed under its shell's name released if a rule
+/// ignores it?
+#[test]
+fn an_exec_neither_escapes_a_rule_nor_misses_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = crate::kernel::LinuxHost::new("/");
+    let rule = |command: &str, action| ManageRule { command: Some(command.into()), action, ..ManageRule::default() };
+    let manage = ManageAction::Manage(None);
+    let late = |rules: &[ManageRule], program: &str, refreshes_before: u32, refreshes_after: u32| {
+        let path = dir.path().join(program);
+        assert!(std::process::Command::new("cp").arg("/bin/sleep").arg(&path).status().unwrap().success());
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-c", "read -r; exec -a sleep \"$0\" 100"]).arg(&path).stdin(reader);
+        let mut child = shell.spawn().unwrap();
+        let pid = child.id() as i32;
+        wait_for_command(pid, "bash");
+        let mut tasks = TaskTable::default();
+        let mut refresh = |refreshes: u32| {
+            for _ in 0..refreshes {
+                tasks.refresh(&host, rules, 0).unwrap();
+            }
+            let released = tasks.take_released().len();
+            let live = tasks.all().into_iter().filter(|task| task.pid == pid && !task.has_exited);
+            (live.map(|task| task.name.clone()).collect::<Vec<_>>(), released)
+        };
+        let before = refresh(refreshes_before);
+        std::io::Write::write_all(&mut { writer }, b"\n").unwrap();
+        wait_for_command(pid, program);
+        let after = refresh(refreshes_after);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        (before, after)
+    };
+    let none = || (Vec::<String>::new(), 0);
+    let managed = |name: &str| (vec![name.to_string()], 0);
+    assert_eq!(late(&[rule("managed-late", manage)], "managed-late", 2, 2), (none(), managed("managed-late")));
+    assert_eq!(late(&[rule("managed-old", manage)], "managed-old", 20, 10), (none(), managed("managed-old")));
+    let rules = [rule("ignored-late", ManageAction::Ignore), rule("bash", manage), rule("*-late", manage)];
+    assert_eq!(late(&rules, "ignored-late", 2, 2), (managed("bash"), (Vec::new(), 1)));
+    let rules = [rule("fixed-late", ManageAction::Observe), rule("bash", manage)];
+    assert_eq!(late(&rules, "fixed-late", 2, 2), (managed("bash"), (vec!["fixed-late".to_string()], 1)));
+}
+
+/// If a process joins another control group, or changes its user, when it is old and asleep: does the rule for these
+/// hold within ten refreshes?
+#[test]
+fn a_process_that_joins_a_control_group_later_is_matched() {
+    let host = FakeHost::default();
+    for pid in [5, 6] {
+        host.thread(pid, pid, 1, "0");
+        host.file(&format!("/proc/{pid}/cgroup"), "0::/user.slice\n");
+        host.file(&format!("/proc/{pid}/status"), "Uid:\t1000\t0\t0\t0\n");
+        host.file(&format!("/proc-schedstat/{pid}"), "1 2 3\n");
+    }
+    let rule = |cgroup: Option<&str>, user, action| ManageRule {
+        cgroup: cgroup.map(str::to_string),
+        user,
+        action,
+        ..ManageRule::default()
+    };
+    let rules = [
+        rule(Some("/protected"), None, ManageAction::Ignore),
+        rule(Some("/batch"), None, ManageAction::Manage(None)),
+        rule(None, Some(7), ManageAction::Manage(None)),
+    ];
+    let mut tasks = TaskTable::default();
+    let mut look = |refreshes: u32| {
+        for _ in 0..refreshes {
+            tasks.refresh(&host, &rules, 0).unwrap();
+        }
+        let live = tasks.all().into_iter().filter(|task| !task.has_exited).map(|task| (task.pid, task.user));
+        (live.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>(), tasks.take_released().len())
+    };
+    assert_eq!(look(20), (vec![], 0));
+    host.file("/proc/5/cgroup", "0::/batch/job\n");
+    host.file("/proc/6/status", "Uid:\t7\t0\t0\t0\n");
+    assert_eq!(look(MATCH_PERIOD), (vec![(5, Some(1000)), (6, Some(7))], 0));
+    host.file("/proc/5/cgroup", "0::/protected\n");
+    assert_eq!(look(MATCH_PERIOD), (vec![(6, Some(7))], 1));
+}

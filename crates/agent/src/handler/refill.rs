@@ -8,7 +8,8 @@ use crate::sys;
 use crate::timing::BATCH_PAGES;
 
 impl Agent {
-    /// Fetches at most `max_frames` frames until `wanted_frames` of allowed colors are available; true if there is at least one.
+    /// Fetches at most `max_frames` frames until `wanted_frames` of allowed colors are available; true if there is at least
+    /// one.
     pub(super) fn fetch(&mut self, wanted_frames: u32, max_frames: u32) -> bool {
         let (mask, mut remaining) = (self.account.mask, max_frames as usize);
         while remaining > 0 && self.stock.allowed_count(mask) < wanted_frames {

@@ -5,6 +5,7 @@ pub mod curves;
 pub mod phases;
 pub mod probe_planner;
 pub mod speeds;
+mod thread_clusters;
 
 use std::collections::{BTreeMap, BTreeSet};
 

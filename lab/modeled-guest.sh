@@ -47,7 +47,7 @@ prepare() {
     loader=$(echo "$tree"/usr/lib64/ld-linux-x86-64.so.2)
     libraries=$tree/usr/lib/x86_64-linux-gnu
     make -s -C lab/machine OUT="$out/machine" >"$out/make.log" 2>&1 || not_run "the machine cannot be built (see $out/make.log)"
-    for program in program phase; do
+    for program in program phase kernels; do
         cc -O2 -o "$out/machine/lab-$program" "lab/guest/$program.c" -lpthread >>"$out/make.log" 2>&1 ||
             not_run "the guest's programs cannot be built (see $out/make.log)"
     done
@@ -63,6 +63,21 @@ with_libraries() {
     done
 }
 
+# with_programs FILE: the programs of command lines that name a path of this host, in $out/initramfs.
+with_programs() {
+    local program
+    while read -r program _; do
+        case $program in
+            /*)
+                [ -x "$program" ] || continue
+                with_libraries "$program" "$out/initramfs"
+                mkdir -p "$out/initramfs$(dirname "$program")"
+                cp "$program" "$out/initramfs$program"
+                ;;
+        esac
+    done <"$1"
+}
+
 # The guest's files in $out/initramfs; `pack` makes the archive of them.
 initramfs() {
     local root=$out/initramfs
@@ -74,6 +89,7 @@ initramfs() {
     [ "$(basename "$binary")" = cachemate ] || mv "$root/bin/$(basename "$binary")" "$root/bin/cachemate"
     with_libraries "$out/machine/lab-program" "$root"
     with_libraries "$out/machine/lab-phase" "$root"
+    with_libraries "$out/machine/lab-kernels" "$root"
     cp lab/guest/init "$root/init"
     cp lab/guest/{scenarios,deaths,programs,evidence,auto,nodes,sweep,host-changes,shell}.sh "$root/lab/"
     chmod +x "$root/init"
@@ -133,6 +149,35 @@ boot() {
     if grep -q 'version 7 of the plugin' "$out/$name.log"; then
         not_run "this QEMU is not 11.1: its plugin interface is another one"
     fi
+}
+
+# programs_run CONSOLE: the lines of lab-phase about programs that have run
+programs_run() { tr -d '\r' <"$1" | grep -ao 'PROGRAM	.*' | cut -f2- || true; }
+# phase_table TRUTH RAN: these lines with each process's counts in the truth file (lab/programs.sh has the columns)
+phase_table() {
+    awk -F '\t' -v OFS='\t' '
+        FNR == 1 && NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i; if ($i ~ /^l3_.*_lines$/) l3[i] }; next }
+        FNR == NR {
+            if (NF < at["cycles"]) next
+            thread = $at["tid"] " " $at["name"]
+            process[thread] = $at["pid"]
+            instructions[thread] = $at["instructions"]; user[thread] = $at["user_instructions"]; cycles[thread] = $at["cycles"]
+            misses[thread] = $at["l3_misses"]; others[thread] = $at["others"]
+            bandwidth[thread] = $at["bandwidth_cycles"]
+            lines[thread] = $at["read_lines"] + $at["written_lines"]
+            for (i in l3) if ($i > most[thread]) most[thread] = $i
+            next
+        }
+        {
+            i = u = c = m = o = b = h = w = found = 0
+            for (t in process) if (process[t] == $4) {
+                found = 1
+                i += instructions[t]; u += user[t]; c += cycles[t]; m += misses[t]; o += others[t]; b += 64 * lines[t]; h += 64 * most[t]; w += bandwidth[t]
+            }
+            printf "%s\t%s\t%s\t%s\t%s\t%s\t%s", $1, $2, $3, $5, $6, $7, $8
+            if (found) printf "\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\n", i, u, c, m, o, b, h, w
+            else printf "\t-\t-\t-\t-\t-\t-\t-\t-\n"
+        }' "$@"
 }
 
 # report: prints the table and writes $out/result.json. A missed target is listed without failing the run; a figure that could

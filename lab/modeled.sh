@@ -15,7 +15,7 @@ out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
 full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths hotplug clock resctrl partitions disk"
 # By name only (LAB_SCENARIOS): they take long, or have not come to their end yet.
-named="speed suspend nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real"
+named="speed suspend nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real forecast"
 scenarios=${LAB_SCENARIOS:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
 budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 420)}
 started=$(date +%s)
@@ -23,8 +23,10 @@ mkdir -p "$out"
 rm -f "$out"/*.log "$out"/*.tsv "$out"/*.hurt "$out/result.json"
 
 [ -x "$binary" ] || { echo "lab: no $binary; make lab makes it" >&2; exit 1; }
+binary=$(realpath "$binary")
 . lab/modeled-guest.sh
 . lab/real.sh
+. lab/forecast.sh
 prepare
 guest_seconds=$limit_seconds
 
@@ -116,6 +118,7 @@ for name in $scenarios; do
             speed_costs >>"$out/results.tsv"
             ;;
         real) real ;;
+        forecast) forecast ;;
         benches) ;; # they came first
         deaths)
             if has_chaos; then

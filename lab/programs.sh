@@ -6,8 +6,8 @@
 # may be absent).
 # It gets `results.tsv`: phase, program's number from 0, its command line, seconds, whether it ended by itself, its exit
 # code, the last line that it printed, and of the process instructions, those in user code, cycles, misses of the L3, those
-# for lines that others displaced, bytes moved to and from memory, most bytes held in an L3. Each of these seven is "-" if
-# the truth file does not have the process. Standard output gets a line for each program that starts.
+# for lines that others displaced, bytes moved to and from memory, most bytes held in an L3. Each of these seven is "-" if the truth file does not have the process. Standard output gets a line for each
+# program that starts.
 set -euo pipefail
 job=$(realpath "$1")
 binary=$(realpath "$2")
@@ -26,13 +26,7 @@ cp "$job/programs" "$job/seconds" "$out/initramfs/lab/"
 [ ! -e "$job/policy.toml" ] || cp "$job/policy.toml" "$out/initramfs/lab/"
 mkdir -p "$out/initramfs/programs"
 [ ! -d "$job/files" ] || cp -r "$job/files/." "$out/initramfs/programs/"
-# Programs that are given by a path on this host are copied with their libraries.
-while read -r program _; do
-    case $program in
-        /*) [ ! -x "$program" ] || { with_libraries "$program" "$out/initramfs" && mkdir -p "$out/initramfs$(dirname "$program")" &&
-            cp "$program" "$out/initramfs$program"; } ;;
-    esac
-done <"$job/programs"
+with_programs "$job/programs"
 pack
 printf 'model_on 0\ntruth_file %s\n' "$out/truth.tsv" >>"$job/machine"
 console=$out/programs.log
@@ -45,31 +39,10 @@ progress() {
     shown=${#started[@]}
 }
 boot programs "$job/machine" "$out/initramfs.cpio"
-tr -d '\r' <"$console" | grep -ao 'PROGRAM	.*' | cut -f2- >"$out/ran.tsv" || true
+programs_run "$console" >"$out/ran.tsv"
 if ! grep -aq 'LAB	end' "$console"; then
     starved && echo "lab: this host is busy: the guest had $ran s of CPU time and waited for $waited s, in $limit_seconds s" >&2
     echo "lab: the guest did not come to its end (see $console)" >&2
     exit 1
 fi
-awk -F '\t' -v OFS='\t' '
-    FNR == 1 && NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i; if ($i ~ /^l3_.*_lines$/) l3[i] }; next }
-    FNR == NR {
-        if (NF < at["cycles"]) next
-        thread = $at["tid"] " " $at["name"]
-        process[thread] = $at["pid"]
-        instructions[thread] = $at["instructions"]; user[thread] = $at["user_instructions"]; cycles[thread] = $at["cycles"]
-        misses[thread] = $at["l3_misses"]; others[thread] = $at["others"]
-        lines[thread] = $at["read_lines"] + $at["written_lines"]
-        for (i in l3) if ($i > most[thread]) most[thread] = $i
-        next
-    }
-    {
-        i = u = c = m = o = b = h = found = 0
-        for (t in process) if (process[t] == $4) {
-            found = 1
-            i += instructions[t]; u += user[t]; c += cycles[t]; m += misses[t]; o += others[t]; b += 64 * lines[t]; h += 64 * most[t]
-        }
-        printf "%s\t%s\t%s\t%s\t%s\t%s\t%s", $1, $2, $3, $5, $6, $7, $8
-        if (found) printf "\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\n", i, u, c, m, o, b, h
-        else printf "\t-\t-\t-\t-\t-\t-\t-\n"
-    }' "$out/truth.tsv" "$out/ran.tsv" >"$job/results.tsv"
+phase_table "$out/truth.tsv" "$out/ran.tsv" | cut -f1-14 >"$job/results.tsv"

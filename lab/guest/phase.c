@@ -1,11 +1,13 @@
-/* lab-phase NAME SECONDS GROUP NUMBER...: programs of `cachemate lab run` at once (lab/guest/programs.sh), until all have ended
- * or the time is over. Sleeps meanwhile, so that it takes neither CPU time nor cache from them. Prints a line when each is
- * started, and at the end one with its pid, seconds, whether it ended, exit code, and the last line that it printed. */
+/* lab-phase NAME SECONDS GROUP NUMBER...: programs of /lab/programs at once, until all have ended or the time is over. After
+ * first:SECONDS, all but the first start again and again until that one has ended. Sleeps meanwhile, so that it takes
+ * neither CPU time nor cache from them. Prints a line when each is started, and at the end one with its pid, seconds,
+ * whether it ended, exit code, and the last line that it printed. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +16,8 @@
 #include <unistd.h>
 
 enum { PROGRAMS_AT_MOST = 256, LAST_LINE_BYTES = 200, SHELL_CANNOT_EXECUTE = 126 };
+
+static const char FIRST[] = "first:";
 
 struct program {
 	int number, pid, status, is_running, was_killed;
@@ -58,11 +62,11 @@ static void output_name(char *name, size_t size, int number)
 }
 
 /* In a process group of its own, so that its children end with it. */
-static void start(struct program *p, const char *group, const sigset_t *old)
+static void start(struct program *p, bool repeats, const char *group, const sigset_t *old)
 {
 	char name[64], shell_line[8192];
 	output_name(name, sizeof name, p->number);
-	snprintf(shell_line, sizeof shell_line, "exec %s", p->line);
+	snprintf(shell_line, sizeof shell_line, repeats ? "while :; do %s; done" : "exec %s", p->line);
 	p->start = now_s();
 	p->pid = fork();
 	p->is_running = 1;
@@ -113,7 +117,7 @@ static void kill_all(void)
 			programs[i].is_running = 0;
 }
 
-/* The last line of a program's output that is not empty, without control characters. */
+/* The last line of a program's output that is not empty, in printable ASCII. */
 static void last_line(const struct program *p, char *line, size_t size)
 {
 	char name[64], tail[4096];
@@ -128,7 +132,7 @@ static void last_line(const struct program *p, char *line, size_t size)
 		begin--;
 	snprintf(line, size, "%.*s", (int)(end - begin), tail + begin);
 	for (char *c = line; *c; c++)
-		if (iscntrl((unsigned char)*c))
+		if (!isprint((unsigned char)*c))
 			*c = ' ';
 	if (file >= 0)
 		close(file);
@@ -143,7 +147,8 @@ int main(int argc, char **argv)
 			PROGRAMS_AT_MOST);
 		return 2;
 	}
-	double seconds = atof(argv[2]);
+	bool until_first = !strncmp(argv[2], FIRST, strlen(FIRST));
+	double seconds = atof(argv[2] + (until_first ? strlen(FIRST) : 0));
 	snprintf(group, sizeof group, "%s/cgroup.procs", argv[3]);
 	sigemptyset(&child);
 	sigaddset(&child, SIGCHLD);
@@ -156,8 +161,8 @@ int main(int argc, char **argv)
 	}
 	fflush(stdout);
 	for (int i = 0; i < count; i++)
-		start(&programs[i], group, &old);
-	for (double over = now_s() + seconds, left; running() && (left = over - now_s()) > 0; reap()) {
+		start(&programs[i], until_first && i > 0, group, &old);
+	for (double over = now_s() + seconds, left; (until_first ? programs[0].is_running : running()) && (left = over - now_s()) > 0; reap()) {
 		struct timespec wait = { (time_t)left, (long)((left - (double)(time_t)left) * 1e9) };
 		sigtimedwait(&child, NULL, &wait);
 	}

@@ -1,4 +1,15 @@
-# A user's programs: each alone, all together under the kernel alone, and all together with a policy. Sourced by init.
+# Programs that lab-phase runs; sourced by init.
+
+# Programs of fixed work: each alone, then each of /lab/pairs beside its co-runner.
+scenario_forecast() {
+    mkdir -p /programs
+    for only in $(seq 0 $(($(wc -l </lab/programs) - 1))); do lab-phase alone first:2 /sys/fs/cgroup "$only"; done
+    while read -r program co_runner; do
+        lab-phase "$program-$co_runner" first:2 /sys/fs/cgroup "$program" "$co_runner" </dev/null
+    done </lab/pairs
+}
+
+# A user's programs: each alone, all together under the kernel alone, and all together with a policy.
 scenario_programs() {
     seconds=$(cat /lab/seconds)
     mkdir -p /mnt/rdt /programs

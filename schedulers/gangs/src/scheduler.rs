@@ -21,7 +21,8 @@ pub struct BpfScheduler {
 }
 
 impl BpfScheduler {
-    /// Attaches the scheduler: to every task of the host if `schedules_all`, and otherwise to tasks with policy 7 (SCHED_EXT).
+    /// Attaches the scheduler: to every task of the host if `schedules_all`, and otherwise to tasks with policy 7
+    /// (SCHED_EXT).
     ///
     /// # Errors
     /// The kernel refuses the scheduler.

@@ -5,9 +5,9 @@
 # the daemon; absent = none), `seconds` (of the guest, for one phase) and `files` (copied to /programs in the guest;
 # may be absent).
 # It gets `results.tsv`: phase, program's number from 0, its command line, seconds, whether it ended by itself, its exit
-# code, the last line that it printed, and of the process instructions, those in user code, cycles, misses of the L3, those
-# for lines that others displaced, bytes moved to and from memory, most bytes held in an L3. Each of these seven is "-" if the truth file does not have the process. Standard output gets a line for each
-# program that starts.
+# code, the last line that it printed, and seven figures of the process: instructions, those in user code, cycles, misses
+# of the L3, those for lines that others displaced, bytes moved to and from memory, and most bytes held in an L3. Each of
+# the seven is "-" if the truth file does not have the process. Standard output gets a line for each program that starts.
 set -euo pipefail
 job=$(realpath "$1")
 binary=$(realpath "$2")

@@ -76,6 +76,36 @@ fn the_readme_shows_what_the_commands_print() {
     }
 }
 
+/// Does the picture on the first screen show the five largest slowdowns that the README's matrix has, and the plan's?
+#[test]
+fn the_picture_has_the_figures_of_the_readme() {
+    let page = fs::read_to_string(root().join("README.md")).unwrap();
+    let picture = fs::read_to_string(root().join("docs/pictures/plan.svg")).unwrap();
+    let names = ["stencil", "python3", "xz", "bzip2"];
+    let shown = shown(&page);
+    let lines = |command: &str| &shown.iter().find(|(line, _)| line.starts_with(command)).unwrap().1;
+    let matrix = lines("predict").iter().skip_while(|line| !line.starts_with("        stencil")).skip(1);
+    let mut slowdowns: Vec<(f64, &str, &str)> = Vec::new();
+    for (program, line) in names.iter().zip(matrix) {
+        let cells = line.split_whitespace().skip(1);
+        let values = cells.map(|cell| cell.trim_end_matches(|mark: char| !mark.is_ascii_digit()).parse().unwrap());
+        let others = names.iter().zip(values).filter(|(co_runner, _)| *co_runner != program);
+        slowdowns.extend(others.map(|(co_runner, percent): (_, f64)| (percent, *program, *co_runner)));
+    }
+    slowdowns.sort_by(|a, b| b.0.total_cmp(&a.0));
+    for ((percent, program, co_runner), y) in slowdowns.iter().zip([102, 134, 166, 198, 230]) {
+        let row = format!(r#"<text x="258" y="{y}">{program}</text><text x="332" y="{y}">{co_runner}</text>"#);
+        assert!(picture.contains(&row), "{row}");
+        let figure = picture.lines().find(|line| line.contains(&format!(r#"<text x="448" y="{y}""#))).unwrap();
+        assert!(figure.contains(&format!(">{percent:.0} %<")), "{program} beside {co_runner}: {percent}, {figure}");
+    }
+    for line in lines("plan").iter().filter(|line| line.contains(" % slower (")) {
+        let (program, percent) = line.split_once(": ").unwrap();
+        let percent: f64 = percent.split_once(' ').unwrap().0.parse().unwrap();
+        assert!(picture.contains(&format!(">{percent:.0} % slower<")), "{program}: {percent}");
+    }
+}
+
 /// Are a missing line, another order, and output beyond the shown end detected?
 #[test]
 fn another_output_is_found_out() {

@@ -124,6 +124,19 @@ fn one_service_per_host_has_no_slowdown() {
     }
 }
 
+/// Do names that hold markup, an escape sequence or a mark that turns the direction of writing act on no page?
+#[test]
+fn hostile_names_act_on_no_page() {
+    let evil = "</title><script>x</script>\u{1b}[31m\u{202e}{1}\" onload=\"x";
+    let mut spec = fleet(1, 1.0);
+    spec.policies = vec![PlacementPolicy::Requests];
+    (spec.name, spec.machine) = (evil.to_string(), evil.to_string());
+    let kinds = [kind(evil, 20.0, &[(6.0 * MIB, 0.9)], Some(1.0))];
+    let page = run(&spec, &kinds, 1, &[]).html(&spec, 1.0);
+    assert!(!page.contains("<script") && !page.contains("\" onload"), "{page}");
+    assert!(!page.contains(['\u{1b}', '\u{202e}']) && page.contains("\\u{202e}"), "{page}");
+}
+
 /// Do all policies give the same result for identical services that fill all hosts?
 #[test]
 fn identical_services_make_policies_equal() {

@@ -395,6 +395,22 @@ fn reports_say_what_is_missing() {
     assert!(summary.html().contains("3 of 4 results") && summary.text().contains("0 of 1"), "{}", summary.text());
 }
 
+/// Do names that hold markup, an escape sequence or a mark that turns the direction of writing act on no page?
+#[test]
+fn hostile_names_act_on_no_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, manifest, inputs) = store(dir.path(), 2);
+    driven(&store, &manifest, &mut local(&store, &inputs, &Arc::new(Numbers::default()), 0), 0);
+    let evil = "</title><script>x</script>\u{1b}[31m\u{202e}{1}\" onload=\"x";
+    let mut summary = report(&store).unwrap();
+    (summary.name, summary.description) = (evil.to_string(), evil.to_string());
+    summary.axes.fill(evil.to_string());
+    summary.damaged.push(evil.to_string());
+    let page = summary.html();
+    assert!(!page.contains("<script") && !page.contains("\" onload"), "{page}");
+    assert!(!page.contains(['\u{1b}', '\u{202e}']) && page.contains("\\u{202e}"), "{page}");
+}
+
 /// Files that an attacker leaves in a sweep's directory.
 type Trap = fn(&Path, SweepTaskId, &Path);
 

@@ -1,4 +1,4 @@
-//! Part (c): CPU time of the daemon, and its effect on unmanaged programs.
+//! Part (c) of the benchmark: CPU time of the daemon, and its effect on unmanaged programs.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,12 +13,12 @@ use crate::bench_host::{BenchHost, BenchRow, median};
 use crate::programs::Actor;
 
 const TASKS: usize = 200;
-/// Concurrent viewers of the dashboard, which admits eight.
+/// Concurrent viewers of the dashboard, which accepts at most eight.
 const VIEWERS: usize = 4;
 /// Seconds over which the daemon's CPU time is measured.
 const COUNTED_S: u64 = 30;
-/// Rounds of three blocks: one with the daemon and two without it. The two without it measure the noise between
-/// blocks under equal conditions.
+/// Rounds of three blocks: one with the daemon and two without it. Comparing the two without it gives
+/// the noise between blocks under equal conditions.
 const ROUNDS: usize = 15;
 const BLOCK: Duration = Duration::from_millis(2000);
 const SETTLE: Duration = Duration::from_millis(400);
@@ -70,7 +70,7 @@ fn share(place: &BenchHost, has_page: bool) -> anyhow::Result<Option<f64>> {
     Ok(after_ns.zip(before_ns).map(|(after_ns, before_ns)| after_ns.saturating_sub(before_ns) as f64 / 1e9 / seconds))
 }
 
-/// Compares three daemons that observe the same programs: without a dashboard, with one, and with a viewed one.
+/// Compares three daemons that observe the same programs: without a dashboard, with an unviewed one, and with a viewed one.
 fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
     let title = format!("daemon's share of a CPU observing {TASKS} tasks: with a page that {VIEWERS} look at");
     let daemon = |name: &str, has_page: bool| {

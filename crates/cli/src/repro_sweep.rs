@@ -1,4 +1,4 @@
-//! Runs the papers' experiments as a sweep: their independent runs are tasks, executed wave by wave.
+//! Runs the papers' experiments as a sweep: each independent run is a task, and tasks are executed in waves.
 //!
 //! A wave consists of all runs whose inputs exist; most experiments have one or two waves. The command assembles the
 //! findings from the store with the same code as without a sweep.
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::run_store::{sources, use_store_dir};
 
-/// Subdirectory of the sweep for runs of single programs and pairs, which several tasks need.
+/// Subdirectory of the sweep for runs of single programs and pairs, which several tasks share.
 pub const KEPT_DIR: &str = "kept";
 
 /// The request for the experiments, stored in the manifest's header.
@@ -103,7 +103,7 @@ fn bytes(digits: &str) -> Option<Vec<u8>> {
     (0..digits.len()).step_by(2).map(pair).collect()
 }
 
-/// Experiments with their positions among all experiments, by which runs are named.
+/// Experiments with their positions among all experiments. A run's name begins with that position.
 pub fn places(experiments: &[Experiment]) -> Vec<(usize, Experiment)> {
     let is_same = |a: &Experiment, b: &Experiment| a.ids == b.ids && a.title == b.title;
     let is_requested = |candidate: &Experiment| experiments.iter().any(|requested| is_same(requested, candidate));
@@ -150,7 +150,7 @@ impl Waves {
         needed_tasks
     }
 
-    /// Records a failed experiment: its ids have no result, with the error as the reason.
+    /// Records a failed experiment: each of its ids gets a finding that states the error.
     fn break_off(&mut self, nth: usize, experiment: &Experiment, reason: &str) {
         let seeds = &self.request.seeds;
         let broken = |id: &&str| Finding::from_failure(id, experiment.title, seeds, reason);
@@ -158,7 +158,7 @@ impl Waves {
         self.broken.push(format!("{}: {reason}", experiment.ids.join(", ")));
     }
 
-    /// Runs an experiment on its stored results.
+    /// Runs an experiment on its stored results; returns its findings or the runs that it still needs.
     fn advance(
         &self,
         store: &Store,

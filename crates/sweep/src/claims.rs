@@ -148,8 +148,7 @@ impl Store {
     }
 }
 
-/// Have the workers of a task died too often? Counts the recorded deaths, plus one if a dead owner's claim still
-/// exists.
+/// Have the workers of a task died too often? Only recorded deaths count.
 pub(crate) fn has_too_many_deaths(attempts: &[FailedAttempt]) -> bool {
     attempts.iter().filter(|attempt| attempt.ending == FailureKind::Death).count() >= MAX_DEATHS
 }

@@ -1,6 +1,6 @@
-//! The right to act: only one of a user's daemons and runs may change the host at a time.
+//! The actuation lock: at most one daemon or run of a user may change the host at a time.
 //!
-//! Problem: if two processes act on the same programs, each takes the other's masks for originals, and the host is
+//! Problem: if two processes act on the same programs, each saves the other's masks as the originals, and the host is
 //! never restored. Method: each user has one lock (an flock, which ends with the process), and the guardian holds it
 //! until it has restored the host. The lock file names the state directory of the last owner; a journal in that
 //! directory must be restored first. Root announces that it acts by a file beside its lock, on which root's process
@@ -28,7 +28,7 @@ pub struct LockPaths {
     pub root_acts: PathBuf,
 }
 
-/// The right to act, which is held until this value is dropped.
+/// The right to act on the host, held until this value is dropped.
 #[derive(Debug)]
 pub struct ActuationLock {
     file: File,
@@ -98,12 +98,12 @@ impl ActuationLock {
         actuation_lock
     }
 
-    /// The descriptors that a guardian keeps open, and thereby the locks, until it has restored.
+    /// The descriptors that hold the locks. A guardian keeps them open until it has restored the host.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         [&self.file].into_iter().chain(self.announcement.iter().map(|(_, file)| file)).map(AsFd::as_fd).collect()
     }
 
-    /// Does root act now? An announcement that exists but cannot be read counts as yes.
+    /// Does root act now? Returns true if the announcement exists but cannot be read.
     pub fn is_overruled(&self, kernel: &dyn Kernel) -> bool {
         let Some(path) = &self.root_lock else { return false };
         let mut options = OpenOptions::new();
@@ -140,14 +140,14 @@ fn announce(path: &Path, own_key: ThreadKey) -> Result<File, JournalError> {
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } != 0 {
         return Err(io(io::Error::last_os_error()));
     }
-    // A service's umask may hide it from the users that must read it.
+    // Set explicitly, because a service's umask may deny other users read access.
     rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o644)).map_err(|error| io(error.into()))?;
     std::fs::rename(&new_path, path).map_err(io)?;
     Ok(file)
 }
 
 fn whole_file_lock(lock_type: i32) -> libc::flock {
-    // SAFETY: all fields are numbers, for which zero is valid: from the start, to the end, of no process.
+    // SAFETY: all fields are integers, for which zero is valid; here it means the whole file and no process.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = lock_type as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;

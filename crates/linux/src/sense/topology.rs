@@ -31,7 +31,7 @@ pub struct HostTopology {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{file}: found {found}, expected {expected}")]
 pub struct TopologyError {
-    /// Its path, below the root that was read.
+    /// Path of the file, including the root.
     pub file: Box<str>,
     /// The found text, or the error of reading it.
     pub found: Box<str>,
@@ -76,7 +76,7 @@ struct CacheDescription {
 }
 
 impl SysfsReader {
-    /// CPUs with a directory, except those that the kernel only reserves.
+    /// CPUs that have a directory, without those that are possible but not present.
     fn present_cpus(&self) -> Result<Vec<u32>, TopologyError> {
         let list = list_file(&self.cpus.join("present"))?;
         let number = |name: String| name.strip_prefix("cpu").and_then(|digits| digits.parse::<u32>().ok());
@@ -115,7 +115,7 @@ impl SysfsReader {
             if package.is_none() && online.contains(cpu) {
                 without_package.insert(cpu);
             }
-            // The first sibling stands for the core: core ids repeat across dies and packages.
+            // The first sibling identifies the core, because core ids repeat across dies and packages.
             let first = siblings.and_then(|set| set.intersection(online).first()).filter(|_| online.contains(cpu));
             let core = match (first, core_id) {
                 (Some(first), _) => (0, i64::from(first), 0),
@@ -143,7 +143,7 @@ impl SysfsReader {
         Ok(cpus)
     }
 
-    /// Node of each CPU, by the kernel's numbers (gaps are common).
+    /// Memory node of each CPU, in the kernel's numbering, which often has gaps.
     fn memory_nodes(&mut self, root: &Path) -> Result<BTreeMap<u32, u32>, TopologyError> {
         let dir = root.join("sys/devices/system/node");
         let mut nodes = BTreeMap::new();
@@ -254,7 +254,7 @@ impl SysfsReader {
             self.warnings.push(text);
             cpus = [cpu].into_iter().collect();
         }
-        // Zero means "unknown" in all of these files, although some firmware reports it.
+        // Some firmware reports zero, which means "unknown" in all of these files.
         let count = |name: &str| number_file(&dir.join(name)).map(|n| n.and_then(|n| u32::try_from(n).ok()));
         Ok(Some(CacheDescription {
             level,
@@ -266,7 +266,7 @@ impl SysfsReader {
         }))
     }
 
-    /// Adds a description; two of one level that share a CPU are one cache.
+    /// Adds a description, and merges it with those of the same level that share a CPU with it.
     fn merge(&mut self, found_caches: &mut Vec<CacheDescription>, mut cache: CacheDescription) {
         while let Some(at) =
             found_caches.iter().position(|other| other.level == cache.level && other.cpus.intersects(&cache.cpus))
@@ -331,7 +331,7 @@ fn names(dir: &Path) -> Result<Vec<String>, TopologyError> {
     Ok(entries.iter().filter_map(|path| path.file_name()?.to_str().map(str::to_string)).collect())
 }
 
-/// Maximum length of a sysfs file; most have one page.
+/// Maximum length of a sysfs file; most are at most one page long.
 const MAX_SYSFS_BYTES: u64 = 1 << 20;
 
 /// Contents without the white space around; `None` = there is no such file (or it is an offline CPU's, which cannot be

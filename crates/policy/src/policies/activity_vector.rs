@@ -116,7 +116,7 @@ impl Parameters {
         Ok(parsed)
     }
 
-    /// Does a task pay for being brought in?
+    /// Does bringing a task in have a cost?
     fn pays(&self) -> bool {
         self.form == CoScheduleForm::Set && self.weights.newcomer > 0.0
     }
@@ -135,7 +135,7 @@ type SuperSetRates = [Vec<(f64, f64)>; 3];
 /// Raw counts of one task, by level.
 type RawCounts = Vec<(CacheLevel, Vec<SuperSetCount>)>;
 
-/// Position of the contended level's misses among the six vectors.
+/// Index of the last level's misses in [`FactorWeights::cells`].
 const LAST_LEVEL_MISS: usize = 5;
 
 struct ActivityVectors {
@@ -193,7 +193,7 @@ impl ActivityVectors {
         }
     }
 
-    /// Observes the counts of the last level in this window.
+    /// Passes this window's misses of the last level to the estimate of reload costs.
     fn follow_refills(&mut self, view: &View<'_>, last: Option<CacheLevel>) {
         if !self.parameters.pays() {
             return;
@@ -277,7 +277,7 @@ impl ActivityVectors {
         }
         let probe_kind =
             |level| ProbeKind::SuperSets { tasks: tasks.clone(), level, super_sets: self.parameters.super_sets };
-        // Counting takes no time, so the budget is never reached.
+        // Counting costs the tasks no time, so the budget is effectively unlimited.
         let probe = |(id, level): (u32, CacheLevel)| ProbeRequest {
             id: ProbeId(id),
             kind: probe_kind(level),

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::TraceError;
 
-/// Time between the request to stop and the kill of a child.
+/// Time between SIGTERM and SIGKILL for a child that does not stop.
 const GRACE: Duration = Duration::from_secs(3);
 /// Time for which surviving children may hold the FIFO open without writing after the program's end.
 const SILENCE: Duration = Duration::from_millis(500);
@@ -26,7 +26,7 @@ pub(super) struct Fifo<'a> {
     interrupt: &'a AtomicBool,
     /// Wait for processes that outlive the program?
     follows_children: bool,
-    /// Stop the program at the next opportunity?
+    /// Should the program be stopped at the next read?
     pub(super) has_enough: bool,
     /// Processes that write, besides the child.
     pub(super) writers: Vec<u32>,
@@ -64,7 +64,7 @@ impl<'a> Fifo<'a> {
         }
     }
 
-    /// Was the program stopped, or did it end by itself?
+    /// Was the program asked to stop? False if it ended by itself.
     pub(super) fn is_stopped(&self) -> bool {
         self.stop_time.is_some()
     }

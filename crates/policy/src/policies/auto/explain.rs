@@ -40,7 +40,7 @@ pub struct ReportedForecasts {
     tasks: BTreeMap<TaskId, (f64, String)>,
 }
 
-/// A forecast is not reported again if it has changed by less than this share of the solo speed.
+/// Smallest change of a forecast that is reported again, as a share of the solo speed.
 const NEWS_FROM: f64 = 0.05;
 
 impl ReportedForecasts {
@@ -198,7 +198,7 @@ impl SearchReport<'_> {
         self.newcomers.map_or_else(String::new, phrase)
     }
 
-    /// Returns the data behind the forecast.
+    /// Returns the quantities from which the task's speed is forecast.
     fn known_forecasts(&self, index: usize) -> Vec<(String, f64)> {
         let Some(program) = &self.problem.tasks[index].program else { return Vec::new() };
         let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);

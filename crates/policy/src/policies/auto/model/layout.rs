@@ -26,7 +26,7 @@ pub struct GangRotation {
     pub gangs: Vec<Vec<usize>>,
 }
 
-/// A layout; see the module's documentation.
+/// Sites, pins, partitions and rotations of all tasks, by position in the planning problem.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SiteLayout {
     /// Site of each task; `None` if unknown.
@@ -113,7 +113,7 @@ impl SiteLayout {
         problem.known_tasks().filter(|&index| self.site_of[index] == Some(site)).collect()
     }
 
-    /// Writes the layout into a plan. Units stay the same as in `before` as far as possible.
+    /// Writes the layout into a plan. Units stay the same as in `previous_plan` as far as possible.
     pub fn write_to(&self, problem: &PlanningProblem, previous_plan: &Plan, migration: PageMigration, plan: &mut Plan) {
         for (index, problem_task) in problem.tasks.iter().enumerate().filter(|(index, _)| self.pinned[*index]) {
             if let Some(site) = self.site_of[index].filter(|_| problem_task.movable) {

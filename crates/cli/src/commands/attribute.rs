@@ -77,8 +77,11 @@ fn job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
         Ok(path) => Ok(WorkloadJob::from_recording(program_name, path, seed)),
         Err(_) => {
             let bundled: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
-            let known_names: Vec<&str> =
+            // Some recordings have the name of a simulated program.
+            let mut known_names: Vec<&str> =
                 kernels::programs().map(|kernel| kernel.name).chain(bundled.iter().map(String::as_str)).collect();
+            known_names.sort_unstable();
+            known_names.dedup();
             let meant = nearest_name(program_name, known_names.iter().copied());
             let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
             Err(UsageError(format!(

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use cachemate_report::text::{number, value_or_dash};
 use cachemate_report::{Align, Table, WhatIfResult as Outcomes};
 use cachemate_repro::ExperimentContext;
-use cachemate_repro::interval::whatif::{WhatIfQuery, outcome};
+use cachemate_repro::interval::whatif::{WhatIfQuery, check_policy, outcome};
 use cachemate_study::cache_summary;
 use clap::Args;
 
@@ -72,6 +72,10 @@ impl CompareArgs {
             refuse_existing(path, self.force)?;
         }
         let machine = cachemate_spec::load_machine(&self.machine.machine)?;
+        // An unknown name is refused before the recordings are timed, which takes seconds.
+        for policy in &self.policies {
+            check_policy(policy)?;
+        }
         let jobs = jobs(session, &self.programs, &machine, self.seed, self.stretch)?;
         let question = WhatIfQuery {
             machine: machine.clone(),

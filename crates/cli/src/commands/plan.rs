@@ -11,7 +11,7 @@ use cachemate_report::terminal::plan_boxes;
 use cachemate_report::text::number;
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::plan::{PlannedRun, plan_query};
-use cachemate_repro::interval::whatif::WhatIfQuery;
+use cachemate_repro::interval::whatif::{WhatIfQuery, check_policy};
 use cachemate_study::plan_result;
 use clap::Args;
 use serde::Serialize;
@@ -193,6 +193,8 @@ impl PlanArgs {
 
     /// Runs a policy for some nominal minutes, and prints its decisions.
     fn run_policy(&self, session: &Session, machine: MachineSpec, policy: &str) -> anyhow::Result<()> {
+        // An unknown name is refused before the recordings are timed, which takes seconds.
+        check_policy(policy)?;
         let name = machine.name.clone();
         let jobs = jobs(session, &self.programs, &machine, self.seed, PHASE_SCALE)?;
         let question =

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use cachemate_core::{Machine, MachineSpec, Plan, PolicyConfig, Reason, TaskId, WindowRecord};
 use cachemate_interval::{IntervalJob, IntervalMachine, Options};
 use cachemate_pipeline::{INTERVAL_COUNTED_INSTRUCTIONS, Pipeline, StandardPipeline};
+use cachemate_policy::policies::{self, PolicyError};
 use cachemate_report::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeries};
 
 use crate::setup::failed;
@@ -44,12 +45,26 @@ pub fn pipeline(
     crate::setup::build_pipeline(standard.for_machine(machine.topology(), machine.capabilities()))
 }
 
+/// The name and the TOML of `dio` or `dio:TOML`.
+fn name_and_parameters(policy: &str) -> (&str, &str) {
+    policy.split_once(':').unwrap_or((policy, ""))
+}
+
+/// Checks a policy's name and parameters, as a query takes them, before anything runs.
+///
+/// # Errors
+/// No policy has the name, or it rejects the parameters.
+pub fn check_policy(policy: &str) -> Result<(), PolicyError> {
+    let (name, parameters) = name_and_parameters(policy);
+    policies::build(name, parameters, 1).map(drop)
+}
+
 /// The query's machine at its start, and the pipeline of the policy. `name` may include parameters.
 ///
 /// # Errors
 /// The machine, a program or the policy is invalid.
 pub fn start_query(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachine, Pipeline), ReproError> {
-    let (policy, parameters) = name.split_once(':').unwrap_or((name, ""));
+    let (policy, parameters) = name_and_parameters(name);
     let config = PolicyConfig { name: policy.to_string(), parameters: parameters.to_string(), seed: question.seed };
     let options = Options {
         seed: question.seed,

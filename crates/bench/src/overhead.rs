@@ -28,36 +28,36 @@ const START_PATIENCE: Duration = Duration::from_secs(30);
 
 /// # Errors
 /// A program or the daemon cannot be started.
-pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
-    let crowd = SleeperGroup::start(place)?;
+pub fn bench_rows(host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
+    let crowd = SleeperGroup::start(host)?;
     let config = format!(
         "mode = \"act\"\nwindow_ms = 1000\n[policy]\nname = \"round-robin\"\n[[rules]]\npid = {}\n",
         crowd.0.id()
     );
-    std::fs::write(place.dir.join("overhead.toml"), config).context("the daemon's configuration cannot be written")?;
+    std::fs::write(host.dir.join("overhead.toml"), config).context("the daemon's configuration cannot be written")?;
     let title = format!("daemon's share of a CPU at {TASKS} tasks, 1 s windows");
     let row = |title: &str, used: Option<f64>| match used {
         None => BenchRow::not_shown("c", title, "the daemon ended".to_string()),
         Some(share) => BenchRow::row("c", title, "0.5 %", format!("{:.3} %", 100.0 * share), share < 0.005),
     };
-    let mut rows = vec![row(&title, share(place, false)?)];
-    rows.push(row(&format!("{title}: with a page that {VIEWERS} look at"), share(place, true)?));
-    rows.push(page(place)?);
-    rows.push(neutral(place)?);
+    let mut rows = vec![row(&title, measure_cpu_share(host, false)?)];
+    rows.push(row(&format!("{title}: with a page that {VIEWERS} look at"), measure_cpu_share(host, true)?));
+    rows.push(dashboard_row(host)?);
+    rows.push(neutral_load_row(host)?);
     drop(crowd);
     Ok(rows)
 }
 
 /// Share of a CPU that an acting daemon uses, with a viewed dashboard if `has_page`; `None` if the daemon ended.
-fn share(place: &BenchHost, has_page: bool) -> anyhow::Result<Option<f64>> {
-    let socket = place.dir.join("overhead.page");
+fn measure_cpu_share(host: &BenchHost, has_page: bool) -> anyhow::Result<Option<f64>> {
+    let socket = host.dir.join("overhead.page");
     let shown = socket.to_string_lossy();
     let with_page = ["--dashboard", &*shown];
-    let daemon = BenchDaemon::start(place, "overhead", "overhead", if has_page { &with_page } else { &[] })?;
-    daemon.wait_until_started(place);
-    let viewers: Vec<_> = (0..if has_page { VIEWERS } else { 0 }).filter_map(|_| viewer(&socket)).collect();
+    let daemon = BenchDaemon::start(host, "overhead", "overhead", if has_page { &with_page } else { &[] })?;
+    daemon.wait_until_started(host);
+    let viewers: Vec<_> = (0..if has_page { VIEWERS } else { 0 }).filter_map(|_| spawn_viewer(&socket)).collect();
     let (before_ns, start) = (daemon.cpu_time_ns(), Instant::now());
-    place.sleep(Duration::from_secs(COUNTED_S));
+    host.sleep(Duration::from_secs(COUNTED_S));
     let seconds = start.elapsed().as_secs_f64();
     let after_ns = daemon.cpu_time_ns();
     drop(daemon);
@@ -71,21 +71,21 @@ fn share(place: &BenchHost, has_page: bool) -> anyhow::Result<Option<f64>> {
 }
 
 /// Compares three daemons that observe the same programs: without a dashboard, with an unviewed one, and with a viewed one.
-fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
+fn dashboard_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
     let title = format!("daemon's share of a CPU observing {TASKS} tasks: with a page that {VIEWERS} look at");
     let daemon = |name: &str, has_page: bool| {
-        let socket = place.dir.join(format!("{name}.page"));
+        let socket = host.dir.join(format!("{name}.page"));
         let socket = socket.to_string_lossy();
         let page: &[&str] = if has_page { &["--observe-only", "--dashboard", &socket] } else { &["--observe-only"] };
-        BenchDaemon::start(place, "overhead", name, page)
+        BenchDaemon::start(host, "overhead", name, page)
     };
     let daemons = [daemon("plain", false)?, daemon("unseen", true)?, daemon("seen", true)?];
-    daemons.iter().for_each(|daemon| daemon.wait_until_started(place));
-    let socket = place.dir.join("seen.page");
-    let viewers: Vec<_> = (0..VIEWERS).filter_map(|_| viewer(&socket)).collect();
+    daemons.iter().for_each(|daemon| daemon.wait_until_started(host));
+    let socket = host.dir.join("seen.page");
+    let viewers: Vec<_> = (0..VIEWERS).filter_map(|_| spawn_viewer(&socket)).collect();
     let times_before: Vec<_> = daemons.iter().map(BenchDaemon::cpu_time_ns).collect();
     let start = Instant::now();
-    place.sleep(Duration::from_secs(COUNTED_S));
+    host.sleep(Duration::from_secs(COUNTED_S));
     let seconds = start.elapsed().as_secs_f64();
     let shares: Vec<f64> = daemons
         .iter()
@@ -114,7 +114,7 @@ fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
 }
 
 /// Reads the stream of a dashboard, and counts its bytes.
-fn viewer(socket: &std::path::Path) -> Option<std::thread::JoinHandle<usize>> {
+fn spawn_viewer(socket: &std::path::Path) -> Option<std::thread::JoinHandle<usize>> {
     let mut stream = UnixStream::connect(socket).ok()?;
     stream.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").ok()?;
     Some(std::thread::spawn(move || {
@@ -127,16 +127,16 @@ fn viewer(socket: &std::path::Path) -> Option<std::thread::JoinHandle<usize>> {
 }
 
 /// Compares the work of two quiet unmanaged programs with and without a daemon on the host.
-fn neutral(place: &BenchHost) -> anyhow::Result<BenchRow> {
+fn neutral_load_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
     const TITLE: &str = "throughput of a neutral load, managed against unmanaged";
-    let cpus = [place.cpus.0, place.cpus.1];
-    let actors = [Actor::start_own(place, "quiet-1", "quiet", 0)?, Actor::start_own(place, "quiet-2", "quiet", 0)?];
+    let cpus = [host.cpus.0, host.cpus.1];
+    let actors = [Actor::start_own(host, "quiet-1", "quiet", 0)?, Actor::start_own(host, "quiet-2", "quiet", 0)?];
     for (actor, cpu) in actors.iter().zip(cpus) {
         actor.set_affinity(&[cpu])?;
     }
-    let daemon = BenchDaemon::start(place, "overhead", "overhead", &[])?;
-    daemon.wait_until_started(place);
-    let (managed, control) = measure_pairs(place, &actors, &daemon);
+    let daemon = BenchDaemon::start(host, "overhead", "overhead", &[])?;
+    daemon.wait_until_started(host);
+    let (managed, control) = measure_pairs(host, &actors, &daemon);
     Ok(match median(&managed) {
         None => BenchRow::not_shown("c", TITLE, "no round came to its end".to_string()),
         Some(ratio) => {
@@ -148,21 +148,21 @@ fn neutral(place: &BenchHost) -> anyhow::Result<BenchRow> {
 
 /// For each round, the ratio of the programs' work with the daemon to that without it, and the control ratio between
 /// the two blocks without it.
-pub fn measure_pairs(place: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -> (Vec<f64>, Vec<f64>) {
+pub fn measure_pairs(host: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -> (Vec<f64>, Vec<f64>) {
     let (mut managed, mut control) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let mut rates = [0.0; 3];
         // The order changes from round to round, so that drifts of the host affect all blocks alike.
         for arm in (0..3).map(|at| (at + round) % 3) {
             daemon.signal(if arm == 0 { Signal::CONT } else { Signal::STOP });
-            place.sleep(SETTLE);
+            host.sleep(SETTLE);
             let work_before: u64 = actors.iter().map(Actor::work).sum();
             let start = Instant::now();
-            place.sleep(BLOCK);
+            host.sleep(BLOCK);
             let work = actors.iter().map(Actor::work).sum::<u64>().saturating_sub(work_before) as f64;
             rates[arm] = work / start.elapsed().as_secs_f64();
         }
-        if place.is_stopped() {
+        if host.is_stopped() {
             break;
         }
         managed.push(rates[0] / rates[1].max(1.0));
@@ -174,7 +174,7 @@ pub fn measure_pairs(place: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) 
 /// The median of the managed ratios, with the spread of the control ratios.
 pub fn ratio_text(managed: &[f64], control: &[f64]) -> String {
     let middle = |values: &[f64]| {
-        let (low, high) = quarters(values);
+        let (low, high) = quartiles(values);
         (median(values).unwrap_or(f64::NAN), low, high)
     };
     let (ratio, low, high) = middle(managed);
@@ -187,7 +187,7 @@ pub fn ratio_text(managed: &[f64], control: &[f64]) -> String {
 }
 
 /// First and third quartile of the values.
-fn quarters(values: &[f64]) -> (f64, f64) {
+fn quartiles(values: &[f64]) -> (f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let quarter = |share: usize| sorted.get(share * (sorted.len().max(1) - 1) / 4).copied().unwrap_or(f64::NAN);
@@ -198,12 +198,12 @@ fn quarters(values: &[f64]) -> (f64, f64) {
 struct SleeperGroup(Child);
 
 impl SleeperGroup {
-    fn start(place: &BenchHost) -> anyhow::Result<Self> {
+    fn start(host: &BenchHost) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt;
         let line =
             format!("trap 'kill -9 0' TERM; i=0; while [ $i -lt {TASKS} ]; do sleep 10000 & i=$((i+1)); done; wait");
         let mut command = Command::new("sh");
-        command.args(["-c", &line]).stdin(Stdio::null()).process_group(0).current_dir(&place.dir);
+        command.args(["-c", &line]).stdin(Stdio::null()).process_group(0).current_dir(&host.dir);
         end_with_parent(&mut command, Signal::TERM);
         Ok(SleeperGroup(command.spawn().context("sh cannot be started")?))
     }
@@ -224,9 +224,9 @@ pub struct BenchDaemon(Child);
 
 impl BenchDaemon {
     /// Starts a daemon with its own state directory and socket, named after `name`.
-    pub fn start(place: &BenchHost, config: &str, name: &str, extra_args: &[&str]) -> anyhow::Result<Self> {
-        let dir = &place.dir;
-        let mut command = Command::new(&place.command);
+    pub fn start(host: &BenchHost, config: &str, name: &str, extra_args: &[&str]) -> anyhow::Result<Self> {
+        let dir = &host.dir;
+        let mut command = Command::new(&host.command);
         command.args(["--quiet", "manage", "--config"]).arg(dir.join(format!("{config}.toml")));
         command.arg("--state-dir").arg(dir.join(format!("{name}-state"))).args(extra_args);
         command.arg("--socket").arg(dir.join(format!("{name}.sock"))).stdin(Stdio::null());
@@ -246,11 +246,11 @@ impl BenchDaemon {
     }
 
     /// Waits until the daemon has finished its survey of the host.
-    pub fn wait_until_started(&self, place: &BenchHost) {
+    pub fn wait_until_started(&self, host: &BenchHost) {
         let start = Instant::now();
         let mut previous_ns = self.cpu_time_ns();
-        while start.elapsed() < START_PATIENCE && !place.is_stopped() {
-            place.sleep(Duration::from_millis(1500));
+        while start.elapsed() < START_PATIENCE && !host.is_stopped() {
+            host.sleep(Duration::from_millis(1500));
             let now = self.cpu_time_ns();
             if now.zip(previous_ns).is_none_or(|(now, before)| now.saturating_sub(before) <= 20_000_000) {
                 break;

@@ -69,7 +69,7 @@ impl JobRunner for LocalJobRunner {
         match job {
             SweepJob::Scenario(job) => scenario(job, stop),
             SweepJob::Curve(job) => self.curve(job),
-            SweepJob::Repro { asked, run } => repro_sweep::make(&self.dir, asked, run, stop),
+            SweepJob::Repro { asked, run } => repro_sweep::run_task(&self.dir, asked, run, stop),
         }
     }
 }

@@ -8,7 +8,7 @@ use cachemate_repro::split_runs::Split;
 use cachemate_repro::{Experiment, ReproError};
 use cachemate_sweep::Store;
 
-use crate::repro_sweep::{ReproRequest, places};
+use crate::repro_sweep::{ReproRequest, indexed_experiments};
 
 /// CPU hours of full runs, from measurements on two cores with three seeds.
 pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>, seeds: usize) -> f64 {
@@ -20,7 +20,7 @@ pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>
 pub fn render(request: &ReproRequest, experiments: &[Experiment], store: Option<&Store>) -> String {
     let columns = [("ids", Align::Left), ("what", Align::Left), ("runs", Align::Left), ("hours", Align::Right)];
     let (mut table, mut remaining, seeds) = (Table::new(&columns), Vec::new(), request.seeds.len());
-    let numbered_experiments = places(experiments);
+    let numbered_experiments = indexed_experiments(experiments);
     for (nth, experiment) in &numbered_experiments {
         let runs = store.map_or(RunCounts::default(), |store| run_counts(request, store, *nth, experiment));
         let hours = match request.quick {

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::run_store::{sources, use_store_dir};
 
 /// Subdirectory of the sweep for runs of single programs and pairs, which several tasks share.
-pub const KEPT_DIR: &str = "kept";
+pub const SHARED_RUNS_DIR: &str = "kept";
 
 /// The request for the experiments, stored in the manifest's header.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -39,11 +39,15 @@ impl ReproRequest {
     }
 
     /// Lookup of an experiment's stored results by the names of its runs.
-    pub fn stored_lookup<'a>(&'a self, store: &'a Store, nth: usize) -> impl Fn(&str) -> Option<Vec<u8>> + Sync + 'a {
+    pub fn stored_lookup<'a>(
+        &'a self,
+        store: &'a Store,
+        experiment_index: usize,
+    ) -> impl Fn(&str) -> Option<Vec<u8>> + Sync + 'a {
         move |run: &str| {
-            let stored = store.read(self.id(&format!("{nth}:{run}"))).ok()??;
-            let answer: JobResult = serde_json::from_str(stored.result.get()).ok()?;
-            bytes(answer.detail?.get(ANSWER)?.as_str()?)
+            let stored = store.read(self.id(&format!("{experiment_index}:{run}"))).ok()??;
+            let job_result: JobResult = serde_json::from_str(stored.result.get()).ok()?;
+            decode_hex(job_result.detail?.get(ANSWER)?.as_str()?)
         }
     }
 
@@ -65,7 +69,7 @@ impl ReproRequest {
 ///
 /// # Errors
 /// The run does not exist, an earlier run that it needs has no result, or the run failed.
-pub fn make(dir: &Path, request_value: &Value, run: &str, stop: &AtomicBool) -> Result<JobResult, RunError> {
+pub fn run_task(dir: &Path, request_value: &Value, run: &str, stop: &AtomicBool) -> Result<JobResult, RunError> {
     let run_error = |message: String| RunError::Failed(message);
     let request: ReproRequest =
         serde_json::from_value(request_value.clone()).map_err(|error| run_error(error.to_string()))?;
@@ -75,7 +79,7 @@ pub fn make(dir: &Path, request_value: &Value, run: &str, stop: &AtomicBool) -> 
     let experiments = cachemate_repro::experiments();
     let experiment = experiments.get(nth).ok_or_else(no_such)?;
     let store = Store::open(dir).map_err(|error| run_error(error.to_string()))?;
-    use_store_dir(&store.path().join(KEPT_DIR));
+    use_store_dir(&store.path().join(SHARED_RUNS_DIR));
     let find = request.stored_lookup(&store, nth);
     let split = Split::find_answer(name, &find).map_err(|error| run_error(error.to_string()))?;
     match (experiment.run)(&request.context(&split, stop)) {
@@ -84,7 +88,7 @@ pub fn make(dir: &Path, request_value: &Value, run: &str, stop: &AtomicBool) -> 
             let answer = split
                 .into_answer()
                 .ok_or_else(|| run_error("an earlier run that it needs has no answer".to_string()))?;
-            Ok(JobResult { detail: Some(json!({ ANSWER: digits(&answer) })), ..JobResult::default() })
+            Ok(JobResult { detail: Some(json!({ ANSWER: encode_hex(&answer) })), ..JobResult::default() })
         }
         Err(error) => Err(run_error(error.to_string())),
     }
@@ -93,18 +97,18 @@ pub fn make(dir: &Path, request_value: &Value, run: &str, stop: &AtomicBool) -> 
 /// Field of a result with the run's answer: MessagePack in hexadecimal digits.
 const ANSWER: &str = "messagepack";
 
-fn digits(bytes: &[u8]) -> String {
+fn encode_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Decodes hexadecimal digits; `None` if they are not whole bytes.
-fn bytes(digits: &str) -> Option<Vec<u8>> {
+fn decode_hex(digits: &str) -> Option<Vec<u8>> {
     let pair = |index: usize| u8::from_str_radix(digits.get(index..index + 2)?, 16).ok();
     (0..digits.len()).step_by(2).map(pair).collect()
 }
 
 /// Experiments with their positions among all experiments. A run's name begins with that position.
-pub fn places(experiments: &[Experiment]) -> Vec<(usize, Experiment)> {
+pub fn indexed_experiments(experiments: &[Experiment]) -> Vec<(usize, Experiment)> {
     let is_same = |a: &Experiment, b: &Experiment| a.ids == b.ids && a.title == b.title;
     let is_requested = |candidate: &Experiment| experiments.iter().any(|requested| is_same(requested, candidate));
     cachemate_repro::experiments().into_iter().enumerate().filter(|(_, candidate)| is_requested(candidate)).collect()
@@ -113,13 +117,13 @@ pub fn places(experiments: &[Experiment]) -> Vec<(usize, Experiment)> {
 /// Experiments in progress through the waves.
 pub struct Waves {
     request: ReproRequest,
-    /// Unfinished experiments, in the form of [`places`].
-    open: Vec<(usize, Experiment)>,
+    /// Unfinished experiments, in the form of [`indexed_experiments`].
+    unfinished: Vec<(usize, Experiment)>,
     findings: Vec<(usize, Vec<Finding>)>,
-    broken: Vec<String>,
+    failures: Vec<String>,
     /// Tasks of all waves so far.
     tasks: Vec<SweepTask>,
-    given_up: BTreeMap<SweepTaskId, String>,
+    abandoned: BTreeMap<SweepTaskId, String>,
 }
 
 impl Waves {
@@ -128,21 +132,21 @@ impl Waves {
         let is_same =
             |earlier: &Manifest| earlier.header.version == sources() && earlier.header.repro == json!(request);
         let tasks = store.manifest().ok().filter(is_same).map_or(Vec::new(), |earlier| earlier.tasks);
-        let (open, findings, broken) = (places(experiments), Vec::new(), Vec::new());
-        Waves { request, open, findings, broken, tasks, given_up: BTreeMap::new() }
+        let (unfinished, findings, failures) = (indexed_experiments(experiments), Vec::new(), Vec::new());
+        Waves { request, unfinished, findings, failures, tasks, abandoned: BTreeMap::new() }
     }
 
     /// Returns the runs whose inputs exist; none once every experiment has its findings or has failed.
-    pub fn next(&mut self, store: &Store, stop: &AtomicBool) -> Vec<SweepTask> {
+    pub fn next_wave(&mut self, store: &Store, stop: &AtomicBool) -> Vec<SweepTask> {
         let mut needed_tasks = Vec::new();
-        for (nth, experiment) in std::mem::take(&mut self.open) {
+        for (nth, experiment) in std::mem::take(&mut self.unfinished) {
             match self.advance(store, nth, &experiment, stop) {
                 Ok(WaveStep::Found(found)) => self.findings.push((nth, found)),
                 Ok(WaveStep::Needs(needs)) => {
                     needed_tasks.extend(needs);
-                    self.open.push((nth, experiment));
+                    self.unfinished.push((nth, experiment));
                 }
-                Err(reason) => self.break_off(nth, &experiment, &reason),
+                Err(reason) => self.record_failed_experiment(nth, &experiment, &reason),
             }
         }
         let known_ids: BTreeSet<SweepTaskId> = self.tasks.iter().map(|task| task.id).collect();
@@ -151,11 +155,11 @@ impl Waves {
     }
 
     /// Records a failed experiment: each of its ids gets a finding that states the error.
-    fn break_off(&mut self, nth: usize, experiment: &Experiment, reason: &str) {
+    fn record_failed_experiment(&mut self, nth: usize, experiment: &Experiment, reason: &str) {
         let seeds = &self.request.seeds;
         let broken = |id: &&str| Finding::from_failure(id, experiment.title, seeds, reason);
         self.findings.push((nth, experiment.ids.iter().map(broken).collect()));
-        self.broken.push(format!("{}: {reason}", experiment.ids.join(", ")));
+        self.failures.push(format!("{}: {reason}", experiment.ids.join(", ")));
     }
 
     /// Runs an experiment on its stored results; returns its findings or the runs that it still needs.
@@ -181,21 +185,21 @@ impl Waves {
             SweepTask { id: self.request.id(&run), point: point.into() }
         };
         let needed_tasks: Vec<SweepTask> = split.missing().iter().map(task).collect();
-        match needed_tasks.iter().find_map(|task| self.given_up.get(&task.id)) {
+        match needed_tasks.iter().find_map(|task| self.abandoned.get(&task.id)) {
             Some(reason) => Err(reason.clone()),
             None => Ok(WaveStep::Needs(needed_tasks)),
         }
     }
 
     /// Records abandoned runs and their reasons.
-    pub fn report_failures(&mut self, failed_tasks: &[(SweepTaskId, String)]) {
-        self.given_up.extend(failed_tasks.iter().cloned());
+    pub fn record_abandoned_runs(&mut self, failed_tasks: &[(SweepTaskId, String)]) {
+        self.abandoned.extend(failed_tasks.iter().cloned());
     }
 
     /// Returns the findings in the order of the experiments, and the failures.
     pub fn into_findings(mut self) -> (Findings, Vec<String>) {
         self.findings.sort_by_key(|(nth, _)| *nth);
-        (Findings { results: self.findings.into_iter().flat_map(|(_, findings)| findings).collect() }, self.broken)
+        (Findings { results: self.findings.into_iter().flat_map(|(_, findings)| findings).collect() }, self.failures)
     }
 
     /// Manifest with the tasks of all waves so far.

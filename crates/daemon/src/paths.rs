@@ -55,7 +55,7 @@ pub(crate) fn actuation_lock_paths() -> anyhow::Result<LockPaths> {
     });
     std::fs::create_dir_all(&dir).with_context(|| format!("{}: the directory cannot be created", dir.display()))?;
     let root_acts = path_variable("CACHEMATE_LOCK_DIR").unwrap_or_else(|| PathBuf::from(ROOT)).join("root-acts");
-    Ok(LockPaths { lock: dir.join(format!("cachemate-acting-{user}.lock")), root_acts })
+    Ok(LockPaths { lock: dir.join(format!("cachemate-acting-{user}.lock")), root_announcement: root_acts })
 }
 
 fn path_variable(variable: &str) -> Option<PathBuf> {

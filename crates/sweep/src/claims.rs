@@ -71,7 +71,7 @@ impl Store {
                 let _ = partial.remove(&fresh);
                 return Ok(ClaimOutcome::HeldByOther(living));
             }
-            self.quarantine_claim(id)?;
+            self.remove_dead_claim(id)?;
             claimed = link(&partial, &fresh, &claims, &name);
         }
         let _ = partial.remove(&fresh);
@@ -94,8 +94,8 @@ impl Store {
         let dead = owner.as_ref().and_then(|owner| owner.is_alive(&self.owner)) == Some(false);
         let now = self.server_time().unwrap_or(touched);
         let stale = now.duration_since(touched).is_ok_and(|age| age > self.stale_after);
-        let words = owner.map_or("another worker".to_string(), |owner| owner.to_string());
-        (!dead && !stale).then_some(words)
+        let owner_name = owner.map_or("another worker".to_string(), |owner| owner.to_string());
+        (!dead && !stale).then_some(owner_name)
     }
 
     /// Current time by the clock of the file server; a command that only reports uses its own host's clock.
@@ -110,7 +110,7 @@ impl Store {
     }
 
     /// Removes a dead owner's claim and records the death.
-    fn quarantine_claim(&self, id: SweepTaskId) -> Result<(), SweepError> {
+    fn remove_dead_claim(&self, id: SweepTaskId) -> Result<(), SweepError> {
         let owner = self.claim_owner(id);
         let partial = self.dir("partial")?;
         let (host, pid) = (&self.owner.host, self.owner.pid);

@@ -24,7 +24,7 @@ use crate::job_runner::LocalJobRunner;
 use crate::repro_cost::{self, processor_hours};
 use crate::repro_run::{CostMeter, ReproPlan, ReproRun, form};
 use crate::repro_store::ReproStore;
-use crate::repro_sweep::{KEPT_DIR, ReproRequest, Waves};
+use crate::repro_sweep::{ReproRequest, SHARED_RUNS_DIR, Waves};
 use crate::run_store::{RunStoreArgs, sources, use_store_dir};
 use crate::session::Session;
 
@@ -192,12 +192,12 @@ impl Repro {
         let dir = self.output.as_deref().ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
         let request = self.request()?;
         let store = Arc::new(Store::create(&dir.join(SWEEP))?);
-        use_store_dir(&store.path().join(KEPT_DIR));
+        use_store_dir(&store.path().join(SHARED_RUNS_DIR));
         let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.path()));
         let stop = session.interrupt_flag();
         let mut waves = Waves::new(request, experiments, &store);
         loop {
-            let tasks = waves.next(&store, &stop);
+            let tasks = waves.next_wave(&store, &stop);
             if tasks.is_empty() || stop.load(Ordering::Relaxed) {
                 let (findings, failures) = waves.into_findings();
                 return Ok((findings, failures, stop.load(Ordering::Relaxed)));
@@ -213,7 +213,7 @@ impl Repro {
                 summary.interrupted || missing_count == 0,
                 "{engine} brought {missing_count} runs no answer"
             );
-            waves.report_failures(&summary.failed);
+            waves.record_abandoned_runs(&summary.failed);
         }
     }
 

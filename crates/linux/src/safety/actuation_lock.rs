@@ -25,7 +25,7 @@ pub struct LockPaths {
     /// The user's own lock.
     pub lock: PathBuf,
     /// The file that announces that root acts: written by root, and read by all other users.
-    pub root_acts: PathBuf,
+    pub root_announcement: PathBuf,
 }
 
 /// The right to act on the host, held until this value is dropped.
@@ -35,7 +35,7 @@ pub struct ActuationLock {
     /// Root's announcement, write-locked; removed at the end.
     announcement: Option<(PathBuf, File)>,
     /// Root's announcement file, if root may overrule this user.
-    root_lock: Option<PathBuf>,
+    overruling_announcement: Option<PathBuf>,
 }
 
 impl ActuationLock {
@@ -46,16 +46,16 @@ impl ActuationLock {
     /// The lock cannot be opened or is not this user's, or the last owner's state directory still holds a journal.
     pub fn acquire(
         kernel: &dyn Kernel,
-        places: &LockPaths,
+        paths: &LockPaths,
         state_dir: &Path,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Option<Self>, JournalError> {
-        let io = |source| JournalError::Io { path: places.lock.clone(), source };
+        let io_error = |source| JournalError::Io { path: paths.lock.clone(), source };
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let mut file = options.open(&places.lock).map_err(io)?;
-        check_own(&places.lock, &file.metadata().map_err(io)?)?;
-        let deadline = Instant::now() + patience;
+        let mut file = options.open(&paths.lock).map_err(io_error)?;
+        check_own(&paths.lock, &file.metadata().map_err(io_error)?)?;
+        let deadline = Instant::now() + timeout;
         loop {
             match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => break,
@@ -63,27 +63,28 @@ impl ActuationLock {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-                Err(error) => return Err(io(error.into())),
+                Err(error) => return Err(io_error(error.into())),
             }
         }
-        let mut last = Vec::new();
-        (&mut file).take(libc::PATH_MAX as u64).read_to_end(&mut last).map_err(io)?;
-        let last = PathBuf::from(std::ffi::OsString::from_vec(last));
-        let state_path = std::path::absolute(state_dir).map_err(io)?;
+        let mut previous_state_dir = Vec::new();
+        (&mut file).take(libc::PATH_MAX as u64).read_to_end(&mut previous_state_dir).map_err(io_error)?;
+        let last = PathBuf::from(std::ffi::OsString::from_vec(previous_state_dir));
+        let state_path = std::path::absolute(state_dir).map_err(io_error)?;
         if last.is_absolute() && last != state_path && cachemate_files::exists(&last.join(Journal::FILE_NAME)) {
             return Err(JournalError::LeftElsewhere { path: last });
         }
-        file.set_len(0).and_then(|()| file.rewind()).map_err(io)?;
-        file.write_all(state_path.as_os_str().as_bytes()).map_err(io)?;
-        let root = rustix::process::geteuid().is_root();
-        let root_lock = (!root).then(|| places.root_acts.clone());
-        let mut actuation_lock = ActuationLock { file, announcement: None, root_lock };
+        file.set_len(0).and_then(|()| file.rewind()).map_err(io_error)?;
+        file.write_all(state_path.as_os_str().as_bytes()).map_err(io_error)?;
+        let is_root = rustix::process::geteuid().is_root();
+        let root_lock = (!is_root).then(|| paths.root_announcement.clone());
+        let mut actuation_lock = ActuationLock { file, announcement: None, overruling_announcement: root_lock };
         if actuation_lock.is_overruled(kernel) {
             return Ok(None);
         }
-        if root {
-            let own_key = kernel.stat(std::process::id() as i32).map_err(io)?.key;
-            actuation_lock.announcement = Some((places.root_acts.clone(), announce(&places.root_acts, own_key)?));
+        if is_root {
+            let own_key = kernel.stat(std::process::id() as i32).map_err(io_error)?.key;
+            actuation_lock.announcement =
+                Some((paths.root_announcement.clone(), announce(&paths.root_announcement, own_key)?));
         }
         Ok(Some(actuation_lock))
     }
@@ -91,10 +92,10 @@ impl ActuationLock {
     /// The lock of a user whom root may overrule.
     #[cfg(test)]
     pub(crate) fn below_root(kernel: &dyn Kernel, dir: &Path) -> Self {
-        let places = LockPaths { lock: dir.join("acting.lock"), root_acts: dir.join("own-word") };
+        let places = LockPaths { lock: dir.join("acting.lock"), root_announcement: dir.join("own-word") };
         let mut actuation_lock =
             Self::acquire(kernel, &places, dir, Duration::from_secs(2)).expect("taken").expect("free");
-        actuation_lock.root_lock = Some(dir.join("root-acts"));
+        actuation_lock.overruling_announcement = Some(dir.join("root-acts"));
         actuation_lock
     }
 
@@ -105,7 +106,7 @@ impl ActuationLock {
 
     /// Does root act now? Returns true if the announcement exists but cannot be read.
     pub fn is_overruled(&self, kernel: &dyn Kernel) -> bool {
-        let Some(path) = &self.root_lock else { return false };
+        let Some(path) = &self.overruling_announcement else { return false };
         let mut options = OpenOptions::new();
         let file = match options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
             Ok(file) => file,
@@ -176,7 +177,7 @@ mod tests {
     use crate::kernel::LinuxHost;
 
     fn places(dir: &Path) -> LockPaths {
-        LockPaths { lock: dir.join("acting.lock"), root_acts: dir.join("root-acts") }
+        LockPaths { lock: dir.join("acting.lock"), root_announcement: dir.join("root-acts") }
     }
 
     /// Acquires the lock with some patience, because a program that another test starts holds every descriptor until
@@ -271,7 +272,7 @@ mod tests {
         let host = LinuxHost::new("/");
         assert!(host.stat(pid).is_err(), "root's process is hidden");
         let dir = tempfile::tempdir().unwrap();
-        let places = LockPaths { lock: dir.path().join("acting.lock"), root_acts: word.clone() };
+        let places = LockPaths { lock: dir.path().join("acting.lock"), root_announcement: word.clone() };
         let actuation_lock = ActuationLock::acquire(&host, &places, dir.path(), Duration::from_secs(2)).unwrap();
         let root_acts = std::env::var("ROOT_ACTS").unwrap() == "yes";
         assert_eq!(actuation_lock.is_none(), root_acts);

@@ -44,16 +44,16 @@ pub struct TopologyError {
 /// # Errors
 /// There is no `sys/devices/system/cpu` below `root`, or a file in it cannot be understood; the error names the file.
 pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
-    let mut host = SysfsReader { cpus: root.join("sys/devices/system/cpu"), warnings: Vec::new() };
+    let mut host = SysfsReader { cpu_dir: root.join("sys/devices/system/cpu"), warnings: Vec::new() };
     let present = host.present_cpus()?;
     let online = host.online(&present)?;
     if online.is_empty() {
-        return Err(invalid_file(&host.cpus, "no online CPU", "at least one"));
+        return Err(invalid_file(&host.cpu_dir, "no online CPU", "at least one"));
     }
     let cpus = host.cpu_entries(root, &present, &online)?;
     let memory_latency = host.memory_latency(root)?;
-    let unnumbered_caches = host.caches(&online)?;
-    let (caches, kernel_cache_ids) = host.number(unnumbered_caches, &online);
+    let unnumbered_caches = host.describe_caches(&online)?;
+    let (caches, kernel_cache_ids) = host.number_caches(unnumbered_caches, &online);
     Ok(HostTopology { topology: Topology { cpus, caches, memory_latency }, kernel_cache_ids, warnings: host.warnings })
 }
 
@@ -61,7 +61,7 @@ pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
 pub(crate) const MAX_NODES: u32 = 1024;
 
 struct SysfsReader {
-    cpus: PathBuf,
+    cpu_dir: PathBuf,
     warnings: Vec<String>,
 }
 
@@ -78,22 +78,22 @@ struct CacheDescription {
 impl SysfsReader {
     /// CPUs that have a directory, without those that are possible but not present.
     fn present_cpus(&self) -> Result<Vec<u32>, TopologyError> {
-        let list = list_file(&self.cpus.join("present"))?;
+        let list = read_cpu_list(&self.cpu_dir.join("present"))?;
         let number = |name: String| name.strip_prefix("cpu").and_then(|digits| digits.parse::<u32>().ok());
-        let mut cpus: Vec<u32> = names(&self.cpus)?.into_iter().filter_map(number).collect();
+        let mut cpus: Vec<u32> = entry_names(&self.cpu_dir)?.into_iter().filter_map(number).collect();
         cpus.retain(|&cpu| cpu < CpuSet::LIMIT && list.as_ref().is_none_or(|list| list.contains(cpu)));
         cpus.sort_unstable();
         Ok(cpus)
     }
 
     fn online(&mut self, present: &[u32]) -> Result<CpuSet, TopologyError> {
-        if let Some(list) = list_file(&self.cpus.join("online"))? {
+        if let Some(list) = read_cpu_list(&self.cpu_dir.join("online"))? {
             return Ok(present.iter().copied().filter(|&cpu| list.contains(cpu)).collect());
         }
         let mut online = CpuSet::default();
         for &cpu in present {
             // A CPU that cannot be taken offline (often CPU 0) has no such file.
-            if number_file(&self.cpus.join(format!("cpu{cpu}/online")))? != Some(0) {
+            if read_number(&self.cpu_dir.join(format!("cpu{cpu}/online")))? != Some(0) {
                 online.insert(cpu);
             }
         }
@@ -105,13 +105,13 @@ impl SysfsReader {
         let mut placements = Vec::new();
         let mut without_package = CpuSet::default();
         for &cpu in present {
-            let dir = self.cpus.join(format!("cpu{cpu}/topology"));
-            let package = number_file(&dir.join("physical_package_id"))?.filter(|&id| id >= 0);
-            let siblings = match set_files(&dir, &["core_cpus_list", "thread_siblings_list"])? {
+            let dir = self.cpu_dir.join(format!("cpu{cpu}/topology"));
+            let package = read_number(&dir.join("physical_package_id"))?.filter(|&id| id >= 0);
+            let siblings = match read_first_cpu_list(&dir, &["core_cpus_list", "thread_siblings_list"])? {
                 Some(set) => Some(set),
                 None => map_files(&dir, &["core_cpus", "thread_siblings"])?,
             };
-            let core_id = number_file(&dir.join("core_id"))?.filter(|&id| id >= 0);
+            let core_id = read_number(&dir.join("core_id"))?.filter(|&id| id >= 0);
             if package.is_none() && online.contains(cpu) {
                 without_package.insert(cpu);
             }
@@ -152,10 +152,10 @@ impl SysfsReader {
             return Ok(nodes);
         }
         for node in node_numbers(&dir)? {
-            let inside = dir.join(format!("node{node}"));
-            let cpus = match list_file(&inside.join("cpulist"))? {
+            let node_dir = dir.join(format!("node{node}"));
+            let cpus = match read_cpu_list(&node_dir.join("cpulist"))? {
                 Some(list) => Some(list),
-                None => map_file(&inside.join("cpumap"))?,
+                None => map_file(&node_dir.join("cpumap"))?,
             };
             nodes.extend(cpus.unwrap_or_default().iter().map(|cpu| (cpu, node)));
         }
@@ -167,11 +167,11 @@ impl SysfsReader {
         let dir = root.join("sys/devices/system/node");
         let nodes = if dir.is_dir() { node_numbers(&dir)? } else { Vec::new() };
         let Some(&last) = nodes.last().filter(|_| nodes.len() > 1) else { return Ok(Vec::new()) };
-        let places = last as usize + 1;
-        let mut latencies = vec![Vec::new(); places];
+        let row_len = last as usize + 1;
+        let mut latencies = vec![Vec::new(); row_len];
         for (index, &node) in nodes.iter().enumerate() {
             let file = dir.join(format!("node{node}/distance"));
-            let Some(content) = text(&file)? else {
+            let Some(content) = read_trimmed(&file)? else {
                 self.warnings.push(format!("{}: no such file; how far memory is, is not known", file.display()));
                 return Ok(Vec::new());
             };
@@ -186,7 +186,7 @@ impl SysfsReader {
                 self.warnings.push(format!("{}: '{content}' is not {expected}; left out", file.display()));
                 return Ok(Vec::new());
             };
-            let mut row = vec![0.0; places];
+            let mut row = vec![0.0; row_len];
             for (&to_node, &distance) in nodes.iter().zip(&distances) {
                 row[to_node as usize] = f64::from(distance) / f64::from(own_distance);
             }
@@ -197,7 +197,7 @@ impl SysfsReader {
 
     fn hertz(&self, cpu: u32) -> Result<Option<u64>, TopologyError> {
         for name in ["cpufreq/base_frequency", "cpufreq/cpuinfo_max_freq"] {
-            let kilohertz = number_file(&self.cpus.join(format!("cpu{cpu}/{name}")))?;
+            let kilohertz = read_number(&self.cpu_dir.join(format!("cpu{cpu}/{name}")))?;
             if let Some(kilohertz) = kilohertz.filter(|&k| k > 0) {
                 return Ok((kilohertz as u64).checked_mul(1000));
             }
@@ -205,19 +205,19 @@ impl SysfsReader {
         Ok(None)
     }
 
-    fn caches(&mut self, online: &CpuSet) -> Result<Vec<CacheDescription>, TopologyError> {
+    fn describe_caches(&mut self, online: &CpuSet) -> Result<Vec<CacheDescription>, TopologyError> {
         let mut caches: Vec<CacheDescription> = Vec::new();
         let mut cacheless_cpus = CpuSet::default();
         for cpu in online.iter() {
-            let dir = self.cpus.join(format!("cpu{cpu}/cache"));
-            let mut indices = if dir.is_dir() { names(&dir)? } else { Vec::new() };
+            let dir = self.cpu_dir.join(format!("cpu{cpu}/cache"));
+            let mut indices = if dir.is_dir() { entry_names(&dir)? } else { Vec::new() };
             indices.retain(|name| name.strip_prefix("index").is_some_and(|digits| digits.parse::<u32>().is_ok()));
             indices.sort();
             if indices.is_empty() {
                 cacheless_cpus.insert(cpu);
             }
             for index in indices {
-                if let Some(cache) = self.cache(&dir.join(index), cpu, online)? {
+                if let Some(cache) = self.describe_cache(&dir.join(index), cpu, online)? {
                     self.merge(&mut caches, cache);
                 }
             }
@@ -229,9 +229,14 @@ impl SysfsReader {
         Ok(caches)
     }
 
-    fn cache(&mut self, dir: &Path, cpu: u32, online: &CpuSet) -> Result<Option<CacheDescription>, TopologyError> {
-        let kind = text(&dir.join("type"))?.unwrap_or_else(|| "Unified".to_string());
-        let Some(level) = number_file(&dir.join("level"))? else {
+    fn describe_cache(
+        &mut self,
+        dir: &Path,
+        cpu: u32,
+        online: &CpuSet,
+    ) -> Result<Option<CacheDescription>, TopologyError> {
+        let kind = read_trimmed(&dir.join("type"))?.unwrap_or_else(|| "Unified".to_string());
+        let Some(level) = read_number(&dir.join("level"))? else {
             self.warnings.push(format!("{}: no level; cache left out", dir.display()));
             return Ok(None);
         };
@@ -244,7 +249,7 @@ impl SysfsReader {
             (4, _) => CacheLevel::L4,
             (other, _) => return Err(invalid_file(&dir.join("level"), &other.to_string(), "1 to 4")),
         };
-        let shared_cpus = match list_file(&dir.join("shared_cpu_list"))? {
+        let shared_cpus = match read_cpu_list(&dir.join("shared_cpu_list"))? {
             Some(list) if !list.is_empty() => Some(list),
             _ => map_file(&dir.join("shared_cpu_map"))?,
         };
@@ -255,7 +260,7 @@ impl SysfsReader {
             cpus = [cpu].into_iter().collect();
         }
         // Some firmware reports zero, which means "unknown" in all of these files.
-        let count = |name: &str| number_file(&dir.join(name)).map(|n| n.and_then(|n| u32::try_from(n).ok()));
+        let count = |name: &str| read_number(&dir.join(name)).map(|n| n.and_then(|n| u32::try_from(n).ok()));
         Ok(Some(CacheDescription {
             level,
             cpus,
@@ -287,13 +292,17 @@ impl SysfsReader {
         found_caches.push(cache);
     }
 
-    fn number(&mut self, mut found_caches: Vec<CacheDescription>, online: &CpuSet) -> (Vec<Cache>, Vec<Option<u32>>) {
+    fn number_caches(
+        &mut self,
+        mut found_caches: Vec<CacheDescription>,
+        online: &CpuSet,
+    ) -> (Vec<Cache>, Vec<Option<u32>>) {
         found_caches.sort_by_key(|cache| (cache.level, cache.cpus.first()));
-        let last_of = |cpu: u32| {
+        let last_cache_of = |cpu: u32| {
             let data = found_caches.iter().enumerate().filter(|(_, cache)| cache.level != CacheLevel::L1Instruction);
             data.filter(|(_, cache)| cache.cpus.contains(cpu)).map(|(at, _)| at).next_back()
         };
-        let last: BTreeSet<usize> = online.iter().filter_map(last_of).collect();
+        let last: BTreeSet<usize> = online.iter().filter_map(last_cache_of).collect();
         let mut unsized_levels = BTreeSet::new();
         let numbered = found_caches.iter().enumerate().map(|(index, cache)| {
             if cache.size_bytes.is_none() {
@@ -325,7 +334,7 @@ fn invalid_file(file: &Path, found: &str, expected: &str) -> TopologyError {
     TopologyError { file: file.display().to_string().into(), found: found.into(), expected: expected.into() }
 }
 
-fn names(dir: &Path) -> Result<Vec<String>, TopologyError> {
+fn entry_names(dir: &Path) -> Result<Vec<String>, TopologyError> {
     let entries = cachemate_files::entries(dir);
     let entries = entries.map_err(|error| invalid_file(dir, &error.to_string(), "a readable directory"))?;
     Ok(entries.iter().filter_map(|path| path.file_name()?.to_str().map(str::to_string)).collect())
@@ -336,7 +345,7 @@ const MAX_SYSFS_BYTES: u64 = 1 << 20;
 
 /// Contents without the white space around; `None` = there is no such file (or it is an offline CPU's, which cannot be
 /// read).
-fn text(file: &Path) -> Result<Option<String>, TopologyError> {
+fn read_trimmed(file: &Path) -> Result<Option<String>, TopologyError> {
     match cachemate_files::read_text_limited(file, MAX_SYSFS_BYTES) {
         // Recorded trees contain the zero byte that some kernels leave at the end.
         Ok(text) => Ok(Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_string())),
@@ -349,18 +358,19 @@ fn text(file: &Path) -> Result<Option<String>, TopologyError> {
 /// Memory nodes with a directory, ascending.
 fn node_numbers(dir: &Path) -> Result<Vec<u32>, TopologyError> {
     let number = |name: String| name.strip_prefix("node").and_then(|digits| digits.parse::<u32>().ok());
-    let mut nodes: Vec<u32> = names(dir)?.into_iter().filter_map(number).filter(|node| *node < MAX_NODES).collect();
+    let mut nodes: Vec<u32> =
+        entry_names(dir)?.into_iter().filter_map(number).filter(|node| *node < MAX_NODES).collect();
     nodes.sort_unstable();
     Ok(nodes)
 }
 
-fn number_file(file: &Path) -> Result<Option<i64>, TopologyError> {
+fn read_number(file: &Path) -> Result<Option<i64>, TopologyError> {
     let parse = |text: String| text.parse().map_err(|_| invalid_file(file, &format!("'{text}'"), "a whole number"));
-    text(file)?.filter(|text| !text.is_empty()).map(parse).transpose()
+    read_trimmed(file)?.filter(|text| !text.is_empty()).map(parse).transpose()
 }
 
 fn size_file(file: &Path) -> Result<Option<u64>, TopologyError> {
-    let Some(text) = text(file)?.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let Some(text) = read_trimmed(file)?.filter(|text| !text.is_empty()) else { return Ok(None) };
     let scales = [("K", 1u64 << 10), ("M", 1 << 20), ("G", 1 << 30), ("", 1)];
     let parsed =
         scales.iter().find_map(|(unit, scale)| text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(*scale));
@@ -368,15 +378,15 @@ fn size_file(file: &Path) -> Result<Option<u64>, TopologyError> {
 }
 
 /// Reads a list such as `0-3,8`. An empty file is the empty set.
-fn list_file(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
+fn read_cpu_list(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
     let parse =
         |text: String| text.parse().map_err(|_| invalid_file(file, &format!("'{text}'"), "a list such as 0-3,8"));
-    text(file)?.map(parse).transpose()
+    read_trimmed(file)?.map(parse).transpose()
 }
 
 /// Reads a hexadecimal map of words separated by commas, the highest CPUs first.
 fn map_file(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
-    let Some(text) = text(file)? else { return Ok(None) };
+    let Some(text) = read_trimmed(file)? else { return Ok(None) };
     let mut set = CpuSet::default();
     for (nibble, digit) in text.chars().rev().filter(|&letter| letter != ',').enumerate() {
         let bits = digit.to_digit(16).filter(|_| nibble < CpuSet::LIMIT as usize / 4);
@@ -386,9 +396,9 @@ fn map_file(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
     Ok(Some(set))
 }
 
-fn set_files(dir: &Path, file_names: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
+fn read_first_cpu_list(dir: &Path, file_names: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
     for name in file_names {
-        if let Some(set) = list_file(&dir.join(name))?.filter(|set| !set.is_empty()) {
+        if let Some(set) = read_cpu_list(&dir.join(name))?.filter(|set| !set.is_empty()) {
             return Ok(Some(set));
         }
     }

@@ -117,7 +117,7 @@ impl Parameters {
     }
 
     /// Does bringing a task in have a cost?
-    fn pays(&self) -> bool {
+    fn charges_newcomers(&self) -> bool {
         self.form == CoScheduleForm::Set && self.weights.newcomer > 0.0
     }
 }
@@ -149,7 +149,7 @@ struct ActivityVectors {
 impl Policy for ActivityVectors {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let levels = levels(view);
-        self.follow(view, &levels);
+        self.update_rates(view, &levels);
         self.follow_refills(view, levels[2]);
         let vectors = self.vectors(view);
         let mut decision = self.scheduler.decide(view, &vectors);
@@ -165,7 +165,7 @@ fn levels(view: &View<'_>) -> [Option<CacheLevel>; 3] {
 }
 
 impl ActivityVectors {
-    fn follow(&mut self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) {
+    fn update_rates(&mut self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) {
         self.rates.retain(|task, _| view.profiles.contains_key(task));
         for task in view.observation.tasks.iter().filter(|task| !task.exited) {
             let Some(profile) = view.profiles.get(&task.task).filter(|profile| !profile.locality.activity.is_empty())
@@ -195,7 +195,7 @@ impl ActivityVectors {
 
     /// Passes this window's misses of the last level to the estimate of reload costs.
     fn follow_refills(&mut self, view: &View<'_>, last: Option<CacheLevel>) {
-        if !self.parameters.pays() {
+        if !self.parameters.charges_newcomers() {
             return;
         }
         let mut miss_counts: BTreeMap<TaskId, f64> = BTreeMap::new();
@@ -210,7 +210,7 @@ impl ActivityVectors {
         self.reload_costs.observe(&view.observation.tasks, view.observation.span.elapsed_ns, &miss_counts);
     }
 
-    fn vectors(&self, view: &View<'_>) -> Vectors {
+    fn vectors(&self, view: &View<'_>) -> ExpectedVectors {
         let kind = |cell: usize, count: &(f64, f64)| if cell.is_multiple_of(2) { count.0 } else { count.1 };
         // In order of arrival: sums of fractions depend on the order, which must not depend on task ids.
         let live_rates =
@@ -255,7 +255,7 @@ impl ActivityVectors {
         let (cells, by_counters) =
             (weights.cells(), weights.miss_per_kilo_instr != 0.0 || weights.instr_per_cycle != 0.0);
         let needs_evidence = by_counters || cells.iter().any(|weight| *weight != 0.0);
-        Vectors { cells, tasks, needs_evidence }
+        ExpectedVectors { cells, tasks, needs_evidence }
     }
 
     /// Returns permanent probes of every task, for every level that has a weight, if the machine has counters for it.
@@ -267,7 +267,7 @@ impl ActivityVectors {
             return Vec::new();
         }
         let weights = self.parameters.weights.cells();
-        let pays = self.parameters.pays();
+        let pays = self.parameters.charges_newcomers();
         let mut counted_levels: Vec<CacheLevel> = Vec::new();
         for (index, level) in levels.iter().enumerate() {
             if weights[2 * index] != 0.0 || weights[2 * index + 1] != 0.0 || (pays && 2 * index + 1 == LAST_LEVEL_MISS)
@@ -296,14 +296,14 @@ struct ExpectedUse {
 }
 
 /// Expected cache use of all tasks in the next sample.
-struct Vectors {
+struct ExpectedVectors {
     cells: [f64; 6],
     tasks: BTreeMap<TaskId, ExpectedUse>,
     /// False if only samples have a weight: this is a round robin, which needs no evidence.
     needs_evidence: bool,
 }
 
-impl CoRunCost for Vectors {
+impl CoRunCost for ExpectedVectors {
     fn has_evidence(&self, task: TaskId) -> bool {
         !self.needs_evidence || self.tasks.contains_key(&task)
     }

@@ -20,22 +20,22 @@ const SILENCE: Duration = Duration::from_millis(500);
 
 /// Reads until the program and all processes that write for it have ended. An interrupt stops them, and their remaining
 /// output is read.
-pub(super) struct Fifo<'a> {
+pub(super) struct FifoReader<'a> {
     input: File,
     child: Child,
     interrupt: &'a AtomicBool,
     /// Wait for processes that outlive the program?
     follows_children: bool,
     /// Should the program be stopped at the next read?
-    pub(super) has_enough: bool,
+    pub(super) stop_requested: bool,
     /// Processes that write, besides the child.
     pub(super) writers: Vec<u32>,
     stop_time: Option<Instant>,
     was_killed: bool,
-    exited: Option<Instant>,
+    exit_time: Option<Instant>,
 }
 
-impl<'a> Fifo<'a> {
+impl<'a> FifoReader<'a> {
     /// Opens the reading end without blocking; it must exist before the child starts.
     pub(super) fn make_fifo(path: &Path) -> Result<File, TraceError> {
         let name = path.display().to_string();
@@ -51,16 +51,16 @@ impl<'a> Fifo<'a> {
     }
 
     pub(super) fn new(input: File, child: Child, interrupt: &'a AtomicBool, follows_children: bool) -> Self {
-        Fifo {
+        FifoReader {
             input,
             child,
             interrupt,
             follows_children,
-            has_enough: false,
+            stop_requested: false,
             writers: Vec::new(),
             stop_time: None,
             was_killed: false,
-            exited: None,
+            exit_time: None,
         }
     }
 
@@ -75,7 +75,7 @@ impl<'a> Fifo<'a> {
     }
 
     fn signal(&self, signal: Signal) {
-        let child = self.exited.is_none().then(|| self.child.id());
+        let child = self.exit_time.is_none().then(|| self.child.id());
         for pid in child.into_iter().chain(self.writers.iter().copied()) {
             if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
                 // A process that has ended needs no signal.
@@ -85,7 +85,7 @@ impl<'a> Fifo<'a> {
     }
 
     fn stop_if_asked(&mut self) {
-        if !self.has_enough && !self.interrupt.load(Ordering::Relaxed) {
+        if !self.stop_requested && !self.interrupt.load(Ordering::Relaxed) {
             return;
         }
         match self.stop_time {
@@ -102,14 +102,14 @@ impl<'a> Fifo<'a> {
     }
 
     fn note_exit(&mut self) -> std::io::Result<()> {
-        if self.exited.is_none() && self.child.try_wait()?.is_some() {
-            self.exited = Some(Instant::now());
+        if self.exit_time.is_none() && self.child.try_wait()?.is_some() {
+            self.exit_time = Some(Instant::now());
         }
         Ok(())
     }
 }
 
-impl Read for Fifo<'_> {
+impl Read for FifoReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let tick = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         let mut last_input = Instant::now();
@@ -117,7 +117,7 @@ impl Read for Fifo<'_> {
             self.stop_if_asked();
             // Checked before the read, because everything that a dead child wrote is in the pipe by then.
             self.note_exit()?;
-            let has_exited = self.exited.is_some();
+            let has_exited = self.exit_time.is_some();
             match self.input.read(buffer) {
                 Ok(0) if has_exited => return Ok(0),
                 // No process has opened it yet, or the program closed it and continues.
@@ -143,10 +143,10 @@ impl Read for Fifo<'_> {
     }
 }
 
-impl Drop for Fifo<'_> {
+impl Drop for FifoReader<'_> {
     /// An error of the recorder must not leave the program running, or a zombie behind.
     fn drop(&mut self) {
-        if self.exited.is_none() {
+        if self.exit_time.is_none() {
             self.child.kill().ok();
             self.child.wait().ok();
         }

@@ -23,7 +23,7 @@ use crate::{
     AccessRecord, CmtWriter, L1Filter, LackeyReader, TraceError, TraceHeader, TraceReader, TraceTotals, create_output,
 };
 use chunks::{ChunkDecoder, PROCESS_SHIFT};
-use fifo::Fifo;
+use fifo::FifoReader;
 pub use valgrind::{RecorderTool, find_recording};
 
 /// The treatment of processes that the program starts.
@@ -186,10 +186,10 @@ impl Recorder {
         let work = work.map_err(TraceError::io("the temporary directory", "write in"))?;
         let fifo_path = work.path().join("accesses");
         let log_path = work.path().join("valgrind.log");
-        let input = Fifo::make_fifo(&fifo_path)?;
+        let input = FifoReader::make_fifo(&fifo_path)?;
         let child = self.command_line(recording, &fifo_path, &log_path).spawn();
         let child = child.map_err(TraceError::io("valgrind", "start"))?;
-        let mut fifo = Fifo::new(input, child, interrupt, self.children == ChildProcesses::Follow);
+        let mut fifo = FifoReader::new(input, child, interrupt, self.children == ChildProcesses::Follow);
         let header = self.header(recording);
         let mut writer =
             CmtWriter::new(BufWriter::new(output.file()?), self.output.display().to_string(), &header, self.level)?;
@@ -199,7 +199,7 @@ impl Recorder {
         };
         let was_stopped = fifo.is_stopped();
         let status = fifo.wait().map_err(TraceError::io("valgrind", "wait for"))?;
-        let recording_end = match (was_stopped, fifo.has_enough, status.code()) {
+        let recording_end = match (was_stopped, fifo.stop_requested, status.code()) {
             (true, true, _) => RecordingEnd::AtMax,
             (true, false, _) => RecordingEnd::Interrupted,
             (false, _, Some(code)) => RecordingEnd::Exit(code),
@@ -302,7 +302,7 @@ impl Recorder {
     /// Reads chunks to the end.
     fn take_chunks(
         &self,
-        fifo: &mut Fifo<'_>,
+        fifo: &mut FifoReader<'_>,
         writer: &mut CmtWriter<BufWriter<File>>,
         progress: &mut impl FnMut(RecordingProgress),
     ) -> Result<CaptureSummary, TraceError> {
@@ -327,7 +327,7 @@ impl Recorder {
             progress(RecordingProgress { program_accesses, records: writer.records(), bytes: writer.bytes() });
             if writer.bytes() >= self.max_bytes {
                 is_full = true;
-                fifo.has_enough = self.kill_at_max;
+                fifo.stop_requested = self.kill_at_max;
             }
         }
         Ok(CaptureSummary {
@@ -342,7 +342,7 @@ impl Recorder {
     /// Reads lackey's lines to the end, and applies the window; there is one thread and no filter.
     fn take_lackey(
         &self,
-        fifo: &mut Fifo<'_>,
+        fifo: &mut FifoReader<'_>,
         writer: &mut CmtWriter<BufWriter<File>>,
         progress: &mut impl FnMut(RecordingProgress),
     ) -> Result<CaptureSummary, TraceError> {
@@ -361,7 +361,7 @@ impl Recorder {
             let (program_accesses, records) = (writer.records(), writer.records());
             progress(RecordingProgress { program_accesses, records, bytes: writer.bytes() });
             if self.kill_at_max && seen_records >= end {
-                reader.input_mut().has_enough = true;
+                reader.input_mut().stop_requested = true;
             }
         }
         // The instructions after the last access belong only to a window that was not truncated.

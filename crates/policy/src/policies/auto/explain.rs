@@ -22,7 +22,7 @@ pub struct SearchReport<'a> {
     pub probability: f64,
     /// The newcomers, if only newcomers were placed.
     pub newcomers: Option<&'a [usize]>,
-    pub singles: &'a [MechanismGain],
+    pub mechanism_gains: &'a [MechanismGain],
 }
 
 /// The best plan of one mechanism.
@@ -41,14 +41,14 @@ pub struct ReportedForecasts {
 }
 
 /// Smallest change of a forecast that is reported again, as a share of the solo speed.
-const NEWS_FROM: f64 = 0.05;
+const MIN_REPORTED_CHANGE: f64 = 0.05;
 
 impl ReportedForecasts {
     /// Has a task's forecast changed enough to be reported?
     fn has_changed(&mut self, task: TaskId, over_alone: f64, place: &str) -> bool {
         let last_report = self.tasks.get(&task);
         let is_unchanged = last_report
-            .is_some_and(|(speed, last_place)| last_place == place && (speed - over_alone).abs() < NEWS_FROM);
+            .is_some_and(|(speed, last_place)| last_place == place && (speed - over_alone).abs() < MIN_REPORTED_CHANGE);
         if !is_unchanged {
             self.tasks.insert(task, (over_alone, place.to_string()));
         }
@@ -74,7 +74,7 @@ impl SearchReport<'_> {
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
         numbers.push(named_number("gain_percent", 100.0 * self.gain));
         numbers.push(named_number("likely_percent", 100.0 * self.probability));
-        for MechanismGain { mechanism, gain, error } in self.singles {
+        for MechanismGain { mechanism, gain, error } in self.mechanism_gains {
             numbers.push(named_number(format!("gain_of_{}_percent", mechanism.describe()), 100.0 * gain));
             numbers.extend(
                 error.map(|error| named_number(format!("error_of_{}_percent", mechanism.describe()), 100.0 * error)),
@@ -99,7 +99,7 @@ impl SearchReport<'_> {
             100.0 * self.gain,
             100.0 * self.probability,
             self.describe_mechanisms(),
-            self.placed_names()
+            self.describe_newcomers()
         );
         reported.retain(self.problem);
         let reason = self.score_reason(probe_planner, text);
@@ -115,7 +115,7 @@ impl SearchReport<'_> {
             let text = format!("{{0}} stays: {:.0} % of its solo speed{place}", 100.0 * now.over_alone);
             let mut numbers =
                 vec![named_number("speed_over_alone", now.over_alone), named_number("held_bytes", now.held_bytes)];
-            numbers.extend(self.known_forecasts(index));
+            numbers.extend(self.forecast_inputs(index));
             news.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers });
         }
         // The search is reported before the forecasts that follow from it, even if it has not changed.
@@ -151,7 +151,7 @@ impl SearchReport<'_> {
             self.candidates.len(),
             100.0 * self.gain,
             100.0 * self.probability,
-            self.placed_names()
+            self.describe_newcomers()
         );
         *reported = ReportedForecasts::default();
         reasons.push(self.score_reason(probe_planner, text));
@@ -177,7 +177,7 @@ impl SearchReport<'_> {
             named_number("held_bytes", new_speed.held_bytes),
             named_number("held_bytes_before", old_speed.held_bytes),
         ];
-        numbers.extend(self.known_forecasts(index));
+        numbers.extend(self.forecast_inputs(index));
         Reason { kind: ReasonKind::Explanation, tasks: vec![self.problem.tasks[index].task], text, numbers }
     }
 
@@ -187,10 +187,10 @@ impl SearchReport<'_> {
             let error = single.error.map_or_else(String::new, |error| format!(" ± {:.1}", 100.0 * error));
             format!("; {} {:+.1}{error} %", single.mechanism.describe(), 100.0 * single.gain)
         };
-        self.singles.iter().map(describe_gain).collect()
+        self.mechanism_gains.iter().map(describe_gain).collect()
     }
 
-    fn placed_names(&self) -> String {
+    fn describe_newcomers(&self) -> String {
         let phrase = |newcomers: &[usize]| match newcomers.len() {
             1 => "; one newcomer was placed; the next search covers all tasks".to_string(),
             count => format!("; {count} newcomers were placed; the next search covers all tasks"),
@@ -199,7 +199,7 @@ impl SearchReport<'_> {
     }
 
     /// Returns the quantities from which the task's speed is forecast.
-    fn known_forecasts(&self, index: usize) -> Vec<(String, f64)> {
+    fn forecast_inputs(&self, index: usize) -> Vec<(String, f64)> {
         let Some(program) = &self.problem.tasks[index].program else { return Vec::new() };
         let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let misses = |share: f64| 1000.0 * program.misses(share * bytes);
@@ -280,7 +280,7 @@ mod tests {
             gain,
             probability,
             newcomers,
-            singles,
+            mechanism_gains: singles,
         };
         let mut reasons = Vec::new();
         report.explain_unchanged(&ProbePlanner::default(), reported, &mut reasons);

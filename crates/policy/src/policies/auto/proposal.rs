@@ -122,7 +122,7 @@ impl PlanFinder<'_, '_> {
             gain: gain.middle,
             probability,
             newcomers: input.newcomers.as_deref(),
-            singles: &self.single_gains(input, &judge, &held, &candidates),
+            mechanism_gains: &self.single_gains(input, &judge, &held, &candidates),
         };
         let action = match verdict {
             CandidateVerdict::Keep => {

@@ -4,7 +4,7 @@ use super::PlanComparator;
 use super::PlanSearch;
 use super::site::SiteTasks;
 use crate::partition::units::PartitionUnits;
-use crate::policies::auto::model::layout::{GangRotation, PartitionMembers, SiteLayout, processes};
+use crate::policies::auto::model::layout::{GangRotation, PartitionMembers, SiteLayout, group_by_process};
 use crate::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 
 /// Largest number of sets of sizes that are improved by moving single units.
@@ -26,7 +26,7 @@ impl SiteTasks<'_> {
     /// Returns the best partitions of this cache; empty if none is better than sharing the whole cache.
     pub fn best_partitions(&self, judge: &PlanComparator, rotation: Option<&GangRotation>) -> Vec<PartitionMembers> {
         let Some(partition_units) = self.problem.sites[self.site].partition_units else { return Vec::new() };
-        let site_processes = processes(self.problem, self.members);
+        let site_processes = group_by_process(self.problem, self.members);
         if site_processes.len() < 2 || self.effort.get() == 0 {
             return Vec::new();
         }

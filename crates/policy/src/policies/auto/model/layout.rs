@@ -40,11 +40,11 @@ pub struct SiteLayout {
 
 impl SiteLayout {
     /// Puts all tasks on the sites that the machine's own scheduler chose, without partitions.
-    pub fn from_default_sites(problem: &PlanningProblem, lived_on: &BTreeMap<TaskId, usize>) -> Self {
+    pub fn from_default_sites(problem: &PlanningProblem, observed_sites: &BTreeMap<TaskId, usize>) -> Self {
         let site_of = problem
             .tasks
             .iter()
-            .map(|problem_task| lived_on.get(&problem_task.task).copied().or(problem_task.last_site))
+            .map(|problem_task| observed_sites.get(&problem_task.task).copied().or(problem_task.last_site))
             .collect();
         SiteLayout::unpartitioned(problem, site_of, false)
     }
@@ -66,15 +66,15 @@ impl SiteLayout {
 
     /// Reads the layout of a plan. Tasks that the plan does not mention are on the sites on which they were observed.
     pub fn from_plan(plan: &Plan, problem: &PlanningProblem) -> Self {
-        let seats = CpuSites::from_sites(&problem.sites);
-        let held_on = |task: &TaskId| {
+        let cpu_sites = CpuSites::from_sites(&problem.sites);
+        let pinned_site_of = |task: &TaskId| {
             let cpus = plan.affinity.get(task)?;
-            seats.site_of_cpu(cpus.iter().next()?).filter(|&site| cpus.is_subset(&problem.sites[site].cpus))
+            cpu_sites.site_of_cpu(cpus.iter().next()?).filter(|&site| cpus.is_subset(&problem.sites[site].cpus))
         };
-        let place = problem.places();
+        let task_index = problem.places();
         let mut layout = SiteLayout::unpartitioned(problem, Vec::new(), false);
         let held_sites: Vec<Option<usize>> =
-            problem.tasks.iter().map(|problem_task| held_on(&problem_task.task)).collect();
+            problem.tasks.iter().map(|problem_task| pinned_site_of(&problem_task.task)).collect();
         layout.site_of = problem
             .tasks
             .iter()
@@ -86,7 +86,8 @@ impl SiteLayout {
             let Some(site) = problem.sites.iter().position(|site| schedule.cpus.is_subset(&site.cpus)) else {
                 continue;
             };
-            let members = |gang: &Gang| gang.members.iter().filter_map(|(task, _)| place.get(task).copied()).collect();
+            let members =
+                |gang: &Gang| gang.members.iter().filter_map(|(task, _)| task_index.get(task).copied()).collect();
             let gangs = schedule.gangs.iter().map(members).collect();
             layout.rotations[site] = Some(GangRotation { slice_ns: schedule.slice_ns, gangs });
         }
@@ -121,22 +122,22 @@ impl SiteLayout {
             }
         }
         let online: CpuSet = problem.sites.iter().flat_map(|site| site.cpus.iter()).collect();
-        let may = |problem_task: &ProblemTask| match (problem_task.movable, problem_task.last_site) {
+        let allowed_cpus = |problem_task: &ProblemTask| match (problem_task.movable, problem_task.last_site) {
             (true, _) => plan.affinity.get(&problem_task.task).unwrap_or(&online).intersection(&online),
             (false, Some(site)) => problem.sites[site].cpus.clone(),
             (false, None) => CpuSet::default(),
         };
-        plan.gangs.extend((0..problem.sites.len()).filter_map(|site| self.schedule(problem, site)));
+        plan.gangs.extend((0..problem.sites.len()).filter_map(|site| self.gang_schedule(problem, site)));
         drop_starving_schedules(
             &mut plan.gangs,
-            problem.tasks.iter().map(|problem_task| (problem_task.task, may(problem_task))),
+            problem.tasks.iter().map(|problem_task| (problem_task.task, allowed_cpus(problem_task))),
         );
         for site in 0..problem.sites.len() {
-            self.share(problem, site, previous_plan, migration, plan);
+            self.add_cache_shares(problem, site, previous_plan, migration, plan);
         }
     }
 
-    fn schedule(&self, problem: &PlanningProblem, site: usize) -> Option<GangSchedule> {
+    fn gang_schedule(&self, problem: &PlanningProblem, site: usize) -> Option<GangSchedule> {
         let rotation = self.rotations[site].as_ref()?;
         let cpus = &problem.sites[site].cpus;
         let gang = |members: &Vec<usize>| Gang {
@@ -151,7 +152,7 @@ impl SiteLayout {
         Some(GangSchedule { cpus: cpus.clone(), slice_ns: rotation.slice_ns, gangs })
     }
 
-    fn share(
+    fn add_cache_shares(
         &self,
         problem: &PlanningProblem,
         site: usize,
@@ -176,12 +177,12 @@ impl SiteLayout {
                 Units::Ways { mask } => mask.clone(),
             })
         };
-        let now: Vec<IndexSet> = shares.iter().map(|(id, ..)| held_group(*id)).collect();
+        let held_units: Vec<IndexSet> = shares.iter().map(|(id, ..)| held_group(*id)).collect();
         let sizes: Vec<u32> = shares.iter().map(|(.., units)| *units).collect();
         if sizes.iter().sum::<u32>() > partition_units.units() {
             return;
         }
-        for ((group, members, _), units) in shares.into_iter().zip(assign(&now, &sizes, &partition_units)) {
+        for ((group, members, _), units) in shares.into_iter().zip(assign(&held_units, &sizes, &partition_units)) {
             let units = match partition_units {
                 PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration },
                 PartitionUnits::Ways { .. } => Units::Ways { mask: units },
@@ -234,7 +235,7 @@ impl SiteLayout {
 }
 
 /// Groups tasks by process, for partitions by color.
-pub fn processes(problem: &PlanningProblem, members: &[usize]) -> Vec<(ProcessId, Vec<usize>)> {
+pub fn group_by_process(problem: &PlanningProblem, members: &[usize]) -> Vec<(ProcessId, Vec<usize>)> {
     let mut by_process: Vec<(ProcessId, Vec<usize>)> = Vec::new();
     for &index in members {
         let process = problem.tasks[index].process;

@@ -1,7 +1,7 @@
 //! Processes that began, changed and ended since the last refresh, as far as the kernel's events tell.
 //!
 //! Problem: on a host with a thousand short programs a second, reading each of them costs more than managing all others.
-//! Method: the events are noted as they come. A process that ends before a refresh has read it is only counted, for the
+//! Method: events are recorded as they arrive. A process that ends before a refresh has read it is only counted, for the
 //! nearest ancestor that was read. Property: after a loss of events the ledger is incomplete, until a listing of all
 //! processes completes it again.
 
@@ -32,7 +32,7 @@ pub(crate) struct BirthLedger {
 }
 
 impl BirthLedger {
-    /// Notes an event.
+    /// Records an event.
     pub(crate) fn record(&mut self, event: ProcessEvent) {
         match event {
             ProcessEvent::Birth { parent, pid } => {

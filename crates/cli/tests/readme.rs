@@ -57,6 +57,8 @@ fn missing<'a>(shown: &'a [String], output: &str) -> Option<&'a str> {
 }
 
 /// Does every command in the README print the output shown there?
+///
+/// Cost: 50 s of CPU, because `predict` and `plan` each run four recordings for 40 million cycles.
 #[test]
 fn the_readme_shows_what_the_commands_print() {
     let dir = workplace();

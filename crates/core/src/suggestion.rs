@@ -1,18 +1,20 @@
 //! Suggests the known name that the user of an unknown one probably meant.
 
-/// The candidate with the smallest edit distance to `name`, the first of equally close ones. `None` if more than a
-/// third of the letters differ in every candidate, and neither name is a prefix of the other.
+/// The candidate with the smallest edit distance to `name`, the first of equally close ones; a prefix counts as one edit,
+/// and the number of differing letters breaks ties. `None` if more than a third of the letters differ in
+/// every candidate, and neither name is a prefix of the other.
 pub fn nearest_name<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lowercase_name = name.to_lowercase();
-    let mut best: Option<(usize, &str)> = None;
+    let mut best: Option<((usize, usize), &str)> = None;
     for candidate in candidates {
         let lowercase_candidate = candidate.to_lowercase();
         let is_prefix = !lowercase_name.is_empty()
             && (lowercase_candidate.starts_with(&lowercase_name) || lowercase_name.starts_with(&lowercase_candidate));
-        let distance = if is_prefix { 1 } else { strsim::osa_distance(&lowercase_name, &lowercase_candidate) };
+        let edits = strsim::osa_distance(&lowercase_name, &lowercase_candidate);
+        let distance = if is_prefix { 1 } else { edits };
         let max_distance = lowercase_name.chars().count().max(lowercase_candidate.chars().count()).div_ceil(3);
-        if distance <= max_distance && best.is_none_or(|(least, _)| distance < least) {
-            best = Some((distance, candidate));
+        if distance <= max_distance && best.is_none_or(|(least, _)| (distance, edits) < least) {
+            best = Some(((distance, edits), candidate));
         }
     }
     best.map(|(_, candidate)| candidate)
@@ -34,5 +36,6 @@ mod tests {
         // A transposition of two letters counts once, and case does not count.
         assert_eq!(nearest_name("STAITC", ["static", "random"]), Some("static"));
         assert_eq!(nearest_name("kitten", ["sitting", "mitten"]), Some("mitten"));
+        assert_eq!(nearest_name("dioo", ["di", "dio"]), Some("dio"));
     }
 }

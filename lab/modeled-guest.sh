@@ -1,5 +1,5 @@
-# Sourced by the lab's scripts: what a guest on a modeled machine is made of, and how it is booted. Expects $binary
-# (cachemate), $cache and $out (folders). `make lab` and `cachemate lab run` use the same.
+# Sourced by the lab's scripts: builds the files of a guest on a modeled machine, and boots the guest. Expects $binary
+# (cachemate), $cache and $out (directories). Both `make lab` and `cachemate lab run` use it.
 . lab/packages.sh
 mkdir -p "$cache"
 cache=$(cd "$cache" && pwd)
@@ -7,13 +7,13 @@ tree=$cache/tree-11
 kernel_pinned=linux-image-6.18.15+deb13-cloud-amd64
 limit_seconds=${LAB_LIMIT_SECONDS:-1200} # a guest that hangs is ended
 
-# The kernel that the lab was written with, else the newest of its series.
+# The kernel with which the lab was developed or, if it is not available, the newest of its series.
 kernel_package() {
     in_root apt-cache pkgnames linux-image-6.18. | grep -E '^linux-image-[0-9.]+\+deb13-cloud-amd64$' | sort -V |
         awk -v pinned="$kernel_pinned" '{ last = $1 } $1 == pinned { found = $1 } END { print found ? found : last }'
 }
 
-# vmlinux FILE: the kernel out of its compressed image: it starts in half the time.
+# vmlinux FILE: extracts the kernel from its compressed image, because it then boots in half the time.
 vmlinux() {
     local magic unpack offset
     for magic in '\x28\xb5\x2f\xfd zstd' '\xfd7zXZ\x00 xz'; do
@@ -27,7 +27,8 @@ vmlinux() {
     return 1
 }
 
-# Packages, the kernel's image, the machine and the guest's programs; NOT RUN where something cannot be had.
+# Prepares packages, the kernel's image, the machine and the guest's programs; reports NOT RUN if one of them is not
+# available.
 prepare() {
     for tool in cc make zstd xz flock; do
         command -v "$tool" >/dev/null || not_run "$tool is missing on this host"
@@ -53,7 +54,7 @@ prepare() {
     done
 }
 
-# with_libraries FILE ROOT: a program and what it is linked with here, the same files.
+# with_libraries FILE ROOT: copies a program and the host's libraries to which it is linked.
 with_libraries() {
     local library
     cp "$1" "$2/bin/"
@@ -78,7 +79,7 @@ with_programs() {
     done <"$1"
 }
 
-# The guest's files in $out/initramfs; `pack` makes the archive of them.
+# Creates the guest's files in $out/initramfs; `pack` makes the archive.
 initramfs() {
     local root=$out/initramfs
     rm -rf "$root"
@@ -97,8 +98,8 @@ initramfs() {
 pack() { (cd "$out/initramfs" && find . | LC_ALL=C sort | bin/busybox cpio -o -H newc 2>/dev/null) >"$out/initramfs.cpio"; }
 
 progress() { :; } # of a guest, once per second
-# follow PID: waits for a guest's `timeout`. Seconds that its threads ran, and waited for a processor of this host, are in
-# $ran and $waited; $code is 124 where it was ended.
+# follow PID: waits for a guest's `timeout`. The seconds that its threads ran, and waited for a CPU of this host, are
+# in $ran and $waited; $code is 124 if the guest was killed at the limit.
 follow() {
     local guest
     ran=0 waited=0 code=0
@@ -113,11 +114,11 @@ follow() {
     wait "$1" || code=$?
     trap - EXIT
 }
-# starved: the guest was ended although it might have come to its end on an idle host. 137: it had to be killed.
+# starved: true if the guest was killed although it might have finished on an idle host. Code 137 means SIGKILL.
 starved() { { [ "$code" = 124 ] || [ "$code" = 137 ]; } && [ $((4 * waited)) -gt "$limit_seconds" ]; }
 
-# machine_command NAME MACHINE-CONFIG INITRAMFS: the emulator on a modeled machine, in $machine_command. `# cpu OPTIONS` in
-# the configuration is what the emulator is told of the processor besides, `# qemu OPTIONS` anything else.
+# machine_command NAME MACHINE-CONFIG INITRAMFS: the emulator's command for a modeled machine, in $machine_command. In
+# the configuration, `# cpu OPTIONS` adds options of the processor, and `# qemu OPTIONS` adds other options.
 machine_command() {
     local name=$1 config=$2 initramfs=$3 smp memory processor more=()
     smp=$(awk '$1 == "cpus" { cpus = $2 } $1 == "cpus_per_l3" { each = $2 }
@@ -137,7 +138,7 @@ initcall_blacklist=load_system_certificate_list,tracer_init_tracefs,event_trace_
     machine_command[-1]=${machine_command[-1]//$'\n'/ }
 }
 
-# boot NAME MACHINE-CONFIG INITRAMFS: one guest until it powers off; its console is in $out/NAME.log.
+# boot NAME MACHINE-CONFIG INITRAMFS: runs one guest until it powers off; its console output is in $out/NAME.log.
 boot() {
     local name=$1
     machine_command "$@"
@@ -180,8 +181,8 @@ phase_table() {
         }' "$@"
 }
 
-# report: prints the table and writes $out/result.json. A missed target is listed without failing the run; a figure that could
-# not be measured, or a host that was not restored, fails it.
+# report: prints the table and writes $out/result.json. A missed target does not fail the run, whereas a figure that
+# could not be measured, or a host that was not restored, does.
 report() {
     local failed missed
     printf '\nFigures of a modeled machine\n'

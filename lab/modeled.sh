@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# The lab with caches that cost time: an unmodified kernel and unmodified programs on a modeled machine (lab/machine), and
-# cachemate on it as on any host. docs/lab.md says what is shown and how.
-# Needs apt on a Debian host, a C compiler, zstd and xz. Where something cannot be had it says NOT RUN and ends with 0.
+# The lab with caches that cost time: an unmodified kernel and unmodified programs on a modeled machine (lab/machine),
+# and cachemate on it as on any host. docs/lab.md describes the scenarios and their results.
+# Needs apt on a Debian host, a C compiler, zstd and xz. If one of them is not available, it prints NOT RUN and exits
+# with 0.
 # Usage: lab/modeled.sh [BINARY]    (target/chaos/cachemate, which make lab builds; results go to target/lab)
 # LAB_FULL=1: all scenarios instead of the short ones. LAB_SCENARIOS: only these (`benches`: the benches of the machine).
 # LAB_CACHE: the directory of packages. LAB_LIMIT_SECONDS: limit of one guest. LAB_BUDGET_SECONDS: limit of all; guests that
 # do not fit are NOT RUN.
-# LAB_NICE: of the emulator. LAB_KERNEL: a series of kernels instead of 6.18 (7.3).
+# LAB_NICE: nice value of the emulator. LAB_KERNEL: series of the kernel instead of 6.18 (such as 7.3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 binary=${1:-target/chaos/cachemate}
@@ -14,7 +15,7 @@ cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
 out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
 full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths hotplug clock resctrl partitions disk"
-# By name only (LAB_SCENARIOS): they take long, or have not come to their end yet.
+# Run only if named in LAB_SCENARIOS, because they take long or have never run to completion.
 named="speed suspend nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real forecast"
 scenarios=${LAB_SCENARIOS:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
 budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 420)}
@@ -30,7 +31,8 @@ binary=$(realpath "$binary")
 prepare
 guest_seconds=$limit_seconds
 
-# scenario NAME MACHINE [CONFIG-OPTION...]: one guest on one machine. The scenario's name is the part before a dash.
+# scenario NAME MACHINE [CONFIG-OPTION...]: runs one guest on one machine. The scenario is the part of NAME before a
+# dash.
 scenario() {
     local name=$1 machine=$2 since config=$out/$1.machine
     shift 2
@@ -86,7 +88,7 @@ benches() {
     lab/machine/tests/run.sh "$binary" "$out/machine" >"$out/benches.log" 2>&1 && verdict=met
     printf 'machine.benches\tthe model against the simulator, miss for miss\t%s\t%s differ\t%s compared\tnone differs\n' "$verdict" \
         "$(grep -c '^FAIL' "$out/benches.log")" "$(grep -cE '^(ok|FAIL) ' "$out/benches.log")"
-    # Every figure of the caches against closed form.
+    # Every figure of the caches, compared with closed forms.
     awk -F '\t' -v OFS='\t' 'NF == 6 { print "model." $2, $3, $1, $5, $4, "within 2 %" }' "$out/machine/closed_form.out"
 }
 : >"$out/results.tsv"

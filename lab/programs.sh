@@ -13,7 +13,7 @@ job=$(realpath "$1")
 binary=$(realpath "$2")
 cd "$(dirname "$0")/.."
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$job}/.cache}/cachemate/lab}
-out=$job/guest # `machine` there is a folder
+out=$job/guest # `machine` there is a directory
 mkdir -p "$out"
 . lab/modeled-guest.sh
 # Runs each program alone, all together, and all under the policy; a second of guest time takes up to 70 seconds of

@@ -1,14 +1,15 @@
 # Scenarios of the modeled machine; sourced by init.
 
-# load KIND NAME CPU KIB MS [STEP_MS]: in the foreground, its line in NAME.out
+# load KIND NAME CPU KIB MS [STEP_MS]: runs a load in the foreground; its output is in NAME.out.
 load() { lab-program load "$@" >"$2.out"; }
-# busy KIND NAME CPU KIB: a program of that name in the background until it is ended; its pid in $pid
+# busy KIND NAME CPU KIB: starts a load of that name in the background, where it runs until killed; its pid is in
+# $pid.
 busy() {
     ln -sf /bin/lab-program "/lab/bin/$2"
     LAB_PROGRESS=/run/lab/progress "/lab/bin/$2" load "$@" 1000000 >/dev/null &
     pid=$!
 }
-# colored COLORS KIND NAME CPU KIB: the same in frames of these colors.
+# colored COLORS KIND NAME CPU KIB: starts a load as `busy` does, on frames of these colors.
 colored() {
     colors=$1
     shift
@@ -17,7 +18,7 @@ colored() {
     pid=
     until pid=$(pidof "$2") && [ -n "$pid" ]; do usleep 50000; done
 }
-# rates SECONDS PID...: work of each in a second, over a while
+# rates SECONDS PID...: work per second of each program over this time.
 rates() {
     seconds=$1
     shift
@@ -27,16 +28,16 @@ rates() {
     awk 'NR == FNR { at[$1] = $2; count[$1] = $3; next } { printf "%s%.0f", gap, ($3 - count[$1]) / ($2 - at[$1]); gap = " " }' \
         before.tsv after.tsv
 }
-# mean NUMBER...
+# mean NUMBER...: arithmetic mean of the numbers.
 mean() { echo "$@" | awk '{ for (i = 1; i <= NF; i++) sum += $i; printf "%.0f", sum / NF }'; }
-# manage LINES: the daemon with this configuration; its pid in $daemon
+# manage LINES: starts the daemon with this configuration; its pid is in $daemon.
 manage() {
     printf 'mode = "act"\n%s\n' "$1" >c.toml
     cachemate --quiet manage --config c.toml --state-dir state --socket /run/lab/s.sock >daemon.log 2>&1 &
     daemon=$!
 }
 status() { cachemate status --json --socket /run/lab/s.sock 2>/dev/null; }
-# number NAME: of what the daemon said last (status.json)
+# number NAME: that number in the daemon's last status (status.json).
 number() { sed -n "s/^ *\"$1\": \([0-9.]*\),*$/\1/p" status.json | head -n 1; }
 rules() { for name in "$@"; do printf '[[rules]]\ncommand = "%s"\n' "$name"; done; }
 end() {
@@ -67,7 +68,7 @@ scenario_speed() {
     done
 }
 
-# Latencies and partitions against closed form. Three instructions a load (load, count, branch) at 2 GHz.
+# Latencies and partitions compared with closed forms. A load takes three instructions (load, count, branch) at 2 GHz.
 scenario_settled() {
     for level in "l1 16 0" "l2 128 14" "l3 6144 50" "memory 12288 250"; do
         set -- $level
@@ -93,7 +94,7 @@ scenario_settled() {
     mkdir /mnt/rdt/v /mnt/rdt/s
     busy stream s 1 32768
     echo "$pid" >/mnt/rdt/s/tasks
-    # 2 MiB in so many of 16 ways of 512 KiB: at most 75 % of them, or at least 150 %.
+    # A program of 2 MiB in some of the 16 ways of 512 KiB each: at most 75 % of the ways, or at least 150 %.
     for split in "14 fffc 0003 26.5" "12 fff0 000f 26.5" "8 ff00 00ff 26.5" "6 fc00 03ff 26.5" "2 c000 3fff 126.5"; do
         set -- $split
         echo "L3:0=$2;1=ffff" >/mnt/rdt/v/schemata
@@ -110,9 +111,9 @@ scenario_settled() {
     near counter-misses "misses: perf and the machine" "$(field misses counters.out)" "$(field model_misses counters.out)" 2
 }
 
-# Of the guest: a survey that has not ended by then has failed.
+# Limit in guest seconds: a survey that takes longer has failed.
 gangs_within=30
-# Two that need the cache, two that only pass through it, two CPUs: who should run together?
+# Two programs that need the cache, two that stream through it, and two CPUs: which programs should run together?
 scenario_gangs() {
     busy chase victim-1 -1 3072; v1=$pid
     busy stream stream-1 -1 32768; s1=$pid
@@ -171,9 +172,9 @@ $(rules victim-1 victim-2 stream-1 stream-2)"
 }
 ganged() { status | awk '/"gangs": \[$/ { found = 1 } END { exit !found }'; }
 
-# Page colors: what they confine, and what that is worth beside a stream.
+# Page colors: whether they confine programs, and what they gain beside a stream.
 scenario_colors() {
-    # Colors are looked for in the frames that a process gets: half a GiB is enough for all of them.
+    # Colors are searched in the frames that a process gets; half a GiB contains frames of all colors.
     cachemate --quiet page-color discover --memory 256M -o map.json --timeout 30 >discover.out 2>&1
     code=$?
     sed 's/^/# /' discover.out
@@ -194,7 +195,7 @@ scenario_colors() {
     cachemate --quiet page-color run --colors 0-3 -- /bin/lab-program load chase colored 0 2048 2000 100 >colored.out 2>colored.err
     wait
     solo=$(field ns solo.out)
-    # Frames are sorted while it runs: the last steps count.
+    # Frames are sorted while the program runs, so only its last steps count.
     sorted=$(field steps colored.out | awk '{ for (i = NF - 4; i <= NF; i++) sum += $i; printf "%.1f", sum / 5 }')
     plain=$(field ns plain.out)
     holds plain "2 MiB of 8 in ordinary frames beside a stream, share of its speed alone" - \
@@ -206,7 +207,8 @@ scenario_colors() {
     sed 's/^/# /' colored.err s.err
 }
 
-# Ways by hand and by a static plan: do they hold, and does the product's word on occupancy agree with the machine's?
+# Way masks set manually and by a static plan: do they hold, and does cachemate's reported occupancy match the
+# machine's?
 scenario_ways() {
     mount -t resctrl resctrl /mnt/rdt
     busy chase victim-1 0 3072; v1=$pid
@@ -234,8 +236,8 @@ parameters = { steps = [{ shares = ["0-11", "12-15"] }] }
 }
 in_groups() { for one in "$@"; do [ "$(sed -n 's/^res://p' "/proc/$one/cpu_resctrl_groups")" != / ] || return 1; done; }
 
-# DIO on live counters over two L3s, its guard on: the mix that it gets wrong (two victims together, two streams together
-# are best). Is its mistake rolled back, and not repeated?
+# DIO on live counters over two L3s, with its guard enabled, on a mix that it places wrongly (the best placement has
+# both victims on one L3 and both streams on the other). Is its mistake rolled back and not repeated?
 scenario_placement() {
     busy chase victim-1 0 3072; v1=$pid
     busy chase victim-2 1 3072; v2=$pid

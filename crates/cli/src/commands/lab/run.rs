@@ -201,45 +201,46 @@ fn check_started(results: &[PhaseResult]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Parses the script's table: every program in every phase, in the order of the run.
+/// Parses the script's table. Returns every program in every phase, in the order of the run.
 fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<PhaseResult>> {
     let mut by_phase: BTreeMap<(usize, usize), PhaseResult> = BTreeMap::new();
     for (index, line) in text.lines().enumerate() {
-        let bad = || format!("results.tsv, line {}: found {line:?}, expected 14 fields of the lab's script", index + 1);
+        let problem =
+            || format!("results.tsv, line {}: found {line:?}, expected 14 fields of the lab's script", index + 1);
         let fields: Vec<&str> = line.split('\t').collect();
         let &[phase, number, _, seconds, ended, exit_code, last_line, ref counts @ ..] = &fields[..] else {
-            bail!(bad())
+            bail!(problem())
         };
-        let order = phases.iter().position(|known| *known == phase).with_context(bad)?;
-        let number: usize = number.parse().with_context(bad)?;
-        let exit_code: u8 = exit_code.parse().with_context(bad)?;
+        let order = phases.iter().position(|known| *known == phase).with_context(problem)?;
+        let number: usize = number.parse().with_context(problem)?;
+        let exit_code: u8 = exit_code.parse().with_context(problem)?;
         let has_ended = ended == "yes";
         let phase_result = PhaseResult {
             phase: phase.to_string(),
-            program: programs.get(number).with_context(bad)?.clone(),
-            seconds: Some(seconds.parse().with_context(bad)?),
+            program: programs.get(number).with_context(problem)?.clone(),
+            seconds: Some(seconds.parse().with_context(problem)?),
             ended: Some(has_ended),
             exit_code: Some(exit_code).filter(|_| has_ended),
             last_line: Some(last_line.to_string()).filter(|line| !line.is_empty()),
-            counts: read_counts(counts).with_context(bad)?,
+            counts: read_counts(counts).with_context(problem)?,
             slowdown: None,
         };
         by_phase.insert((order, number), phase_result);
     }
-    let mut all = Vec::new();
+    let mut phase_results = Vec::new();
     for (order, phase) in phases.iter().enumerate() {
         for (number, program) in programs.iter().enumerate() {
             let phase_result = by_phase.get(&(order, number)).cloned();
             let mut phase_result = phase_result.unwrap_or_else(|| missing_result(phase, program));
-            let alone = by_phase.get(&(0, number)).filter(|_| *phase != ALONE);
-            phase_result.slowdown = alone.and_then(|alone| slowdown(alone, &phase_result));
-            all.push(phase_result);
+            let alone_result = by_phase.get(&(0, number)).filter(|_| *phase != ALONE);
+            phase_result.slowdown = alone_result.and_then(|alone_result| slowdown(alone_result, &phase_result));
+            phase_results.push(phase_result);
         }
     }
-    Ok(all)
+    Ok(phase_results)
 }
 
-/// The table's counts of one process; a dash stands for an unknown count.
+/// Parses the counts of one process; a dash stands for an unknown count.
 fn read_counts(fields: &[&str]) -> Option<PhaseCounts> {
     let read = |field: &&str| if *field == "-" { Some(None) } else { field.parse().ok().map(Some) };
     let counts: Vec<Option<u64>> = fields.iter().map(read).collect::<Option<_>>()?;
@@ -272,9 +273,9 @@ fn missing_result(phase: &str, program: &str) -> PhaseResult {
     }
 }
 
-fn slowdown(alone: &PhaseResult, now: &PhaseResult) -> Option<f64> {
+fn slowdown(alone_result: &PhaseResult, now: &PhaseResult) -> Option<f64> {
     let rate = |phase_result: &PhaseResult| Some(phase_result.counts.user_instructions? as f64 / phase_result.seconds?);
-    let ratio = rate(alone)? / rate(now)?;
+    let ratio = rate(alone_result)? / rate(now)?;
     ratio.is_finite().then_some(ratio - 1.0)
 }
 

@@ -148,12 +148,12 @@ impl PlanSearch<'_> {
         let first = self.default(lived_on, current_layout.as_ref());
         let default = first.layout.clone();
         let mut candidates = vec![first];
+        let with_closed = |layout: SiteLayout| match &current_layout {
+            Some(current_layout) => problem.with_closed(layout, current_layout),
+            None => layout,
+        };
         let mut add = |label: &'static str, mechanism: Option<Mechanism>, layout: SiteLayout| {
-            let layout = match &current_layout {
-                Some(current_layout) => problem.with_closed(layout, current_layout),
-                None => layout,
-            };
-            add(&mut candidates, problem, memo, (label, mechanism), layout);
+            add(&mut candidates, problem, memo, (label, mechanism), with_closed(layout));
         };
         let mut homes = vec![("joint from the default", default.clone())];
         if let Some(current) = &current_layout {
@@ -209,18 +209,9 @@ impl PlanSearch<'_> {
             let keyed = |candidate: &CandidatePlan| self.judge.key(candidate.score);
             let undivided = candidates.iter().filter(|candidate| candidate.layout.is_undivided());
             let best = undivided.reduce(|a, b| if keyed(b) > keyed(a) { b } else { a }).unwrap_or(&candidates[0]);
-            let layout = self.place_by_traffic(best.layout.clone());
-            let layout = match &current_layout {
-                Some(current_layout) => problem.with_closed(layout, current_layout),
-                None => layout,
-            };
-            self::add(
-                &mut candidates,
-                problem,
-                memo,
-                ("placement by memory traffic", Some(Mechanism::Placement)),
-                layout,
-            );
+            let layout = with_closed(self.place_by_traffic(best.layout.clone()));
+            let label = ("placement by memory traffic", Some(Mechanism::Placement));
+            self::add(&mut candidates, problem, memo, label, layout);
         }
         candidates
     }

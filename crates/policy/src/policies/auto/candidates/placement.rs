@@ -133,21 +133,25 @@ impl PlanSearch<'_> {
     /// another task.
     fn neighbors_of(&self, layout: &SiteLayout, index: usize, room: &[usize]) -> Vec<SiteLayout> {
         let Some(site) = layout.site_of[index] else { return Vec::new() };
-        let with = |changes: &[(usize, usize)]| {
-            let mut neighbor = layout.clone();
-            changes.iter().for_each(|&(task, site)| neighbor.site_of[task] = Some(site));
-            neighbor
-        };
         let mut neighbors = Vec::new();
         for other_site in (0..room.len()).filter(|&other| other != site && !self.problem.is_closed(other)) {
             let residents = layout.known_tasks_on(self.problem, other_site);
-            if residents.len() < room[other_site] {
-                neighbors.push(with(&[(index, other_site)]));
+            for partner in self.partners_among(&residents, room[other_site]) {
+                let mut neighbor = layout.clone();
+                neighbor.site_of[index] = Some(other_site);
+                partner.into_iter().for_each(|partner| neighbor.site_of[partner] = Some(site));
+                neighbors.push(neighbor);
             }
-            let partners = residents.into_iter().filter(|&partner| self.problem.can_move(partner)).take(EXCHANGES);
-            neighbors.extend(partners.map(|partner| with(&[(index, other_site), (partner, site)])));
         }
         neighbors
+    }
+
+    /// Returns the tasks with which a task can exchange its site for one with these residents; `None` stands for a move
+    /// to a free CPU.
+    fn partners_among(&self, residents: &[usize], room: usize) -> Vec<Option<usize>> {
+        let free_cpu = (residents.len() < room).then_some(None);
+        let movable = residents.iter().copied().filter(|&resident| self.problem.can_move(resident)).take(EXCHANGES);
+        free_cpu.into_iter().chain(movable.map(Some)).collect()
     }
 
     /// Applies the first move or exchange of this task that is better. Returns whether there was one.
@@ -156,14 +160,7 @@ impl PlanSearch<'_> {
         let total = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus);
         let key_before = self.judge.key(total(&homes.scores));
         for site in (0..homes.scores.len()).filter(|&site| site != current_site) {
-            let mut partners: Vec<Option<usize>> = Vec::new();
-            if homes.residents[site].len() < room[site] {
-                partners.push(None);
-            }
-            let site_residents =
-                homes.residents[site].iter().copied().filter(|&resident| self.problem.can_move(resident));
-            partners.extend(site_residents.take(EXCHANGES).map(Some));
-            for partner in partners {
+            for partner in self.partners_among(&homes.residents[site], room[site]) {
                 let touched = self.clusters_of([Some(index), partner]);
                 homes.exchange(index, current_site, site, partner);
                 // A move also affects partners of a sharing cluster on other sites.

@@ -145,12 +145,13 @@ impl Births {
         let (count, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
         let (births, is_stopped) = (count.clone(), stop.clone());
         let thread = std::thread::spawn(move || {
-            let (start, mut programs) = (Instant::now(), 0);
+            let start = Instant::now();
             while !is_stopped.load(Ordering::Relaxed) {
-                let due = (start.elapsed().as_millis() as u64 * BIRTHS_PER_SECOND / 1_000).saturating_sub(programs);
+                let expected = start.elapsed().as_millis() as u64 * BIRTHS_PER_SECOND / 1_000;
+                let due = expected.saturating_sub(births.load(Ordering::Relaxed));
                 let children: Vec<Child> =
                     (0..due.min(100)).map(|_| Command::new("/bin/true").spawn().unwrap()).collect();
-                programs = births.fetch_add(children.len() as u64, Ordering::Relaxed) + children.len() as u64;
+                births.fetch_add(children.len() as u64, Ordering::Relaxed);
                 children.into_iter().for_each(|mut child| _ = child.wait());
                 std::thread::sleep(Duration::from_millis(10));
             }

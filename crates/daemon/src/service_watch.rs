@@ -73,9 +73,10 @@ impl ServiceWatch {
     ) {
         self.floors.observe(observation, &mut status.services);
         let (machine, profiles) = live.machine_and_profiles();
-        for service in &mut status.services {
-            let programs = machine.unread_programs();
-            service.unread_programs = programs.map(|programs| programs.get(&service.identity()).copied().unwrap_or(0));
+        if let Some(programs) = machine.unread_programs() {
+            for service in &mut status.services {
+                service.unread_programs = Some(programs.get(&service.identity()).copied().unwrap_or(0));
+            }
         }
         self.store.observe(machine.learn(profiles), machine.learned_profiles(), say);
         if let Some(unmatched) = self.rules.poll(&self.directory, say) {

@@ -148,13 +148,13 @@ pub trait Kernel {
     }
     /// Processor time of all threads of a process so far, including those that have ended if the host tells.
     fn run_time_ns(&self, pid: i32) -> io::Result<u64> {
-        sum_run_times(pid, self.threads(pid)?, |path| self.read(path))
+        sum_run_times(self, pid)
     }
     /// Subscribes to the events of processes.
     fn process_events(&self) -> io::Result<ProcessEvents> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Threads of a process, ascending.
+    /// Returns the threads of a process, in ascending order.
     fn threads(&self, pid: i32) -> io::Result<Vec<i32>> {
         Ok(numbers(self.list(&PathBuf::from(format!("/proc/{pid}/task")))?))
     }
@@ -203,11 +203,11 @@ fn read_stat(kernel: &(impl Kernel + ?Sized), path: &Path) -> io::Result<ThreadS
 }
 
 /// Sum of the processor times of a process's threads, by their `schedstat` files.
-fn sum_run_times(pid: i32, tids: Vec<i32>, read: impl Fn(&Path) -> io::Result<String>) -> io::Result<u64> {
+fn sum_run_times(kernel: &(impl Kernel + ?Sized), pid: i32) -> io::Result<u64> {
     let mut sum = 0u64;
-    for tid in tids {
+    for tid in kernel.threads(pid)? {
         let path = PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"));
-        let ran_ns = read(&path)?.split_ascii_whitespace().next().and_then(|word| word.parse::<u64>().ok());
+        let ran_ns = kernel.read(&path)?.split_ascii_whitespace().next().and_then(|word| word.parse::<u64>().ok());
         sum = sum.saturating_add(ran_ns.ok_or_else(|| invalid_file(&path, "not the form of a schedstat line"))?);
     }
     Ok(sum)
@@ -435,7 +435,7 @@ impl Kernel for LinuxHost {
     }
     fn run_time_ns(&self, pid: i32) -> io::Result<u64> {
         if self.root != Path::new("/") {
-            return sum_run_times(pid, self.threads(pid)?, |path| self.read(path));
+            return sum_run_times(self, pid);
         }
         // The clock of a process, as clock_getcpuclockid(3) forms it: one call instead of a file of each thread.
         let clock = (!pid << 3) | 2;

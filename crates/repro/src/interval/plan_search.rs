@@ -172,20 +172,16 @@ impl<'a> PlanTruth<'a> {
         let mut slots = Vec::new();
         for &(job, cpu) in &placed_jobs {
             let program = engine.add_program((*job.program).clone());
-            let allowed: CpuSet = [cpu].into_iter().collect();
-            let first_cpus = if self.are_jobs_running { self.cpus.iter().copied().collect() } else { allowed.clone() };
-            slots.push((engine.start(program, first_cpus), allowed));
+            let first_cpus =
+                if self.are_jobs_running { self.cpus.iter().copied().collect() } else { CpuSet::from_iter([cpu]) };
+            slots.push(engine.start(program, first_cpus));
         }
         if self.are_jobs_running {
             engine.run(TOUCHED_CYCLES);
+            for (&slot, &(_, cpu)) in slots.iter().zip(&placed_jobs) {
+                engine.allow(slot, CpuSet::from_iter([cpu]));
+            }
         }
-        let slots: Vec<u32> = slots
-            .into_iter()
-            .map(|(slot, allowed)| {
-                engine.allow(slot, allowed);
-                slot
-            })
-            .collect();
         let caches = spec.cpus() / cpus_each.max(1);
         for cache in 0..caches {
             let on_it: Vec<usize> =

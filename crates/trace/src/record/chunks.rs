@@ -118,7 +118,8 @@ impl ChunkDecoder {
         };
         if head.flags & FLAG_BURST != 0 {
             if self.bursts.len() == BURSTS_LIMIT {
-                return self.chunk_error("one burst more".into(), "at most 1048576 bursts in one recording");
+                return self
+                    .chunk_error("one burst more".into(), &format!("at most {BURSTS_LIMIT} bursts in one recording"));
             }
             self.bursts.push(self.records);
         }

@@ -71,7 +71,7 @@ impl TaskTable {
                 ThreadReadOutcome::Unknown => ended.retain(|thread| thread.tid != tid),
             }
         }
-        self.mark_exited(&ended);
+        self.mark_exited(ended);
         if tids.len() > MAX_READ_THREADS
             && let Some(process) = self.processes.get_mut(&pid)
         {
@@ -115,16 +115,14 @@ impl TaskTable {
                     missing_ns = missing_ns.saturating_sub(usage.ran_ns.unwrap_or(0).saturating_sub(earlier_ns));
                 }
                 ThreadReadOutcome::Unknown => {}
-                ThreadReadOutcome::Live { .. } | ThreadReadOutcome::Ended => {
-                    self.mark_exited(&BTreeSet::from([*thread]))
-                }
+                ThreadReadOutcome::Live { .. } | ThreadReadOutcome::Ended => self.mark_exited([*thread]),
             }
         }
     }
 
-    fn mark_exited(&mut self, ended: &BTreeSet<ThreadKey>) {
+    fn mark_exited(&mut self, ended: impl IntoIterator<Item = ThreadKey>) {
         for thread in ended {
-            self.by_thread.get_mut(thread).into_iter().for_each(|task| task.has_exited = true);
+            self.by_thread.get_mut(&thread).into_iter().for_each(|task| task.has_exited = true);
         }
     }
 

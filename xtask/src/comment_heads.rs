@@ -4,16 +4,17 @@
 //! exempt.
 
 use crate::rules::Complaint;
-use crate::source_tree::{SourceTree, scan};
+use crate::source_tree::{RustLine, SourceTree};
 
 const HEADS: &[&str] = &["What", "Who", "Whoever", "Whatever", "Of"];
 
 /// Complaints about doc comments that begin with one of [`HEADS`] and are not questions.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
+    let end = RustLine::default();
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
         let mut comment: Option<(usize, String)> = None;
-        for (index, line) in scan(&file.text).into_iter().chain([Default::default()]).enumerate() {
+        for (index, line) in file.rust_lines().iter().chain([&end]).enumerate() {
             let text = line.comment.as_deref().filter(|_| line.code.trim().is_empty());
             let text = text.and_then(|text| text.strip_prefix(['/', '!'])).map(|text| format!("{} ", text.trim()));
             match (&mut comment, text) {

@@ -5,7 +5,7 @@
 //! are exempt.
 
 use crate::rules::Complaint;
-use crate::source_tree::{SourceTree, scan};
+use crate::source_tree::SourceTree;
 
 /// Calls that open, read or write a path, or test its existence.
 const ACCESSES: &[&str] = &[
@@ -43,7 +43,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     assert!(ALLOWED.len() <= MAX_ALLOWED, "at most {MAX_ALLOWED} places open files themselves");
     let mut complaints = Vec::new();
     for file in tree.files.iter().filter(|file| file.has_ending("rs") && is_checked(&file.path)) {
-        for (index, line) in scan(&file.text).iter().enumerate() {
+        for (index, line) in file.rust_lines().iter().enumerate() {
             if line.code.trim() == "#[cfg(test)]" {
                 break;
             }

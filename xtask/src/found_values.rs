@@ -4,15 +4,15 @@
 //! expected.
 
 use crate::rules::Complaint;
-use crate::source_tree::{RustLine, SourceTree, has_word, scan};
+use crate::source_tree::{RustLine, SourceTree, has_word};
 
 /// Complaints about locals named `found` in functions that never mention `expected`.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
-        let lines = scan(&file.text);
+        let lines = file.rust_lines();
         for (index, _) in lines.iter().enumerate().filter(|(_, line)| binds_found(&line.code)) {
-            let function = function_around(&lines, index);
+            let function = function_around(lines, index);
             if !function.iter().any(|line| line.code.contains("expected") || line.strings.contains("expected")) {
                 let text = "`let found` without an `expected` in its function: name the value for its content";
                 complaints.push(Complaint::new(&file.path, index + 1, text.to_string()));

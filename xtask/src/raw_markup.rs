@@ -5,7 +5,7 @@
 //! for markup.
 
 use crate::rules::Complaint;
-use crate::source_tree::{SourceTree, scan};
+use crate::source_tree::SourceTree;
 
 const PLACES: [&str; 2] = ["crates/report/src/html_page.rs", "crates/report/src/figure/svg.rs"];
 
@@ -14,7 +14,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let checked = |path: &str| !path.starts_with("xtask/") && !PLACES.contains(&path);
     let mut complaints = Vec::new();
     for file in tree.files.iter().filter(|file| file.has_ending("rs") && checked(&file.path)) {
-        for (index, _) in scan(&file.text).iter().enumerate().filter(|(_, line)| line.code.contains("PreEscaped")) {
+        for (index, _) in file.rust_lines().iter().enumerate().filter(|(_, line)| line.code.contains("PreEscaped")) {
             let text = "found PreEscaped, expected text or a figure's Drawing".to_string();
             complaints.push(Complaint::new(&file.path, index + 1, text));
         }

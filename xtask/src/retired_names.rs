@@ -1,5 +1,7 @@
 //! Retired names with their successors, so that none returns by mistake.
 
+use crate::source_tree::contains;
+
 /// Parts of words that must not occur in any spelling.
 const SPELLINGS: &[(&str, &str)] =
     &[("colour", "color"), ("neighbour", "neighbor"), ("modelled", "modeled"), ("modelling", "modeling")];
@@ -68,10 +70,16 @@ const NAMES: &[(&str, &str)] = &[
 
 /// Checks a text that is code, a page or a configuration.
 pub fn check(shown: &str, text: &str, complaints: &mut Vec<String>) {
+    let lower_text = text.to_lowercase();
+    let names: Vec<_> = NAMES.iter().filter(|(retired, _)| contains(text, retired)).collect();
+    let spellings: Vec<_> = SPELLINGS.iter().filter(|(retired, _)| contains(&lower_text, retired)).collect();
+    if names.is_empty() && spellings.is_empty() {
+        return;
+    }
     for (index, line) in text.lines().enumerate() {
         let lower_line = line.to_lowercase();
-        let spelled = SPELLINGS.iter().filter(|(retired, _)| lower_line.contains(retired));
-        let retired_names = NAMES.iter().filter(|(retired, _)| has_name(line, retired));
+        let spelled = spellings.iter().copied().filter(|(retired, _)| lower_line.contains(retired));
+        let retired_names = names.iter().copied().filter(|(retired, _)| has_name(line, retired));
         for (retired, now) in spelled.chain(retired_names) {
             complaints.push(format!("{shown}:{}: '{retired}' is '{now}' now", index + 1));
         }

@@ -7,7 +7,7 @@
 
 use crate::retired_names::is_checked;
 use crate::rules::Complaint;
-use crate::source_tree::{SourceFile, SourceTree, has_word, scan, word_position};
+use crate::source_tree::{SourceFile, SourceTree, contains, has_word, word_position};
 
 /// Source file of the command's own table of retired spellings.
 const SPELLINGS_FILE: &str = "crates/core/src/retired_spellings.rs";
@@ -78,11 +78,21 @@ const WORDS: &[(&str, &[&str])] = &[
 /// Complaints about retired words in pages, help and messages.
 pub fn check_words(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
-    for (file, line, text) in tree.files.iter().flat_map(readable_lines) {
-        let lower_text = strip_code(&text).to_lowercase();
-        for (word, retired) in WORDS {
-            if let Some(old_word) = retired.iter().find(|old_word| has_word(&lower_text, old_word)) {
-                complaints.push(Complaint::new(file, line, format!("'{old_word}': write {word}")));
+    for file in &tree.files {
+        // Most files contain none of the words, so their lines need not be split.
+        let whole_text = file.text.to_lowercase();
+        let occurs = |old_word: &&&str| contains(&whole_text, old_word);
+        let occurring = WORDS.iter().map(|(word, retired)| (*word, retired.iter().filter(occurs).collect::<Vec<_>>()));
+        let occurring: Vec<_> = occurring.filter(|(_, retired)| !retired.is_empty()).collect();
+        if occurring.is_empty() {
+            continue;
+        }
+        for (file, line, text) in readable_lines(file) {
+            let lower_text = strip_code(&text).to_lowercase();
+            for (word, retired) in &occurring {
+                if let Some(old_word) = retired.iter().find(|old_word| has_word(&lower_text, old_word)) {
+                    complaints.push(Complaint::new(file, line, format!("'{old_word}': write {word}")));
+                }
             }
         }
     }
@@ -104,13 +114,19 @@ pub fn check_spellings(tree: &SourceTree) -> Vec<Complaint> {
     let table = tree.files.iter().find(|file| file.path == SPELLINGS_FILE).map(|file| file.text.as_str());
     let spellings = spellings(table.unwrap_or_default());
     let mut complaints = Vec::new();
-    for (file, line, text) in tree.files.iter().flat_map(readable_lines) {
-        if let Some(spelling) = spellings.iter().find(|spelling| spelling.is_in(file, &text)) {
-            complaints.push(Complaint::new(
-                file,
-                line,
-                format!("'{}' is now '{}'", spelling.old_spelling, spelling.new_spelling),
-            ));
+    for file in &tree.files {
+        let occurring: Vec<&Spelling> = spellings.iter().filter(|spelling| spelling.occurs_in(&file.text)).collect();
+        if occurring.is_empty() {
+            continue;
+        }
+        for (file, line, text) in readable_lines(file) {
+            if let Some(spelling) = occurring.iter().find(|spelling| spelling.is_in(file, &text)) {
+                complaints.push(Complaint::new(
+                    file,
+                    line,
+                    format!("'{}' is now '{}'", spelling.old_spelling, spelling.new_spelling),
+                ));
+            }
         }
     }
     complaints
@@ -126,6 +142,11 @@ struct Spelling {
 }
 
 impl Spelling {
+    /// Does a text contain the words of the spelling, wherever they stand?
+    fn occurs_in(&self, text: &str) -> bool {
+        self.bare_key.as_deref().unwrap_or(&self.old_spelling).split(' ').all(|word| contains(text, word))
+    }
+
     fn is_in(&self, file: &str, text: &str) -> bool {
         match self.scope.as_str() {
             "Command" => {
@@ -207,7 +228,7 @@ fn readable_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
 fn rust_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
     let mut is_test = crate::tidy::is_test_file(std::path::Path::new(&file.path));
     let mut lines = Vec::new();
-    for (index, line) in scan(&file.text).into_iter().enumerate() {
+    for (index, line) in file.rust_lines().iter().enumerate() {
         is_test |= word_position(&line.code, "cfg(test)").is_some();
         let comment = line.comment.as_deref().and_then(|comment| comment.strip_prefix(['/', '!']));
         lines.extend(comment.map(|comment| (file.path.as_str(), index + 1, comment.to_string())));

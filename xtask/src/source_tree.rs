@@ -3,6 +3,7 @@
 //! Rules for the whole project get their files from here, so that each file is read once. The scanner of Rust
 //! recognizes only strings, raw strings, characters and comments.
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -18,9 +19,20 @@ pub struct SourceFile {
     pub path: String,
     /// Content of the file.
     pub text: String,
+    rust_lines: OnceCell<Vec<RustLine>>,
 }
 
 impl SourceFile {
+    /// A file with this content.
+    pub fn new(path: String, text: String) -> Self {
+        SourceFile { path, text, rust_lines: OnceCell::new() }
+    }
+
+    /// The parts of its lines, if the file is Rust; scanned once for all rules.
+    pub fn rust_lines(&self) -> &[RustLine] {
+        self.rust_lines.get_or_init(|| scan(&self.text))
+    }
+
     /// Does the file name have this extension (`rs`)?
     pub fn has_ending(&self, ending: &str) -> bool {
         Path::new(&self.path).extension().is_some_and(|extension| extension == ending)
@@ -58,7 +70,7 @@ pub fn read(root: &Path) -> io::Result<SourceTree> {
             } else if path.is_file() && path.extension().is_some_and(|e| ENDINGS.iter().any(|known| e == *known)) {
                 // Files that are not UTF-8 are skipped, because they have no words.
                 let text = fs::read_to_string(&path).ok();
-                tree.files.extend(text.map(|text| SourceFile { path: shown.clone(), text }));
+                tree.files.extend(text.map(|text| SourceFile::new(shown.clone(), text)));
             }
             tree.paths.insert(shown);
         }
@@ -87,7 +99,7 @@ enum ScanState {
 }
 
 /// Splits Rust into the parts of its lines; strings may span several lines.
-pub fn scan(text: &str) -> Vec<RustLine> {
+fn scan(text: &str) -> Vec<RustLine> {
     let mut state = ScanState::Code;
     text.lines().map(|line| scan_line(line, &mut state)).collect()
 }
@@ -168,6 +180,11 @@ fn character_length(remaining: &str) -> Option<usize> {
 /// Does a whole word occur in a text, without adjacent letters, digits or underscores?
 pub fn has_word(text: &str, word: &str) -> bool {
     word_position(text, word).is_some()
+}
+
+/// Does a long text contain this part? Unlike that of `str`, the search is compiled with optimization.
+pub fn contains(text: &str, part: &str) -> bool {
+    memchr::memmem::find(text.as_bytes(), part.as_bytes()).is_some()
 }
 
 /// Position of the first occurrence as a whole word.

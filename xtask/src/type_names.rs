@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::rules::Complaint;
-use crate::source_tree::{RustLine, SourceTree, scan};
+use crate::source_tree::{RustLine, SourceTree};
 
 /// Names that every crate may declare, because they mean the same everywhere.
 const CONVENTIONAL: &[&str] = &["Error", "Options", "Config", "Parameters", "Iter", "Args"];
@@ -214,7 +214,7 @@ fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
         // Types in an `impl` or a trait belong to the trait, so they are skipped.
         let mut block: Option<usize> = None;
-        for (index, line) in scan(&file.text).iter().enumerate() {
+        for (index, line) in file.rust_lines().iter().enumerate() {
             let indent = line.code.len() - line.code.trim_start().len();
             if block.is_some_and(|open| indent == open && line.code.trim_start().starts_with('}')) {
                 block = None;

@@ -15,6 +15,7 @@ use cachemate_study::{ProfileTarget, USUAL_SCHEME, cache_summary, cost_table, pa
 use clap::{Args, ValueEnum};
 
 use crate::programs::{ProfiledInput, load_all};
+use crate::run_store::RunStoreArgs;
 use crate::session::Session;
 use crate::traces::recording_path;
 
@@ -39,12 +40,14 @@ pub enum TimingSource {
     Prior,
 }
 
-/// The options that select a model.
-#[derive(Args, Clone)]
-pub struct TimingArg {
+/// The options that select the timing of programs.
+#[derive(Args)]
+pub struct TimingArgs {
     /// Cycles and overlap of recordings, for --model interval; profile files have a prior only
     #[arg(long, value_enum, default_value_t, value_name = "SOURCE")]
-    pub timing: TimingSource,
+    timing: TimingSource,
+    #[command(flatten)]
+    runs: RunStoreArgs,
 }
 
 /// The model that computes a prediction.
@@ -85,7 +88,7 @@ impl Prediction {
         programs: &[String],
         machine: &str,
         model: &str,
-        timing: TimingSource,
+        timing: &TimingArgs,
     ) -> anyhow::Result<Self> {
         let machine = cachemate_spec::load_machine(machine)?;
         let scheme = if model == INTERVAL_MODEL { None } else { Some(schemes::find_scheme(model)?) };
@@ -220,8 +223,9 @@ fn run_timed(
     names: &[String],
     inputs: &[ProfiledInput],
     machine: &MachineSpec,
-    timing: TimingSource,
+    timing: &TimingArgs,
 ) -> anyhow::Result<Vec<Arc<TimedProgram>>> {
+    timing.runs.start();
     let first = |index: usize| names.iter().position(|other| *other == names[index]).unwrap_or(index);
     let stop = session.interrupt_flag();
     let context = ExperimentContext::for_seed(1, &stop);
@@ -230,13 +234,14 @@ fn run_timed(
     let programs = context.run_here(&firsts, |&index| {
         let file = &inputs[index].file;
         let timed = match recording_path(&names[index]) {
-            Ok(path) if timing == TimingSource::SoloRun => TimedProgram::from_recording(&path, file, machine),
+            Ok(path) if timing.timing == TimingSource::SoloRun => TimedProgram::from_recording(&path, file, machine),
             _ => TimedProgram::from_profile(file, machine),
         };
         bar.inc(1);
         Ok(Arc::new(timed?))
     })?;
     bar.finish_and_clear();
+    timing.runs.end(session);
     let position = |index: usize| firsts.iter().position(|&known| known == first(index)).unwrap_or(0);
     Ok((0..names.len()).map(|index| Arc::clone(&programs[position(index)])).collect())
 }

@@ -21,7 +21,7 @@ use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::goal_plan::{GoalPlan, RequestedGoal, goal_plan, parse_goal};
 use crate::interval_programs::jobs;
-use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArg};
+use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArgs};
 use crate::session::Session;
 
 /// Plan which programs share a cache on a machine, with reasons
@@ -42,7 +42,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
     #[command(flatten)]
-    timing: TimingArg,
+    timing: TimingArgs,
     /// Let a policy decide; auto considers placement, sharing, cache partitions and gangs
     #[arg(long, short, value_name = "POLICY", conflicts_with_all = ["model", "slowdowns"])]
     policy: Option<String>,
@@ -228,7 +228,7 @@ impl PlanArgs {
             return Err(UsageError("--model: found no program, expected at least one".to_string()).into());
         }
         let scheme = self.model.as_deref().unwrap_or(INTERVAL_MODEL);
-        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, scheme, self.timing.timing)?;
+        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, scheme, &self.timing)?;
         let names = prediction.names();
         let judge = match &measured_slowdowns {
             Some(measured) => measured.pair_costs(&names)?,

@@ -8,7 +8,7 @@ use cachemate_report::{
 use clap::Args;
 
 use crate::args::JsonArg;
-use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, TimingArg};
+use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, TimingArgs};
 use crate::session::Session;
 
 /// Predict how much programs slow each other down on a shared cache
@@ -25,7 +25,7 @@ pub struct Predict {
     #[arg(long, value_name = "MODEL", default_value = INTERVAL_MODEL)]
     model: String,
     #[command(flatten)]
-    timing: TimingArg,
+    timing: TimingArgs,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -33,7 +33,7 @@ pub struct Predict {
 impl Predict {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = &self.machine.machine;
-        let prediction = Prediction::new(session, &self.programs, machine, &self.model, self.timing.timing)?;
+        let prediction = Prediction::new(session, &self.programs, machine, &self.model, &self.timing)?;
         let timing = prediction.timing_bases();
         let result = PredictResult {
             machine: prediction.machine.name.clone(),

@@ -8,7 +8,7 @@ use clap::Args;
 
 use crate::args::OutputArgs;
 use crate::files::{refuse_existing, write_file};
-use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArg};
+use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArgs};
 use crate::session::Session;
 
 /// Write an HTML report: curves, classes, mutual slowdowns, and the plan with its reasons
@@ -25,7 +25,7 @@ pub struct ReportArgs {
     #[arg(long, value_name = "MODEL", default_value = INTERVAL_MODEL)]
     model: String,
     #[command(flatten)]
-    timing: TimingArg,
+    timing: TimingArgs,
     /// Title of the page
     #[arg(long, value_name = "TEXT", default_value = "Which programs should share a cache")]
     title: String,
@@ -37,7 +37,7 @@ impl ReportArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         refuse_existing(&self.output.output, self.output.force)?;
         let machine = &self.machine.machine;
-        let prediction = Prediction::new(session, &self.programs, machine, &self.model, self.timing.timing)?;
+        let prediction = Prediction::new(session, &self.programs, machine, &self.model, &self.timing)?;
         let names = prediction.names();
         let placement = place(&names, &prediction.costs, &prediction.costs, &prediction.machine.topology(), 0)?;
         let plan = plan_result(&placement, &prediction.machine.name, &self.model, prediction.costs.kind);

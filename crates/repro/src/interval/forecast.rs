@@ -20,7 +20,10 @@ use serde::{Deserialize, Serialize};
 use super::conflict_free;
 use super::nominal::{self, TimingPrior};
 use crate::ReproError;
+use crate::recordings;
+use crate::run_request::sources_of;
 use crate::setup::{WorkloadJob, failed};
+use crate::store::{self, RunName};
 
 /// The source of a program's timing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -71,8 +74,15 @@ impl TimedProgram {
     /// # Errors
     /// The job cannot run alone.
     pub fn measure(job: &WorkloadJob, machine: &MachineSpec, cycles: u64) -> Result<Self, ReproError> {
-        let mut program = nominal::measure(job, machine, cycles, 1.0)?;
-        conflict_free::correct_sizes(&mut program, job, machine)?;
+        let recordings: Vec<String> = job.recording.as_deref().map(recordings::digest).into_iter().collect();
+        let sources = sources_of(module_path!(), &recordings);
+        let label = format!("timing of {} on {}", job.name, machine.name);
+        let inputs = format!("{job:?} {machine:?} {cycles} {recordings:?}");
+        let program = store::remember(RunName { kind: "timing", label, sources, inputs }, || {
+            let mut program = nominal::measure(job, machine, cycles, 1.0)?;
+            conflict_free::correct_sizes(&mut program, job, machine)?;
+            Ok(program)
+        })?;
         Ok(TimedProgram { draws: vec![program], basis: TimingBasis::SoloRun })
     }
 
